@@ -1,0 +1,84 @@
+"""Everything cputrain raises on purpose.
+
+    CputrainError              what every one below is; ends a command with exit code 1
+    ├── UsageError        2    the user typed, set or wrote something that breaks a rule
+    │   ├── PlanError     2    a plan that cannot be read, or does not fit this machine
+    │   └── SourceError   2    a sysroot or capture that is not a machine
+    ├── LaunchError     125    the script could not be started, and it was our doing
+    │   ├── NotExecutable 126  it is there, but it cannot be run
+    │   └── NotFound    127    it is not there
+    └── InternalError   125    a bug of ours; the message begins with [internal]
+
+A message says four things: the parameter, the rule, what was found, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class CputrainError(Exception):
+    """The root of the tree; see the module's docstring."""
+
+    exit_code = 1
+
+    def __init__(self, parameter: str, rule: str, *, found: str = "", do: str = "") -> None:
+        self.parameter = parameter
+        self.rule = rule
+        self.found = found
+        self.do = do
+        message = f"{parameter} {rule}"
+        if found:
+            message += f"; found {found}"
+        message += "."
+        if do:
+            message += f" {do}"
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.parameter, self.rule, self.found, self.do)
+
+
+def _rebuild(
+    kind: type[CputrainError], parameter: str, rule: str, found: str, do: str
+) -> CputrainError:
+    return kind(parameter, rule, found=found, do=do)
+
+
+class UsageError(CputrainError):
+    """Something the user typed, set or wrote breaks a rule."""
+
+    exit_code = 2
+
+
+class PlanError(UsageError):
+    """A plan that cannot be read, or does not fit this machine."""
+
+
+class SourceError(UsageError):
+    """A sysroot or capture that is not a machine."""
+
+
+class LaunchError(CputrainError):
+    """The script could not be started, and it was our doing."""
+
+    exit_code = 125
+
+
+class NotExecutable(LaunchError):
+    """It is there, but it cannot be run."""
+
+    exit_code = 126
+
+
+class NotFound(LaunchError):
+    """It is not there."""
+
+    exit_code = 127
+
+
+class InternalError(CputrainError):
+    """A bug of ours."""
+
+    exit_code = 125
+
+    def __init__(self, parameter: str, rule: str, *, found: str = "", do: str = "") -> None:
+        super().__init__(f"[internal] {parameter.removeprefix('[internal] ')}", rule, found=found, do=do)

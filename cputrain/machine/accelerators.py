@@ -1,0 +1,247 @@
+"""What computes beside the CPU, as the kernel shows it: which devices, and which stand unusable.
+
+No driver is called and nothing is opened for use. Each device is read from where it shows first:
+
+    /sys/bus/pci/devices            every device of the machine, also those a container may not use
+    /sys/class/drm                  the same cards, for when only this part was copied
+    /proc/driver/nvidia/gpus        NVIDIA's own list: the model, and only what we were given
+    /sys/class/kfd                  AMD's compute nodes: the chip, and only what we were given
+    /dev                            the files through which CUDA, ROCm and XPU reach them
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cputrain.machine.cpulist import parse_list
+from cputrain.machine.device_drivers import (
+    Drivers,
+    amd_usable,
+    chip,
+    decimal,
+    intel_usable,
+    nvidia_usable,
+    pairs,
+    unbound,
+)
+from cputrain.machine.source import number, text
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cputrain.machine.source import Source
+
+PCI = "/sys/bus/pci/devices"
+DRM = "/sys/class/drm"
+WSL_LIBRARIES = "/usr/lib/wsl/lib"
+
+PROCESSING = 0x1200
+CLASSES = {0x0300, 0x0302, 0x0380, PROCESSING}
+"""PCI classes: VGA controller, 3D controller, other display, processing accelerator."""
+
+SCREENS_ONLY = {
+    *(0x1234, 0x1B36, 0x1AF4, 0x15AD, 0x80EE, 0x1414, 0x5853, 0x1AB8, 0x1D0F, 0x1013),
+    *(0x1A03, 0x102B, 0x19E5, 0x126F, 0x18CA),
+}
+"""Vendors whose display adapters draw a console and compute nothing: those of hypervisors (QEMU,
+QXL, virtio, VMware, VirtualBox, Hyper-V, Xen, Parallels, EC2, Cirrus) and of servers' management
+controllers (ASPEED, Matrox, Huawei, Silicon Motion, XGI)."""
+
+
+class Vendor(StrEnum):
+    """Who made the device, by its PCI vendor number."""
+
+    NVIDIA = "nvidia"
+    """0x10de: an H200 on a server."""
+
+    AMD = "amd"
+    """0x1002: a Radeon card, an Instinct, or the graphics inside a Ryzen."""
+
+    INTEL = "intel"
+    """0x8086: the graphics inside a Core, an Arc card, or the NPU beside them."""
+
+    OTHER = "other"
+    """Any other: 0x1da3 is a Gaudi."""
+
+
+VENDORS = {0x10DE: Vendor.NVIDIA, 0x1002: Vendor.AMD, 0x8086: Vendor.INTEL}
+
+
+class Accelerator(Record):
+    """One device beside the CPU."""
+
+    vendor: Vendor
+    """Who made it."""
+
+    name: str | None = None
+    """What its driver calls it: "NVIDIA H200", "navi31 (gfx1100)"; None where none says."""
+
+    pci_address: str | None = None
+    """Where it sits on the PCI bus: "0000:19:00.0"."""
+
+    device_id: str | None = None
+    """Its PCI device number: "0x2335"."""
+
+    driver: str | None = None
+    """The kernel driver bound to it: "nvidia", "amdgpu", "xe"."""
+
+    numa_node: int | None = None
+    """The NUMA node it hangs on; None where the firmware does not say."""
+
+    near_cpus: tuple[int, ...] | None = None
+    """The logical CPUs nearest to it."""
+
+    memory_bytes: int | None = None
+    """Its own memory, where a file tells: with amdgpu only."""
+
+    integrated: bool | None = None
+    """Whether it shares the CPU's memory; None where nothing tells."""
+
+    usable: str
+    """What is there to use it with, or what is missing, as a sentence."""
+
+
+def read_accelerators(source: Source) -> tuple[Accelerator, ...]:
+    """Every device beside the CPU, in the order of PCI addresses; console adapters are left out."""
+    drivers = Drivers(source)
+    folders = dict(_pci_folders(source))
+    # A partitioned Instinct has a compute node for each partition, at functions the bus lacks.
+    hidden = {at for at in drivers.kfd if at not in folders and f"{at[:-1]}0" not in folders}
+    hidden |= drivers.nvidia.keys() - folders.keys()
+    found = [
+        _on_pci(source, at, folders[at], drivers) if at in folders else _off_pci(at, drivers)
+        for at in sorted(folders.keys() | hidden)
+    ]
+    if not any(device.vendor is Vendor.NVIDIA for device in found):
+        found.extend(_nvidia_by_files(source, drivers))
+    return tuple(found)
+
+
+def _hexadecimal(found: str | None) -> int | None:
+    try:
+        return int(found or "", 16)
+    except ValueError:
+        return None
+
+
+def _pci_folders(source: Source) -> Iterator[tuple[str, str]]:
+    """The address and the folder of each accelerator that the bus or the display system shows."""
+    seen = set(source.names(PCI))
+    for address in sorted(seen):
+        if _computes(source, f"{PCI}/{address}"):
+            yield address.lower(), f"{PCI}/{address}"
+    for card in source.names(DRM):
+        if not (card.startswith("card") and card[4:].isdigit()):
+            continue  # card0-HDMI-A-1 is a socket of card0, renderD128 the same card again
+        folder = f"{DRM}/{card}/device"
+        slot = pairs(text(source, f"{folder}/uevent"), "=").get("PCI_SLOT_NAME")
+        address = slot or (source.link(folder) or "").rpartition("/")[2]
+        if address.count(":") == 2 and address not in seen and _computes(source, folder):
+            yield address.lower(), folder
+
+
+def _computes(source: Source, folder: str) -> bool:
+    """Whether a PCI device is an accelerator, and not a console adapter."""
+    kind = _hexadecimal(text(source, f"{folder}/class", 64))
+    if kind is None or kind >> 8 not in CLASSES:
+        return False
+    vendor = _hexadecimal(text(source, f"{folder}/vendor", 64))
+    return vendor is not None and (kind >> 8 == PROCESSING or vendor not in SCREENS_ONLY)
+
+
+def _on_pci(source: Source, address: str, folder: str, drivers: Drivers) -> Accelerator:
+    number_of_vendor = _hexadecimal(text(source, f"{folder}/vendor", 64))
+    vendor = VENDORS.get(number_of_vendor or 0, Vendor.OTHER)
+    driver = (source.link(f"{folder}/driver") or "").rpartition("/")[2]
+    driver = driver or pairs(text(source, f"{folder}/uevent"), "=").get("DRIVER", "")
+    kind = (_hexadecimal(text(source, f"{folder}/class", 64)) or 0) >> 8
+    node = number(source, f"{folder}/numa_node")
+    render = [name for name in source.names(f"{folder}/drm") if name.startswith("renderD")]
+    name, memory, integrated = None, None, None
+    if vendor is Vendor.NVIDIA:
+        name = drivers.nvidia.get(address, {}).get("Model")
+        usable = unbound(driver) or nvidia_usable(driver, address, drivers)
+    elif vendor is Vendor.AMD:
+        name = text(source, f"{folder}/product_name", 256) or chip(drivers.kfd.get(address))
+        memory = number(source, f"{folder}/mem_info_vram_total")
+        integrated = _amd_integrated(source, folder, drivers.kfd.get(address))
+        usable = unbound(driver) or amd_usable(driver, address, render, drivers)
+    elif vendor is Vendor.INTEL and kind != PROCESSING:
+        integrated = True if address == "0000:00:02.0" else None
+        usable = unbound(driver) or intel_usable(driver, render, drivers)
+    else:
+        name = "NPU" if vendor is Vendor.INTEL else None
+        usable = unbound(driver) or f"the {driver} driver is loaded: what it serves is not known"
+    return Accelerator(
+        vendor=vendor,
+        name=name or None,
+        pci_address=address,
+        device_id=text(source, f"{folder}/device", 64) or None,
+        driver=driver or None,
+        numa_node=node if node is not None and node >= 0 else None,
+        near_cpus=_cpus(text(source, f"{folder}/local_cpulist", 1 << 14)),
+        memory_bytes=memory if memory and memory > 0 else None,
+        integrated=integrated,
+        usable=usable,
+    )
+
+
+def _cpus(found: str | None) -> tuple[int, ...] | None:
+    # No machine has a million CPUs, and a range up to a damaged number would fill the memory.
+    if not found or any(len(part) > 6 for part in found.replace("-", ",").split(",")):
+        return None
+    try:
+        return parse_list(found) or None
+    except ValueError:
+        return None
+
+
+def _off_pci(address: str, drivers: Drivers) -> Accelerator:
+    """A device that its driver lists and the bus does not show, as in some containers."""
+    if address in drivers.nvidia:
+        return Accelerator(
+            vendor=Vendor.NVIDIA,
+            name=drivers.nvidia[address].get("Model") or None,
+            pci_address=address,
+            driver="nvidia",
+            usable=nvidia_usable("nvidia", address, drivers),
+        )
+    node = drivers.kfd[address]
+    minor = decimal(node.get("drm_render_minor"))
+    return Accelerator(
+        vendor=Vendor.AMD,
+        name=chip(node),
+        pci_address=address,
+        device_id=f"{decimal(node.get('device_id')):#06x}" if "device_id" in node else None,
+        driver="amdgpu",
+        integrated=True if decimal(node.get("cpu_cores_count")) else None,
+        usable=amd_usable("amdgpu", address, [f"renderD{minor}"] if minor else [], drivers),
+    )
+
+
+def _nvidia_by_files(source: Source, drivers: Drivers) -> Iterator[Accelerator]:
+    """NVIDIA's devices of which nothing but a file in /dev shows: sandboxes, and WSL."""
+    for name in sorted(drivers.files, key=lambda name: (len(name), name)):
+        if name.startswith("nvidia") and name[6:].isdigit():
+            usable = f"only /dev/{name} is seen of it"
+            if "nvidiactl" not in drivers.files:
+                usable += ", and /dev/nvidiactl is absent: CUDA needs it"
+            yield Accelerator(vendor=Vendor.NVIDIA, driver="nvidia", usable=usable)
+    if "dxg" in drivers.files and "libcuda.so.1" in source.names(WSL_LIBRARIES):
+        usable = f"Windows lends it through /dev/dxg: CUDA uses {WSL_LIBRARIES}/libcuda.so.1"
+        yield Accelerator(vendor=Vendor.NVIDIA, driver="dxgkrnl", usable=usable)
+
+
+def _amd_integrated(source: Source, folder: str, node: dict[str, str] | None) -> bool | None:
+    """Whether an AMD device shares the CPU's memory, by its compute node or its memory."""
+    if node and decimal(node.get("cpu_cores_count")):
+        return True
+    if text(source, f"{folder}/mem_info_vram_vendor", 64) not in (None, "", "unknown"):
+        return False  # someone made memory chips for it
+    total = number(source, f"{folder}/mem_info_vram_total")
+    visible = number(source, f"{folder}/mem_info_vis_vram_total")
+    # Cards show 256 MiB of their memory, or all of it when they are large; a carved-out part of
+    # the main memory is small and wholly visible.
+    return True if total and total == visible and total < 4 << 30 else None

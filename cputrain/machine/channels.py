@@ -1,0 +1,142 @@
+"""How many memory channels there are, how many are in use, and with what.
+
+Asked in this order: SMBIOS (names of the slots; root only), EDAC (the kernel's drivers for memory
+with error correction; anyone), and the processor's model, which tells only how many are possible.
+What none of them tells is None, with the reason: a wrong number here would buy somebody the wrong
+memory.
+
+A channel is 64 bits wide throughout. LPDDR, whose channels are narrower, is counted by its bits.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cputrain.machine.channel_findings import Module, checked, from_edac, from_smbios
+from cputrain.machine.channel_maxima import channels_per_socket
+from cputrain.machine.memory_warnings import memory_warnings
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine.source import Source
+
+__all__ = ["ChannelSource", "Channels", "Module", "read_channels"]
+
+
+class ChannelSource(StrEnum):
+    """Where the number of populated channels is known from."""
+
+    SMBIOS = "smbios"
+    """The firmware's table: "DIMM_A1" and "DIMM_B1" hold a module, so two channels are in use."""
+
+    EDAC = "edac"
+    """The kernel's memory controller drivers: mc0 lists channels 0 and 1."""
+
+    CPU_FAMILY = "cpu family"
+    """Only what is possible is known: an Epyc 7542 has eight channels."""
+
+    NONE = "none"
+    """Neither is known: a virtual machine, or a processor without a known maximum."""
+
+
+class Channels(Record):
+    """The memory channels of all sockets together."""
+
+    populated: int | None = None
+    possible: int | None = None
+    speed_mt_per_s: int | None = None
+    """The slowest module's speed, at which all of them run."""
+
+    ranks: int | None = None
+    """The smallest number of ranks that a populated channel has."""
+
+    modules: tuple[Module, ...] = ()
+    slots: int | None = None
+    source: ChannelSource = ChannelSource.NONE
+    how: str = ""
+    """A sentence: how the number of populated channels was told. Empty when it is not known."""
+
+    why_unknown: str | None = None
+    """A sentence, whenever `populated` or `possible` is None."""
+
+    warnings: tuple[str, ...] = ()
+    """What costs speed: the finding, what it is known to cost, and what to do about it."""
+
+
+def read_channels(
+    source: Source,
+    *,
+    vendor: str | None,
+    family: int | None,
+    model: int | None,
+    model_name: str | None,
+    sockets: int,
+    virtual: bool,
+) -> Channels:
+    """The memory channels of this machine."""
+    if virtual:
+        return Channels(
+            why_unknown="This is a virtual machine: its firmware invents memory modules, and which "
+            "part of the host's channels it gets is not visible from inside."
+        )
+    per_socket = channels_per_socket(vendor or "", family, model, model_name or "")
+    possible = None if per_socket is None else per_socket * max(sockets, 1)
+    firmware = from_smbios(source, per_socket, possible)
+    origin, found = ChannelSource.SMBIOS, firmware
+    if firmware.populated is None:
+        kernel = checked(from_edac(source), possible)
+        if kernel.populated is not None:
+            origin = ChannelSource.EDAC
+            found = kernel.replace(slots=firmware.slots, free_slots=firmware.free_slots)
+        else:
+            origin = ChannelSource.NONE if possible is None else ChannelSource.CPU_FAMILY
+            found = firmware.replace(why=f"{firmware.why}; {kernel.why}")
+    why = []
+    if found.populated is None:
+        why.append(f"How many channels are in use is not known: {found.why}.")
+    if possible is None:
+        why.append(f"How many channels {model_name or 'this processor'} has is not known.")
+    # EDAC knows no speeds: the firmware's modules do
+    speeds = [m.speed_mt_per_s for m in firmware.modules or found.modules if m.speed_mt_per_s]
+    ranks = _fewest_ranks(found.modules)
+    return Channels(
+        populated=found.populated,
+        possible=possible,
+        speed_mt_per_s=min(speeds, default=None),
+        ranks=ranks,
+        modules=found.modules,
+        slots=found.slots,
+        source=origin,
+        how=found.how if found.populated is not None else "",
+        why_unknown=" ".join(why) or None,
+        warnings=memory_warnings(
+            firmware.modules or found.modules,
+            sizes=_sizes(found.modules),
+            populated=found.populated,
+            at_most=found.at_most,
+            possible=possible,
+            ranks=ranks,
+            sockets=max(sockets, 1),
+            free_slots=found.free_slots,
+        ),
+    )
+
+
+def _sizes(modules: tuple[Module, ...]) -> tuple[int, ...]:
+    """The memory of each populated channel, as far as all of it is known."""
+    sizes: dict[str, int] = {}
+    for module in modules:
+        if module.channel is None or module.size_bytes is None:
+            return ()
+        sizes[module.channel] = sizes.get(module.channel, 0) + module.size_bytes
+    return tuple(sizes.values())
+
+
+def _fewest_ranks(modules: tuple[Module, ...]) -> int | None:
+    ranks: dict[str, int] = {}
+    for module in modules:
+        if module.channel is None or module.ranks is None:
+            return None
+        ranks[module.channel] = ranks.get(module.channel, 0) + module.ranks
+    return min(ranks.values(), default=None)

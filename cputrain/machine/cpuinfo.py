@@ -1,0 +1,165 @@
+"""Who made the CPU, what it is called and which instructions it has, from /proc/cpuinfo."""
+
+from __future__ import annotations
+
+from cputrain.machine.source import text
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine.source import Source
+
+ISA = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_ne_convert"),
+    *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "avx10"),
+    *("neon", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16", "svei8mm"),
+    *("sme", "sme2", "altivec", "vsx", "mma", "vx", "vxe", "vxe2", "nnpa", "rvv", "lsx", "lasx"),
+)
+"""Instruction sets that matter for training, by the kernel's names, oldest first in each family."""
+
+ARM_VENDORS = {
+    0x41: "ARM",
+    0x43: "Cavium",
+    0x46: "Fujitsu",
+    0x48: "HiSilicon",
+    0x4E: "NVIDIA",
+    0x50: "APM",
+    0x51: "Qualcomm",
+    0x61: "Apple",
+    0x6D: "Microsoft",
+    0x70: "Phytium",
+    0xC0: "Ampere",
+}
+
+ARM_PARTS = {
+    (0x41, 0xC09): "Cortex-A9",
+    (0x41, 0xD03): "Cortex-A53",
+    (0x41, 0xD05): "Cortex-A55",
+    (0x41, 0xD07): "Cortex-A57",
+    (0x41, 0xD08): "Cortex-A72",
+    (0x41, 0xD0B): "Cortex-A76",
+    (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD40): "Neoverse-V1",
+    (0x41, 0xD41): "Cortex-A78",
+    (0x41, 0xD44): "Cortex-X1",
+    (0x41, 0xD46): "Cortex-A510",
+    (0x41, 0xD47): "Cortex-A710",
+    (0x41, 0xD48): "Cortex-X2",
+    (0x41, 0xD49): "Neoverse-N2",
+    (0x41, 0xD4D): "Cortex-A715",
+    (0x41, 0xD4E): "Cortex-X3",
+    (0x41, 0xD4F): "Neoverse-V2",
+    (0x41, 0xD80): "Cortex-A520",
+    (0x41, 0xD81): "Cortex-A720",
+    (0x41, 0xD82): "Cortex-X4",
+    (0x41, 0xD84): "Neoverse-V3",
+    (0x41, 0xD8E): "Neoverse-N3",
+    (0x43, 0x0AF): "ThunderX2",
+    (0x46, 0x001): "A64FX",
+    (0x48, 0xD01): "Kunpeng-920",
+    (0xC0, 0xAC3): "Ampere-1",
+    (0xC0, 0xAC4): "Ampere-1a",
+}
+
+
+class Identity(Record):
+    """What the CPU says of itself."""
+
+    vendor: str | None
+    """"AuthenticAMD", "GenuineIntel", "ARM", "IBM", …; None where it is not told."""
+
+    model_name: str | None
+    """The name it is sold under; on Arm the names of all its kinds of core."""
+
+    family: int | None
+    """x86 family."""
+
+    model: int | None
+    """x86 model."""
+
+    isa: tuple[str, ...]
+    """The entries of `ISA` that it has."""
+
+    virtual: bool
+    """Whether a hypervisor shows itself, so that sockets, caches and modules may be invented."""
+
+
+def read_identity(source: Source, *, whole: bool = True) -> Identity:
+    """Identity from /proc/cpuinfo.
+
+    With `whole` off only its beginning is read, since the kernel asks each CPU for its frequency
+    while it writes the file; the kinds of core of an Arm machine are then not all named.
+    """
+    found = text(source, "/proc/cpuinfo", 1 << 24 if whole else 1 << 13) or ""
+    blocks = parse_blocks(found)
+    first: dict[str, str] = {}
+    for block in blocks:
+        for key, value in block.items():
+            first.setdefault(key, value)
+    words = set()
+    for key in ("flags", "features"):
+        words.update(first.get(key, "").lower().split())
+    words.update(_words_of_power(first.get("cpu", "")))
+    if "v" in first.get("isa", "").lower().partition("_")[0].removeprefix("rv64"):
+        words.add("rvv")
+    return Identity(
+        vendor=_vendor(first),
+        model_name=_model_name(first, blocks),
+        family=_whole(first.get("cpu family")),
+        model=_whole(first.get("model")),
+        isa=tuple(name for name in ISA if name in words),
+        virtual="hypervisor" in words
+        or text(source, "/sys/hypervisor/type") is not None
+        or "emulated" in first.get("platform", "") + first.get("model", ""),
+    )
+
+
+def parse_blocks(found: str) -> list[dict[str, str]]:
+    """The paragraphs of /proc/cpuinfo as dictionaries with keys in lower case."""
+    blocks: list[dict[str, str]] = [{}]
+    for line in found.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            blocks[-1].setdefault(key.strip().lower(), value.strip())
+        elif not line.strip() and blocks[-1]:
+            blocks.append({})
+    return [block for block in blocks if block]
+
+
+def _vendor(first: dict[str, str]) -> str | None:
+    implementer = _whole(first.get("cpu implementer"))
+    if implementer is not None:
+        return ARM_VENDORS.get(implementer, f"implementer {implementer:#x}")
+    if first.get("cpu", "").upper().startswith(("POWER", "PPC")):
+        return "IBM"
+    return first.get("vendor_id") or first.get("vendor") or first.get("mvendorid")
+
+
+def _model_name(first: dict[str, str], blocks: list[dict[str, str]]) -> str | None:
+    cores = dict.fromkeys(
+        ARM_PARTS.get((implementer, part), f"{ARM_VENDORS.get(implementer, 'Arm')} part {part:#x}")
+        for block in blocks
+        if (implementer := _whole(block.get("cpu implementer"))) is not None
+        and (part := _whole(block.get("cpu part"))) is not None
+    )
+    told = first.get("model name") or " + ".join(cores) or first.get("cpu") or first.get("uarch")
+    return " ".join((told or first.get("processor model") or "").split()) or None
+
+
+def _words_of_power(cpu: str) -> set[str]:
+    """POWER lists no flags: AltiVec is in words, the vector units follow from the generation."""
+    if not cpu.upper().startswith("POWER"):
+        return {"altivec"} if "altivec" in cpu.lower() else set()
+    digits = "".join(char for char in cpu[5:7] if char.isdigit())
+    generation = int(digits) if digits else 0
+    words = {"altivec"} if generation >= 6 else set()
+    words |= {"vsx"} if generation >= 7 else set()
+    return words | ({"mma"} if generation >= 10 else set())
+
+
+def _whole(found: str | None) -> int | None:
+    try:
+        return int(found, 0) if found else None
+    except ValueError:
+        return None

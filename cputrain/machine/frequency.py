@@ -1,0 +1,54 @@
+"""Clock frequencies and the governor that moves them."""
+
+from __future__ import annotations
+
+from cputrain.machine.cpuinfo import parse_blocks
+from cputrain.machine.source import number, text
+from cputrain.machine.topology import CPU_FOLDER, Cpus
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine.source import Source
+
+
+class Frequency(Record):
+    """Frequencies in hertz; None where the kernel or a hypervisor keeps them to itself."""
+
+    current_hz: int | None
+    """The mean over all CPUs at the time of asking."""
+
+    max_hz: int | None
+    """The highest any core may reach."""
+
+    governor: str | None
+    """What steers it: "performance", "powersave", "schedutil", …"""
+
+
+def read_frequency(source: Source, online: Cpus) -> Frequency:
+    """Frequencies from cpufreq, the current one else from /proc/cpuinfo."""
+    folders = [f"{CPU_FOLDER}/cpu{cpu}/cpufreq" for cpu in online]
+    current = [
+        value * 1000
+        for folder in folders
+        if (value := number(source, f"{folder}/scaling_cur_freq")) is not None
+    ]
+    if not current:
+        blocks = parse_blocks(text(source, "/proc/cpuinfo", 1 << 24) or "")
+        megahertz = (block.get("cpu mhz", "") for block in blocks)
+        current = [
+            int(float(value) * 1e6) for value in megahertz if value.replace(".", "", 1).isdigit()
+        ]
+    highest = [
+        value * 1000
+        for folder in folders
+        if (value := number(source, f"{folder}/cpuinfo_max_freq")) is not None
+    ]
+    governors = dict.fromkeys(
+        value for folder in folders if (value := text(source, f"{folder}/scaling_governor"))
+    )
+    return Frequency(
+        current_hz=sum(current) // len(current) if current else None,
+        max_hz=max(highest, default=None),
+        governor=" and ".join(governors) or None,
+    )

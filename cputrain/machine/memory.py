@@ -1,0 +1,51 @@
+"""Main memory: how much, how it is paged, and through how many channels it is reached."""
+
+from __future__ import annotations
+
+from cputrain.machine.numa import meminfo
+from cputrain.machine.source import text
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine.channels import Channels
+    from cputrain.machine.source import Source
+
+HUGE_PAGE_FOLDER = "/sys/kernel/mm/transparent_hugepage"
+
+
+class Memory(Record):
+    """Facts about main memory."""
+
+    total_bytes: int | None
+    """What the kernel manages."""
+
+    available_bytes: int | None
+    """What could be had without swapping, at the time of asking."""
+
+    huge_pages: str | None
+    """Transparent huge pages: "always", "madvise" or "never"; None where there are none."""
+
+    shared_huge_pages: str | None
+    """The same for shared memory: "always", "within_size", "advise", "never", …"""
+
+    channels: Channels | None
+    """Modules and channels; None where they were not asked for."""
+
+
+def read_memory(source: Source, channels: Channels | None) -> Memory:
+    """Sizes and modes; channels are read apart, since that takes more files."""
+    sizes = meminfo(source)
+    return Memory(
+        total_bytes=sizes.get("MemTotal"),
+        available_bytes=sizes.get("MemAvailable"),
+        huge_pages=_chosen(text(source, f"{HUGE_PAGE_FOLDER}/enabled")),
+        shared_huge_pages=_chosen(text(source, f"{HUGE_PAGE_FOLDER}/shmem_enabled")),
+        channels=channels,
+    )
+
+
+def _chosen(found: str | None) -> str | None:
+    """The word in brackets: "always [madvise] never" gives "madvise"."""
+    _, bracket, rest = (found or "").partition("[")
+    return rest.partition("]")[0] or None if bracket else None

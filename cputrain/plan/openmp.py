@@ -1,0 +1,53 @@
+"""The OpenMP runtime: torch's own, with the user's settings kept and their traps named."""
+
+from __future__ import annotations
+
+from cputrain.plan.decision import Decision, Knob, Origin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine import Machine
+    from cputrain.plan.decision import Request
+
+KNOB = Knob(
+    name="openmp",
+    takes="auto",
+    help="the OpenMP runtime (auto: the one torch ships)",
+    choices=("auto",),
+)
+
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def decide(machine: Machine, request: Request) -> Decision:
+    """Nothing is changed; variables that bind threads are kept, and warned of."""
+    bound = [
+        name
+        for name in BINDING
+        if request.environment.get(name, "").lower() not in ("", "false", "disabled", "none")
+    ]
+    kept = sorted(
+        name for name in request.environment if name.startswith(("OMP_", "KMP_", "GOMP_"))
+    )
+    warning = ""
+    if bound:
+        warning = (
+            f"{' and '.join(bound)} pins the thread that imports torch to one core, and loader "
+            f"workers forked from it stay there; unset {'it' if len(bound) == 1 else 'them'} and "
+            "use --placement, which has no such fault"
+        )
+    return Decision(
+        policy=KNOB.name,
+        value=None,
+        says="OpenMP as torch ships it",
+        reason=f"{', '.join(kept)} set by you, and kept" if kept else "it runs with no binding "
+        "variables: a mask on the process places it",
+        origin=Origin.USER if kept else Origin.RULE,
+        rejected={
+            "libiomp5": "another OpenMP runtime beside the one torch is linked to can deadlock, "
+            "and was not measured to be faster here",
+            "pinning": "OMP_PROC_BIND and its kin pin the importing thread and all that is forked "
+            "from it to one core; --placement masks the process instead",
+        },
+        warning=warning,
+    )

@@ -1,0 +1,80 @@
+"""Which CPUs the process may run on: a mask on the whole process, never on single threads.
+
+OMP_PROC_BIND, GOMP_CPU_AFFINITY and KMP_AFFINITY pin the thread that imports torch to one core,
+and every loader worker forked from it stays there (pytorch#49971, #101850, #149422). A mask that is
+set before the interpreter starts has no such fault.
+"""
+
+from __future__ import annotations
+
+from cputrain.errors import UsageError
+from cputrain.machine import format_list, parse_list
+from cputrain.plan.cores import share_of
+from cputrain.plan.decision import Change, Decision, Knob, Origin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine import Cpus, Machine
+    from cputrain.plan.decision import Request
+
+KNOB = Knob(
+    name="placement",
+    takes="auto|none|cores|CPUS",
+    help="CPUs to run on (cores: one for each fast core; or a list such as 0-7,16)",
+)
+
+
+def decide(machine: Machine, request: Request) -> Decision:
+    """A mask when ranks share the machine or the user asks; else the scheduler places."""
+    share = share_of(machine, request)
+    asked = request.setting(KNOB.name)
+    one_each = tuple(core[0] for core in share.fast)
+    if machine.limits.affinity is None and machine.system != "linux":
+        return _unplaced("this platform has no affinity masks", {})
+    if asked is not None and asked.value == "none":
+        return _unplaced(f"{asked.where} says so", {}).replace(origin=Origin.USER)
+    if asked is not None and asked.value == "cores":
+        return _placed(one_each, f"{asked.where}: one CPU for each fast core", Origin.USER)
+    if asked is not None:
+        return _placed(_parse(asked.value, asked.where, machine), f"{asked.where} says so", Origin.USER)
+    if share.divided:
+        return _placed(share.cpus, share.reason, Origin.RULE)
+    return _unplaced(
+        "the process has its budget to itself, and the scheduler moves a thread off a busy core "
+        "where a narrower mask would make it wait",
+        {"cores": f"not measured to be faster here; --placement cores gives {format_list(one_each)}"},
+    )
+
+
+def _placed(cpus: Cpus, reason: str, origin: Origin) -> Decision:
+    return Decision(
+        policy=KNOB.name,
+        value=list(cpus),
+        says=f"CPUs {format_list(cpus)}",
+        reason=reason,
+        origin=origin,
+        change=Change.EXACT,
+    )
+
+
+def _unplaced(reason: str, rejected: dict[str, str]) -> Decision:
+    return Decision(
+        policy=KNOB.name, value=None, says="no narrower mask", reason=reason, rejected=rejected
+    )
+
+
+def _parse(value: str, where: str, machine: Machine) -> Cpus:
+    allowed = machine.budget.cpus
+    try:
+        cpus = parse_list(value)
+    except ValueError:
+        cpus = ()
+    if not cpus or not set(cpus) <= set(allowed):
+        raise UsageError(
+            where,
+            "must be auto, none, cores or a list of CPUs this process may use "
+            f"({format_list(allowed)})",
+            found=repr(value),
+            do=f"Say for example {KNOB.flag} {format_list(allowed[: max(1, len(allowed) // 2)])}.",
+        )
+    return cpus

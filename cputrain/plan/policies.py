@@ -1,0 +1,38 @@
+"""Every policy, in the order in which plans show and carry them out. A new one is added here."""
+
+from __future__ import annotations
+
+from cputrain.plan import (
+    allocator,
+    denormals,
+    fused,
+    huge_pages,
+    interop,
+    loader,
+    memory_policy,
+    openmp,
+    placement,
+    start_method,
+    threads,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.plan.decision import Policy
+
+POLICIES: tuple[Policy, ...] = (
+    threads,
+    interop,
+    placement,
+    memory_policy,
+    loader,
+    allocator,
+    huge_pages,
+    openmp,
+    start_method,
+    denormals,
+    fused,
+)
+
+KNOBS = {policy.KNOB.name: policy.KNOB for policy in POLICIES}
+"""Everything the user may set, by name."""

@@ -1,0 +1,94 @@
+"""Frozen values, without the price of dataclasses.
+
+The launcher runs before every script, and may cost 60 ms in all. Importing dataclasses costs 20 of
+them (it pulls in inspect, ast and dis) and each decorated class about one more, measured. So
+values derive from `Record` instead: type checkers see a frozen, keyword-only dataclass, while at
+run time a class costs microseconds.
+
+    class Core(Record):
+        cpus: tuple[int, ...]
+        '''Logical CPUs of this core.'''
+
+        kind: str = "performance"
+        '''Which kind of core it is.'''
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, ClassVar, Self, dataclass_transform
+else:
+
+    def dataclass_transform(**_options):
+        return lambda cls: cls
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Record:
+    """A frozen value: keyword arguments in, equality by fields, `replace` and `as_json` out."""
+
+    record_fields: ClassVar[tuple[str, ...]] = ()
+    """The names of the fields, in the order in which they were written."""
+
+    def __init_subclass__(cls) -> None:
+        own = (
+            name
+            for name, annotation in cls.__annotations__.items()
+            if not str(annotation).startswith("ClassVar")
+        )
+        cls.record_fields = tuple(dict.fromkeys((*cls.record_fields, *own)))
+
+    def __init__(self, **values: Any) -> None:
+        for name in self.record_fields:
+            if name in values:
+                self.__dict__[name] = values.pop(name)
+            elif hasattr(type(self), name):
+                self.__dict__[name] = getattr(type(self), name)
+            else:
+                raise TypeError(f"{type(self).__name__} needs the field {name!r}")
+        if values:
+            unknown = ", ".join(sorted(values))
+            known = ", ".join(self.record_fields)
+            raise TypeError(f"{type(self).__name__} has no field {unknown}; its fields are {known}")
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check the fields; a subclass raises here when they break a rule."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: use replace({name}=...)")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: its field {name} stays")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(getattr(self, name) for name in self.record_fields)))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.record_fields)
+        return f"{type(self).__name__}({inside})"
+
+    def replace(self, **changes: Any) -> Self:
+        """The same value with some fields changed, checked again."""
+        return type(self)(**{**self.__dict__, **changes})
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as what the json module can write: records to dicts, tuples to lists."""
+        return {name: plain(getattr(self, name)) for name in self.record_fields}
+
+
+def plain(value: Any) -> Any:
+    """A value as json can write it: records and tuples are opened, sets sorted, the rest kept."""
+    if isinstance(value, Record):
+        return value.as_json()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(plain(item) for item in value)
+    return value

@@ -1,0 +1,60 @@
+"""Tables as text, in colour where the terminal and NO_COLOR or FORCE_COLOR say so."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import TextIO
+
+    from rich.console import Console
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A console on a stream, standard output by default, wide enough when nobody looks."""
+    from rich.console import Console
+
+    stream = stream or sys.stdout
+    forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else 120
+    return Console(
+        file=stream, force_terminal=forced or None, width=width, highlight=False, emoji=False
+    )
+
+
+def show_pairs(out: Console, title: str, pairs: Iterable[tuple[str, object]]) -> None:
+    """A heading and lines of name and value; a value of None is left out."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [(name, value) for name, value in pairs if value is not None]
+    if not rows:
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", min_width=14)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(str(value)))
+    out.print(Text(title, style="bold"))
+    out.print(table)
+
+
+def show_table(
+    out: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = ""
+) -> None:
+    """A table with a line under its head."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, expand=False
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)

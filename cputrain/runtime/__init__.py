@@ -1,0 +1,1 @@
+"""What carries a plan out inside the user's process. Decides nothing."""

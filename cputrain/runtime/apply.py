@@ -1,0 +1,66 @@
+"""Applies the transforms of a plan once torch is loaded, and tells what came of them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from cputrain.runtime import denormals, fused, interop, loader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Protocol
+
+    from cputrain.runtime.carried import Carried
+
+    class Applied(Protocol):
+        """A transform at work."""
+
+        def describe(self) -> str:
+            """What it was applied to so far; nothing if it met nothing to change."""
+
+        def undo(self) -> None:
+            """Put back what it changed."""
+
+    class Transform(Protocol):
+        """A module that carries one decision out."""
+
+        POLICY: str
+        """The policy whose decision it carries out."""
+
+        @staticmethod
+        def apply(torch: ModuleType, value: object) -> Applied | None:
+            """Start it; None where the decision asks for nothing."""
+
+
+TRANSFORMS: tuple[Transform, ...] = (denormals, interop, fused, loader)
+"""Denormals first: the setting is inherited by the threads that anything else may start."""
+
+
+def apply_plan(torch: ModuleType, carried: Carried) -> tuple[Applied, ...]:
+    """Start every transform that the plan asks for; at the end of the process, say what it did."""
+    applied = tuple(
+        found
+        for transform in TRANSFORMS
+        if transform.POLICY in carried.values
+        and (found := transform.apply(torch, carried.values[transform.POLICY])) is not None
+    )
+    from cputrain.runtime.carried import REPORT_VARIABLE
+
+    # taken out, so that programs which this one starts keep silent
+    if os.environ.pop(REPORT_VARIABLE, None):
+        atexit.register(_report, os.getpid(), carried, applied)
+    return applied
+
+
+def _report(owner: int, carried: Carried, applied: tuple[Applied, ...]) -> None:
+    if os.getpid() != owner:  # a forked child that ends as a whole interpreter does
+        return
+    from cputrain.runtime.report import summary
+
+    try:
+        print(summary(carried, applied), file=sys.stderr, flush=True)
+    except (OSError, ValueError):  # standard error is closed: nobody is listening
+        pass

@@ -1,0 +1,40 @@
+"""Flushes denormal numbers to zero, in this thread and all it will start."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+POLICY = "flush_denormals"
+
+
+class Flushed:
+    """The setting, on."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+
+    def describe(self) -> str:
+        return "denormals flushed to zero"
+
+    def undo(self) -> None:
+        self._torch.set_flush_denormal(False)
+
+
+def apply(torch: ModuleType, value: object) -> Flushed | None:
+    """On where the CPU can."""
+    if not value:
+        return None
+    _let_numpy_look_first()
+    return Flushed(torch) if torch.set_flush_denormal(True) else None
+
+
+def _let_numpy_look_first() -> None:
+    """NumPy warns when it first measures a type and finds that denormals vanish; it looks once."""
+    import sys
+
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        for kind in (numpy.float16, numpy.float32, numpy.float64, numpy.longdouble):
+            _ = numpy.finfo(kind).smallest_subnormal

@@ -1,0 +1,67 @@
+"""Called when the modules that sitecustomize waits for are loaded.
+
+This is the outermost edge of what we do in somebody else's process: a fault of ours ends here with
+one line, and the script goes on as python would have run it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+
+def before(name: str) -> None:
+    """Called before `name` is loaded."""
+    if name == "torch":
+        _guarded(_take_share)
+
+
+def after(name: str, module: ModuleType) -> None:
+    """Called once `name` is loaded."""
+    if name == "torch":
+        _guarded(lambda: _apply(module))
+    elif name == "multiprocessing":
+        _guarded(lambda: _set_start_method(module))
+
+
+def _guarded(step: Callable[[], None]) -> None:
+    from cputrain.errors import CputrainError
+
+    try:
+        step()
+    except CputrainError as error:
+        print(f"cputrain: {error} The script runs as under python.", file=sys.stderr)
+    except Exception as error:  # the edge: whatever it is, the user's script must not stop for it
+        print(
+            f"cputrain: [internal] {type(error).__name__}: {error}. The script runs as under "
+            "python; please report this with the output of: cputrain info --capture machine.json",
+            file=sys.stderr,
+        )
+
+
+def _take_share() -> None:
+    from cputrain.runtime.share import take_share
+
+    take_share(os.environ)
+
+
+def _apply(torch: ModuleType) -> None:
+    from cputrain.runtime.apply import apply_plan
+    from cputrain.runtime.carried import read_carried
+
+    apply_plan(torch, read_carried())
+
+
+def _set_start_method(multiprocessing: ModuleType) -> None:
+    from cputrain.runtime.carried import read_carried
+
+    chosen = (read_carried().values.get("start_method") or {}).get("script")
+    if chosen is not None:
+        # the default, not the choice: a script that calls set_start_method still may
+        contexts = multiprocessing.context
+        contexts._default_context._default_context = contexts._concrete_contexts[chosen]

@@ -1,0 +1,30 @@
+"""Sets the number of operators that run side by side."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+POLICY = "interop_threads"
+
+
+class Interop:
+    """The number, set; torch takes it once in a process and has no way back."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def describe(self) -> str:
+        return f"{self._count} inter-operator threads"
+
+    def undo(self) -> None:
+        raise RuntimeError("torch sets the number of inter-operator threads once in a process")
+
+
+def apply(torch: ModuleType, value: object) -> Interop | None:
+    """Set it where the user asked."""
+    if not isinstance(value, int):
+        return None
+    torch.set_num_interop_threads(value)
+    return Interop(value)

@@ -1,0 +1,20 @@
+"""The one line after a run."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cputrain.runtime.apply import Applied
+    from cputrain.runtime.carried import Carried
+
+AT_RUN_TIME = {"denormals flushed to zero", "fused optimizers"}
+"""Intentions that the transforms report on themselves."""
+
+
+def summary(carried: Carried, applied: Sequence[Applied]) -> str:
+    """What was applied to what."""
+    before = [said for said in carried.says if said not in AT_RUN_TIME and "loader" not in said]
+    during = [said for transform in applied if (said := transform.describe())]
+    return f"cputrain: {', '.join([*before, *during])}"

@@ -1,0 +1,57 @@
+"""A rank's share of the cores, when the ranks were started after the plan was made.
+
+`cputrain launch --cmd -- torchrun --nproc-per-node 4 train.py` plans before there are ranks. Each
+rank then plans again for its part, before torch is loaded and OpenMP counts its threads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from cputrain.machine.ranks import read_rank, threads_set_by_launcher
+from cputrain.runtime.carried import VARIABLE, read_carried
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+PLANNED = "CPUTRAIN_RANK"
+"""The rank that the plan was made for, as "index/count"; absent for a process on its own."""
+
+
+def take_share(environment: MutableMapping[str, str]) -> None:
+    """Plan again where this process is a rank that the plan does not know of."""
+    rank = read_rank(environment)
+    if rank is None or environment.get(PLANNED) == f"{rank.index}/{rank.count}":
+        return
+    from cputrain.machine import read_machine
+    from cputrain.plan import Request, Setting, make_plan
+
+    carried = read_carried(environment)
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if carried.environment.get(name) != value
+    }
+    settings = {
+        # what was decided for the whole machine and does not depend on the share stays decided
+        "flush_denormals": Setting(value=_switch(carried.values, "flush_denormals"), where="plan"),
+        "fused_optimizer": Setting(value=_switch(carried.values, "fused_optimizer"), where="plan"),
+        "allocator": Setting(value="default", where="plan"),
+    }
+    plan = make_plan(
+        read_machine(detail=False),
+        Request(settings=settings, environment=kept, rank=rank, python=sys.version_info[:2]),
+    )
+    cpus = plan.value("placement")
+    if cpus is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+    if "OMP_NUM_THREADS" not in kept or threads_set_by_launcher(kept):
+        environment.update(plan.environment)
+    environment[PLANNED] = f"{rank.index}/{rank.count}"
+    environment[VARIABLE] = plan.carried()
+
+
+def _switch(values: dict[str, object], name: str) -> str:
+    return "on" if values.get(name) else "off"

@@ -1,0 +1,1 @@
+"""One module for each verb, each with `main(argv) -> int`."""

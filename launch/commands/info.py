@@ -1,0 +1,112 @@
+"""`cputrain info`: what this machine is, and what of it may be used."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cputrain.errors import UsageError
+from cputrain.launch.options import Option, parse, usage
+from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
+from cputrain.machine import cores_within, read_machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cputrain.machine import Machine
+    from cputrain.machine.bandwidth import Bandwidth
+    from cputrain.machine.source import Source
+
+OPTIONS = (
+    Option(flag="--json", help="one JSON document instead of tables"),
+    Option(flag="--measure", help="measure memory bandwidth, in about two seconds"),
+    *SOURCE_OPTIONS,
+    Option(flag="--capture", takes="FILE", help="save the files that were read, for a bug report"),
+    Option(flag="--force", help="let --capture overwrite"),
+    Option(flag="--help", short="-h", help="show this and stop"),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the machine, measure or capture it."""
+    parsed = parse(argv, OPTIONS, "info")
+    if parsed.has("--help"):
+        print(usage("info", "[options]", "Tells what this machine is, and what of it may be used.",
+                    {"options": OPTIONS}))
+        return 0
+    if parsed.rest:
+        raise UsageError(parsed.rest[0], "is not wanted: cputrain info takes options only")
+    source = chosen_source(parsed)
+    if parsed.has("--measure") and not source.live:
+        raise UsageError("--measure", "works on this machine only", do="Leave out --sysroot or --from.")
+    path = parsed.values.get("--capture")
+    if path is not None:
+        return _capture(source, path, force=parsed.has("--force"))
+    machine = read_machine(source)
+    bandwidth = _bandwidth(machine, measure=parsed.has("--measure")) if source.live else None
+    if parsed.has("--json"):
+        document = machine.document()
+        document["machine"]["memory"]["bandwidth"] = bandwidth and bandwidth.as_json()
+        print(json.dumps(document, indent=1))
+        return 0
+    from cputrain.report.machines import show_machine
+    from cputrain.report.terminal import console
+
+    out = console()
+    show_machine(out, machine, bandwidth)
+    if source.live:
+        out.print("\nWhat would be done with it: cputrain plan train.py", style="dim")
+    return 0
+
+
+def _capture(source: Source, path: str, *, force: bool) -> int:
+    from cputrain.machine.capture import RecordingSource
+
+    recording = RecordingSource(source)
+    read_machine(recording)
+    text = json.dumps(recording.document(), indent=1) + "\n"
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"--capture {path}", "would overwrite a file", do="Name another, or add --force."
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"--capture {path}", "must be a file that can be written", found=str(error.strerror),
+            do="Name another.",
+        ) from None
+    print(
+        f"{path}: {len(text) / 1024:.0f} KiB, without host name, serial numbers and user names. "
+        f"Look at it with: cputrain info --from {path}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _bandwidth(machine: Machine, *, measure: bool) -> Bandwidth | None:
+    from cputrain.machine.bandwidth import load_bandwidth, measure_bandwidth, save_bandwidth
+
+    key = f"{machine.fingerprint()}, {machine.budget.physical_cores} usable cores"
+    if measure:
+        cores = cores_within(machine.topology, machine.budget.cpus)
+        found = measure_bandwidth(
+            [core[0] for core in cores[: machine.budget.physical_cores]],
+            memory_bytes=machine.budget.memory_bytes,
+        )
+        problem = save_bandwidth(key, found)
+    else:
+        loaded, problem = load_bandwidth(key)
+        if loaded is None:
+            _note(problem)
+            return None
+        found = loaded
+    _note(problem)
+    return found
+
+
+def _note(problem: str | None) -> None:
+    if problem:
+        print(f"cputrain info: {problem}", file=sys.stderr)

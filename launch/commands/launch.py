@@ -1,0 +1,118 @@
+"""`cputrain launch`: run a script as planned."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from cputrain.launch import planning, process, target
+from cputrain.launch.options import Option, Parsed, parse, usage
+from cputrain.plan.policies import KNOBS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cputrain.plan import Plan
+
+FORM = "[options] script.py [its arguments] | -m module [...] | - | --cmd -- command [...]"
+
+TARGET_OPTIONS = (
+    Option(flag="--module", short="-m", help="the script is a module: -m package.train"),
+    Option(flag="--cmd", help="run any command, not a Python script: --cmd -- torchrun train.py"),
+    Option(
+        flag="--python-args",
+        takes="'ARGS'",
+        help="options for the interpreter: --python-args '-u -X dev'",
+    ),
+)
+
+SHOW_OPTIONS = (
+    Option(flag="--plan", takes="FILE", help="carry out a plan saved with: cputrain plan --json"),
+    Option(flag="--dry-run", help="print one shell command that does the same, and stop"),
+    Option(flag="--explain", help="print every decision with its reason first"),
+    Option(flag="--quiet", short="-q", help="not a line of ours, unless something is wrong"),
+    Option(flag="--help", short="-h", help="show this and stop"),
+)
+
+KNOB_OPTIONS = tuple(
+    Option(flag=knob.flag, takes=knob.takes, help=knob.help, choices=knob.choices)
+    for knob in KNOBS.values()
+)
+
+OPTIONS = (*TARGET_OPTIONS, *SHOW_OPTIONS, *KNOB_OPTIONS)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Become the script, or print what would be done."""
+    parsed = parse(argv, OPTIONS, "launch")
+    if parsed.has("--help"):
+        print(help_text())
+        return 0
+    what = target.read_target(
+        parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd")
+    )
+    program = target.find(what, os.environ)
+    plan = planning.plan_for(parsed)
+    start = start_of(plan, what, program, parsed)
+    if parsed.has("--explain"):
+        from cputrain.report.plans import show_plan
+        from cputrain.report.terminal import console
+
+        show_plan(console(sys.stderr), plan)
+    if parsed.has("--dry-run"):
+        print(start.shell())
+        return 0
+    process.run(start, [*plan.warnings, *_deaf(parsed)])
+
+
+def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> process.Start:
+    """The plan as something the process can carry out."""
+    memory = plan.value("memory_policy") or {}
+    cpus = plan.value("placement")
+    return process.Start(
+        program=program,
+        argv=what.argv(_python_arguments(parsed)),
+        environment=planning.environment_for(plan, quiet=parsed.has("--quiet")),
+        cpus=None if cpus is None else tuple(cpus),
+        interleave=tuple(memory["interleave"]) if "interleave" in memory else None,
+    )
+
+
+def _python_arguments(parsed: Parsed) -> list[str]:
+    found = parsed.values.get("--python-args")
+    if not found:
+        return []
+    from shlex import split
+
+    from cputrain.errors import UsageError
+
+    try:
+        return split(found)
+    except ValueError as error:
+        raise UsageError(
+            "--python-args", "must be quoted as in a shell", found=f"{found!r}: {error}",
+            do="Say for example --python-args '-u -X dev'",
+        ) from None
+
+
+def _deaf(parsed: Parsed) -> list[str]:
+    """A warning where the interpreter is told not to look at what we leave for it."""
+    for word in _python_arguments(parsed):
+        if word.startswith("-") and not word.startswith(("--", "-X", "-W")) and set(word) & set("IES"):
+            return [
+                f"the interpreter option {word} hides our hook: threads, placement and allocator "
+                "are as planned, optimizers and loaders are not"
+            ]
+    return []
+
+
+def help_text() -> str:
+    """What --help prints."""
+    return usage(
+        "launch",
+        FORM,
+        "Runs a training script as python would, only faster. Options after the script are its own."
+        "\nEach setting below is also a CPUTRAIN_* variable and a key of cputrain.toml.",
+        {"what to run": TARGET_OPTIONS, "what to show": SHOW_OPTIONS, "settings": KNOB_OPTIONS},
+    )

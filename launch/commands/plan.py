@@ -1,0 +1,55 @@
+"""`cputrain plan`: what launch would do, with every reason."""
+
+from __future__ import annotations
+
+import json
+
+from cputrain.launch import planning
+from cputrain.launch.commands.launch import KNOB_OPTIONS, TARGET_OPTIONS
+from cputrain.launch.options import Option, parse, usage
+from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
+from cputrain.machine import read_machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OPTIONS = (
+    Option(flag="--json", help="one JSON document, which launch --plan carries out"),
+    Option(flag="--why-not", takes="NAME", help="why something was not chosen: --why-not tcmalloc"),
+    Option(flag="--plan", takes="FILE", help="show a saved plan"),
+    *SOURCE_OPTIONS,
+    Option(flag="--help", short="-h", help="show this and stop"),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the plan; the script is named for the command line's sake and not looked at."""
+    parsed = parse(argv, (*OPTIONS, *TARGET_OPTIONS, *KNOB_OPTIONS), "plan")
+    if parsed.has("--help"):
+        print(
+            usage(
+                "plan",
+                "[options] [script.py ...]",
+                "Shows what cputrain launch would do with the same options, and why.",
+                {"what to show": OPTIONS, "settings": KNOB_OPTIONS},
+            )
+        )
+        return 0
+    source = chosen_source(parsed)
+    machine = read_machine(source, detail=not source.live)
+    plan = planning.plan_for(parsed, machine, environment=source.environment())
+    if parsed.has("--json"):
+        print(json.dumps(plan.document(), indent=1))
+        return 0
+    from cputrain.report.plans import show_plan, why_not
+    from cputrain.report.terminal import console
+
+    if parsed.has("--why-not"):
+        print(why_not(plan, parsed.values["--why-not"]))
+        return 0
+    out = console()
+    show_plan(out, plan)
+    script = " ".join(parsed.rest) or "train.py"
+    out.print(f"Carry it out: cputrain launch {script}", style="dim", markup=False)
+    return 0
