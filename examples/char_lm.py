@@ -11,7 +11,7 @@ import time
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 CONTEXT = 64
 WIDTH = 128
@@ -27,7 +27,7 @@ def make_text(sentences: int) -> str:
     times = ["in the morning", "at noon", "before supper", "when it rains"]
     lines = (
         f"The {rng.choice(sizes)} {rng.choice(animals)} {rng.choice(deeds)} "
-        f"a {rng.choice(sizes)} {rng.choice(animals)} {rng.choice(times)}.\n"
+        f"the {rng.choice(sizes)} {rng.choice(animals)} {rng.choice(times)}.\n"
         for _ in range(sentences)
     )
     return "".join(lines)
@@ -49,7 +49,7 @@ class Block(nn.Module):
         batch, length, _ = x.shape
         qkv = self.to_qkv(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        seen = scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.mix(seen.transpose(1, 2).reshape(batch, length, WIDTH))
         return x + self.think(self.norm2(x))
 
@@ -78,13 +78,14 @@ def write(model: CharGPT, alphabet: str, length: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=250, help="how long to learn (default: 250)")
+    parser.add_argument("--steps", type=int, default=150, help="how long to learn (default: 150)")
     steps = parser.parse_args().steps
 
     torch.manual_seed(0)
-    text = make_text(5_000)
+    text = make_text(2_000)
     alphabet = "".join(sorted(set(text)))
-    data = torch.tensor([alphabet.index(letter) for letter in text])
+    number = {letter: place for place, letter in enumerate(alphabet)}
+    data = torch.tensor([number[letter] for letter in text])
     model = CharGPT(len(alphabet))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
@@ -93,7 +94,7 @@ def main() -> None:
         starts = torch.randint(len(data) - CONTEXT, (32, 1))
         pieces = data[starts + torch.arange(CONTEXT + 1)]
         scores = model(pieces[:, :-1])
-        loss = F.cross_entropy(scores.flatten(0, 1), pieces[:, 1:].flatten())
+        loss = cross_entropy(scores.flatten(0, 1), pieces[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

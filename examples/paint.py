@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.style import Style
 from rich.text import Text
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import interpolate, mse_loss
 
 HEIGHT, WIDTH = 272, 496
 FONT = {
@@ -80,7 +80,7 @@ class Painter(nn.Module):
 
     def forward(self) -> torch.Tensor:
         size = (HEIGHT, WIDTH)
-        stretched = [F.interpolate(grid, size=size, mode="bilinear") for grid in self.grids]
+        stretched = [interpolate(grid, size=size, mode="bilinear") for grid in self.grids]
         return self.network(torch.cat(stretched, dim=1))
 
 
@@ -88,7 +88,7 @@ def drawn(image: torch.Tensor, columns: int, colours: bool) -> Text:
     """The picture as text: two pixels in a character with colours, one shade without."""
     rows = round(columns * HEIGHT / WIDTH / 2)
     size = (2 * rows if colours else rows, columns)
-    pixels = F.interpolate(image.detach().clamp(0, 1), size=size, mode="area")[0]
+    pixels = interpolate(image.detach().clamp(0, 1), size=size, mode="area")[0]
     if not colours:
         shades = (pixels.mean(0) * 9.99).int().tolist()
         return Text("\n".join("".join(" .:-=+*#%@"[shade] for shade in row) for row in shades))
@@ -126,7 +126,7 @@ def main() -> None:
     with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
         for step in range(1, steps + 1):
             painted = painter()
-            loss = F.mse_loss(painted, target)
+            loss = mse_loss(painted, target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -10,7 +10,7 @@ import time
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits
 
 SIDE = 32
 CODE = 8
@@ -55,14 +55,14 @@ class VAE(nn.Module):
         mean, log_variance = self.encoder(images).chunk(2, dim=1)
         code = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         copies = self.decoder(code)
-        unlike = F.binary_cross_entropy_with_logits(copies, images, reduction="sum")
+        unlike = binary_cross_entropy_with_logits(copies, images, reduction="sum")
         stray = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum()
         return (unlike + stray) / len(images)
 
 
 def as_text(images: torch.Tensor) -> str:
     """Images side by side, two rows of pixels in a line of text."""
-    wide = torch.cat(list(F.avg_pool2d(images, (2, 1))[:, 0]), dim=1)
+    wide = torch.cat(list(avg_pool2d(images, (2, 1))[:, 0]), dim=1)
     return "\n".join(
         "".join(" .:-=+*#%@"[int(9.99 * pixel)] for pixel in row) for row in wide.tolist()
     )
@@ -70,7 +70,7 @@ def as_text(images: torch.Tensor) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=400, help="how long to learn (default: 400)")
+    parser.add_argument("--steps", type=int, default=260, help="how long to learn (default: 260)")
     steps = parser.parse_args().steps
 
     torch.manual_seed(0)

@@ -75,21 +75,33 @@ class RecordingSource:
                 texts[path] = raw.decode("utf-8")
             except UnicodeDecodeError:
                 binary[path] = base64.b64encode(raw).decode("ascii")
-        per_cpu = _folded(texts)
+        folders = {
+            clean.path(path): names
+            for path, found in sorted(self._folders.items())
+            if (names := clean.names(path, found)) and not path.startswith(CPU_FOLDER)
+        }
+        told = {path.split("/")[5] for path in texts if _of_cpu(path)}
+        silent = [
+            name
+            for name in self._folders.get(CPU_FOLDER, ())
+            if name[3:].isdecimal() and name not in told
+        ]
+        if silent:  # second threads whose own files were never needed still count as CPUs
+            folders[CPU_FOLDER] = silent
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": KIND,
             "libc": self.libc(),
             "environment": clean.environment(self.environment()),
-            "per_cpu": per_cpu,
+            "per_cpu": _folded(texts),
             "files": {path: texts[path] for path in sorted(texts) if not _of_cpu(path)},
             "binary": dict(sorted(binary.items())),
-            "folders": {
-                clean.path(path): names
-                for path, found in sorted(self._folders.items())
-                if (names := clean.names(path, found)) and not path.startswith(CPU_FOLDER)
+            "folders": folders,
+            "links": {
+                clean.path(path): kept
+                for path, found in sorted(self._links.items())
+                if (kept := clean.link(path, found)) is not None
             },
-            "links": {clean.path(path): found for path, found in sorted(self._links.items())},
         }
 
     def _note_affinity(self) -> None:
@@ -184,7 +196,7 @@ def _check(document: object, where: str) -> None:
 
 def _of_cpu(path: str) -> bool:
     rest = path.removeprefix(f"{CPU_FOLDER}/cpu")
-    return rest != path and rest.partition("/")[0].isdigit()
+    return rest != path and rest.partition("/")[0].isdecimal()
 
 
 def _folded(texts: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -200,9 +212,7 @@ def _folded(texts: Mapping[str, str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _folders(
-    paths: tuple[str, ...], noted: Mapping[str, set[str]]
-) -> dict[str, set[str]]:
+def _folders(paths: tuple[str, ...], noted: Mapping[str, set[str]]) -> dict[str, set[str]]:
     """Every folder's names: those noted, and those that the files imply."""
     folders: dict[str, set[str]] = {path: set(names) for path, names in noted.items()}
     for path in paths:

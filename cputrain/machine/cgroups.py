@@ -96,17 +96,25 @@ def _mount_lines(source: Source) -> Iterator[tuple[str, str, str, str]]:
             left, dash, right = line.partition(" - ")
             here, there = left.split(), right.split()
             if dash and len(here) >= 5 and len(there) >= 3:
-                yield here[4], here[3], there[0], there[2]
+                yield unescaped(here[4]), unescaped(here[3]), there[0], there[2]
         return
     for line in (text(source, "/proc/mounts") or "").splitlines():
         words = line.split()
         if len(words) >= 4:
-            yield words[1], "/", words[2], words[3]
+            yield unescaped(words[1]), "/", words[2], words[3]
+
+
+def unescaped(path: str) -> str:
+    """A path of a mount list, where a space is written as its octal code, "\\040"."""
+    first, *rest = path.split("\\")
+    return first + "".join(
+        chr(int(part[:3], 8)) + part[3:] if part[:3].isdecimal() else f"\\{part}" for part in rest
+    )
 
 
 def _read_paths(source: Source) -> dict[str, str]:
     """The group of each version-1 controller; under "" that of version 2."""
-    paths = {}
+    paths: dict[str, str] = {}
     for line in (text(source, "/proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -139,15 +147,16 @@ def _of(mounts: Iterable[_Mount], controller: str) -> Iterator[_Mount]:
 def _cpusets(
     source: Source, mounts: list[_Mount], paths: dict[str, str]
 ) -> Iterator[tuple[tuple[int, ...], str]]:
-    trees = [
-        *((mount, ("cpuset.effective_cpus", "cpuset.cpus", "cpus")) for mount in _of(mounts, "cpuset")),
+    names_of_old = ("cpuset.effective_cpus", "cpuset.cpus", "cpus")
+    trees: list[tuple[_Mount, tuple[str, ...]]] = [
+        *((mount, names_of_old) for mount in _of(mounts, "cpuset")),
         *((mount, ("cpus",)) for mount in mounts if mount.legacy),
         *((mount, ("cpuset.cpus.effective",)) for mount in mounts if mount.unified),
     ]
     for mount, names in trees:
-        path = paths.get("cpuset", paths.get("")) if mount.unified else paths.get("cpuset")
-        if mount.unified and "" in paths:
-            path = paths[""]
+        path = paths.get("cpuset")
+        if mount.unified:
+            path = paths.get("", path)
         for folder in _folders(source, mount, path):
             for name in names:
                 found = text(source, f"{folder}/{name}")
@@ -169,8 +178,8 @@ def _quotas(source: Source, mounts: list[_Mount], paths: dict[str, str]) -> Iter
     for mount in mounts:
         for folder in _folders(source, mount, paths.get("")) if mount.unified else ():
             words = (text(source, f"{folder}/cpu.max") or "").split()
-            if words and words[0].isdigit():
-                period = int(words[1]) if len(words) > 1 and words[1].isdigit() else 100_000
+            if words and words[0].isdecimal():
+                period = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 100_000
                 if period:
                     yield int(words[0]) / period, f"{folder}/cpu.max"
 

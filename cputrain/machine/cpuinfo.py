@@ -33,13 +33,18 @@ ARM_VENDORS = {
 }
 
 ARM_PARTS = {
+    (0x41, 0xC07): "Cortex-A7",
     (0x41, 0xC09): "Cortex-A9",
+    (0x41, 0xC0F): "Cortex-A15",
     (0x41, 0xD03): "Cortex-A53",
     (0x41, 0xD05): "Cortex-A55",
     (0x41, 0xD07): "Cortex-A57",
     (0x41, 0xD08): "Cortex-A72",
+    (0x41, 0xD09): "Cortex-A73",
+    (0x41, 0xD0A): "Cortex-A75",
     (0x41, 0xD0B): "Cortex-A76",
     (0x41, 0xD0C): "Neoverse-N1",
+    (0x41, 0xD0D): "Cortex-A77",
     (0x41, 0xD40): "Neoverse-V1",
     (0x41, 0xD41): "Cortex-A78",
     (0x41, 0xD44): "Cortex-X1",
@@ -54,7 +59,10 @@ ARM_PARTS = {
     (0x41, 0xD81): "Cortex-A720",
     (0x41, 0xD82): "Cortex-X4",
     (0x41, 0xD84): "Neoverse-V3",
+    (0x41, 0xD85): "Cortex-X925",
+    (0x41, 0xD87): "Cortex-A725",
     (0x41, 0xD8E): "Neoverse-N3",
+    (0x43, 0x0A1): "ThunderX",
     (0x43, 0x0AF): "ThunderX2",
     (0x46, 0x001): "A64FX",
     (0x48, 0xD01): "Kunpeng-920",
@@ -101,7 +109,7 @@ def read_identity(source: Source, *, whole: bool = True) -> Identity:
     for key in ("flags", "features"):
         words.update(first.get(key, "").lower().split())
     words.update(_words_of_power(first.get("cpu", "")))
-    if "v" in first.get("isa", "").lower().partition("_")[0].removeprefix("rv64"):
+    if "v" in _letters(first.get("isa") or first.get("hart isa") or ""):
         words.add("rvv")
     return Identity(
         vendor=_vendor(first),
@@ -127,31 +135,59 @@ def parse_blocks(found: str) -> list[dict[str, str]]:
     return [block for block in blocks if block]
 
 
+def _letters(isa: str) -> str:
+    """RISC-V's one-letter extensions: "imafdc" of "rv64imafdc_zicntr" or "rv64imafdc zba"."""
+    word = "".join(isa.lower().split("_")[0].split()[:1])
+    if not word.startswith(("rv32", "rv64")):
+        return ""
+    for long_name in "sxz":
+        word = word.partition(long_name)[0]
+    return word[4:]
+
+
 def _vendor(first: dict[str, str]) -> str | None:
     implementer = _whole(first.get("cpu implementer"))
     if implementer is not None:
         return ARM_VENDORS.get(implementer, f"implementer {implementer:#x}")
     if first.get("cpu", "").upper().startswith(("POWER", "PPC")):
         return "IBM"
+    if first.get("model name", "").startswith("Loongson"):
+        return "Loongson"
     return first.get("vendor_id") or first.get("vendor") or first.get("mvendorid")
 
 
 def _model_name(first: dict[str, str], blocks: list[dict[str, str]]) -> str | None:
-    cores = dict.fromkeys(
-        ARM_PARTS.get((implementer, part), f"{ARM_VENDORS.get(implementer, 'Arm')} part {part:#x}")
+    parts = dict.fromkeys(
+        (implementer, part)
         for block in blocks
         if (implementer := _whole(block.get("cpu implementer"))) is not None
         and (part := _whole(block.get("cpu part"))) is not None
     )
-    told = first.get("model name") or " + ".join(cores) or first.get("cpu") or first.get("uarch")
-    return " ".join((told or first.get("processor model") or "").split()) or None
+    cores = " + ".join(
+        ARM_PARTS.get((implementer, part), f"{ARM_VENDORS.get(implementer, 'Arm')} part {part:#x}")
+        for implementer, part in parts
+    )
+    if parts and all(part in ARM_PARTS for part in parts):
+        return cores  # 32-bit kernels have a model name that only tells the architecture
+    names = ("model name", "cpu", "uarch", "cpu model", "processor model")
+    told = first.get("model name") or cores or next((first[n] for n in names if first.get(n)), "")
+    return " ".join(told.split()) or _machine_of_s390(first)
+
+
+def _machine_of_s390(first: dict[str, str]) -> str | None:
+    """Its only name is a number: "processor 0: version = FF, …, machine = 2964"."""
+    for key, value in first.items():
+        number = value.partition("machine = ")[2]
+        if key.startswith("processor ") and number:
+            return f"machine {number}"
+    return None
 
 
 def _words_of_power(cpu: str) -> set[str]:
     """POWER lists no flags: AltiVec is in words, the vector units follow from the generation."""
     if not cpu.upper().startswith("POWER"):
         return {"altivec"} if "altivec" in cpu.lower() else set()
-    digits = "".join(char for char in cpu[5:7] if char.isdigit())
+    digits = "".join(char for char in cpu[5:7] if char.isdecimal())
     generation = int(digits) if digits else 0
     words = {"altivec"} if generation >= 6 else set()
     words |= {"vsx"} if generation >= 7 else set()

@@ -1,10 +1,13 @@
-"""Sets of logical CPUs as the kernel writes them: lists ("0-3,8") and masks ("00000000,0000010f")."""
+"""Sets of logical CPUs as the kernel writes them: lists ("0-3,8") and masks ("0000010f")."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+MOST = 1 << 20
+"""More CPUs than any machine has: a number beyond it comes from a damaged file."""
 
 
 def parse_list(text: str) -> tuple[int, ...]:
@@ -16,17 +19,27 @@ def parse_list(text: str) -> tuple[int, ...]:
             continue
         span, _, step = part.partition(":")
         first, dash, last = span.partition("-")
-        low, high = int(first), int(last if dash else first)
-        if high < low or low < 0:
+        low, high, stride = int(first), int(last if dash else first), int(step or 1)
+        if not 0 <= low <= high or stride < 1:
             raise ValueError(f"{part!r} runs backwards")
-        found.update(range(low, high + 1, int(step) if step else 1))
+        if high >= MOST:
+            raise ValueError(f"{part!r} goes beyond any machine")
+        found.update(range(low, high + 1, stride))
     return tuple(sorted(found))
 
 
 def parse_mask(text: str) -> tuple[int, ...]:
     """Numbers of a mask such as "00000000,00000202": 32 bits a group, the highest group first."""
     bits = int(text.replace(",", "").strip() or "0", 16)
-    return tuple(index for index in range(bits.bit_length()) if bits >> index & 1)
+    if bits < 0 or bits.bit_length() > MOST:
+        raise ValueError("a mask is not negative, nor longer than any machine's")
+    digits = f"{bits:b}"[::-1]
+    found = []
+    index = digits.find("1")
+    while index >= 0:  # from one to the next, since masks are long and mostly empty
+        found.append(index)
+        index = digits.find("1", index + 1)
+    return tuple(found)
 
 
 def format_list(cpus: Iterable[int]) -> str:

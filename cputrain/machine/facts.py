@@ -13,7 +13,7 @@ from cputrain.machine.limits import Limits, read_limits
 from cputrain.machine.memory import Memory, read_memory
 from cputrain.machine.numa import Node, read_nodes
 from cputrain.machine.source import RootSource
-from cputrain.machine.topology import Cpus, Topology, read_topology
+from cputrain.machine.topology import Topology, read_topology
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -80,7 +80,7 @@ class Machine(Record):
     libc: tuple[int, int] | None
     """The version of glibc; None for another C library, or where it cannot be told."""
 
-    preloads: dict[str, str] = {}
+    preloads: dict[str, str]
     """Installed allocators that could be preloaded, by name."""
 
     gpu_driver: str = ""
@@ -92,7 +92,7 @@ class Machine(Record):
     budget: Budget
     """What is left once every limit is applied."""
 
-    unknown: dict[str, str] = {}
+    unknown: dict[str, str]
     """What could not be found out, and why."""
 
     details: Details | None = None
@@ -201,6 +201,7 @@ def read_machine(source: Source | None = None, *, detail: bool = True) -> Machin
         gpu_driver=read_gpu_driver(source),
         limits=limits,
         budget=make_budget(topology, limits, memory.total_bytes),
+        unknown={},
         details=details,
     )
 

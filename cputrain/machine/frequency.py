@@ -9,6 +9,8 @@ from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cputrain.machine.source import Source
 
 
@@ -25,6 +27,16 @@ class Frequency(Record):
     """What steers it: "performance", "powersave", "schedutil", …"""
 
 
+CLOCKS = ("cpu mhz", "clock", "cpu mhz dynamic")
+"""How /proc/cpuinfo calls it on x86 and LoongArch, on POWER ("3000.000000MHz") and on s390."""
+
+
+def clock_of(block: Mapping[str, str]) -> int | None:
+    """Hertz in a paragraph of /proc/cpuinfo."""
+    found = next((block[name] for name in CLOCKS if name in block), "").removesuffix("MHz")
+    return round(float(found) * 1e6) if found.replace(".", "", 1).isdecimal() else None
+
+
 def read_frequency(source: Source, online: Cpus) -> Frequency:
     """Frequencies from cpufreq, the current one else from /proc/cpuinfo."""
     folders = [f"{CPU_FOLDER}/cpu{cpu}/cpufreq" for cpu in online]
@@ -35,17 +47,14 @@ def read_frequency(source: Source, online: Cpus) -> Frequency:
     ]
     if not current:
         blocks = parse_blocks(text(source, "/proc/cpuinfo", 1 << 24) or "")
-        megahertz = (block.get("cpu mhz", "") for block in blocks)
-        current = [
-            int(float(value) * 1e6) for value in megahertz if value.replace(".", "", 1).isdigit()
-        ]
+        current = [clock for block in blocks if (clock := clock_of(block)) is not None]
     highest = [
         value * 1000
         for folder in folders
         if (value := number(source, f"{folder}/cpuinfo_max_freq")) is not None
     ]
     governors = dict.fromkeys(
-        value for folder in folders if (value := text(source, f"{folder}/scaling_governor"))
+        word for folder in folders if (word := text(source, f"{folder}/scaling_governor"))
     )
     return Frequency(
         current_hz=sum(current) // len(current) if current else None,

@@ -72,7 +72,7 @@ def read_kinds(source: Source, online: Cpus) -> tuple[Kind, ...]:
         Kind(
             kind=kind,
             cpus=cpus,
-            max_frequency_hz=max((frequency.get(cpu, 0) for cpu in cpus)) * 1000 or None,
+            max_frequency_hz=max(frequency.get(cpu, 0) for cpu in cpus) * 1000 or None,
         )
         for kind, cpus in groups
         if cpus

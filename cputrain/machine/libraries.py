@@ -27,7 +27,7 @@ def read_libc(source: Source) -> tuple[int, int] | None:
     """The version of glibc; None for another C library."""
     name, _, version = (source.libc() or "").partition(" ")
     parts = version.split(".")
-    if name != "glibc" or len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
+    if name != "glibc" or len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
         return None
     return int(parts[0]), int(parts[1])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cputrain.machine.cgroups import read_grant
-from cputrain.machine.cpulist import parse_list
+from cputrain.machine.cpulist import parse_list, parse_mask
 from cputrain.machine.source import text
 from cputrain.record import Record
 
@@ -70,12 +70,13 @@ def _read_affinity(source: Source, online: frozenset[int]) -> Cpus | None:
     if source.live and hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     for line in (text(source, "/proc/self/status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
+        name, _, value = line.partition(":")
+        parse = {"Cpus_allowed": parse_mask, "Cpus_allowed_list": parse_list}.get(name)
+        if parse is not None:
             try:
-                allowed = parse_list(line.partition(":")[2])
+                return tuple(cpu for cpu in parse(value) if cpu in online)
             except ValueError:
-                return None
-            return tuple(cpu for cpu in allowed if cpu in online)
+                continue
     return None
 
 
@@ -83,6 +84,6 @@ def _read_slurm(environment: Mapping[str, str]) -> tuple[int | None, str]:
     """Slurm's grant: per task where it was asked for, else what the step has on this node."""
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
         found = environment.get(name, "")
-        if found.isdigit() and int(found) > 0:
+        if found.isdecimal() and int(found) > 0:
             return int(found), name
     return None, ""

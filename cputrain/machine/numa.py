@@ -10,7 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
-NODE_FOLDER = "/sys/devices/system/node"
+NODE_FOLDERS = ("/sys/devices/system/node", "/sys/bus/node/devices")
+GPU_FOLDER = "/proc/driver/nvidia/gpus"
 
 
 class Node(Record):
@@ -31,27 +32,65 @@ class Node(Record):
 
 def read_nodes(source: Source, online: Cpus) -> tuple[Node, ...]:
     """Every node in the order of ids; a kernel without NUMA has one node with everything."""
-    ids = sorted(
+    for folder in NODE_FOLDERS:
+        nodes = _read_folder(source, folder, frozenset(online))
+        if nodes:
+            return nodes
+    total = meminfo(source).get("MemTotal")
+    return (Node(id=0, cpus=online, memory_bytes=total, distances=()),)
+
+
+def _read_folder(source: Source, folder: str, online: frozenset[int]) -> tuple[Node, ...]:
+    ids = [
         int(name[4:])
-        for name in source.names(NODE_FOLDER)
-        if name.startswith("node") and name[4:].isdigit()
-    )
-    if not ids:
-        total = meminfo(source).get("MemTotal")
-        return (Node(id=0, cpus=online, memory_bytes=total, distances=()),)
-    return tuple(_read_node(source, node, frozenset(online)) for node in ids)
+        for name in source.names(folder)
+        if name.startswith("node") and name[4:].isdecimal()
+    ]
+    listed = read_cpus_of(source, "", f"{folder}/online")  # nodes, not CPUs, in the same notation
+    hidden = _nodes_of_gpus(source) if ids else frozenset()
+    nodes: list[Node] = []
+    taken: set[int] = set()
+    for node in (_read_node(source, folder, index, online) for index in sorted(ids)):
+        if node.id in hidden or (listed and node.id not in listed):
+            continue
+        # some firmware puts CPUs beside two nodes: the first one keeps them, as elsewhere
+        if taken.isdisjoint(node.cpus) or _pretends(source):
+            nodes.append(node)
+            taken.update(node.cpus)
+    return tuple(nodes)
 
 
-def _read_node(source: Source, node: int, online: frozenset[int]) -> Node:
-    folder = f"{NODE_FOLDER}/node{node}"
-    cpus = read_cpus_of(source, f"{folder}/cpulist", f"{folder}/cpumap")
-    distances = (text(source, f"{folder}/distance") or "").split()
+def _read_node(source: Source, folder: str, node: int, online: frozenset[int]) -> Node:
+    here = f"{folder}/node{node}"
+    cpus = read_cpus_of(source, f"{here}/cpumap", f"{here}/cpulist")
+    distances = (text(source, f"{here}/distance") or "").split()
     return Node(
         id=node,
         cpus=tuple(cpu for cpu in cpus or () if cpu in online),
-        memory_bytes=meminfo(source, f"{folder}/meminfo").get("MemTotal"),
-        distances=tuple(int(word) for word in distances if word.isdigit()),
+        memory_bytes=meminfo(source, f"{here}/meminfo").get("MemTotal"),
+        distances=tuple(int(word) for word in distances if word.isdecimal()),
     )
+
+
+def _pretends(source: Source) -> bool:
+    """Whether the nodes were made up at boot, so that they share their CPUs on purpose."""
+    return "numa=fake" in (text(source, "/proc/cmdline") or "")
+
+
+def _nodes_of_gpus(source: Source) -> frozenset[int]:
+    """Nodes that are a GPU's own memory, on POWER: no place for what CPUs compute on.
+
+    Other machines with such nodes, Grace among them, have them counted like any node without CPUs.
+    """
+    found = set()
+    for gpu in source.names(GPU_FOLDER):
+        status = text(source, f"{GPU_FOLDER}/{gpu}/numa_status") or ""
+        value = status.partition("Node:")[2].split()[:1]
+        if value and value[0].isdecimal():
+            found.add(int(value[0]))
+    if found and "POWER" in (text(source, "/proc/cpuinfo", 1 << 12) or ""):
+        return frozenset(found)
+    return frozenset()
 
 
 def meminfo(source: Source, path: str = "/proc/meminfo") -> dict[str, int]:
@@ -60,7 +99,7 @@ def meminfo(source: Source, path: str = "/proc/meminfo") -> dict[str, int]:
     for line in (text(source, path) or "").splitlines():
         name, colon, value = line.partition(":")
         words = value.split()
-        if colon and words and words[0].isdigit():
+        if colon and words and words[0].isdecimal():
             scale = 1024 if words[1:] == ["kB"] else 1
             found[name.split()[-1]] = int(words[0]) * scale
     return found

@@ -6,17 +6,21 @@ on Arm, sockets and nodes are numbered with gaps, and CPU n need not be core n.
 
 from __future__ import annotations
 
+from cputrain.machine.cpuinfo import parse_blocks
 from cputrain.machine.cpulist import parse_list, parse_mask
 from cputrain.machine.source import number, text
 from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from cputrain.machine.source import Source
 
 CPU_FOLDER = "/sys/devices/system/cpu"
+
+MODULE_FAMILIES = ("21", "22")
+"""Of AMD's: Bulldozer to Excavator, and Jaguar."""
 
 Cpus = tuple[int, ...]
 
@@ -59,11 +63,14 @@ class Topology(Record):
     """Level-3 caches; empty where there are none or a hypervisor hides them."""
 
 
-def read_cpus_of(source: Source, list_path: str, mask_path: str) -> Cpus | None:
-    """CPUs from a list or, on older kernels, from the mask beside it; None without either."""
-    for path, parse in ((list_path, parse_list), (mask_path, parse_mask)):
-        found = text(source, path)
-        if found is not None:
+def read_cpus_of(source: Source, mask_path: str, list_path: str) -> Cpus | None:
+    """CPUs from a mask or else from the list beside it; None without either.
+
+    The mask comes first: every kernel has it, and it is what other tools read.
+    """
+    for path, parse in ((mask_path, parse_mask), (list_path, parse_list)):
+        found = text(source, path) if path else None
+        if found:
             try:
                 return parse(found)
             except ValueError:
@@ -79,7 +86,11 @@ def read_topology(source: Source, *, caches: bool = True) -> Topology:
     """
     online, offline = _read_online(source)
     cores = _read_cores(source, online)
-    domains = _read_caches(source, cores, online) if caches else {}
+    domains: dict[int, tuple[Domain, ...]] = {}
+    if caches:
+        from cputrain.machine.caches import read_caches
+
+        domains = read_caches(source, cores, online)
     return Topology(
         online=online,
         offline=offline,
@@ -97,7 +108,7 @@ def _read_online(source: Source) -> tuple[Cpus, Cpus]:
     folders = sorted(
         int(name[3:])
         for name in source.names(CPU_FOLDER)
-        if name.startswith("cpu") and name[3:].isdigit()
+        if name.startswith("cpu") and name[3:].isdecimal()
     )
     present = _read_list(source, "present") or tuple(folders)
     if listed is None:
@@ -111,31 +122,46 @@ def _read_online(source: Source) -> tuple[Cpus, Cpus]:
 
 
 def _read_list(source: Source, name: str) -> Cpus | None:
-    return read_cpus_of(source, f"{CPU_FOLDER}/{name}", "")
+    return read_cpus_of(source, "", f"{CPU_FOLDER}/{name}")
 
 
 def _listed_in_cpuinfo(source: Source) -> Cpus:
-    lines = (text(source, "/proc/cpuinfo") or "").splitlines()
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("processor"))
-    return tuple(sorted({int(value) for value in found if value.isdigit()}))
+    found = set()
+    for line in (text(source, "/proc/cpuinfo", 1 << 24) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.startswith("processor"):  # "processor : 0", on s390 "processor 0: version = FF, …"
+            digits = key[9:].strip() or value.strip()
+            if digits.isdecimal():
+                found.add(int(digits))
+    return tuple(sorted(found))
 
 
 def _read_cores(source: Source, online: Cpus) -> tuple[Cpus, ...]:
     def siblings(folder: str) -> Cpus | None:
         return _read_either(source, folder, "core_cpus", "thread_siblings")
 
-    cores = []
-    for group in _groups(online, siblings):
-        if len(group) == 1:
-            cores.append(group)
-            continue
-        # AMD's Bulldozer shows the two cores of a module as siblings; their core ids differ
-        by_id: dict[int | None, list[int]] = {}
-        for cpu in group:
-            core_id = number(source, f"{CPU_FOLDER}/cpu{cpu}/topology/core_id")
-            by_id.setdefault(core_id, []).append(cpu)
-        cores.extend(tuple(cpus) for cpus in by_id.values())
-    return tuple(sorted(cores))
+    cores = _groups(online, siblings)
+    if len(cores) == len(online) or not _has_modules(source):
+        return cores
+    return tuple(sorted(cpus for core in cores for cpus in _grouped_by_id(source, core, "core_id")))
+
+
+def _has_modules(source: Source) -> bool:
+    """AMD's Bulldozer shows the two cores of a module as siblings; only their core ids differ."""
+    block = parse_blocks(text(source, "/proc/cpuinfo", 1 << 12) or "")[:1] or [{}]
+    return (
+        block[0].get("vendor_id") == "AuthenticAMD"
+        and block[0].get("cpu family") in MODULE_FAMILIES
+    )
+
+
+def _grouped_by_id(source: Source, cpus: Cpus, name: str) -> tuple[Cpus, ...]:
+    """The CPUs apart by the number that a file of theirs holds."""
+    groups: dict[int | None, list[int]] = {}
+    for cpu in cpus:
+        found = number(source, f"{CPU_FOLDER}/cpu{cpu}/topology/{name}")
+        groups.setdefault(found, []).append(cpu)
+    return tuple(sorted(tuple(group) for group in groups.values()))
 
 
 def _read_sockets(source: Source, online: Cpus) -> tuple[Cpus, ...]:
@@ -143,11 +169,7 @@ def _read_sockets(source: Source, online: Cpus) -> tuple[Cpus, ...]:
         return _read_either(source, folder, "package_cpus", "core_siblings")
 
     if online and package(f"{CPU_FOLDER}/cpu{online[0]}/topology") is None:
-        by_id: dict[int | None, list[int]] = {}
-        for cpu in online:
-            package_id = number(source, f"{CPU_FOLDER}/cpu{cpu}/topology/physical_package_id")
-            by_id.setdefault(package_id, []).append(cpu)
-        return tuple(sorted(tuple(cpus) for cpus in by_id.values()))
+        return _grouped_by_id(source, online, "physical_package_id")
     return _groups(online, package)
 
 
@@ -159,13 +181,14 @@ def _read_dies(source: Source, online: Cpus) -> tuple[Cpus, ...]:
 
     if not online or die(f"{CPU_FOLDER}/cpu{online[0]}/topology") is None:
         return ()
-    return _groups(online, die)
+    dies = _groups(online, die)
+    return dies if any(len(cpus) > 1 for cpus in dies) else ()
 
 
 def _read_either(source: Source, folder: str, *names: str) -> Cpus | None:
     """The mask under its newer name or its older one."""
     for name in names:
-        found = read_cpus_of(source, f"{folder}/{name}_list", f"{folder}/{name}")
+        found = read_cpus_of(source, f"{folder}/{name}", f"{folder}/{name}_list")
         if found:
             return found
     return None
@@ -184,43 +207,3 @@ def _groups(online: Cpus, read: Callable[[str], Cpus | None]) -> tuple[Cpus, ...
         left -= group
         groups.append(tuple(sorted(group)))
     return tuple(sorted(groups))
-
-
-def _read_caches(
-    source: Source, cores: Iterable[Cpus], online: Cpus
-) -> dict[int, tuple[Domain, ...]]:
-    everything = set(online)
-    found: dict[int, dict[Cpus, Domain]] = {}
-    covered: dict[int, set[int]] = {}
-    for core in cores:
-        for cpu in core:
-            if cpu != core[0] and all(cpu in cpus for cpus in covered.values()):
-                continue  # its sibling told all: thousands of files fewer on a big machine
-            folder = f"{CPU_FOLDER}/cpu{cpu}/cache"
-            for index in source.names(folder):
-                level = number(source, f"{folder}/{index}/level")
-                if level is None or text(source, f"{folder}/{index}/type") == "Instruction":
-                    continue
-                if cpu in covered.setdefault(level, set()):
-                    continue
-                shared = read_cpus_of(
-                    source,
-                    f"{folder}/{index}/shared_cpu_list",
-                    f"{folder}/{index}/shared_cpu_map",
-                )
-                cpus = tuple(sorted(everything & {cpu}.union(shared or ())))
-                size = _size(text(source, f"{folder}/{index}/size"))
-                found.setdefault(level, {})[cpus] = Domain(cpus=cpus, size_bytes=size)
-                covered[level].update(cpus)
-    return {
-        level: tuple(domains[cpus] for cpus in sorted(domains)) for level, domains in found.items()
-    }
-
-
-def _size(found: str | None) -> int | None:
-    """Bytes of "32K", "36M" or "512"."""
-    if not found:
-        return None
-    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(found[-1].upper(), 1)
-    digits = found if scale == 1 else found[:-1]
-    return int(digits) * scale if digits.isdigit() else None

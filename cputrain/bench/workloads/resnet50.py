@@ -32,7 +32,8 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.relu(self.body(images) + self.shortcut(images))
+        out: torch.Tensor = self.relu(self.body(images) + self.shortcut(images))
+        return out
 
 
 def resnet50(classes: int = 1000) -> nn.Sequential:
@@ -58,7 +59,7 @@ def resnet50(classes: int = 1000) -> nn.Sequential:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4, help="timed steps (default: 4)")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps (default: 3)")
     parser.add_argument("--batch", type=int, default=16, help="pictures in a step (default: 16)")
     parser.add_argument("--image", type=int, default=224, help="pixels of a side (default: 224)")
     options = parser.parse_args()

@@ -1,0 +1,60 @@
+# Every target makes what it needs: a fresh clone, Python 3.11 or newer and make are enough.
+
+PYTHON ?= python3
+VENV ?= .venv
+TYPES_VENV ?= .venv-types
+BIN := $(VENV)/bin
+PIP := -m pip install --quiet --constraint constraints.txt
+
+# compiled files make the launcher start in half the time, whatever the environment says
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test lint types docs wheel clean
+
+demo: $(VENV)/installed  ## See a training run, and how much faster it was than plain python.
+	@$(BIN)/cputrain launch examples/paint.py
+	@$(BIN)/cputrain bench --repeats 2 examples/paint.py
+
+test: $(VENV)/tested  ## Every test.
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/tested  ## Style.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/tested  ## Types, checked on the wheel as users install it.
+	rm -rf build dist $(TYPES_VENV)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m venv $(TYPES_VENV)
+	$(TYPES_VENV)/bin/python -m pip install --quiet --no-deps dist/*.whl
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	    > "$$($(TYPES_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dependencies.pth"
+	cd $(TYPES_VENV) && ../$(BIN)/mypy --config-file ../pyproject.toml \
+	    --python-executable bin/python -p cputrain
+
+docs: $(VENV)/documented  ## The documentation, in site/; a warning is an error.
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+clean:
+	rm -rf $(VENV) $(TYPES_VENV) build dist site *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	    "cputrain needs Python 3.11 or newer; this is %s. Say: make PYTHON=python3.11" \
+	    % sys.version.split()[0])'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "A virtual environment could not be made;\
+	 on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+$(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV), once" >&2
+	@$(BIN)/python $(PIP) --editable .
+	@$(BIN)/python -m compileall -q cputrain launch
+	@touch $@
+
+$(VENV)/tested: $(VENV)/installed
+	@$(BIN)/python $(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/documented: $(VENV)/installed
+	@$(BIN)/python $(PIP) --editable '.[docs]'
+	@touch $@

@@ -1,0 +1,150 @@
+"""`cputrain bench`: plain python against cputrain, side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from cputrain.errors import NotFound, UsageError
+from cputrain.launch.options import Option, parse, usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cputrain.bench import Comparison
+
+OPTIONS = (
+    Option(flag="--repeats", takes="N", help="rounds, each runs both ways once (default: 5)"),
+    Option(flag="--launch-args", takes="'ARGS'", help="options for cputrain launch"),
+    Option(flag="--json", help="one JSON document with every run"),
+    Option(flag="--markdown", help="a table for a page or a report"),
+    Option(flag="--list", help="name the workloads that come with cputrain, and stop"),
+    Option(flag="--help", short="-h", help="show this and stop"),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare, and say how much faster, what was changed, and whether the losses agree."""
+    parsed = parse(argv, OPTIONS, "bench")
+    if parsed.has("--help"):
+        print(
+            usage(
+                "bench",
+                "[options] WORKLOAD | script.py [its arguments]",
+                "Runs a script under plain python and under cputrain launch in turns, in fresh\n"
+                "processes, and compares speed and losses. Without a script: every workload.",
+                {"options": OPTIONS},
+            )
+        )
+        return 0
+    if parsed.has("--list"):
+        _list()
+        return 0
+    repeats = _repeats(parsed.values.get("--repeats", "5"))
+    launch_arguments = _split(parsed.values.get("--launch-args", ""))
+    documents = []
+    for title, script in _scripts(parsed.rest):
+        comparison = _compare(title, script, launch_arguments, repeats)
+        if parsed.has("--json"):
+            documents.append({"workload": title, **comparison.as_json()})
+        elif parsed.has("--markdown"):
+            print(_markdown(title, comparison))
+        else:
+            _show(title, comparison)
+    if parsed.has("--json"):
+        print(json.dumps({"schema_version": 1, "comparisons": documents}, indent=1))
+    return 0
+
+
+def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Title and command of each script to compare: those named, or every workload."""
+    from cputrain.bench import workloads
+
+    known = workloads()
+    if not rest:
+        return [(name, (path,)) for name, path in known.items()]
+    if rest[0] in known:
+        return [(rest[0], (known[rest[0]], *rest[1:]))]
+    if not os.path.isfile(rest[0]):
+        raise NotFound(
+            f"the script {rest[0]}",
+            f"must be a file or one of the workloads {', '.join(known)}",
+            do="cputrain bench --list tells what they are.",
+        )
+    return [(os.path.basename(rest[0]), tuple(rest))]
+
+
+def _compare(
+    title: str, script: Sequence[str], launch_arguments: Sequence[str], repeats: int
+) -> Comparison:
+    from cputrain.bench import compare
+
+    def narrate(name: str, number: int, seconds: float) -> None:
+        print(f"{title}: round {number} of {repeats}, {name} {seconds:.3g} s", file=sys.stderr)
+
+    # -P: the working folder must not put a module of its own in the launcher's way
+    launch = (sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_arguments)
+    return compare(
+        {"python": (sys.executable, *script), "cputrain launch": (*launch, *script)},
+        repeats=repeats,
+        on_run=narrate,
+    )
+
+
+def _show(title: str, comparison: Comparison) -> None:
+    from cputrain.bench.markdown import COLUMNS, row
+    from cputrain.report.terminal import console, show_table
+
+    out = console()
+    cells = [row(side, comparison) for side in comparison.sides]
+    # on its side: two columns fit a terminal, nine do not
+    show_table(
+        out,
+        ("", *(column[0] for column in cells)),
+        list(zip(COLUMNS[1:], *(column[1:] for column in cells), strict=True)),
+        title=title,
+    )
+    side = comparison.side("cputrain launch")
+    said = comparison.last_words("cputrain launch")
+    speed = side.speedup
+    range_ = f" ({speed.lowest:.2f} to {speed.highest:.2f})" if comparison.repeats > 1 else ""
+    print(f"cputrain launch ran {title} {speed.median:.2f} times as fast as python{range_}.")
+    if said:
+        print(f"Changed: {said}.")
+    if side.losses_compared:
+        print(f"The losses: {cells[1][-1]}.")
+
+
+def _markdown(title: str, comparison: Comparison) -> str:
+    from cputrain.bench import as_markdown
+    from cputrain.machine import read_machine
+
+    return as_markdown(comparison, title=title, machine_line=read_machine().fingerprint())
+
+
+def _list() -> None:
+    from cputrain.bench import description, workloads
+
+    for name, path in workloads().items():
+        print(f"{name:<12}{description(path)}")
+
+
+def _repeats(value: str) -> int:
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 1000:
+        raise UsageError(
+            "--repeats", "must be a whole number from 1 to 1000", found=repr(value), do="Try 5."
+        )
+    return int(value)
+
+
+def _split(value: str) -> list[str]:
+    from shlex import split
+
+    try:
+        return split(value)
+    except ValueError as error:
+        raise UsageError(
+            "--launch-args", "must be quoted as in a shell", found=f"{value!r}: {error}"
+        ) from None
