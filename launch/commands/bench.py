@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         print(
             usage(
                 "bench",
-                "[options] WORKLOAD | script.py [its arguments]",
+                "[options] [WORKLOAD ... | script.py] [its arguments]",
                 "Runs a script under plain python and under cputrain launch in turns, in fresh\n"
                 "processes, and compares speed and losses. Without a script: every workload.",
                 {"options": OPTIONS},
@@ -60,13 +60,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     """Title and command of each script to compare: those named, or every workload."""
+    from itertools import takewhile
+
     from cputrain.bench import workloads
 
     known = workloads()
-    if not rest:
-        return [(name, (path,)) for name, path in known.items()]
-    if rest[0] in known:
-        return [(rest[0], (known[rest[0]], *rest[1:]))]
+    named = list(takewhile(known.__contains__, rest)) if rest else list(known)
+    if named:
+        return [(name, (known[name], *rest[len(named) :])) for name in named]
     if not os.path.isfile(rest[0]):
         raise NotFound(
             f"the script {rest[0]}",

@@ -1,0 +1,99 @@
+"""`cputrain bench` as a user types it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json
+print("text of its own")
+print(json.dumps({"losses": [2.0, 1.0], "seconds_per_step": [0.01, 0.01], "samples_per_step": 4}))
+"""
+
+
+def bench(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cputrain.launch", "bench", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_is_run_both_ways_in_turns_and_its_losses_are_compared(script):
+    """The JSON document holds every run, in the order in which they ran."""
+    done = bench("--repeats", "2", "--json", "train.py", cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    (comparison,) = json.loads(done.stdout)["comparisons"]
+    assert [run["name"] for run in comparison["measurements"]] == [
+        "python",
+        "cputrain launch",
+        "cputrain launch",
+        "python",
+    ]
+    assert [side["loss_difference"] for side in comparison["sides"]] == [0.0, 0.0]
+
+
+def test_the_table_ends_by_saying_how_much_faster_it_was(script):
+    """A person reads the factor, and that the losses are equal."""
+    done = bench("--repeats", "1", "train.py", cwd=script.parent)
+    assert "cputrain launch ran train.py" in done.stdout
+    assert "The losses: equal, 2 compared." in done.stdout
+    assert "text of its own" not in done.stdout
+
+
+def test_a_markdown_table_names_the_machine(script):
+    """A table that is passed on says where it was made."""
+    done = bench("--repeats", "1", "--markdown", "train.py", cwd=script.parent)
+    assert "cores" in done.stdout
+    assert done.stdout.count("|") > 20
+
+
+def test_options_after_the_script_are_the_scripts(tmp_path):
+    """Nothing of ours is read behind the script's name."""
+    (tmp_path / "train.py").write_text("import sys\nassert sys.argv[1:] == ['--repeats', 'x']\n")
+    done = bench("--repeats", "1", "train.py", "--repeats", "x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_workloads_are_listed_with_what_they_are(tmp_path):
+    """Each has a line of its own."""
+    done = bench("--list", cwd=tmp_path)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["mlp", "resnet50"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--repeats", "0", "train.py"), 2, "whole number from 1"),
+        (("--repeats", "many", "train.py"), 2, "'many'"),
+        (("--launch-args", "'", "train.py"), 2, "quoted as in a shell"),
+        (("absent.py",), 127, "bench --list"),
+        (("--repeat", "3", "train.py"), 2, "Did you mean --repeats?"),
+    ],
+)
+def test_bad_input_is_one_clear_message(script, arguments, code, words):
+    """The message names the parameter and what to do; there is never a traceback."""
+    done = bench(*arguments, cwd=script.parent)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_fails_shows_the_end_of_what_it_said(tmp_path):
+    """A failure of the script is not mistaken for a measurement."""
+    (tmp_path / "train.py").write_text("raise SystemExit('no data here')\n")
+    done = bench("--repeats", "1", "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no data here" in done.stderr

@@ -1,0 +1,61 @@
+"""What people see of machines and plans."""
+
+import io
+import pathlib
+
+import pytest
+
+from cputrain.errors import UsageError
+from cputrain.machine import read_machine
+from cputrain.machine.capture import read_capture
+from cputrain.plan import Request, make_plan
+from cputrain.report.machines import show_machine
+from cputrain.report.plans import show_plan, why_not
+from cputrain.report.terminal import console
+
+MACHINES = sorted((pathlib.Path(__file__).parents[1] / "machines").glob("*.json"))
+
+
+def shown(show, *values):
+    stream = io.StringIO()
+    show(console(stream), *values)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_every_captured_machine_is_shown_without_a_gap(path):
+    """No fact that is unknown comes out as None."""
+    machine = read_machine(read_capture(str(path)))
+    text = shown(show_machine, machine, None)
+    assert "None" not in text
+    assert f"cores           {machine.budget.physical_cores}\n" in "\n".join(
+        line.rstrip() + "\n" for line in text.splitlines()
+    )
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_every_plan_is_shown_with_all_its_reasons(path):
+    """Each decision is in the table, and everything rejected can be asked about."""
+    plan = make_plan(read_machine(read_capture(str(path))), Request())
+    words = shown(show_plan, plan).split()
+    for decision in plan.decisions:
+        # a path longer than its column is folded, everything else stays whole
+        assert {word for word in decision.reason.split() if len(word) < 30} <= set(words)
+        for name in decision.rejected:
+            assert decision.rejected[name] in why_not(plan, name)
+
+
+def test_asking_about_something_unheard_of_lists_what_can_be_asked():
+    """The error names what is known."""
+    plan = make_plan(read_machine(read_capture(str(MACHINES[0]))), Request())
+    with pytest.raises(UsageError, match=r"knows of .*threads.*'warp drive'"):
+        why_not(plan, "warp drive")
+
+
+def test_colour_is_used_only_where_it_is_wanted(monkeypatch):
+    """FORCE_COLOR colours a pipe, and NO_COLOR keeps it plain."""
+    machine = read_machine(read_capture(str(MACHINES[0])))
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert "\x1b[" not in shown(show_machine, machine, None)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in shown(show_machine, machine, None)
