@@ -6,16 +6,20 @@ import json
 import os
 import sys
 
-from cputrain.errors import PlanError
 from cputrain.launch.settings import read_settings
+
+from cputrain.errors import PlanError, UsageError
 from cputrain.machine import RootSource, read_machine, read_rank
 from cputrain.plan import Request, make_plan, read_plan
+from cputrain.plan.policies import KNOBS
+from cputrain.runtime.share import PLANNED, planned_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cputrain.launch.options import Parsed
+
     from cputrain.machine import Machine
     from cputrain.plan import Plan
 
@@ -41,6 +45,13 @@ def plan_for(
     path = parsed.values.get("--plan")
     machine = machine or read_machine(RootSource(), detail=False)
     if path is not None:
+        for knob in KNOBS.values():
+            if parsed.has(knob.flag):
+                raise UsageError(
+                    knob.flag,
+                    "cannot be given with --plan",
+                    do="The plan has decided on it already.",
+                )
         return _saved(path, machine)
     return make_plan(machine, request_for(parsed, environment))
 
@@ -48,10 +59,12 @@ def plan_for(
 def request_for(parsed: Parsed, environment: Mapping[str, str]) -> Request:
     """What the user asked for, in an environment without what an outer launch has set."""
     environment = users_environment(environment)
+    # an outer launch of the same rank has narrowed the mask to its share already
+    divided = environment.get(PLANNED, "") == planned_rank(environment)
     return Request(
         settings=read_settings(parsed, os.environ),
         environment=environment,
-        rank=read_rank(environment),
+        rank=None if divided else read_rank(environment),
         python=sys.version_info[:2],
     )
 
@@ -62,25 +75,41 @@ def users_environment(environment: Mapping[str, str]) -> dict[str, str]:
     if not outer.startswith("{"):
         return dict(environment)
     try:
-        ours = json.loads(outer).get("environment", {})
-    except ValueError:
+        ours = json.loads(outer)["environment"]
+    except (ValueError, KeyError, RecursionError):
+        ours = None
+    if not isinstance(ours, dict):
         return dict(environment)
     return {name: value for name, value in environment.items() if ours.get(name) != value}
 
 
-def environment_for(plan: Plan, *, quiet: bool) -> dict[str, str]:
+def environment_for(plan: Plan, *, quiet: bool, replayed: bool) -> dict[str, str]:
     """Every variable that the program is started with."""
-    paths = [
-        path
-        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if path and path != SITE_FOLDER
-    ]
+    before = os.environ.get("PYTHONPATH", "")  # in it, an empty entry is the working folder
+    paths = [path for path in before.split(os.pathsep) if path != SITE_FOLDER] if before else []
+    rank = "" if replayed else planned_rank(os.environ)
     return {
         **plan.environment,
         "PYTHONPATH": os.pathsep.join([SITE_FOLDER, *paths]),
         PLAN_VARIABLE: plan.carried(),
+        **({PLANNED: rank} if rank else {}),
         **({} if quiet else {REPORT_VARIABLE: "1"}),
+        **({REPORT_VARIABLE: ""} if quiet and REPORT_VARIABLE in os.environ else {}),
     }
+
+
+def check_preload(plan: Plan) -> None:
+    """An error where the allocator is a file that cannot be preloaded; ld.so would only mutter."""
+    if "LD_PRELOAD" not in plan.environment:
+        return
+    path = plan.value("allocator")
+    if not os.path.isfile(path) or any(letter in path for letter in ": \t"):
+        raise UsageError(
+            "--allocator",
+            "must be the path of a library, without spaces and colons",
+            found=repr(path) if os.path.isfile(path) else f"no file {path!r}",
+            do="Leave it out, or name the library that is installed.",
+        )
 
 
 def _saved(path: str, machine: Machine) -> Plan:

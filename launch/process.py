@@ -55,7 +55,7 @@ class Start(Record):
         return " ".join([*words, join((self.program, *self.argv[1:]))])
 
 
-def run(start: Start, say: Sequence[str]) -> NoReturn:
+def run(start: Start, say: Sequence[str], *, quiet: bool) -> NoReturn:
     """Become the program. `say` goes to standard error first, with what could not be set."""
     notes = list(say)
     if start.interleave is not None:
@@ -70,14 +70,16 @@ def run(start: Start, say: Sequence[str]) -> NoReturn:
                 f"the CPU mask {format_list(start.cpus)} was refused ({error.strerror}); "
                 "going on without"
             )
-    if notes:
+    # print(file=None) would be standard output
+    if notes and not quiet and sys.stderr is not None:
         print("cputrain: " + "; ".join(notes), file=sys.stderr, flush=True)
     _become(start.program, start.argv, {**os.environ, **start.environment})
 
 
 def _become(program: str, argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     if sys.platform == "win32":  # exec there starts a second process and returns to the shell
         import subprocess
 
@@ -93,7 +95,9 @@ def _become(program: str, argv: Sequence[str], environment: Mapping[str, str]) -
     except FileNotFoundError as error:
         raise NotFound(program, "could not be started", found=str(error.strerror)) from None
     except (PermissionError, OSError) as error:
-        kind = NotExecutable if isinstance(error, PermissionError) or error.errno == 8 else LaunchError
+        kind = (
+            NotExecutable if isinstance(error, PermissionError) or error.errno == 8 else LaunchError
+        )
         raise kind(
             program,
             "could not be started",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.launch.options import Parsed
+
     from cputrain.plan import Knob
 
 
@@ -25,6 +26,13 @@ def read_settings(parsed: Parsed, environment: Mapping[str, str]) -> dict[str, S
     """Each knob's setting from the place that has the last word on it."""
     found: dict[str, Setting] = {}
     for path, table in _files(environment):
+        if not isinstance(table, dict):
+            raise UsageError(
+                f"tool.cputrain in {path}",
+                "must be a table of settings",
+                found=repr(table),
+                do="Say for example [tool.cputrain] and, under it, threads = 4.",
+            )
         for name, value in table.items():
             knob = _known(name, path)
             found.setdefault(knob.name, _checked(knob, _written(value), f"{name} in {path}"))
@@ -70,8 +78,11 @@ def _written(value: Any) -> str:
 
 def _files(environment: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Tables of settings, the one with the last word first."""
-    folder = os.getcwd()
-    while True:
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # the working folder was removed: no project is above it
+        folder = ""
+    while folder:
         path = os.path.join(folder, "cputrain.toml")
         if os.path.isfile(path):
             yield path, _read(path)
@@ -79,19 +90,28 @@ def _files(environment: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]
         path = os.path.join(folder, "pyproject.toml")
         if os.path.isfile(path):
             # reading TOML costs 20 ms, most projects say nothing to us, and this is at every start
-            with open(path, "rb") as file:
-                mentions = b"tool.cputrain" in file.read()
-            if mentions:
-                yield path, _read(path).get("tool", {}).get("cputrain", {})
+            if _mentions_us(path):
+                tool = _read(path).get("tool", {})
+                yield path, tool.get("cputrain", {}) if isinstance(tool, dict) else {}
             break
         parent = os.path.dirname(folder)
         if parent == folder:
             break
         folder = parent
-    base = environment.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    base = environment.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):  # the XDG specification: a relative one is ignored
+        base = os.path.join(os.path.expanduser("~"), ".config")
     path = os.path.join(base, "cputrain", "config.toml")
     if os.path.isfile(path):
         yield path, _read(path)
+
+
+def _mentions_us(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return b"cputrain" in file.read()
+    except OSError:  # it is the project's file, and likely says nothing to us
+        return False
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -100,7 +120,10 @@ def _read(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
-            path, "must be a readable TOML file", found=str(error), do="Mend it or move it away."
+            path,
+            "must be a readable TOML file",
+            found=" ".join(str(error).split()),
+            do="Mend it or move it away.",
         ) from None

@@ -43,7 +43,9 @@ class Target(Record):
         """The whole command line."""
         if self.kind is Kind.COMMAND:
             return (self.name, *self.arguments)
-        switch = ("-m",) if self.kind is Kind.MODULE else ()
+        switch: tuple[str, ...] = ("-m",) if self.kind is Kind.MODULE else ()
+        if self.kind is Kind.SCRIPT and self.name.startswith("-") and self.name != "-":
+            switch = ("--",)  # a file's name all the same
         return (sys.executable, *python_arguments, *switch, self.name, *self.arguments)
 
 

@@ -38,9 +38,7 @@ def decide(machine: Machine, request: Request) -> Decision:
     preloaded = [name for name in KNOWN if name in request.environment.get("LD_PRELOAD", "")]
     if asked is None and preloaded:
         return _untouched(f"LD_PRELOAD already loads {preloaded[0]}, and is kept", Origin.USER)
-    kept = [
-        name for name in (*THRESHOLDS, "MALLOC_MMAP_MAX_") if name in request.environment
-    ]
+    kept = [name for name in (*THRESHOLDS, "MALLOC_MMAP_MAX_") if name in request.environment]
     if asked is None and kept:
         return _untouched(f"{kept[0]} was already set, and is kept", Origin.USER)
     if machine.libc is None:
@@ -62,7 +60,8 @@ def decide(machine: Machine, request: Request) -> Decision:
         change=Change.EXACT,
         environment=thresholds(machine.libc, machine.budget.memory_bytes),
         rejected={
-            name: f"not measured on this script; preloading it made some scripts slower. {_how(name, machine)}"
+            name: "not measured on this script; preloading it made some scripts slower. "
+            + _how(name, machine)
             for name in ("tcmalloc", "jemalloc", "mimalloc")
         }
         | {"default": "plain glibc gives large tensors back to the kernel at every step"},

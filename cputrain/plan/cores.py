@@ -6,7 +6,8 @@ agree.
 
 from __future__ import annotations
 
-from cputrain.machine import CoreKind, cores_within
+from cputrain.errors import UsageError
+from cputrain.machine import CoreKind, cores_within, format_list, parse_list
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -43,19 +44,23 @@ def share_of(machine: Machine, request: Request) -> Share:
     """The cores this process may count on."""
     budget = machine.budget
     frugal_cpus = {
-        cpu
-        for kind in machine.kinds
-        if kind.kind is CoreKind.EFFICIENCY
-        for cpu in kind.cpus
+        cpu for kind in machine.kinds if kind.kind is CoreKind.EFFICIENCY for cpu in kind.cpus
     }
-    cores = cores_within(machine.topology, budget.cpus)
+    asked = asked_cpus(machine, request)
+    cores = cores_within(machine.topology, budget.cpus if asked is None else asked)
     fast = tuple(core for core in cores if core[0] not in frugal_cpus)
     frugal = tuple(core for core in cores if core[0] in frugal_cpus)
     if not fast:  # confined to efficiency cores, by a mask say: they are what there is
         fast, frugal = frugal, ()
     count = min(budget.physical_cores, len(fast))
     whole = Share(
-        fast=fast, frugal=frugal, cores=count, divided=False, reason=_why(machine, count, len(fast))
+        fast=fast,
+        frugal=frugal,
+        cores=count,
+        divided=False,
+        reason=_why(machine, count, len(fast))
+        if asked is None or len(asked) == len(budget.cpus)
+        else f"{request.settings['placement'].where} leaves CPUs {format_list(asked)}",
     )
     rank = request.rank
     if rank is None or (rank.binds and _has_own_cpus(machine, rank.count)):
@@ -70,6 +75,32 @@ def share_of(machine: Machine, request: Request) -> Share:
     )
 
 
+def asked_cpus(machine: Machine, request: Request) -> Cpus | None:
+    """The CPUs that --placement lists; None where it lists none."""
+    asked = request.setting("placement")
+    if asked is None or asked.value in ("none", "cores"):
+        return None
+    allowed = machine.budget.cpus
+    try:
+        cpus = parse_list(asked.value)
+    except ValueError:
+        cpus = ()
+    if not cpus or not set(cpus) <= set(allowed):
+        raise UsageError(
+            asked.where,
+            "must be auto, none, cores or a list of CPUs this process may use "
+            f"({format_list(allowed)})",
+            found=shortened(asked.value),
+            do=f"Say for example --placement {format_list(allowed[: max(1, len(allowed) // 2)])}.",
+        )
+    return cpus
+
+
+def shortened(value: str) -> str:
+    """What was typed, quoted, and short enough for a message."""
+    return repr(value if len(value) <= 60 else f"{value[:57]}...")
+
+
 def _has_own_cpus(machine: Machine, ranks: int) -> bool:
     """Whether a launcher that can bind ranks has done so: the mask is a rank's part or less."""
     return len(machine.budget.cpus) * ranks <= len(machine.topology.online)
@@ -79,7 +110,9 @@ def _by_locality(machine: Machine, cores: tuple[Cpus, ...]) -> tuple[Cpus, ...]:
     """Cores ordered so that neighbours in the order share a node and a cache."""
     node = {cpu: node.id for node in machine.nodes for cpu in node.cpus}
     cache = {cpu: domain.cpus[0] for domain in machine.topology.l3_domains for cpu in domain.cpus}
-    return tuple(sorted(cores, key=lambda core: (node.get(core[0], 0), cache.get(core[0], 0), core)))
+    return tuple(
+        sorted(cores, key=lambda core: (node.get(core[0], 0), cache.get(core[0], 0), core))
+    )
 
 
 def _part(cores: tuple[Cpus, ...], index: int, count: int) -> tuple[Cpus, ...]:

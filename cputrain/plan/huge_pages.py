@@ -52,9 +52,7 @@ def decide(machine: Machine, request: Request) -> Decision:
         )
     decision = _off(why_not, Origin.RULE)
     if asked is not None:
-        return decision.replace(
-            warning=f"{asked.where} on has no effect: {why_not}; leave it out"
-        )
+        return decision.replace(warning=f"{asked.where} on has no effect: {why_not}; leave it out")
     return decision
 
 

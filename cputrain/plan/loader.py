@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cputrain.errors import UsageError
 from cputrain.machine import format_list
-from cputrain.plan.cores import share_of
+from cputrain.plan.cores import share_of, shortened
 from cputrain.plan.decision import Change, Decision, Knob, Origin
 
 TYPE_CHECKING = False
@@ -70,12 +70,13 @@ def _shared(reason: str, origin: Origin) -> Decision:
 
 
 def _parse(value: str, where: str, cores: int) -> int:
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value) < cores:
+    digits = value.isascii() and value.isdigit() and len(value) < 7
+    if not digits or not 1 <= int(value) < cores:
         raise UsageError(
             where,
             "must be auto, shared or a whole number that leaves at least one of the "
             f"{cores} cores to compute",
-            found=repr(value),
+            found=shortened(value),
             do="Leave it out to share the cores.",
         )
     return int(value)

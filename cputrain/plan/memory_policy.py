@@ -38,8 +38,10 @@ def decide(machine: Machine, request: Request) -> Decision:
     if machine.gpu_driver:
         return _local(
             "a GPU driver is loaded, and interleaved staging buffers slow transfers to it",
-            {"interleave": f"{machine.gpu_driver} is loaded; say {KNOB.flag} interleave if the "
-             "script trains on the CPU alone"},
+            {
+                "interleave": f"{machine.gpu_driver} is loaded; say {KNOB.flag} interleave if the "
+                "script trains on the CPU alone"
+            },
         )
     return _interleave(
         nodes,
@@ -55,8 +57,10 @@ def _interleave(nodes: list[int], reason: str) -> Decision:
         says=f"memory interleaved over nodes {', '.join(map(str, nodes))}",
         reason=reason,
         change=Change.EXACT,
-        rejected={"local": "all cores would queue for one node's memory channels; "
-                  f"{KNOB.flag} local keeps first touch"},
+        rejected={
+            "local": "all cores would queue for one node's memory channels; "
+            f"{KNOB.flag} local keeps first touch"
+        },
     )
 
 

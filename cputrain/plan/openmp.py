@@ -40,8 +40,9 @@ def decide(machine: Machine, request: Request) -> Decision:
         policy=KNOB.name,
         value=None,
         says="OpenMP as torch ships it",
-        reason=f"{', '.join(kept)} set by you, and kept" if kept else "it runs with no binding "
-        "variables: a mask on the process places it",
+        reason=f"{', '.join(kept)} set by you, and kept"
+        if kept
+        else "it runs with no binding variables: a mask on the process places it",
         origin=Origin.USER if kept else Origin.RULE,
         rejected={
             "libiomp5": "another OpenMP runtime beside the one torch is linked to can deadlock, "

@@ -7,9 +7,8 @@ set before the interpreter starts has no such fault.
 
 from __future__ import annotations
 
-from cputrain.errors import UsageError
-from cputrain.machine import format_list, parse_list
-from cputrain.plan.cores import share_of
+from cputrain.machine import format_list
+from cputrain.plan.cores import asked_cpus, share_of
 from cputrain.plan.decision import Change, Decision, Knob, Origin
 
 TYPE_CHECKING = False
@@ -30,19 +29,28 @@ def decide(machine: Machine, request: Request) -> Decision:
     asked = request.setting(KNOB.name)
     one_each = tuple(core[0] for core in share.fast)
     if machine.limits.affinity is None and machine.system != "linux":
-        return _unplaced("this platform has no affinity masks", {})
+        why = "this platform has no affinity masks"
+        if asked is None or asked.value == "none":
+            return _unplaced(why, {})
+        return _unplaced(why, {}).replace(
+            warning=f"{asked.where} has no effect: {why}; leave it out"
+        )
     if asked is not None and asked.value == "none":
         return _unplaced(f"{asked.where} says so", {}).replace(origin=Origin.USER)
     if asked is not None and asked.value == "cores":
         return _placed(one_each, f"{asked.where}: one CPU for each fast core", Origin.USER)
-    if asked is not None:
-        return _placed(_parse(asked.value, asked.where, machine), f"{asked.where} says so", Origin.USER)
+    cpus = asked_cpus(machine, request)
+    if asked is not None and cpus is not None:
+        return _placed(cpus, f"{asked.where} says so", Origin.USER)
     if share.divided:
         return _placed(share.cpus, share.reason, Origin.RULE)
     return _unplaced(
         "the process has its budget to itself, and the scheduler moves a thread off a busy core "
         "where a narrower mask would make it wait",
-        {"cores": f"not measured to be faster here; --placement cores gives {format_list(one_each)}"},
+        {
+            "cores": "not measured to be faster here; --placement cores gives "
+            + format_list(one_each)
+        },
     )
 
 
@@ -61,20 +69,3 @@ def _unplaced(reason: str, rejected: dict[str, str]) -> Decision:
     return Decision(
         policy=KNOB.name, value=None, says="no narrower mask", reason=reason, rejected=rejected
     )
-
-
-def _parse(value: str, where: str, machine: Machine) -> Cpus:
-    allowed = machine.budget.cpus
-    try:
-        cpus = parse_list(value)
-    except ValueError:
-        cpus = ()
-    if not cpus or not set(cpus) <= set(allowed):
-        raise UsageError(
-            where,
-            "must be auto, none, cores or a list of CPUs this process may use "
-            f"({format_list(allowed)})",
-            found=repr(value),
-            do=f"Say for example {KNOB.flag} {format_list(allowed[: max(1, len(allowed) // 2)])}.",
-        )
-    return cpus

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cputrain.errors import PlanError
-from cputrain.plan.decision import Change, Decision, Origin
+from cputrain.plan.decision import Change, Decision
 from cputrain.record import Record, plain
 
 TYPE_CHECKING = False
@@ -23,6 +22,9 @@ class Plan(Record):
 
     machine: str
     """The machine's fingerprint."""
+
+    settings: dict[str, str] = {}
+    """What the user asked for, by knob, as typed."""
 
     decisions: tuple[Decision, ...]
     """One for each policy, in the order in which they are carried out."""
@@ -62,6 +64,7 @@ class Plan(Record):
             "values": values,
             "says": says,
             "environment": self.environment,
+            "settings": self.settings,
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -72,68 +75,6 @@ def make_plan(machine: Machine, request: Request) -> Plan:
 
     return Plan(
         machine=machine.fingerprint(),
+        settings={name: found.value for name, found in request.settings.items()},
         decisions=tuple(policy.decide(machine, request) for policy in POLICIES),
     )
-
-
-def read_plan(text: str, where: str) -> Plan:
-    """A plan from its JSON document; an error that says what is wrong with it."""
-    advice = "Make one with: cputrain plan --json SCRIPT > plan.json"
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise PlanError(where, "must be a JSON document", found=str(error), do=advice) from None
-    if not isinstance(document, dict) or document.get("kind") != "cputrain plan":
-        raise PlanError(where, "must be a plan of cputrain", found="another document", do=advice)
-    version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise PlanError(
-            where, f"must have schema_version {SCHEMA_VERSION}", found=repr(version), do=advice
-        )
-    try:
-        return Plan(
-            machine=_text(document["machine"]),
-            decisions=tuple(_read_decision(entry) for entry in document["decisions"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise PlanError(
-            where, "must hold a machine and its decisions", found=f"a fault: {error}", do=advice
-        ) from None
-
-
-def _read_decision(entry: dict[str, Any]) -> Decision:
-    environment = {_text(key): _text(value) for key, value in entry["environment"].items()}
-    for name in environment:
-        if name not in CARRIERS:
-            raise ValueError(f"{name} is no variable that a plan sets")
-    return Decision(
-        policy=_text(entry["policy"]),
-        value=entry["value"],
-        says=_text(entry["says"]),
-        reason=_text(entry["reason"]),
-        origin=Origin(entry["origin"]),
-        change=Change(entry["change"]),
-        environment=environment,
-        rejected={_text(key): _text(value) for key, value in entry["rejected"].items()},
-        warning=_text(entry["warning"]),
-    )
-
-
-CARRIERS = frozenset(
-    {
-        "OMP_NUM_THREADS",
-        "LD_PRELOAD",
-        "GLIBC_TUNABLES",
-        "MALLOC_MMAP_THRESHOLD_",
-        "MALLOC_TRIM_THRESHOLD_",
-        "MALLOC_TOP_PAD_",
-        "MALLOC_MMAP_MAX_",
-    }
-)
-"""Every variable a plan may set: a replayed file cannot set PATH."""
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} should be text")
-    return value

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from cputrain.machine import Machine
     from cputrain.plan.decision import Request
 
+METHODS = ("fork", "spawn", "forkserver")
+
 KNOB = Knob(
     name="start_method",
     takes="auto|fork|spawn|forkserver",
     help="how the script's child processes start (auto: its own default, unchanged)",
-    choices=("auto", "fork", "spawn", "forkserver"),
+    choices=("auto", *METHODS),
 )
 
 
@@ -27,7 +29,7 @@ def methods_of(system: str) -> tuple[str, ...]:
     """What a platform offers."""
     if system == "win32":
         return ("spawn",)
-    return ("fork", "spawn", "forkserver")
+    return METHODS
 
 
 def for_pools(system: str, *, threads_started: bool) -> tuple[str, str]:

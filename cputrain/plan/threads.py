@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cputrain.errors import UsageError
 from cputrain.machine import threads_set_by_launcher
-from cputrain.plan.cores import share_of
+from cputrain.plan.cores import share_of, shortened
 from cputrain.plan.decision import Change, Decision, Knob, Origin
 
 TYPE_CHECKING = False
@@ -25,10 +25,18 @@ def decide(machine: Machine, request: Request) -> Decision:
     asked = request.setting(KNOB.name)
     if asked is not None:
         count = whole_number(asked.value, asked.where, most=len(machine.budget.cpus))
-        return _decision(count, f"{asked.where} says so", Origin.USER, {}, "")
+        # torch asks MKL first, so a variable of MKL's would overrule the user's later word
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        return _decision(count, f"{asked.where} says so", Origin.USER, {}, "").replace(
+            environment={
+                name: str(count)
+                for name in names
+                if name == "OMP_NUM_THREADS" or name in request.environment
+            }
+        )
     for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):  # the first overrules the second in torch
         found = request.environment.get(name, "").partition(",")[0].strip()
-        if not found.isdigit() or int(found) < 1:
+        if not (found.isascii() and found.isdigit() and len(found) < 7) or int(found) < 1:
             continue
         if name == "OMP_NUM_THREADS" and threads_set_by_launcher(request.environment):
             continue
@@ -81,12 +89,13 @@ def _warn_of_many(count: int, machine: Machine) -> str:
 
 def whole_number(value: str, where: str, *, most: int) -> int:
     """A count from 1 to `most`, or an error that says what to type."""
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= most:
+    digits = value.isascii() and value.isdigit() and len(value) < 7
+    if not digits or not 1 <= int(value) <= most:
         raise UsageError(
             where,
             f"must be auto or a whole number from 1 to {most}, the logical CPUs this process may "
             "use",
-            found=repr(value),
+            found=shortened(value),
             do="Leave it out to get one for each physical core.",
         )
     return int(value)

@@ -39,7 +39,7 @@ TRANSFORMS: tuple[Transform, ...] = (denormals, interop, fused, loader)
 """Denormals first: the setting is inherited by the threads that anything else may start."""
 
 
-def apply_plan(torch: ModuleType, carried: Carried) -> tuple[Applied, ...]:
+def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> tuple[Applied, ...]:
     """Start every transform that the plan asks for; at the end of the process, say what it did."""
     applied = tuple(
         found
@@ -47,20 +47,18 @@ def apply_plan(torch: ModuleType, carried: Carried) -> tuple[Applied, ...]:
         if transform.POLICY in carried.values
         and (found := transform.apply(torch, carried.values[transform.POLICY])) is not None
     )
-    from cputrain.runtime.carried import REPORT_VARIABLE
-
-    # taken out, so that programs which this one starts keep silent
-    if os.environ.pop(REPORT_VARIABLE, None):
+    if reports:
         atexit.register(_report, os.getpid(), carried, applied)
     return applied
 
 
 def _report(owner: int, carried: Carried, applied: tuple[Applied, ...]) -> None:
-    if os.getpid() != owner:  # a forked child that ends as a whole interpreter does
+    # a forked child may end as a whole interpreter does; print(file=None) is standard output
+    if os.getpid() != owner or sys.stderr is None:
         return
     from cputrain.runtime.report import summary
 
     try:
         print(summary(carried, applied), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # standard error is closed: nobody is listening
-        pass
+        return

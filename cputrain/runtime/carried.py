@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "CPUTRAIN_PLAN"
-REPORT_VARIABLE = "CPUTRAIN_REPORT"
 
 
 class Carried(Record):
@@ -29,6 +28,9 @@ class Carried(Record):
     environment: dict[str, str]
     """The variables that were set for it."""
 
+    settings: dict[str, str] = {}
+    """What the user asked for, by knob."""
+
 
 def read_carried(environment: Mapping[str, str] = os.environ) -> Carried:
     """The plan of this process; an error that names the variable where it cannot be read."""
@@ -36,13 +38,24 @@ def read_carried(environment: Mapping[str, str] = os.environ) -> Carried:
         document = json.loads(environment.get(VARIABLE, ""))
         return Carried(
             values=dict(document["values"]),
-            says=tuple(document["says"]),
-            environment=dict(document["environment"]),
+            says=tuple(map(_text, document["says"])),
+            environment=_texts(document["environment"]),
+            settings=_texts(document["settings"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PlanError(
             VARIABLE,
             "must hold what cputrain launch wrote",
             found=f"a fault: {error}",
             do="Unset it, and start the script with cputrain launch.",
         ) from None
+
+
+def _texts(document: Mapping[str, object]) -> dict[str, str]:
+    return {name: _text(value) for name, value in dict(document).items()}
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} should be text")
+    return value

@@ -33,8 +33,12 @@ def apply(torch: ModuleType, value: object) -> Flushed | None:
 def _let_numpy_look_first() -> None:
     """NumPy warns when it first measures a type and finds that denormals vanish; it looks once."""
     import sys
+    import warnings
 
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if numpy is None or not hasattr(numpy, "finfo"):
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some emulated long doubles are worth a warning by itself
         for kind in (numpy.float16, numpy.float32, numpy.float64, numpy.longdouble):
             _ = numpy.finfo(kind).smallest_subnormal

@@ -1,114 +1,128 @@
 """Switches optimizers to their fused CPU kernels where the script left the choice to torch.
 
-A hook before each step looks at every parameter group: groups that name neither `fused` nor
-`foreach`, whose parameters are plain dense float tensors on the CPU, are switched. The choice is
-looked at again at each step, since a checkpoint may replace the groups and gradients may turn
-sparse. Saved state dictionaries hold what the script chose, so a checkpoint is the same either way.
+An optimizer's step ends in a function of torch.optim that is given every tensor it is about to
+use, and picks a kernel. The choice is made there, call by call: parameter groups, saved state
+dictionaries, pickles and what hooks see stay as the script made them.
+
+The kernels walk memory from a tensor's first element to its last and look at no stride, so tensors
+that do not lie alike, or with gaps, would be updated wrongly and in silence.
 """
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any
 
 POLICY = "fused_optimizer"
 
-MARK = "_cputrain_fused"
+FUNCTIONS = {"adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad"}
+"""Each in the module of torch.optim of the same name; AdamW's step is Adam's."""
+
+UNFIT = ("differentiable", "capturable", "has_complex", "has_sparse_grad")
+"""Arguments that, when true, rule the kernels out."""
 
 
 class FusedOptimizers:
-    """The hook, and what it has switched."""
+    """The functions, exchanged, and what they were seen to fuse."""
 
     def __init__(self, torch: ModuleType) -> None:
-        from weakref import WeakSet
-
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-        optim = torch.optim
-        # exactly these: a subclass may have a step of its own that knows nothing of the choice
-        self._types = frozenset((optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad))
+        self._torch = torch
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._dtypes = (torch.float32, torch.float64)
         self._strided = torch.strided
-        self._seen: dict[int, tuple[str, int]] = {}
-        self._watched: WeakSet[Any] = WeakSet()
-        self._handle = register_optimizer_step_pre_hook(self._before_step)
+        self._orders = (torch.channels_last, torch.channels_last_3d)
+        self._fused: dict[tuple[str, int], int] = {}
+        self._exchanged: list[tuple[ModuleType, str, Any, Any]] = []
+        for name in FUNCTIONS:
+            module = sys.modules[f"torch.optim.{name}"]
+            own = getattr(module, name)
+            ours = self._choosing(name, own)
+            setattr(module, name, ours)
+            self._exchanged.append((module, name, own, ours))
 
-    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if type(optimizer) not in self._types:
-            return
-        # a closure makes the gradients after this hook: what they will be cannot be seen yet
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        for group in optimizer.param_groups:
-            if group.get(MARK):
-                if closure is not None or not self._dense(group):
-                    group["fused"] = group.pop(MARK)[0]
-            elif closure is None and self._may(group) and self._dense(group):
-                self._switch(optimizer, group)
+    def _choosing(self, name: str, update: Callable[..., None]) -> Callable[..., None]:
+        from functools import wraps
 
-    def _may(self, group: dict[str, Any]) -> bool:
+        @wraps(update)
+        def choose(params: Any, grads: Any, *states: Any, **options: Any) -> None:
+            # a compiler fuses by itself, and better when it sees each operation
+            if (
+                not self._torch.compiler.is_compiling()
+                and self._may(options)
+                and all(type(found) is list for found in (params, grads, *states))
+                and self._fit(params, grads, *_without_steps(name, states))
+            ):
+                options["fused"] = True
+                shown = "AdamW" if options.get("decoupled_weight_decay") else FUNCTIONS[name]
+                self._fused[shown, id(params[0])] = len(params)
+            update(params, grads, *states, **options)
+
+        return choose
+
+    def _may(self, options: dict[str, Any]) -> bool:
         return (
-            group.get("fused") is None
-            and group.get("foreach") is None
-            and not group.get("differentiable")
-            and not group.get("capturable")
-            and isinstance(group.get("lr"), float | int)
+            options.get("fused", True) is None
+            and options.get("foreach") is None
+            and options.get("grad_scale") is None
+            and not any(options.get(name) for name in UNFIT)
+            and not self._torch.is_grad_enabled()  # on in the step of a differentiable SGD
+            and all(
+                isinstance(options.get(name, 0), (float, int)) for name in ("lr", "beta1", "beta2")
+            )
         )
 
-    def _dense(self, group: dict[str, Any]) -> bool:
-        plain, dtypes, strided = self._plain, self._dtypes, self._strided
-        for parameter in group["params"]:
-            if (
-                type(parameter) not in plain
-                or parameter.dtype not in dtypes
-                or parameter.device.type != "cpu"
-            ):
-                return False
-            gradient = parameter.grad
-            if gradient is not None and (
-                type(gradient) not in plain
-                or gradient.layout is not strided
-                or gradient.dtype != parameter.dtype
-            ):
-                return False
-        return True
+    def _fit(self, params: list[Any], *others: list[Any]) -> bool:
+        # SGD's buffers are None at their first step: the kernel takes none of them, or all
+        lists = [params, *(found for found in others if any(one is not None for one in found))]
+        return (
+            len(lists) > 1
+            and all(len(found) == len(params) for found in lists)
+            and all(self._alike(tensors) for tensors in zip(*lists, strict=True))
+        )
 
-    def _switch(self, optimizer: Any, group: dict[str, Any]) -> None:
-        group[MARK] = (group.get("fused"),)
-        group["fused"] = True
-        self._seen[id(group["params"])] = (type(optimizer).__name__, len(group["params"]))
-        if optimizer not in self._watched:
-            self._watched.add(optimizer)
-            optimizer.register_state_dict_post_hook(_as_the_script_chose)
+    def _alike(self, tensors: Sequence[Any]) -> bool:
+        first = tensors[0]
+        plain, kind, size = self._plain, first.dtype, first.numel()
+        if kind not in self._dtypes:
+            return False
+        for tensor in tensors:
+            if (
+                type(tensor) not in plain
+                or not tensor.is_cpu
+                or tensor.layout is not self._strided
+                or tensor.dtype is not kind
+                or tensor.numel() != size
+            ):
+                return False
+        return all(tensor.is_contiguous() for tensor in tensors) or any(
+            all(tensor.is_contiguous(memory_format=order) for tensor in tensors)
+            for order in self._orders
+        )
 
     def describe(self) -> str:
         tensors: dict[str, int] = {}
-        for name, count in self._seen.values():
+        for (name, _), count in self._fused.items():
             tensors[name] = tensors.get(name, 0) + count
         return ", ".join(
             f"fused {name} ({count} tensor{'s' * (count != 1)})" for name, count in tensors.items()
         )
 
     def undo(self) -> None:
-        self._handle.remove()
-        for optimizer in self._watched:
-            for group in optimizer.param_groups:
-                if MARK in group:
-                    group["fused"] = group.pop(MARK)[0]
+        for module, name, own, ours in self._exchanged:
+            if getattr(module, name) is ours:
+                setattr(module, name, own)
 
 
-def _as_the_script_chose(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-    groups = []
-    for group in state["param_groups"]:
-        if MARK in group:
-            group = {**group, "fused": group[MARK][0]}
-            del group[MARK]
-        groups.append(group)
-    return {**state, "param_groups": groups}
+def _without_steps(name: str, states: Sequence[list[Any]]) -> Sequence[list[Any]]:
+    """The states that lie beside the parameters: Adam and Adagrad put their step counts last."""
+    return states if name == "sgd" else states[:-1]
 
 
 def apply(torch: ModuleType, value: object) -> FusedOptimizers | None:
-    """Start looking at optimizers."""
+    """Start choosing kernels."""
     return FusedOptimizers(torch) if value else None

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+_faults: list[BaseException] = []
+"""What went wrong so far. The first is told; those that follow mostly follow from it."""
+
 
 def before(name: str) -> None:
     """Called before `name` is loaded."""
@@ -21,10 +24,10 @@ def before(name: str) -> None:
         _guarded(_take_share)
 
 
-def after(name: str, module: ModuleType) -> None:
-    """Called once `name` is loaded."""
+def after(name: str, module: ModuleType, reports: bool) -> None:
+    """Called once `name` is loaded; `reports` asks for a line at the end of the process."""
     if name == "torch":
-        _guarded(lambda: _apply(module))
+        _guarded(lambda: _apply(module, reports))
     elif name == "multiprocessing":
         _guarded(lambda: _set_start_method(module))
 
@@ -35,13 +38,23 @@ def _guarded(step: Callable[[], None]) -> None:
     try:
         step()
     except CputrainError as error:
-        print(f"cputrain: {error} The script runs as under python.", file=sys.stderr)
+        _tell(error, f"{error} The script runs as under python.")
     except Exception as error:  # the edge: whatever it is, the user's script must not stop for it
-        print(
-            f"cputrain: [internal] {type(error).__name__}: {error}. The script runs as under "
-            "python; please report this with the output of: cputrain info --capture machine.json",
-            file=sys.stderr,
+        _tell(
+            error,
+            f"[internal] {type(error).__name__}: {error}. The script runs as under python; please "
+            "report this with the output of: cputrain info --capture machine.json",
         )
+
+
+def _tell(error: BaseException, message: str) -> None:
+    _faults.append(error)
+    if len(_faults) > 1 or sys.stderr is None:
+        return
+    try:
+        print("cputrain: " + " ".join(message.split()), file=sys.stderr)
+    except (OSError, ValueError):  # standard error is closed: nobody is listening
+        return
 
 
 def _take_share() -> None:
@@ -50,11 +63,11 @@ def _take_share() -> None:
     take_share(os.environ)
 
 
-def _apply(torch: ModuleType) -> None:
+def _apply(torch: ModuleType, reports: bool) -> None:
     from cputrain.runtime.apply import apply_plan
     from cputrain.runtime.carried import read_carried
 
-    apply_plan(torch, read_carried())
+    apply_plan(torch, read_carried(), reports=reports)
 
 
 def _set_start_method(multiprocessing: ModuleType) -> None:

@@ -13,7 +13,12 @@ POLICY = "loader_cores"
 
 
 class PlacedWorkers:
-    """DataLoader workers on the cores that the plan keeps for them."""
+    """DataLoader workers on the cores that the plan keeps for them.
+
+    They are moved once they run, before they are asked for their first batch. Lending them the
+    parent's own mask would leave it on every thread the parent starts meanwhile, OpenMP's too, and
+    would not reach a child of the fork server.
+    """
 
     def __init__(self, torch: ModuleType, cpus: tuple[int, ...], compute_threads: int) -> None:
         from torch.utils.data import dataloader
@@ -23,25 +28,25 @@ class PlacedWorkers:
         self._compute_threads = compute_threads
         self._most = 0
         self._kind: Any = dataloader._MultiProcessingDataLoaderIter
-        self._start = self._kind.__init__
-        placed = self
+        self._reset = reset = self._kind._reset
 
-        def start(iterator: Any, loader: Any) -> None:
-            placed._make_room(loader.num_workers)
-            # workers inherit the mask of the thread that starts them, so it is lent to them
-            own = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, placed._cpus)
-            try:
-                placed._start(iterator, loader)
-            finally:
-                os.sched_setaffinity(0, own)
+        def place_and_reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+            if first_iter:
+                self._place(iterator._workers)
+            reset(iterator, loader, first_iter)
 
-        self._kind.__init__ = start
+        self._ours = place_and_reset
+        self._kind._reset = place_and_reset  # type: ignore[method-assign, assignment]
 
-    def _make_room(self, workers: int) -> None:
-        self._most = max(self._most, workers)
+    def _place(self, workers: list[Any]) -> None:
         if self._torch.get_num_threads() > self._compute_threads:
             self._torch.set_num_threads(self._compute_threads)
+        for worker in workers:
+            try:
+                os.sched_setaffinity(worker.pid, self._cpus)
+            except OSError:  # it has ended already, or those CPUs went away: torch will tell
+                return
+        self._most = max(self._most, len(workers))
 
     def describe(self) -> str:
         if not self._most:
@@ -51,7 +56,8 @@ class PlacedWorkers:
         return f"{self._most} loader workers on CPUs {format_list(self._cpus)}"
 
     def undo(self) -> None:
-        self._kind.__init__ = self._start
+        if self._kind._reset is self._ours:
+            self._kind._reset = self._reset
 
 
 def apply(torch: ModuleType, value: object) -> PlacedWorkers | None:

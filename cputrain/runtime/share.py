@@ -14,7 +14,9 @@ from cputrain.runtime.carried import VARIABLE, read_carried
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
+
+    from cputrain.plan import Setting
 
 PLANNED = "CPUTRAIN_RANK"
 """The rank that the plan was made for, as "index/count"; absent for a process on its own."""
@@ -23,18 +25,17 @@ PLANNED = "CPUTRAIN_RANK"
 def take_share(environment: MutableMapping[str, str]) -> None:
     """Plan again where this process is a rank that the plan does not know of."""
     rank = read_rank(environment)
-    if rank is None or environment.get(PLANNED) == f"{rank.index}/{rank.count}":
+    if rank is None or environment.get(PLANNED) == planned_rank(environment):
         return
     from cputrain.machine import read_machine
     from cputrain.plan import Request, Setting, make_plan
 
     carried = read_carried(environment)
     kept = {
-        name: value
-        for name, value in environment.items()
-        if carried.environment.get(name) != value
+        name: value for name, value in environment.items() if carried.environment.get(name) != value
     }
     settings = {
+        **_still_to_be_met(carried.settings),
         # what was decided for the whole machine and does not depend on the share stays decided
         "flush_denormals": Setting(value=_switch(carried.values, "flush_denormals"), where="plan"),
         "fused_optimizer": Setting(value=_switch(carried.values, "fused_optimizer"), where="plan"),
@@ -49,8 +50,25 @@ def take_share(environment: MutableMapping[str, str]) -> None:
         os.sched_setaffinity(0, cpus)
     if "OMP_NUM_THREADS" not in kept or threads_set_by_launcher(kept):
         environment.update(plan.environment)
-    environment[PLANNED] = f"{rank.index}/{rank.count}"
+    environment[PLANNED] = planned_rank(environment)
     environment[VARIABLE] = plan.carried()
+
+
+def _still_to_be_met(settings: Mapping[str, str]) -> dict[str, Setting]:
+    """The user's words that hold for each rank anew; a mask has narrowed the budget already."""
+    from cputrain.plan import Setting
+
+    return {
+        name: Setting(value=value, where=f"{name} of the plan")
+        for name, value in settings.items()
+        if name != "placement" or value == "none"
+    }
+
+
+def planned_rank(environment: Mapping[str, str]) -> str:
+    """What CPUTRAIN_RANK says once this process's rank is planned for; empty without ranks."""
+    rank = read_rank(environment)
+    return "" if rank is None else f"{rank.index}/{rank.count}"
 
 
 def _switch(values: dict[str, object], name: str) -> str:

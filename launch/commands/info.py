@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
-from cputrain.errors import UsageError
 from cputrain.launch.options import Option, parse, usage
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
+
+from cputrain.errors import UsageError
 from cputrain.machine import cores_within, read_machine
 
 TYPE_CHECKING = False
@@ -32,14 +33,22 @@ def main(argv: Sequence[str]) -> int:
     """Print the machine, measure or capture it."""
     parsed = parse(argv, OPTIONS, "info")
     if parsed.has("--help"):
-        print(usage("info", "[options]", "Tells what this machine is, and what of it may be used.",
-                    {"options": OPTIONS}))
+        print(
+            usage(
+                "info",
+                "[options]",
+                "Tells what this machine is, and what of it may be used.",
+                {"options": OPTIONS},
+            )
+        )
         return 0
     if parsed.rest:
         raise UsageError(parsed.rest[0], "is not wanted: cputrain info takes options only")
     source = chosen_source(parsed)
     if parsed.has("--measure") and not source.live:
-        raise UsageError("--measure", "works on this machine only", do="Leave out --sysroot or --from.")
+        raise UsageError(
+            "--measure", "works on this machine only", do="Leave out --sysroot or --from."
+        )
     path = parsed.values.get("--capture")
     if path is not None:
         return _capture(source, path, force=parsed.has("--force"))
@@ -75,7 +84,9 @@ def _capture(source: Source, path: str, *, force: bool) -> int:
         ) from None
     except OSError as error:
         raise UsageError(
-            f"--capture {path}", "must be a file that can be written", found=str(error.strerror),
+            f"--capture {path}",
+            "must be a file that can be written",
+            found=str(error.strerror),
             do="Name another.",
         ) from None
     print(

@@ -7,6 +7,7 @@ import sys
 
 from cputrain.launch import planning, process, target
 from cputrain.launch.options import Option, Parsed, parse, usage
+
 from cputrain.plan.policies import KNOBS
 
 TYPE_CHECKING = False
@@ -31,7 +32,7 @@ SHOW_OPTIONS = (
     Option(flag="--plan", takes="FILE", help="carry out a plan saved with: cputrain plan --json"),
     Option(flag="--dry-run", help="print one shell command that does the same, and stop"),
     Option(flag="--explain", help="print every decision with its reason first"),
-    Option(flag="--quiet", short="-q", help="not a line of ours, unless something is wrong"),
+    Option(flag="--quiet", short="-q", help="not a line of ours, unless the script cannot start"),
     Option(flag="--help", short="-h", help="show this and stop"),
 )
 
@@ -54,16 +55,18 @@ def main(argv: Sequence[str]) -> int:
     )
     program = target.find(what, os.environ)
     plan = planning.plan_for(parsed)
+    planning.check_preload(plan)
     start = start_of(plan, what, program, parsed)
-    if parsed.has("--explain"):
+    if parsed.has("--explain") and sys.stderr is not None:
         from cputrain.report.plans import show_plan
         from cputrain.report.terminal import console
 
         show_plan(console(sys.stderr), plan)
     if parsed.has("--dry-run"):
-        print(start.shell())
+        if sys.stdout is not None:  # as bytes: file names need not be text
+            sys.stdout.buffer.write(os.fsencode(start.shell()) + b"\n")
         return 0
-    process.run(start, [*plan.warnings, *_deaf(parsed)])
+    process.run(start, [*plan.warnings, *_deaf(parsed)], quiet=parsed.has("--quiet"))
 
 
 def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> process.Start:
@@ -73,7 +76,9 @@ def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> p
     return process.Start(
         program=program,
         argv=what.argv(_python_arguments(parsed)),
-        environment=planning.environment_for(plan, quiet=parsed.has("--quiet")),
+        environment=planning.environment_for(
+            plan, quiet=parsed.has("--quiet"), replayed=parsed.has("--plan")
+        ),
         cpus=None if cpus is None else tuple(cpus),
         interleave=tuple(memory["interleave"]) if "interleave" in memory else None,
     )
@@ -91,7 +96,9 @@ def _python_arguments(parsed: Parsed) -> list[str]:
         return split(found)
     except ValueError as error:
         raise UsageError(
-            "--python-args", "must be quoted as in a shell", found=f"{found!r}: {error}",
+            "--python-args",
+            "must be quoted as in a shell",
+            found=f"{found!r}: {error}",
             do="Say for example --python-args '-u -X dev'",
         ) from None
 
@@ -99,7 +106,11 @@ def _python_arguments(parsed: Parsed) -> list[str]:
 def _deaf(parsed: Parsed) -> list[str]:
     """A warning where the interpreter is told not to look at what we leave for it."""
     for word in _python_arguments(parsed):
-        if word.startswith("-") and not word.startswith(("--", "-X", "-W")) and set(word) & set("IES"):
+        if (
+            word.startswith("-")
+            and not word.startswith(("--", "-X", "-W"))
+            and set(word) & set("IES")
+        ):
             return [
                 f"the interpreter option {word} hides our hook: threads, placement and allocator "
                 "are as planned, optimizers and loaders are not"

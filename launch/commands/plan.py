@@ -8,6 +8,7 @@ from cputrain.launch import planning
 from cputrain.launch.commands.launch import KNOB_OPTIONS, TARGET_OPTIONS
 from cputrain.launch.options import Option, parse, usage
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
+
 from cputrain.machine import read_machine
 
 TYPE_CHECKING = False
@@ -32,13 +33,15 @@ def main(argv: Sequence[str]) -> int:
                 "plan",
                 "[options] [script.py ...]",
                 "Shows what cputrain launch would do with the same options, and why.",
-                {"what to show": OPTIONS, "settings": KNOB_OPTIONS},
+                {"what to run": TARGET_OPTIONS, "what to show": OPTIONS, "settings": KNOB_OPTIONS},
             )
         )
         return 0
     source = chosen_source(parsed)
     machine = read_machine(source, detail=not source.live)
     plan = planning.plan_for(parsed, machine, environment=source.environment())
+    if source.live:
+        planning.check_preload(plan)
     if parsed.has("--json"):
         print(json.dumps(plan.document(), indent=1))
         return 0

@@ -1,0 +1,184 @@
+"""Reading a saved plan. A file may come from anywhere, so every value is checked before it is used.
+
+Whatever holds here can be carried out: a replayed plan fails when it is read, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+
+from cputrain.errors import PlanError
+from cputrain.plan.decision import Change, Decision, Origin
+from cputrain.plan.plan import SCHEMA_VERSION, Plan
+from cputrain.plan.policies import KNOBS
+from cputrain.plan.start_method import METHODS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+CARRIERS = frozenset(
+    {
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "LD_PRELOAD",
+        "GLIBC_TUNABLES",
+        "MALLOC_MMAP_THRESHOLD_",
+        "MALLOC_TRIM_THRESHOLD_",
+        "MALLOC_TOP_PAD_",
+        "MALLOC_MMAP_MAX_",
+    }
+)
+"""Every variable a plan may set: a replayed file cannot set PATH."""
+
+TEXT = frozenset({"LD_PRELOAD", "GLIBC_TUNABLES"})
+"""Those that hold more than a number."""
+
+MOST = 1 << 16
+"""Above any number of CPUs, threads or memory nodes that a machine has."""
+
+
+def read_plan(text: str, where: str) -> Plan:
+    """A plan from its JSON document; an error that says what is wrong with it."""
+    advice = "Make one with: cputrain plan --json SCRIPT > plan.json"
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(where, "must be a JSON document", found=str(error), do=advice) from None
+    if not isinstance(document, dict) or document.get("kind") != "cputrain plan":
+        raise PlanError(where, "must be a plan of cputrain", found="another document", do=advice)
+    version = document.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise PlanError(
+            where, f"must have schema_version {SCHEMA_VERSION}", found=_shown(version), do=advice
+        )
+    try:
+        return Plan(
+            machine=_text(document["machine"]),
+            settings={_knob(name): _text(value) for name, value in document["settings"].items()},
+            decisions=_read_decisions(document["decisions"]),
+        )
+    except KeyError as error:
+        fault = f"no {error}"
+    except AttributeError:
+        fault = "something else in the place of an object"
+    except (TypeError, ValueError) as error:
+        fault = str(error)
+    raise PlanError(where, "must hold a machine and its decisions", found=fault, do=advice)
+
+
+def _read_decisions(entries: object) -> tuple[Decision, ...]:
+    if not isinstance(entries, list):
+        raise TypeError(f"{_shown(entries)} in the place of the decisions")
+    decisions = tuple(_read_decision(entry) for entry in entries)
+    policies = [decision.policy for decision in decisions]
+    twice = next((policy for policy in policies if policies.count(policy) > 1), None)
+    if twice is not None:
+        raise ValueError(f"two decisions on {twice}")
+    return decisions
+
+
+def _read_decision(entry: dict[str, Any]) -> Decision:
+    policy = _knob(entry["policy"])
+    holds, rule = VALUES[policy]
+    value = entry["value"]
+    if not holds(value):
+        raise ValueError(f"{policy} is {_shown(value)}, and should be {rule}")
+    return Decision(
+        policy=policy,
+        value=value,
+        says=_text(entry["says"]),
+        reason=_text(entry["reason"]),
+        origin=Origin(_text(entry["origin"])),
+        change=Change(_text(entry["change"])),
+        environment=dict(_variable(*item) for item in entry["environment"].items()),
+        rejected={_text(key): _text(value) for key, value in entry["rejected"].items()},
+        warning=_text(entry["warning"]),
+    )
+
+
+def _variable(name: str, value: object) -> tuple[str, str]:
+    if name not in CARRIERS:
+        raise ValueError(f"{_shown(name)}, which is no variable that a plan sets")
+    written = _text(value)
+    if name not in TEXT and not (written.isascii() and written.isdigit() and len(written) < 20):
+        raise ValueError(f"{name} set to {_shown(written)}, and should be a number")
+    return name, written
+
+
+def _knob(name: object) -> str:
+    if not isinstance(name, str) or name not in KNOBS:
+        raise ValueError(f"{_shown(name)}, which is no setting of cputrain")
+    return name
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{_shown(value)} in the place of a text")
+    if not value.replace("\t", " ").isprintable():
+        raise ValueError(f"{_shown(value)}, which cannot be printed")
+    return value
+
+
+def _shown(value: object) -> str:
+    """A value of the file, short enough for a message."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MOST
+
+
+def _numbers(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and 1 <= len(value) <= MOST
+        and all(type(number) is int and 0 <= number < MOST for number in value)
+    )
+
+
+def _switch(value: object) -> bool:
+    return type(value) is bool
+
+
+def _or_none(holds: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or holds(value)
+
+
+def _object(**fields: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: (
+        isinstance(value, dict)
+        and value.keys() == fields.keys()
+        and all(holds(value[name]) for name, holds in fields.items())
+    )
+
+
+def _method(value: object) -> bool:
+    return isinstance(value, str) and value in METHODS
+
+
+VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "threads": (_count, "a number of threads"),
+    "interop_threads": (_or_none(_count), "a number of threads, or null"),
+    "placement": (_or_none(_numbers), "a list of CPUs, or null"),
+    "memory_policy": (
+        _or_none(_object(interleave=_numbers)),
+        '{"interleave": [nodes]}, or null',
+    ),
+    "loader_cores": (
+        _object(cpus=_or_none(_numbers), threads=_count, compute_threads=_or_none(_count)),
+        '{"cpus": [CPUs] or null, "threads": N, "compute_threads": N or null}',
+    ),
+    "allocator": (lambda value: isinstance(value, str), "a text"),
+    "huge_pages": (_switch, "true or false"),
+    "openmp": (lambda value: value is None, "null"),
+    "start_method": (
+        _object(script=_or_none(_method), pools=_method),
+        '{"script": a method or null, "pools": a method}',
+    ),
+    "flush_denormals": (_switch, "true or false"),
+    "fused_optimizer": (_switch, "true or false"),
+}
+"""Whether a policy's value is one that can be carried out, and what it should be."""

@@ -1,0 +1,86 @@
+"""What each part may import: the arrow of the design, and the price of a launch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.programs import PYTHON, run, script
+
+ROOT = Path(__file__).parents[2]
+
+HEAVY = {
+    "argparse", "dataclasses", "inspect", "typing", "pathlib", "subprocess", "tomllib", "ast",
+    "rich", "numpy", "psutil", "cpuinfo", "logging", "tempfile", "urllib", "difflib", "hashlib",
+}  # fmt: skip
+
+
+def modules_of(done_stderr: str) -> set[str]:
+    return set(re.findall(r"^import time:.*\|\s*(\S+)$", done_stderr, re.MULTILINE))
+
+
+def loaded(folder: Path, *words: str) -> set[str]:
+    """Modules that a command imports beyond what every interpreter here has."""
+    always = modules_of(run((PYTHON, "-X", "importtime", "-c", "pass"), folder).stderr)
+    start = "import sys; from cputrain.launch.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = run((PYTHON, "-X", "importtime", "-c", start, *words), folder)
+    assert done.returncode == 0, done.stderr
+    return modules_of(done.stderr) - always
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("launch", "x.py"), ("launch", "--dry-run", "x.py"), ("plan",), ("plan", "--json"), ("info",)],
+)
+def test_no_command_imports_torch(tmp_path: Path, words: tuple[str, ...]) -> None:
+    script(tmp_path, "")
+    assert not {name for name in loaded(tmp_path, *words) if name.partition(".")[0] == "torch"}
+
+
+def test_a_plain_launch_imports_nothing_heavy(tmp_path: Path) -> None:
+    script(tmp_path, "")
+    found = {name.partition(".")[0] for name in loaded(tmp_path, "launch", "-q", "x.py")}
+    assert not found & HEAVY, sorted(found & HEAVY)
+
+
+def test_importing_cputrain_is_free(tmp_path: Path) -> None:
+    always = modules_of(run((PYTHON, "-X", "importtime", "-c", "pass"), tmp_path).stderr)
+    done = run((PYTHON, "-X", "importtime", "-c", "import cputrain"), tmp_path)
+    assert {name for name in modules_of(done.stderr) - always if "cputrain" not in name} <= {
+        "__future__"
+    }
+    assert not {name for name in modules_of(done.stderr) if name.startswith("cputrain.")}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield from ([node.module] if node.module != "cputrain" else ())
+            if node.module == "cputrain":
+                yield from (f"cputrain.{alias.name}" for alias in node.names)
+
+
+RULES = {
+    "cputrain/machine": ("cputrain.machine", "cputrain.record", "cputrain.errors"),
+    "cputrain/plan": ("cputrain.plan", "cputrain.machine", "cputrain.record", "cputrain.errors"),
+    "launch": ("cputrain",),
+}
+
+
+@pytest.mark.parametrize("folder", RULES)
+def test_the_arrow_of_the_design_is_kept(folder: str) -> None:
+    allowed = RULES[folder]
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for name in imports_of(path):
+            top = name.partition(".")[0]
+            assert top not in ("torch", "launch"), f"{path} imports {name}"
+            if top == "cputrain" and folder != "launch":
+                known = any(name == rule or name.startswith(f"{rule}.") for rule in allowed)
+                assert known, f"{path} imports {name}"

@@ -1,0 +1,35 @@
+"""Both runs of the training script, made once: importing torch is what takes the time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.launch.programs import launch, plain
+
+SCRIPT = str(Path(__file__).with_name("training.py"))
+
+
+class Trained(NamedTuple):
+    """What training.py printed, and the line of ours after it."""
+
+    ours: dict[str, Any]
+    theirs: dict[str, Any]
+    line: str
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """training.py under cputrain launch, and under plain python."""
+    folder = tmp_path_factory.mktemp("trained")
+    # one thread: tensors this small have no work for two
+    ours = launch(folder, SCRIPT, OMP_NUM_THREADS="1")
+    theirs = plain(folder, SCRIPT, OMP_NUM_THREADS="1")
+    assert theirs.returncode == 0, theirs.stderr
+    assert ours.returncode == 0, ours.stderr
+    *warnings, line = ours.stderr.splitlines()
+    assert len(warnings) == len(theirs.stderr.splitlines()), ours.stderr
+    return Trained(json.loads(ours.stdout), json.loads(theirs.stdout), line)

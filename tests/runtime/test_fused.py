@@ -1,0 +1,162 @@
+"""Fused optimizers: the same training, and nothing that a script could notice."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.programs import launch, plain, script
+from tests.runtime.conftest import SCRIPT, Trained
+
+
+def alike(mine: Any, theirs: Any) -> bool:
+    """Whether two answers are equal, numbers within 1e-5 of each other."""
+    if isinstance(theirs, dict):
+        return mine.keys() == theirs.keys() and all(alike(mine[k], theirs[k]) for k in theirs)
+    if isinstance(theirs, list):
+        return len(mine) == len(theirs) and all(map(alike, mine, theirs))
+    if isinstance(theirs, float):
+        return bool(mine == pytest.approx(theirs, rel=1e-5))
+    return bool(mine == theirs)
+
+
+FUSED = (
+    "losses_and_states",
+    "schedulers_scalers_and_late_groups",
+    "gradients_that_come_late",
+    "channels_last_models",
+    "gradients_that_turn_sparse",
+    "closures_and_subclasses",
+    "numbers_of_double_size",
+)
+
+LEFT_TO_TORCH = (
+    "memory_in_another_order",
+    "choices_of_the_script",
+    "tensors_kernels_cannot_take",
+    "sparse_gradients",
+    "compiled_steps",
+)
+
+
+@pytest.mark.parametrize("question", [*FUSED, *LEFT_TO_TORCH])
+def test_training_goes_as_under_plain_python(trained: Trained, question: str) -> None:
+    mine, theirs = trained.ours[question][0], trained.theirs[question][0]
+    if isinstance(theirs, dict):
+        for name in theirs:
+            assert alike(mine[name], theirs[name]), (name, mine[name], theirs[name])
+    assert alike(mine, theirs), (mine, theirs)
+
+
+@pytest.mark.parametrize("question", FUSED)
+def test_what_can_be_fused_is(trained: Trained, question: str) -> None:
+    assert trained.ours[question][1] > 0
+    assert trained.theirs[question][1] == 0
+
+
+@pytest.mark.parametrize("question", LEFT_TO_TORCH)
+def test_what_must_not_be_fused_is_left_to_torch(trained: Trained, question: str) -> None:
+    calls = trained.ours[question][1]
+    # a picture is fused until its parameter turns channels_last under its moments
+    most = 30 if question == "memory_in_another_order" else 0
+    assert calls <= most
+
+
+def test_the_line_names_each_kind_of_optimizer(trained: Trained) -> None:
+    for kind in ("Adam", "AdamW", "SGD", "Adagrad"):
+        assert f"fused {kind} (" in trained.line
+
+
+SAVE = """
+import sys
+import torch
+sys.path.insert(0, FOLDER)
+from training import *
+for name, make in CASES.items():
+    model = model_of()
+    optimizer = make(model.parameters())
+    train(model, optimizer, 5)
+    torch.save([model.state_dict(), optimizer.state_dict(), optimizer], sys.argv[1] + name)
+"""
+
+CONTINUE = """
+import json, sys
+import torch
+sys.path.insert(0, FOLDER)
+from training import *
+found = {}
+for path, name, make in ((path, *case) for path in sys.argv[1:] for case in CASES.items()):
+    weights, state, whole = torch.load(path + name, weights_only=False)
+    model = model_of(7)
+    optimizer = make(model.parameters())
+    train(model, optimizer, 2)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    train(model, whole, 1)
+    model.load_state_dict(weights)
+    found[path + name] = [train(model, optimizer, 5, seed=3), shape(optimizer.state_dict())]
+print(json.dumps(found))
+"""
+
+
+def test_checkpoints_continue_both_ways(tmp_path: Path) -> None:
+    folder = repr(os.path.dirname(SCRIPT))
+    script(tmp_path, SAVE.replace("FOLDER", folder), "save.py")
+    script(tmp_path, CONTINUE.replace("FOLDER", folder), "continue.py")
+    for saver, save in {"ours": launch, "theirs": plain}.items():
+        (tmp_path / saver).mkdir()
+        assert save(tmp_path, "save.py", f"{saver}/", OMP_NUM_THREADS="1").returncode == 0
+    expected = None
+    for load in (plain, launch):
+        done = load(tmp_path, "continue.py", "ours/", "theirs/", OMP_NUM_THREADS="1")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        expected = expected or {name: value for name, value in found.items() if "theirs/" in name}
+        for name, answer in found.items():
+            assert alike(answer, expected[name.replace("ours/", "theirs/")]), (load, name)
+
+
+UNDO = """
+import sys
+import torch
+from cputrain.runtime import denormals, fused, loader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as kind
+modules = [sys.modules[f"torch.optim.{name}"] for name in fused.FUNCTIONS]
+def functions():
+    return [getattr(module, name) for module, name in zip(modules, fused.FUNCTIONS)]
+before = functions()
+assert not any("cputrain" in found.__code__.co_filename for found in before)
+applied = fused.apply(torch, True)
+assert not set(before) & set(functions())
+applied.undo()
+assert before == functions()
+parameter = torch.nn.Parameter(torch.ones(3))
+parameter.grad = torch.ones(3)
+torch.optim.Adam([parameter]).step()
+assert applied.describe() == ""
+own = kind._reset
+placed = loader.apply(torch, {"cpus": [0], "threads": 1, "compute_threads": 1})
+assert kind._reset is not own
+placed.undo()
+assert kind._reset is own
+tiny = torch.tensor(1e-39)
+flushed = denormals.apply(torch, True)
+assert (tiny * 1.0).item() == 0
+flushed.undo()
+assert (tiny * 1.0).item() != 0
+for module in (fused, denormals, loader):
+    assert module.apply(torch, None) is None and module.apply(torch, False) is None
+"""
+
+
+def test_off_means_off_and_undoing_puts_back_what_was_there(tmp_path: Path) -> None:
+    script(tmp_path, UNDO)
+    done = launch(tmp_path, "--fused-optimizer", "off", "--flush-denormals", "off", "x.py")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "fused" not in done.stderr
+    assert "denormals" not in done.stderr
