@@ -81,4 +81,6 @@ class InternalError(CputrainError):
     exit_code = 125
 
     def __init__(self, parameter: str, rule: str, *, found: str = "", do: str = "") -> None:
-        super().__init__(f"[internal] {parameter.removeprefix('[internal] ')}", rule, found=found, do=do)
+        super().__init__(
+            f"[internal] {parameter.removeprefix('[internal] ')}", rule, found=found, do=do
+        )

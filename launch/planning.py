@@ -6,20 +6,19 @@ import json
 import os
 import sys
 
-from cputrain.launch.settings import read_settings
-
 from cputrain.errors import PlanError, UsageError
+from cputrain.launch.settings import read_settings
 from cputrain.machine import RootSource, read_machine, read_rank
-from cputrain.plan import Request, make_plan, read_plan
+from cputrain.plan import Request, Setting, make_plan, read_plan
 from cputrain.plan.policies import KNOBS
 from cputrain.runtime.share import PLANNED, planned_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from cputrain.launch.options import Parsed
-
     from cputrain.machine import Machine
     from cputrain.plan import Plan
 
@@ -62,7 +61,7 @@ def request_for(parsed: Parsed, environment: Mapping[str, str]) -> Request:
     # an outer launch of the same rank has narrowed the mask to its share already
     divided = environment.get(PLANNED, "") == planned_rank(environment)
     return Request(
-        settings=read_settings(parsed, os.environ),
+        settings={**_outer_settings(os.environ), **read_settings(parsed, os.environ)},
         environment=environment,
         rank=None if divided else read_rank(environment),
         python=sys.version_info[:2],
@@ -71,16 +70,29 @@ def request_for(parsed: Parsed, environment: Mapping[str, str]) -> Request:
 
 def users_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment less the variables that an outer launch put there, if they still stand."""
-    outer = environment.get(PLAN_VARIABLE, "")
-    if not outer.startswith("{"):
-        return dict(environment)
-    try:
-        ours = json.loads(outer)["environment"]
-    except (ValueError, KeyError, RecursionError):
-        ours = None
+    ours = _outer(environment).get("environment")
     if not isinstance(ours, dict):
         return dict(environment)
     return {name: value for name, value in environment.items() if ours.get(name) != value}
+
+
+def _outer_settings(environment: Mapping[str, str]) -> dict[str, Setting]:
+    """What the user told an outer launch; a mask it set has narrowed the budget already."""
+    told = _outer(environment).get("settings")
+    return {
+        name: Setting(value=value, where=f"{knob.flag} of the outer launch")
+        for name, value in (told.items() if isinstance(told, dict) else ())
+        if isinstance(value, str) and (knob := KNOBS.get(name)) and name != "placement"
+    }
+
+
+def _outer(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The plan of an outer launch, as far as it can be read."""
+    try:
+        found = json.loads(environment.get(PLAN_VARIABLE, ""))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def environment_for(plan: Plan, *, quiet: bool, replayed: bool) -> dict[str, str]:

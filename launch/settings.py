@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.launch.options import Parsed
-
     from cputrain.plan import Knob
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 
-from cputrain.launch.options import Option
-
 from cputrain.errors import SourceError, UsageError
+from cputrain.launch.options import Option
 from cputrain.machine import RootSource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.launch.options import Parsed
-
     from cputrain.machine.source import Source
 
 SOURCE_OPTIONS = (

@@ -1,8 +1,13 @@
-"""Options of the test run."""
+"""Options of the test run, and its rule on skipped tests."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+LACKING = ("needs a GPU", "needs an OpenCL device")
+"""What a machine that tests may lack; a test that is skipped for anything else could have run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,3 +17,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the files in tests/golden anew, instead of comparing with them",
     )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With CPUTRAIN_CI set, fail when a test was skipped that could have run here."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("CPUTRAIN_CI") or reporter is None:
+        return
+    reasons = {
+        str(report.longrepr[-1]).removeprefix("Skipped: ")
+        for report in reporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    }
+    for reason in sorted(reason for reason in reasons if not reason.startswith(LACKING)):
+        reporter.write_line(f"a test was skipped that could have run here: {reason}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cputrain.launch.cli import VERBS, main
 
 from cputrain import errors
+from cputrain.launch.cli import VERBS, main
 from cputrain.machine import Machine, Rank, read_machine
 from cputrain.machine.bandwidth import Bandwidth
 from cputrain.machine.capture import read_capture

@@ -41,7 +41,9 @@ def read_rank(environment: Mapping[str, str]) -> Rank | None:
         # Slurm writes "2(x3),1" when nodes differ; the first number is this node's often enough
         # for a step, and a wrong one only makes the share smaller or larger, never invalid
         count = environment.get(count_name, "").partition("(")[0].partition(",")[0]
-        if index.isdecimal() and count.isdecimal() and int(index) < int(count) and int(count) > 1:
+        if not all(value.isdecimal() and len(value) < 7 for value in (index, count)):
+            continue
+        if int(index) < int(count) and int(count) > 1:
             if launcher == "Slurm":
                 binds = environment.get("SLURM_CPU_BIND_TYPE", "none") not in ("", "none")
             return Rank(launcher=launcher, index=int(index), count=int(count), binds=binds)

@@ -102,8 +102,10 @@ def shortened(value: str) -> str:
 
 
 def _has_own_cpus(machine: Machine, ranks: int) -> bool:
-    """Whether a launcher that can bind ranks has done so: the mask is a rank's part or less."""
-    return len(machine.budget.cpus) * ranks <= len(machine.topology.online)
+    """Whether a launcher that can bind ranks has done so: the mask is a rank's part or less of
+    what the job was given."""
+    job = machine.limits.cpuset or machine.topology.online
+    return len(machine.budget.cpus) * ranks <= len(job)
 
 
 def _by_locality(machine: Machine, cores: tuple[Cpus, ...]) -> tuple[Cpus, ...]:

@@ -108,8 +108,8 @@ class Knob(Record):
     name: str
     """In a file: "threads". The flag is --threads, the variable CPUTRAIN_THREADS."""
 
-    takes: str
-    """What it takes, for the help: "N|auto"."""
+    takes: str = ""
+    """What it takes, for the help: "N|auto"; empty for what is decided without asking."""
 
     help: str
     """What it does, in a line."""

@@ -9,12 +9,8 @@ if TYPE_CHECKING:
     from cputrain.machine import Machine
     from cputrain.plan.decision import Request
 
-KNOB = Knob(
-    name="openmp",
-    takes="auto",
-    help="the OpenMP runtime (auto: the one torch ships)",
-    choices=("auto",),
-)
+KNOB = Knob(name="openmp", help="the OpenMP runtime: the one torch ships")
+"""Nothing takes another one: it could deadlock, and none was measured to be faster."""
 
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 

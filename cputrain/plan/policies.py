@@ -14,6 +14,7 @@ from cputrain.plan import (
     placement,
     start_method,
     threads,
+    waits,
 )
 
 TYPE_CHECKING = False
@@ -29,10 +30,11 @@ POLICIES: tuple[Policy, ...] = (
     allocator,
     huge_pages,
     openmp,
+    waits,
     start_method,
     denormals,
     fused,
 )
 
-KNOBS = {policy.KNOB.name: policy.KNOB for policy in POLICIES}
+KNOBS = {policy.KNOB.name: policy.KNOB for policy in POLICIES if policy.KNOB.takes}
 """Everything the user may set, by name."""

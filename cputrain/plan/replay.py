@@ -28,6 +28,7 @@ CARRIERS = frozenset(
         "MALLOC_TRIM_THRESHOLD_",
         "MALLOC_TOP_PAD_",
         "MALLOC_MMAP_MAX_",
+        "GOMP_SPINCOUNT",
     }
 )
 """Every variable a plan may set: a replayed file cannot set PATH."""
@@ -80,7 +81,9 @@ def _read_decisions(entries: object) -> tuple[Decision, ...]:
 
 
 def _read_decision(entry: dict[str, Any]) -> Decision:
-    policy = _knob(entry["policy"])
+    policy = _text(entry["policy"])
+    if policy not in VALUES:
+        raise ValueError(f"{_shown(policy)}, which is no decision of cputrain")
     holds, rule = VALUES[policy]
     value = entry["value"]
     if not holds(value):
@@ -174,6 +177,7 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
     "allocator": (lambda value: isinstance(value, str), "a text"),
     "huge_pages": (_switch, "true or false"),
     "openmp": (lambda value: value is None, "null"),
+    "short_waits": (_switch, "true or false"),
     "start_method": (
         _object(script=_or_none(_method), pools=_method),
         '{"script": a method or null, "pools": a method}',

@@ -59,9 +59,12 @@ def _processor(machine: Machine) -> Iterator[tuple[str, object]]:
         governor = f"governor {clock.governor}" if clock.governor else ""
         told = [part for part in (now, _upto(clock.max_hz).lstrip(", "), governor) if part]
         yield "frequency", ", ".join(told) or None
-    yield "virtual", "yes: caches, sockets and modules are what the hypervisor shows" if (
-        machine.virtual
-    ) else None
+    yield (
+        "virtual",
+        "yes: caches, sockets and modules are what the hypervisor shows"
+        if (machine.virtual)
+        else None,
+    )
 
 
 def _memory(machine: Machine, bandwidth: Bandwidth | None) -> Iterator[tuple[str, object]]:

@@ -23,6 +23,13 @@ POLICY = "fused_optimizer"
 FUNCTIONS = {"adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad"}
 """Each in the module of torch.optim of the same name; AdamW's step is Adam's."""
 
+ENOUGH = 512
+"""Elements of a tensor for each thread. The kernels wake every thread for every tensor: cheap for
+a few threads, dear for many. Fusing a small network's update on 64 threads lost 5 %."""
+
+FEW_THREADS = 4
+"""Up to here fusing was faster for every size of tensor that was measured."""
+
 UNFIT = ("differentiable", "capturable", "has_complex", "has_sparse_grad")
 """Arguments that, when true, rule the kernels out."""
 
@@ -55,6 +62,7 @@ class FusedOptimizers:
                 not self._torch.compiler.is_compiling()
                 and self._may(options)
                 and all(type(found) is list for found in (params, grads, *states))
+                and self._worth_it(params)
                 and self._fit(params, grads, *_without_steps(name, states))
             ):
                 options["fused"] = True
@@ -75,6 +83,12 @@ class FusedOptimizers:
                 isinstance(options.get(name, 0), (float, int)) for name in ("lr", "beta1", "beta2")
             )
         )
+
+    def _worth_it(self, params: list[Any]) -> bool:
+        threads = self._torch.get_num_threads()
+        if threads <= FEW_THREADS:
+            return True
+        return sum(tensor.numel() for tensor in params) >= ENOUGH * threads * len(params)
 
     def _fit(self, params: list[Any], *others: list[Any]) -> bool:
         # SGD's buffers are None at their first step: the kernel takes none of them, or all

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from cputrain.runtime.workers import Watch
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -21,22 +23,11 @@ class PlacedWorkers:
     """
 
     def __init__(self, torch: ModuleType, cpus: tuple[int, ...], compute_threads: int) -> None:
-        from torch.utils.data import dataloader
-
         self._torch = torch
         self._cpus = cpus
         self._compute_threads = compute_threads
         self._most = 0
-        self._kind: Any = dataloader._MultiProcessingDataLoaderIter
-        self._reset = reset = self._kind._reset
-
-        def place_and_reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
-            if first_iter:
-                self._place(iterator._workers)
-            reset(iterator, loader, first_iter)
-
-        self._ours = place_and_reset
-        self._kind._reset = place_and_reset  # type: ignore[method-assign, assignment]
+        self._watch = Watch(self._place)
 
     def _place(self, workers: list[Any]) -> None:
         if self._torch.get_num_threads() > self._compute_threads:
@@ -56,8 +47,7 @@ class PlacedWorkers:
         return f"{self._most} loader workers on CPUs {format_list(self._cpus)}"
 
     def undo(self) -> None:
-        if self._kind._reset is self._ours:
-            self._kind._reset = self._reset
+        self._watch.end()
 
 
 def apply(torch: ModuleType, value: object) -> PlacedWorkers | None:

@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from cputrain.runtime.apply import Applied
     from cputrain.runtime.carried import Carried
 
-AT_RUN_TIME = {"denormals flushed to zero", "fused optimizers"}
+AT_RUN_TIME = {
+    "denormals flushed to zero",
+    "fused optimizers",
+    "short waits beside loader workers",
+}
 """Intentions that the transforms report on themselves."""
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
+from cputrain.errors import UsageError
 from cputrain.launch.options import Option, parse, usage
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
-
-from cputrain.errors import UsageError
 from cputrain.machine import cores_within, read_machine
 
 TYPE_CHECKING = False

@@ -7,7 +7,6 @@ import sys
 
 from cputrain.launch import planning, process, target
 from cputrain.launch.options import Option, Parsed, parse, usage
-
 from cputrain.plan.policies import KNOBS
 
 TYPE_CHECKING = False

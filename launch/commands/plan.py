@@ -8,7 +8,6 @@ from cputrain.launch import planning
 from cputrain.launch.commands.launch import KNOB_OPTIONS, TARGET_OPTIONS
 from cputrain.launch.options import Option, parse, usage
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
-
 from cputrain.machine import read_machine
 
 TYPE_CHECKING = False

@@ -35,7 +35,7 @@ WRONG = [
     ("--flush-denormals", "yes"),
     ("--allocator", "nosuchmalloc"),
     ("--allocator", "/no/such/lib.so"),
-    ("--openmp", "libiomp5"),
+    ("--short-waits", "sometimes"),
 ]
 
 

@@ -80,7 +80,7 @@ def test_workers_sit_on_the_kept_core_and_their_parent_where_it_was(tmp_path: Pa
     kept = CPUS[-1]
     done = launch(tmp_path, "--loader-cores", "1", "x.py", f"({kept},)")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1].endswith(f"2 loader workers on CPUs {kept}")
+    assert f"2 loader workers on CPUs {kept}" in done.stderr.splitlines()[-1]
     assert len([line for line in done.stderr.splitlines() if "cputrain" in line]) == 1
 
 
@@ -90,4 +90,4 @@ def test_workers_share_every_core_unless_told_otherwise(tmp_path: Path) -> None:
     script(tmp_path, text)
     done = launch(tmp_path, "x.py", f"tuple({CPUS})")
     assert done.returncode == 0, done.stderr
-    assert "loader" not in done.stderr
+    assert "loader workers on CPUs" not in done.stderr
