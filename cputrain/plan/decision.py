@@ -135,6 +135,5 @@ if TYPE_CHECKING:
 
         KNOB: Knob
 
-        @staticmethod
-        def decide(machine: Machine, request: Request) -> Decision:
+        def decide(self, machine: Machine, request: Request) -> Decision:
             """The decision for this machine and request."""

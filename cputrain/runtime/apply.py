@@ -30,8 +30,7 @@ if TYPE_CHECKING:
         POLICY: str
         """The policy whose decision it carries out."""
 
-        @staticmethod
-        def apply(torch: ModuleType, value: object) -> Applied | None:
+        def apply(self, torch: ModuleType, value: object) -> Applied | None:
             """Start it; None where the decision asks for nothing."""
 
 

@@ -88,7 +88,8 @@ class FusedOptimizers:
         threads = self._torch.get_num_threads()
         if threads <= FEW_THREADS:
             return True
-        return sum(tensor.numel() for tensor in params) >= ENOUGH * threads * len(params)
+        total = int(sum(tensor.numel() for tensor in params))
+        return total >= ENOUGH * threads * len(params)
 
     def _fit(self, params: list[Any], *others: list[Any]) -> bool:
         # SGD's buffers are None at their first step: the kernel takes none of them, or all

@@ -16,15 +16,17 @@ class Watch:
     def __init__(self, started: Started) -> None:
         from torch.utils.data import dataloader
 
-        self._kind: Any = dataloader._MultiProcessingDataLoaderIter
-        self._reset = reset = self._kind._reset
+        kind: Any = dataloader._MultiProcessingDataLoaderIter
+        self._kind, self._reset = kind, kind._reset
+        reset = self._reset
 
         def tell_and_reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
             if first_iter:
                 started(iterator._workers)
             reset(iterator, loader, first_iter)
 
-        self._kind._reset = self._ours = tell_and_reset
+        self._ours = tell_and_reset
+        kind._reset = tell_and_reset
 
     def end(self) -> None:
         """Stop telling; a watch that began later is left alone."""

@@ -70,7 +70,11 @@ def test_options_after_the_script_are_the_scripts(tmp_path):
 def test_the_workloads_are_listed_with_what_they_are(tmp_path):
     """Each has a line of its own."""
     done = bench("--list", cwd=tmp_path)
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["mlp", "resnet50"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "conv_loader",
+        "mlp",
+        "resnet50",
+    ]
 
 
 @pytest.mark.parametrize(

