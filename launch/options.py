@@ -90,6 +90,24 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
     return Parsed(values=values, rest=tuple(argv[index:]))
 
 
+def split_quoted(parsed: Parsed, flag: str) -> list[str]:
+    """The words of an option that holds a command line of its own."""
+    value = parsed.values.get(flag)
+    if not value:
+        return []
+    from shlex import split
+
+    try:
+        return split(value)
+    except ValueError as error:
+        raise UsageError(
+            flag,
+            "must be quoted as in a shell",
+            found=f"{value!r}: {error}",
+            do="Close the quotation marks.",
+        ) from None
+
+
 def _unknown(name: str, table: dict[str, Option], command: str) -> UsageError:
     return UsageError(
         name,

@@ -89,7 +89,7 @@ class FusedOptimizers:
         if threads <= FEW_THREADS:
             return True
         total = int(sum(tensor.numel() for tensor in params))
-        return total >= ENOUGH * threads * len(params)
+        return bool(total >= ENOUGH * threads * len(params))
 
     def _fit(self, params: list[Any], *others: list[Any]) -> bool:
         # SGD's buffers are None at their first step: the kernel takes none of them, or all

@@ -7,7 +7,7 @@ import os
 import sys
 
 from cputrain.errors import NotFound, UsageError
-from cputrain.launch.options import Option, parse, usage
+from cputrain.launch.options import Option, parse, split_quoted, usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         _list()
         return 0
     repeats = _repeats(parsed.values.get("--repeats", "5"))
-    launch_arguments = _split(parsed.values.get("--launch-args", ""))
+    launch_arguments = split_quoted(parsed, "--launch-args")
     documents = []
     for title, script in _scripts(parsed.rest):
         comparison = _compare(title, script, launch_arguments, repeats)
@@ -138,14 +138,3 @@ def _repeats(value: str) -> int:
             "--repeats", "must be a whole number from 1 to 1000", found=repr(value), do="Try 5."
         )
     return int(value)
-
-
-def _split(value: str) -> list[str]:
-    from shlex import split
-
-    try:
-        return split(value)
-    except ValueError as error:
-        raise UsageError(
-            "--launch-args", "must be quoted as in a shell", found=f"{value!r}: {error}"
-        ) from None

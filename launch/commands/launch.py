@@ -6,7 +6,7 @@ import os
 import sys
 
 from cputrain.launch import planning, process, target
-from cputrain.launch.options import Option, Parsed, parse, usage
+from cputrain.launch.options import Option, Parsed, parse, split_quoted, usage
 from cputrain.plan.policies import KNOBS
 
 TYPE_CHECKING = False
@@ -84,22 +84,7 @@ def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> p
 
 
 def _python_arguments(parsed: Parsed) -> list[str]:
-    found = parsed.values.get("--python-args")
-    if not found:
-        return []
-    from shlex import split
-
-    from cputrain.errors import UsageError
-
-    try:
-        return split(found)
-    except ValueError as error:
-        raise UsageError(
-            "--python-args",
-            "must be quoted as in a shell",
-            found=f"{found!r}: {error}",
-            do="Say for example --python-args '-u -X dev'",
-        ) from None
+    return split_quoted(parsed, "--python-args")
 
 
 def _deaf(parsed: Parsed) -> list[str]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 
-class Pictures(Dataset):
+class Pictures(Dataset[tuple[torch.Tensor, int]]):
     """Random pictures, smoothed by Fourier transforms: stands for decoding and augmenting."""
 
     def __init__(self, size: int, work: int) -> None:
