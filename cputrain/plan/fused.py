@@ -31,7 +31,8 @@ def decide(machine: Machine, request: Request) -> Decision:
         origin=Origin.RULE if asked is None else Origin.USER,
         change=Change.EXACT if on else Change.NONE,
         rejected={
-            "off": f"fused kernels took a third to all of the time of the others where they apply; {KNOB.flag} off"
+            "off": "they took a third to all of the time of the others where they apply; "
+            f"{KNOB.flag} off"
         }
         if on
         else {"on": f"{asked.where if asked else ''} says off"},
