@@ -31,7 +31,7 @@ def decide(machine: Machine, request: Request) -> Decision:
         origin=Origin.RULE if asked is None else Origin.USER,
         change=Change.EXACT if on else Change.NONE,
         rejected={
-            "off": "they took a third to all of the time of the others where they apply; "
+            "off": "on two threads they took between a quarter and all of the time of the others; "
             f"{KNOB.flag} off"
         }
         if on
