@@ -6,6 +6,26 @@ before a name that needs it.
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+__all__ = ["DataLoader", "__version__"]
 
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.data import DataLoader
+
+_HOMES = {"DataLoader": "cputrain.data"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@
     ├── LaunchError     125    the script could not be started, and it was our doing
     │   ├── NotExecutable 126  it is there, but it cannot be run
     │   └── NotFound    127    it is not there
+    ├── ResourceError     1    the system refused memory, a descriptor or a process; an OSError
     └── InternalError   125    a bug of ours; the message begins with [internal]
 
 A message says four things: the parameter, the rule, what was found, and what to do next.
@@ -73,6 +74,27 @@ class NotFound(LaunchError):
     """It is not there."""
 
     exit_code = 127
+
+
+class ResourceError(CputrainError, OSError):
+    """The system refused memory, a descriptor or a process."""
+
+    @classmethod
+    def of(cls, error: OSError, parameter: str, rule: str) -> ResourceError:
+        """What the system refused, and how to be granted it."""
+        import errno
+
+        return cls(
+            parameter,
+            rule,
+            found=error.strerror or str(error),
+            do={
+                errno.EMFILE: "Raise the limit on open files: ulimit -n 4096.",
+                errno.ENFILE: "Close files in other processes, or raise fs.file-max.",
+                errno.EAGAIN: "Raise the limit on processes: ulimit -u; or use fewer workers.",
+                errno.EFBIG: "Raise the limit on file sizes: ulimit -f unlimited.",
+            }.get(error.errno or 0, "Use fewer workers, or free memory."),
+        )
 
 
 class InternalError(CputrainError):

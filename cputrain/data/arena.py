@@ -1,0 +1,278 @@
+"""Shared memory that outlives no process: blocks of one anonymous file, used again and again.
+
+One process writes blocks, another reads them. The file has no name and its descriptor is handed
+over once, so nothing is left behind whoever is killed, and no batch costs a descriptor or a
+mapping. A block is used again when its last holder is gone: the storage of every tensor on it
+holds a Lease, in the process that wrote it as in the one that reads it, and what a reader gives
+back carries the generation it was lent in.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from multiprocessing import reduction
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from cputrain.errors import ResourceError
+
+SMALLEST = 8192
+"""Bytes below which a block costs more than a copy through a pipe."""
+
+KEPT_FREE = 64 << 20
+"""Bytes of free blocks that an arena may keep for sizes that may come again."""
+
+ALIGNED = mmap.PAGESIZE
+
+
+class ArenaFullError(Exception):
+    """No address is left for a block of this size; the caller sends the bytes another way."""
+
+
+class Lent(NamedTuple):
+    """A block as it is told to the reader."""
+
+    offset: int
+    size: int
+    generation: int
+
+
+class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a block. Every tensor and array on them holds this one object."""
+
+    _ended: deque[tuple[int, int]] | None = None
+    _token: tuple[int, int]
+
+    @classmethod
+    def on(
+        cls, memory: Memory, lent: Lent, size: int, ended: deque[tuple[int, int]] | None
+    ) -> Lease:
+        """A lease that adds its token to `ended` when nothing holds it any more."""
+        lease = cls.__new__(cls, size, np.uint8, memory.map, lent.offset)
+        lease._ended = ended
+        lease._token = (lent.offset, lent.generation)
+        return lease
+
+    def __del__(self) -> None:
+        # appending to a deque is atomic: this runs in whichever thread drops the last reference
+        if self._ended is not None:
+            self._ended.append(self._token)
+
+
+class Memory:
+    """An anonymous file, mapped once: as wide as the machine's memory, and empty until written."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size = size
+        self.map = mmap.mmap(descriptor, size)
+        """Its own descriptor is a duplicate; the mapping lasts while any lease does."""
+        self._descriptor = descriptor
+
+    @classmethod
+    def create(cls, size: int = 0) -> Memory:
+        """New memory, as wide as the machine's; an error that says what the system refused."""
+        size = size or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create("cputrain", os.MFD_CLOEXEC)
+            while True:
+                try:
+                    os.ftruncate(descriptor, size)
+                    return cls(descriptor, size)
+                except OSError:  # a limit on addresses or on file sizes: less will do
+                    if size <= 1 << 26:
+                        raise
+                    size //= 4
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise ResourceError.of(
+                error, "the DataLoader's shared memory", "could not be made"
+            ) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # only while a process is started: its descriptor is duplicated into the child
+        return _attach, (reduction.DupFd(self._descriptor), self.size)
+
+    def close_descriptor(self) -> None:
+        """Called once the other process has its own."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def address(self) -> int:
+        """Where the mapping begins in this process."""
+        return int(np.frombuffer(self.map, np.uint8, 1).__array_interface__["data"][0])
+
+
+def _attach(duplicate: Any, size: int) -> Memory:
+    descriptor = duplicate.detach()
+    memory = Memory(descriptor, size)
+    memory.close_descriptor()
+    return memory
+
+
+class _Block:
+    __slots__ = ("generation", "holders", "offset", "size")
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset = offset
+        self.size = size
+        self.generation = 0
+        self.holders = 0
+
+
+class Writer:
+    """The writing side: hands out blocks, and uses again those that nobody holds."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._begin = memory.address
+        self._next = 0
+        self._blocks: dict[int, _Block] = {}
+        self._free: dict[int, list[_Block]] = {}
+        self._hollow: set[int] = set()
+        self._free_bytes = 0
+        self._ended: deque[tuple[int, int]] = deque()
+
+    def lease(self, size: int) -> Lease:
+        """Fresh bytes to write to; they may be sent with `lend` while the lease is held."""
+        block = self._take(size)
+        return self._hold(block, size)
+
+    def lend(self, raw: memoryview) -> Lent:
+        """A block that holds these bytes: their own, if they are a block's, or a copy."""
+        source = np.frombuffer(raw, np.uint8)
+        offset = int(source.__array_interface__["data"][0]) - self._begin
+        block = self._blocks.get(offset)
+        if block is None or block.holders == 0 or source.nbytes > block.size:
+            block = self._take(source.nbytes)
+            target = np.frombuffer(self._memory.map, np.uint8, source.nbytes, block.offset)
+            np.copyto(target, source)
+        block.holders += 1
+        return Lent(block.offset, source.nbytes, block.generation)
+
+    def give_back(self, tokens: list[tuple[int, int]]) -> None:
+        """The reader holds these no more."""
+        for offset, generation in tokens:
+            block = self._blocks.get(offset)
+            if block is None or block.generation != generation or block.holders == 0:
+                continue  # of an earlier use: this block has been lent again since
+            block.holders -= 1
+            if block.holders == 0:
+                block.generation += 1
+                self._free.setdefault(block.size, []).append(block)
+                self._free_bytes += block.size
+
+    def _hold(self, block: _Block, size: int) -> Lease:
+        block.holders += 1
+        return Lease.on(self._memory, Lent(block.offset, size, block.generation), size, self._ended)
+
+    def _take(self, size: int) -> _Block:
+        tokens = [self._ended.popleft() for _ in range(len(self._ended))]
+        if tokens:
+            self.give_back(tokens)
+        wanted = _rounded(size)
+        for fitting in (wanted, *(s for s in sorted(self._free) if wanted < s <= wanted * 5 // 4)):
+            if blocks := self._free.get(fitting):
+                block = blocks.pop()
+                if block.offset in self._hollow:
+                    self._hollow.discard(block.offset)
+                else:
+                    self._free_bytes -= block.size
+                return block
+        if self._next + wanted > self._memory.size:
+            raise ArenaFullError
+        if self._free_bytes > max(KEPT_FREE, 2 * wanted):
+            self._trim()
+        block = _Block(self._next, wanted)
+        self._next += wanted
+        self._blocks[block.offset] = block
+        return block
+
+    def _trim(self) -> None:
+        """Give the memory of free blocks back to the system; their addresses stay."""
+        for blocks in self._free.values():
+            for block in blocks:
+                if block.offset not in self._hollow:
+                    self._memory.map.madvise(mmap.MADV_REMOVE, block.offset, block.size)
+                    self._hollow.add(block.offset)
+                    self._free_bytes -= block.size
+
+
+def _rounded(size: int) -> int:
+    """The size of the block for so many bytes: eight sizes for each power of two."""
+    step = max(ALIGNED, 1 << max(0, (size - 1).bit_length() - 4))
+    return -(-size // step) * step
+
+
+class Reader:
+    """The reading side: leases what was lent, and collects what may be given back."""
+
+    _all: ClassVar[weakref.WeakSet[Reader]] = weakref.WeakSet()
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._ended: deque[tuple[int, int]] = deque()
+        self._held = 0
+        self._forked = False
+        Reader._all.add(self)
+
+    def leases(self, lent: list[Lent]) -> list[Any]:
+        """The bytes that were lent, in place; copies of them if too many are being kept."""
+        most = 8 * len(lent) + 16
+        self._held += len(lent)
+        if self._held - len(self._ended) > most or self._forked:
+            return [self._copy(one) for one in lent]
+        return [Lease.on(self._memory, one, one.size, self._ended) for one in lent]
+
+    def returned(self) -> list[tuple[int, int]]:
+        """Tokens of what is held no more, once each."""
+        tokens = [self._ended.popleft() for _ in range(len(self._ended))]
+        self._held -= len(tokens)
+        return tokens
+
+    def _copy(self, lent: Lent) -> Any:
+        view = np.frombuffer(self._memory.map, np.uint8, lent.size, lent.offset)
+        self._ended.append((lent.offset, lent.generation))
+        return view.copy()
+
+    def _fence_fork(self) -> None:
+        # a child may read what is lent now for as long as it lives, and nobody will tell us how
+        # long that is: none of it is used again, and what comes from now on is copied
+        self._forked = True
+        self._ended = deque()
+        self._held = 0
+
+
+class _OwnWorkers(threading.local):
+    starting = False
+
+
+_own_workers = _OwnWorkers()
+
+
+class starting_workers:  # noqa: N801  (used as a statement)
+    """While workers of ours are forked: they use nothing of what their parent has on lease."""
+
+    def __enter__(self) -> None:
+        _own_workers.starting = True
+
+    def __exit__(self, *_: object) -> None:
+        _own_workers.starting = False
+
+
+def _before_fork() -> None:
+    if not _own_workers.starting:
+        for reader in list(Reader._all):
+            reader._fence_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)

@@ -1,0 +1,110 @@
+"""The pipes between a loader and one of its workers, and the messages on them.
+
+The loader never blocks on a pipe: what a worker does not take at once waits here. A worker may
+block, so both never wait for one another. Messages are length-prefixed as those of
+multiprocessing's connections.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from multiprocessing import connection
+from typing import Any
+
+from cputrain.errors import ResourceError
+
+_LENGTH = struct.Struct("!i")
+_LONG = struct.Struct("!Q")
+
+
+class Outbox:
+    """The loader's end of a worker's tasks."""
+
+    def __init__(self, end: connection.Connection) -> None:
+        self._end = end
+        self._waiting = bytearray()
+        os.set_blocking(end.fileno(), False)
+
+    def send(self, message: bytes) -> None:
+        """Queue a message, and hand over what the pipe takes now."""
+        if len(message) > 0x7FFFFFFF:
+            self._waiting += _LENGTH.pack(-1) + _LONG.pack(len(message)) + message
+        else:
+            self._waiting += _LENGTH.pack(len(message)) + message
+        self.flush()
+
+    def flush(self) -> bool:
+        """Whether everything has been handed over, or never will be."""
+        while self._waiting:
+            try:
+                written = os.write(self._end.fileno(), self._waiting[: 1 << 16])
+            except BlockingIOError:
+                return False
+            except (BrokenPipeError, OSError):  # the worker is gone, or this end: torch will tell
+                self._waiting.clear()
+                break
+            del self._waiting[:written]
+        return True
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def close(self) -> None:
+        self._end.close()
+
+
+class Inbox:
+    """The loader's end of a worker's results."""
+
+    def __init__(self, end: connection.Connection) -> None:
+        self._end = end
+        self._read = bytearray()
+        self.ended = False
+        os.set_blocking(end.fileno(), False)
+
+    def receive(self) -> list[bytes]:
+        """Whole messages that have arrived; sets `ended` at the end of the stream."""
+        while not self.ended:
+            try:
+                read = os.read(self._end.fileno(), 1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:
+                read = b""
+            self.ended = not read
+            self._read += read
+            if len(read) < 1 << 16:
+                break
+        messages = []
+        while (message := self._whole()) is not None:
+            messages.append(message)
+        return messages
+
+    def _whole(self) -> bytes | None:
+        if len(self._read) < 4:
+            return None
+        (length,), begin = _LENGTH.unpack_from(self._read), 4
+        if length < 0:
+            if len(self._read) < 12:
+                return None
+            (length,), begin = _LONG.unpack_from(self._read, 4), 12
+        if len(self._read) < begin + length:
+            return None
+        message = bytes(memoryview(self._read)[begin : begin + length])
+        del self._read[: begin + length]
+        return message
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def pipe() -> tuple[Any, Any]:
+    """The reading and the writing end of a pipe; an error that says what the system refused."""
+    try:
+        return connection.Pipe(duplex=False)
+    except OSError as error:
+        raise ResourceError.of(error, "a DataLoader's worker", "got no pipe") from error

@@ -1,0 +1,108 @@
+"""Batches gathered from data that lies in memory."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from torch.autograd import profiler
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from cputrain.data.ahead import Ahead, Trial
+from cputrain.data.order import as_index, is_known, order_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.utils.data import DataLoader
+
+    from cputrain.data.columns import Columns
+    from cputrain.data.statistics import Statistics
+
+
+class MemoryIterator(_BaseDataLoaderIter):
+    """One gather for each tensor of a batch, in this process, whatever number of workers is set."""
+
+    def __init__(
+        self, loader: DataLoader[Any], columns: Columns, statistics: Statistics, *, skip: int = 0
+    ) -> None:
+        super().__init__(loader)
+        self._columns = columns
+        self._statistics = statistics
+        self._workers: list[Any] = []
+        """None, for those who look."""
+        if self._num_workers > 0:
+            self._sampler_iter = iter(self._index_sampler)  # over workers, torch begins it twice
+        self._start(skip)
+
+    def _start(self, skip: int) -> None:
+        known = is_known(self._index_sampler)
+        self._trial = Trial(self._statistics) if known else None
+        self._made = self._ordered(skip) if known else islice(self._listed(), skip, None)
+        if self._pin_memory:
+            self._made = map(self._pinned, self._made)
+        if self._num_workers > 0 or skip:
+            # over workers, torch draws the first rows at once
+            self._made = chain(list(islice(self._made, 1)), self._made)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._start(0)
+
+    def __next__(self) -> Any:
+        if profiler._is_profiler_enabled:
+            return super().__next__()
+        self._num_yielded += 1
+        return self._next_data()
+
+    def _next_data(self) -> Any:
+        begin = perf_counter()
+        data = next(self._made)
+        end = perf_counter()
+        self._statistics.waited_s += end - begin
+        self._statistics.batches += 1
+        if self._trial is not None:
+            self._try_thread(self._trial, begin, end)
+        return data
+
+    def _try_thread(self, trial: Trial, begin: float, end: float) -> None:
+        trial.step(begin, end)
+        if isinstance(self._made, Ahead):
+            if not trial.ahead:
+                self._made = self._made.stop()
+        elif trial.ahead:
+            self._made = Ahead(self._made)
+        if trial.over:
+            self._trial = None
+
+    def _pinned(self, batch: Any) -> Any:
+        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
+
+    def _ordered(self, skip: int) -> Iterator[Any]:
+        """Batches in the order of torch's own samplers."""
+        columns, order = self._columns, order_of(self._index_sampler)
+        if order.rows is None:
+            for begin, end in order.spans(skip):
+                yield columns.span(begin, end)
+        else:
+            yield from map(columns.gather, order.indices(skip))
+
+    def _listed(self) -> Iterator[Any]:
+        """Batches in the order of another sampler."""
+        fetcher = None
+        for rows in self._sampler_iter:
+            index = as_index(rows, self._columns.rows)
+            if index is not None:
+                yield self._columns.gather(index)
+                continue
+            if fetcher is None:  # whatever these rows are, torch knows what comes of them
+                fetcher = _DatasetKind.create_fetcher(
+                    self._dataset_kind,
+                    self._dataset,
+                    self._auto_collation,
+                    self._collate_fn,
+                    self._drop_last,
+                )
+            yield fetcher.fetch(rows)

@@ -1,0 +1,105 @@
+"""The rows of each batch, as tensors, in the order in which torch's samplers would list them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Order:
+    """What can be told of an epoch's batches without listing every row."""
+
+    def __init__(self, sampler: BatchSampler, rows: torch.Tensor | None, count: int) -> None:
+        self.rows = rows
+        """Row numbers; None when they are 0, 1, 2, …"""
+        self._batch = sampler.batch_size
+        self._end = count - count % self._batch if sampler.drop_last else count
+
+    def indices(self, begin: int) -> Iterator[torch.Tensor]:
+        """Each batch's rows, from the batch of that number on."""
+        assert self.rows is not None
+        kept = self.rows[begin * self._batch : self._end]
+        return iter(torch.split(kept, self._batch) if len(kept) else ())
+
+    def spans(self, begin: int) -> Iterator[tuple[int, int]]:
+        """Each batch's first row and the row after its last, from that batch on."""
+        for first in range(begin * self._batch, self._end, self._batch):
+            yield first, min(first + self._batch, self._end)
+
+
+def is_known(sampler: Any) -> bool:
+    """Whether `order_of` tells the order of this sampler's batches."""
+    if type(sampler) is not BatchSampler:
+        return False
+    inner = sampler.sampler
+    if type(inner) is SequentialSampler:
+        return True
+    return (
+        type(inner) is RandomSampler
+        and not inner.replacement
+        and 0 < inner.num_samples <= len(inner.data_source)
+        and _draws_as_torch()
+    )
+
+
+def order_of(sampler: BatchSampler) -> Order:
+    """The order of an epoch, drawn now."""
+    inner = sampler.sampler
+    if isinstance(inner, RandomSampler):
+        count = len(inner.data_source)
+        return Order(sampler, _drawn(inner, count)[: inner.num_samples], inner.num_samples)
+    assert isinstance(inner, SequentialSampler)
+    return Order(sampler, None, len(inner.data_source))
+
+
+def _drawn(sampler: RandomSampler, count: int) -> torch.Tensor:
+    """A permutation of all rows, with the random numbers that the sampler would use."""
+    generator = sampler.generator
+    if generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    drawn = torch.randperm(count, generator=generator)
+    if sampler.num_samples == count:
+        # torch draws for one more round, of which it takes nothing
+        torch.randperm(count, generator=generator)
+    return drawn
+
+
+@cache
+def _draws_as_torch() -> bool:
+    """Whether this torch's sampler still draws as it is drawn here."""
+    state = torch.get_rng_state()
+    try:
+        for own in (False, True):
+            listed: list[list[int]] = []
+            after: list[list[torch.Tensor]] = []
+            for ours in (False, True):
+                torch.manual_seed(5)
+                generator = torch.Generator().manual_seed(7) if own else None
+                sampler = RandomSampler(range(11), generator=generator)
+                listed.append(_drawn(sampler, 11).tolist() if ours else list(sampler))
+                after.append(
+                    [torch.get_rng_state(), *([] if generator is None else [generator.get_state()])]
+                )
+            if listed[0] != listed[1] or not all(map(torch.equal, *after)):
+                return False
+    finally:
+        torch.set_rng_state(state)
+    return True
+
+
+def as_index(rows: Any, count: int) -> torch.Tensor | None:
+    """A batch that some other sampler lists; None unless it is a list of rows there are."""
+    if type(rows) is not list or not all(type(row) is int for row in rows):
+        return None
+    index = np.array(rows, dtype=np.int64)
+    if not len(index) or index.min() < 0 or index.max() >= count:
+        return None
+    return torch.from_numpy(index)

@@ -1,0 +1,117 @@
+"""Batches as bytes: what is large stays in an arena, the rest is pickled.
+
+Pickle's protocol 5 takes large buffers out of its stream. A tensor becomes the bytes of its
+storage and a description of the view, at any depth, in any container that can be pickled; a NumPy
+array does so by itself. Whatever else can be sent between processes goes the way torch sends it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cputrain.data.arena import SMALLEST, ArenaFullError, Lent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cputrain.data.arena import Writer
+
+
+class _Bytes:
+    """The bytes under one or several tensors, written once."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _flat, (pickle.PickleBuffer(self._flat.numpy().data),)
+
+
+def _flat(buffer: Any) -> torch.Tensor:
+    if not len(buffer):
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def _view(
+    flat: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    offset: int,
+) -> torch.Tensor:
+    typed = flat.view(dtype)
+    return typed.view(shape) if strides is None else typed.as_strided(shape, strides, offset)
+
+
+class _Packer(ForkingPickler):
+    def __init__(self, file: io.BytesIO, apart: Callable[[pickle.PickleBuffer], bool]) -> None:
+        super().__init__(file, 5, True, apart)
+        self._written: dict[int, tuple[torch.Tensor, _Bytes]] = {}
+
+    def reducer_override(self, thing: Any) -> Any:
+        return self._reduce(thing) if type(thing) is torch.Tensor else NotImplemented
+
+    def _reduce(self, tensor: torch.Tensor) -> Any:
+        if (
+            tensor.device.type != "cpu"
+            or tensor.layout is not torch.strided
+            or tensor.requires_grad
+            or tensor.is_quantized
+            or tensor.is_nested
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            return NotImplemented
+        storage = tensor.untyped_storage()
+        shape, strides, width = tuple(tensor.shape), tensor.stride(), tensor.element_size()
+        whole = self._written.get(storage.data_ptr())
+        if whole is not None and storage.nbytes() and storage.nbytes() % width == 0:
+            return _view, (whole[1], tensor.dtype, shape, strides, tensor.storage_offset())
+        if tensor.is_contiguous() and tensor.numel() * width == storage.nbytes():
+            flat = _Bytes(tensor.view(-1).view(torch.uint8))
+            self._written[storage.data_ptr()] = (tensor, flat)
+            return _view, (flat, tensor.dtype, shape, None, 0)
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        if not tensor.numel() or extent > 2 * tensor.numel():  # a sparse view of something large
+            dense = tensor.contiguous().view(-1).view(torch.uint8)
+            return _view, (_Bytes(dense), tensor.dtype, shape, None, 0)
+        span = tensor.as_strided((extent,), (1,)).view(torch.uint8)
+        flat = _Bytes(span)
+        if extent * width == storage.nbytes():
+            self._written[storage.data_ptr()] = (tensor, flat)
+        return _view, (flat, tensor.dtype, shape, strides, 0)
+
+
+def pack(thing: Any, writer: Writer | None) -> tuple[bytes, list[Lent]]:
+    """The pickled bytes, and the blocks that hold the large buffers; without a writer, none do."""
+    lent: list[Lent] = []
+
+    def apart(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if writer is None or raw.nbytes < SMALLEST:
+            return True
+        try:
+            lent.append(writer.lend(raw))
+        except ArenaFullError:
+            return True
+        return False
+
+    file = io.BytesIO()
+    try:
+        _Packer(file, apart).dump(thing)
+    except BaseException:
+        if writer is not None:
+            writer.give_back([(one.offset, one.generation) for one in lent])
+        raise
+    return file.getvalue(), lent
+
+
+def unpack(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    """What was packed; tensors and arrays lie on the buffers given."""
+    return pickle.loads(data, buffers=buffers)

@@ -1,0 +1,292 @@
+"""What torch's loader engine calls a multiprocessing context: queues, an event and processes.
+
+torch decides which batch is made when, by whom, with which seed, and what happens when something
+fails; it does so here as everywhere. Only the ways between the processes are ours, and so is how
+the processes are started.
+"""
+
+from __future__ import annotations
+
+import queue
+import select
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cputrain.data.arena import Memory, Reader, starting_workers
+from cputrain.data.links import Inbox, Outbox, pipe
+from cputrain.data.messages import Result
+from cputrain.data.packing import pack, unpack
+from cputrain.data.payload import Payload
+from cputrain.data.worker import serve
+from cputrain.errors import ResourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cputrain.data.statistics import Statistics
+
+
+class Transport:
+    """Stands for the multiprocessing context of one iterator."""
+
+    def __init__(self, context: Any, collate: Callable[..., Any], statistics: Statistics) -> None:
+        self._context = context
+        self._collate = collate
+        self.results = Results(statistics)
+        self.done = DoneEvent()
+        self._given_results = False
+        self._payload: Payload | None = None
+        self._first: tuple[Any, ...] | None = None
+        self._links: list[Link] = []
+
+    def Queue(self) -> Any:  # noqa: N802  (so torch's engine calls it)
+        """The first is the queue of results, the others those of each worker's tasks."""
+        if not self._given_results:
+            self._given_results = True
+            return self.results
+        self._links.append(Link())
+        return self._links[-1].tasks
+
+    def Event(self) -> DoneEvent:  # noqa: N802
+        """Tells workers that no more is wanted."""
+        return self.done
+
+    def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> Any:  # noqa: N802
+        """A worker, as torch wants it, at our end of the pipes."""
+        link = self._links[-1]
+        ours = {
+            id(link.tasks): "tasks",
+            id(self.results): "results",
+            id(self.done): "done",
+            id(self._collate): "collate",
+        }
+        roles = {place: ours[id(one)] for place, one in enumerate(args) if id(one) in ours}
+        ends = link.open(self.done, self._links)
+        # what is replaced by an end of ours does not travel
+        kept = [None if roles.get(i, "collate") != "collate" else arg for i, arg in enumerate(args)]
+        if self._context.get_start_method() != "fork":
+            self._share(kept)
+        process = self._context.Process(
+            target=serve, args=(ends, target, tuple(kept), roles, self._payload)
+        )
+        return Worker(process, link, self.results)
+
+    def started(self) -> None:
+        """All workers run: what only their start needed is let go."""
+        self.done.memory.close_descriptor()
+        if self._payload is not None:
+            self._payload.close()
+
+    def _share(self, args: list[Any]) -> None:
+        """Take from the arguments what has been pickled for all workers."""
+        if self._first is None:
+            self._first = tuple(args)
+            self._payload = Payload.of(
+                {i: arg for i, arg in enumerate(args) if not isinstance(arg, _SMALL)}
+            )
+        if self._payload is not None:
+            for place, arg in enumerate(args):
+                if not isinstance(arg, _SMALL) and arg is self._first[place]:
+                    args[place] = None
+
+
+_SMALL = (bool, int, float, str, type(None))
+
+
+class DoneEvent:
+    """One byte of shared memory. An event of multiprocessing hangs if its holder is killed."""
+
+    def __init__(self) -> None:
+        self.memory = Memory.create(1)
+
+    def set(self) -> None:
+        self.memory.map[0] = 1
+
+    def is_set(self) -> bool:
+        return self.memory.map[0] == 1
+
+
+class WorkerEnds(NamedTuple):
+    """What a worker holds of its link."""
+
+    take: Any
+    send: Any
+    memory: Memory
+    done: DoneEvent
+    others: list[Link]
+    """Whose ends at the loader a forked worker has inherited, and must not keep open."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerEnds, (self.take, self.send, self.memory, self.done, [])
+
+    def close_others(self) -> None:
+        """In the worker: so that both sides notice when the other one ends."""
+        for link in self.others:
+            link.close()
+
+    def close(self) -> None:
+        """In the loader's process, after the start."""
+        self.take.close()
+        self.send.close()
+        self.memory.close_descriptor()
+
+
+class Link:
+    """One worker: its pipes, and the memory it writes to."""
+
+    def __init__(self) -> None:
+        self.tasks = Tasks(self)
+        self.outbox: Outbox | None = None
+        self.inbox: Inbox | None = None
+        self.reader: Reader | None = None
+        self.ends: WorkerEnds | None = None
+        self.ended_well = False
+
+    def open(self, done: DoneEvent, others: list[Link]) -> WorkerEnds:
+        """Make both pipes and the memory; what the worker needs of them."""
+        memory = Memory.create()
+        take, put = pipe()
+        receive, send = pipe()
+        self.outbox, self.inbox, self.reader = Outbox(put), Inbox(receive), Reader(memory)
+        self.ends = WorkerEnds(take, send, memory, done, list(others))
+        return self.ends
+
+    def close_worker_ends(self) -> None:
+        """After the start: the worker has its own."""
+        if self.ends is not None:
+            self.ends.close()
+            self.ends = None
+
+    def close(self) -> None:
+        """The loader's ends."""
+        if self.outbox is not None and self.inbox is not None:
+            self.outbox.close()
+            self.inbox.close()
+
+
+class Worker:
+    """A process, started so that only the child keeps what only the child needs."""
+
+    def __init__(self, process: Any, link: Link, results: Results) -> None:
+        self.__dict__.update(_process=process, _link=link, _results=results)
+
+    def start(self) -> None:
+        try:
+            with starting_workers():
+                self._process.start()
+        except OSError as error:
+            raise ResourceError.of(error, "a DataLoader's worker", "was not started") from error
+        finally:
+            self._link.close_worker_ends()
+        self._results.listen(self._link, self._process)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_process"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._process, name, value)
+
+
+class Tasks:
+    """The queue of one worker's tasks, at the loader's end."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def put(self, task: Any) -> None:
+        if self._link.outbox is not None and self._link.reader is not None:
+            self._link.outbox.send(pack((self._link.reader.returned(), task), None)[0])
+
+    def cancel_join_thread(self) -> None:
+        """No thread empties this queue."""
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class Results:
+    """The queue of every worker's results, at the loader's end."""
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+        self._poll = select.poll()
+        self._links: dict[int, tuple[Link, Any]] = {}
+        self._ready: deque[tuple[Link | None, Any]] = deque()
+        self._died = False
+        self._wake_read, self._wake_write = pipe()
+        self._poll.register(self._wake_read.fileno(), select.POLLIN)
+
+    def listen(self, link: Link, process: Any) -> None:
+        """Hear a worker that has been started."""
+        assert link.inbox is not None
+        self._links[link.inbox.fileno()] = (link, process)
+        self._poll.register(link.inbox.fileno(), select.POLLIN)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next result of any worker; queue.Empty if none comes in time, or if a worker died."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._ready:
+            if self._died:
+                self._died = False
+                raise queue.Empty
+            if not self._wait(None if end is None else max(0.0, end - time.monotonic())):
+                raise queue.Empty
+        link, message = self._ready.popleft()
+        if link is None:
+            return message
+        begin = time.perf_counter()
+        result = Result.decode(message)
+        assert link.reader is not None
+        leases = link.reader.leases(result.lent)
+        data = memoryview(leases.pop()) if result.in_block else result.data
+        thing = unpack(data, leases)
+        self._statistics.count(result, time.perf_counter() - begin)
+        return thing
+
+    def put(self, thing: Any) -> None:
+        """Wakes a thread of this process that waits in get."""
+        self._ready.append((None, thing))
+        self._wake_write.send_bytes(b"")
+
+    def cancel_join_thread(self) -> None:
+        """No thread empties this queue."""
+
+    def close(self) -> None:
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def _wait(self, timeout: float | None) -> bool:
+        full = [
+            link.outbox.fileno()
+            for link, _ in self._links.values()
+            if link.outbox is not None and not link.outbox.flush()
+        ]
+        for end in full:
+            self._poll.register(end, select.POLLOUT)
+        try:
+            events = self._poll.poll(None if timeout is None else timeout * 1000)
+        finally:
+            for end in full:
+                self._poll.unregister(end)
+        for end, _ in events:
+            if end in self._links:
+                self._hear(end)
+            elif end not in full:
+                self._wake_read.recv_bytes()
+        return bool(events)
+
+    def _hear(self, end: int) -> None:
+        link, process = self._links[end]
+        assert link.inbox is not None
+        for message in link.inbox.receive():
+            if message:
+                self._ready.append((link, message))
+            else:
+                link.ended_well = True
+        if link.inbox.ended:
+            self._poll.unregister(end)
+            del self._links[end]
+            if not link.ended_well:
+                process.join(1.0)  # so that torch, which looks next, sees that it has ended
+                self._died = True

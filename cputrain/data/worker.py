@@ -1,0 +1,214 @@
+"""What runs in a worker process: torch's own loop, between our ends of the pipes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import collate
+
+from cputrain.data.arena import SMALLEST, ArenaFullError, Writer
+from cputrain.data.messages import Result
+from cputrain.data.packing import pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cputrain.data.transport import DoneEvent, WorkerEnds
+
+DIRECT = 16384
+"""Bytes of a pickle that go through the pipe; a longer one lies in the arena."""
+
+
+def serve(
+    ends: WorkerEnds,
+    loop: Callable[..., None],
+    args: tuple[Any, ...],
+    roles: dict[int, str],
+    shared: Any,
+) -> None:
+    """Make batches until the loader wants no more."""
+    ends.close_others()
+    writer = Writer(ends.memory)
+    clock = _Clock()
+    done = _Done(ends.done)
+    tasks = _Tasks(ends, writer, clock, done)
+    results = _Results(ends, writer, clock)
+    arguments = list(args)
+    if shared is not None:
+        for place, argument in shared.load().items():
+            arguments[place] = argument
+        shared.close()
+    ours = {"tasks": tasks, "results": results, "done": done}
+    for place, role in roles.items():
+        arguments[place] = ours[role] if role in ours else _timed(arguments[place], clock)
+    _collate_into(writer)
+    _limit_numpy()
+    loop(*arguments)
+    results.end()
+
+
+class _Clock:
+    """Times of the batch being made."""
+
+    def __init__(self) -> None:
+        self.begun = 0.0
+        self.collating = 0.0
+
+
+def _timed(collate_fn: Callable[[Any], Any], clock: _Clock) -> Callable[[Any], Any]:
+    def timed(samples: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return collate_fn(samples)
+        finally:
+            clock.collating += time.perf_counter() - begin
+
+    return timed
+
+
+class _Done:
+    """The loader's event; also set when the loader is gone."""
+
+    def __init__(self, event: DoneEvent) -> None:
+        self._event = event
+        self.orphaned = False
+
+    def is_set(self) -> bool:
+        return self.orphaned or self._event.is_set()
+
+
+class _Tasks:
+    """The queue of tasks, at the worker's end."""
+
+    def __init__(self, ends: WorkerEnds, writer: Writer, clock: _Clock, done: _Done) -> None:
+        self._take = ends.take
+        self._writer = writer
+        self._clock = clock
+        self._done = done
+
+    def get(self, timeout: float | None = None) -> Any:
+        try:
+            if not self._take.poll(timeout):
+                raise queue.Empty
+            message = self._take.recv_bytes()
+        except (EOFError, OSError):  # the loader's process has ended
+            self._done.orphaned = True
+            return None
+        returned, task = unpack(message, ())
+        self._writer.give_back(returned)
+        self._clock.collating = 0.0
+        self._clock.begun = time.perf_counter()
+        return task
+
+
+class _Results:
+    """The queue of results, at the worker's end."""
+
+    def __init__(self, ends: WorkerEnds, writer: Writer, clock: _Clock) -> None:
+        self._send = ends.send
+        self._writer = writer
+        self._clock = clock
+
+    def put(self, result: tuple[Any, Any]) -> None:
+        now = time.perf_counter()
+        making = now - self._clock.begun - self._clock.collating
+        try:
+            data, lent = pack(result, self._writer)
+        except Exception as error:  # whatever the batch is made of: the loader must be told
+            data, lent = pack((result[0], _unsendable(result[1], error)), self._writer)
+        in_block = False
+        if len(data) > DIRECT:
+            try:
+                lent.append(self._writer.lend(memoryview(data)))
+                data, in_block = b"", True
+            except ArenaFullError:
+                pass  # then all of it goes through the pipe
+        message = Result(
+            making, self._clock.collating, time.perf_counter() - now, in_block, lent, data
+        )
+        try:
+            self._send.send_bytes(message.encode())
+        except BrokenPipeError:  # nobody reads: the next look at the tasks tells that it is over
+            return
+
+    def end(self) -> None:
+        """The last message: this worker ends as it should."""
+        try:
+            self._send.send_bytes(b"")
+        except OSError:
+            return
+
+    def cancel_join_thread(self) -> None:
+        """There is no thread."""
+
+    def close(self) -> None:
+        """The process ends."""
+
+
+def _unsendable(data: Any, error: Exception) -> ExceptionWrapper:
+    info = torch.utils.data.get_worker_info()
+    where = f"in DataLoader worker process {'' if info is None else info.id}"
+    try:
+        if isinstance(data, ExceptionWrapper):
+            raise RuntimeError(
+                f"{data.exc_type.__name__}, which cannot be pickled ({error}). It was raised "
+                f"{data.where}.\nOriginal {data.exc_msg}"
+            ) from None
+        raise RuntimeError(
+            f"a batch of type {type(data).__name__} cannot be sent to the loader's process: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    except RuntimeError:
+        return ExceptionWrapper(sys.exc_info(), where=where)
+
+
+def _collate_into(writer: Writer) -> None:
+    """Have default_collate stack large tensors straight into the arena."""
+    torchs: Callable[..., torch.Tensor] = collate.collate_tensor_fn
+    if collate.default_collate_fn_map.get(torch.Tensor) is not torchs:
+        return  # the script has put its own in that place
+
+    def collate_tensor(
+        batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
+    ) -> torch.Tensor:
+        first = batch[0]
+        if (
+            type(first) is not torch.Tensor
+            or first.device.type != "cpu"
+            or first.layout is not torch.strided
+            or first.is_nested
+        ):
+            made: torch.Tensor = torchs(batch, collate_fn_map=collate_fn_map)
+            return made
+        return torch.stack(batch, 0, out=_room(writer, first, len(batch)))
+
+    collate.default_collate_fn_map[torch.Tensor] = collate_tensor
+
+
+def _room(writer: Writer, sample: torch.Tensor, count: int) -> torch.Tensor:
+    shape = (count, *sample.shape)
+    size = count * sample.numel() * sample.element_size()
+    if size >= SMALLEST:
+        try:
+            flat = torch.frombuffer(writer.lease(size), dtype=torch.uint8)
+        except ArenaFullError:
+            pass  # it is copied later, by another way
+        else:
+            return flat.view(sample.dtype).view(shape)
+    return sample.new_empty(shape)
+
+
+def _limit_numpy() -> None:
+    """One thread for NumPy's linear algebra, as torch has; what the user set is left alone."""
+    limits = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+    if "numpy" not in sys.modules or any(name in os.environ for name in limits):
+        return
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(1, user_api="blas")
