@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from cputrain.data.loader import DataLoader
+from cputrain.data.notices import listen
+from cputrain.data.paths import iterator_of, statistics_of
 
-__all__ = ["DataLoader"]
+__all__ = ["DataLoader", "iterator_of", "listen", "statistics_of"]

@@ -10,8 +10,13 @@ if TYPE_CHECKING:
 
 _said: set[str] = set()
 
-listener: Callable[[str], None] | None = None
-"""Who hears the notices instead; under the launcher, the line at the end of the run."""
+_listener: Callable[[str], None] | None = None
+
+
+def listen(listener: Callable[[str], None]) -> None:
+    """Have notices told to somebody else; under the launcher, the line at the end of the run."""
+    global _listener
+    _listener = listener
 
 
 def say(message: str) -> None:
@@ -19,8 +24,8 @@ def say(message: str) -> None:
     if message in _said:
         return
     _said.add(message)
-    if listener is not None:
-        listener(message)
+    if _listener is not None:
+        _listener(message)
     elif sys.stderr is not None:
         try:
             print(f"cputrain: {message}", file=sys.stderr)

@@ -31,6 +31,7 @@ def iterator_of(loader: DataLoader[Any], *, skip: int = 0) -> _BaseDataLoaderIte
     if columns is not None:
         statistics.path, statistics.workers = "memory", 0
         statistics.reason = "the data is in memory, and rows are gathered in one call"
+        statistics.spared = loader.num_workers
         if loader.num_workers:
             statistics.reason += f"; {loader.num_workers} workers would only make it slower"
             say(

@@ -19,6 +19,8 @@ class Statistics:
     """Why that way."""
     workers: int = 0
     """Worker processes of the latest epoch."""
+    spared: int = 0
+    """Worker processes that were asked for and not needed."""
     epochs: int = 0
     """Iterators made."""
     batches: int = 0

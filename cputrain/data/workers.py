@@ -21,6 +21,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any], statistics: Statistics) -> None:
         begin = time.perf_counter()
+        self._shutdown = True  # nothing to shut down, should this fail
         self._statistics = statistics
         context = loader.multiprocessing_context or torch.multiprocessing
         self._transport = Transport(context, loader.collate_fn, statistics)

@@ -1,10 +1,7 @@
-"""Which cores feed and which compute: the budget shared with the workers of DataLoaders."""
+"""DataLoaders that gather what lies in memory, and share memory with their workers."""
 
 from __future__ import annotations
 
-from cputrain.errors import UsageError
-from cputrain.machine import format_list
-from cputrain.plan.cores import share_of, shortened
 from cputrain.plan.decision import Change, Decision, Knob, Origin
 
 TYPE_CHECKING = False
@@ -13,70 +10,33 @@ if TYPE_CHECKING:
     from cputrain.plan.decision import Request
 
 KNOB = Knob(
-    name="loader_cores",
-    takes="N|auto|shared",
-    help="cores kept for loader workers (auto: none, they share the cores with compute)",
+    name="loader",
+    takes="auto|on|off",
+    help="cputrain's DataLoader in the place of torch's (auto: on, under Linux)",
+    choices=("auto", "on", "off"),
 )
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Shared, unless the user keeps a number of cores.
-
-    Keeping 8 of 64 cores made a script with 8 busy workers 1.5 times as fast, and one with 2 idle
-    workers a tenth slower: that is for a measurement to decide, not for a rule.
-    """
-    share = share_of(machine, request)
+    """On unless the user says off; the run applies it to each loader in the way that suits it."""
     asked = request.setting(KNOB.name)
-    if asked is not None and asked.value != "shared":
-        count = _parse(asked.value, asked.where, len(share.fast))
-        kept = share.fast[-count:]
-        return _kept(kept, f"{asked.where} says so", Origin.USER, compute=share.cores - count)
-    if asked is not None:
-        return _shared(f"{asked.where} says so", Origin.USER)
-    return _shared(
-        "the efficiency cores are left to them by compute, and the scheduler puts them there"
-        if share.frugal
-        else "the scheduler lends their cores to compute while they sleep; which share is best "
-        "depends on the script",
-        Origin.RULE,
-    )
-
-
-def _kept(
-    cores: tuple[tuple[int, ...], ...], reason: str, origin: Origin, *, compute: int
-) -> Decision:
-    cpus = sorted(cpu for core in cores for cpu in core)
-    return Decision(
-        policy=KNOB.name,
-        value={"cpus": cpus, "threads": 1, "compute_threads": max(1, compute)},
-        says=f"loader workers on CPUs {format_list(cpus)}, one thread each",
-        reason=reason,
-        origin=origin,
-        change=Change.EXACT,
-        rejected={"shared": f"{reason}; {KNOB.flag} shared lets them run anywhere"},
-    )
-
-
-def _shared(reason: str, origin: Origin) -> Decision:
-    return Decision(
-        policy=KNOB.name,
-        value={"cpus": None, "threads": 1, "compute_threads": None},
-        says="loader workers share the cores, one thread each",
-        reason=reason,
-        origin=origin,
-        change=Change.EXACT,
-        rejected={"reserved": f"{reason}; {KNOB.flag} N keeps N cores for them"},
-    )
-
-
-def _parse(value: str, where: str, cores: int) -> int:
-    digits = value.isascii() and value.isdigit() and len(value) < 7
-    if not digits or not 1 <= int(value) < cores:
-        raise UsageError(
-            where,
-            "must be auto, shared or a whole number that leaves at least one of the "
-            f"{cores} cores to compute",
-            found=shortened(value),
-            do="Leave it out to share the cores.",
+    able = machine.system == "linux"
+    on = able and (asked is None or asked.value == "on")
+    if not able:
+        reason = "shared memory without a name needs Linux"
+    elif asked is None:
+        reason = (
+            "the same batches in the same order; rows in memory are gathered in one call, and "
+            "workers hand batches over in memory that is used again"
         )
-    return int(value)
+    else:
+        reason = f"{asked.where} says so"
+    return Decision(
+        policy=KNOB.name,
+        value=on,
+        says="cputrain's data loaders" if on else "data loaders as torch has them",
+        reason=reason,
+        origin=Origin.RULE if asked is None or not able else Origin.USER,
+        change=Change.EXACT if on else Change.NONE,
+        rejected={"off": f"measured slower; {KNOB.flag} off"} if on else {"on": reason},
+    )

@@ -170,6 +170,7 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
         _or_none(_object(interleave=_numbers)),
         '{"interleave": [nodes]}, or null',
     ),
+    "loader": (_switch, "true or false"),
     "loader_cores": (
         _object(cpus=_or_none(_numbers), threads=_count, compute_threads=_or_none(_count)),
         '{"cpus": [CPUs] or null, "threads": N, "compute_threads": N or null}',

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 
-from cputrain.runtime import denormals, fused, interop, loader, openmp, waits
+from cputrain.runtime import denormals, fused, interop, loader, loader_cores, openmp, waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,15 @@ if TYPE_CHECKING:
             """Start it; None where the decision asks for nothing."""
 
 
-TRANSFORMS: tuple[Transform, ...] = (denormals, interop, fused, waits, loader, openmp)
+TRANSFORMS: tuple[Transform, ...] = (
+    denormals,
+    interop,
+    fused,
+    waits,
+    loader,
+    loader_cores,
+    openmp,
+)
 """Denormals first: the setting is inherited by the threads that anything else may start."""
 
 

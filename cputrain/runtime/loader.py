@@ -1,57 +1,87 @@
-"""Places the workers of DataLoaders, and gives compute the cores they leave."""
+"""Gives every DataLoader of the script our iterators, whatever class it is of."""
 
 from __future__ import annotations
-
-import os
-
-from cputrain.runtime.workers import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-POLICY = "loader_cores"
+POLICY = "loader"
 
 
-class PlacedWorkers:
-    """DataLoader workers on the cores that the plan keeps for them.
+class Loaders:
+    """Our iterators behind torch's own class: subclasses and re-created loaders have them too."""
 
-    They are moved once they run, before they are asked for their first batch. Lending them the
-    parent's own mask would leave it on every thread the parent starts meanwhile, OpenMP's too, and
-    would not reach a child of the fork server.
-    """
+    def __init__(self, torch: ModuleType) -> None:
+        from torch.utils.data import DataLoader
 
-    def __init__(self, torch: ModuleType, cpus: tuple[int, ...], compute_threads: int) -> None:
+        kind: Any = DataLoader
         self._torch = torch
-        self._cpus = cpus
-        self._compute_threads = compute_threads
-        self._most = 0
-        self._watch = Watch(self._place)
+        self._kind, self._torchs = kind, kind._get_iterator
+        self._seen: list[Any] = []
 
-    def _place(self, workers: list[Any]) -> None:
-        if self._torch.get_num_threads() > self._compute_threads:
-            self._torch.set_num_threads(self._compute_threads)
-        for worker in workers:
-            try:
-                os.sched_setaffinity(worker.pid, self._cpus)
-            except OSError:  # it has ended already, or those CPUs went away: torch will tell
-                return
-        self._most = max(self._most, len(workers))
+        def get_iterator(loader: Any) -> Any:
+            return self._iterator(loader)
+
+        self._ours = get_iterator
+        kind._get_iterator = get_iterator
+
+    def _iterator(self, loader: Any) -> Any:
+        from cputrain.errors import CputrainError
+
+        random = self._torch.get_rng_state()
+        try:
+            from cputrain.data import iterator_of, listen, statistics_of
+
+            listen(self._hear)
+            iterator = iterator_of(loader)
+        except CputrainError:
+            raise
+        except Exception as error:  # the script's fault, or ours: torch's iterator tells
+            self._torch.set_rng_state(random)
+            iterator = self._torchs(loader)
+            self._say_ours(error)
+            return iterator
+        found = statistics_of(loader)
+        if not any(found is known for known in self._seen):
+            self._seen.append(found)
+        return iterator
+
+    def _hear(self, message: str) -> None:
+        """What a loader says is told at the end of the run."""
+
+    def _say_ours(self, error: Exception) -> None:
+        import sys
+
+        if sys.stderr is not None:
+            print(
+                f"cputrain: [internal] a DataLoader is left to torch: {type(error).__name__}: "
+                f"{' '.join(str(error).split())}. Please report this; --loader off avoids it.",
+                file=sys.stderr,
+            )
 
     def describe(self) -> str:
-        if not self._most:
+        ways = {
+            "memory": "gathered from memory",
+            "workers": "sharing memory with its workers",
+        }
+        parts = []
+        for path, said in ways.items():
+            count = sum(found.path == path for found in self._seen)
+            if count:
+                parts.append(f"{count} {said if count == 1 else said.replace('its', 'their')}")
+        if not parts:
             return ""
-        from cputrain.machine.cpulist import format_list
-
-        return f"{self._most} loader workers on CPUs {format_list(self._cpus)}"
+        spared = sum(found.spared for found in self._seen)
+        note = f", {spared} workers not needed" if spared else ""
+        return f"data loaders: {', '.join(parts)}{note}"
 
     def undo(self) -> None:
-        self._watch.end()
+        if self._kind._get_iterator is self._ours:
+            self._kind._get_iterator = self._torchs
 
 
-def apply(torch: ModuleType, value: object) -> PlacedWorkers | None:
-    """Place workers where the plan keeps cores for them; torch gives each one thread itself."""
-    if not isinstance(value, dict) or not value.get("cpus") or not hasattr(os, "sched_setaffinity"):
-        return None
-    return PlacedWorkers(torch, tuple(value["cpus"]), int(value["compute_threads"]))
+def apply(torch: ModuleType, value: object) -> Loaders | None:
+    """Wait for loaders to be iterated."""
+    return Loaders(torch) if value else None

@@ -123,7 +123,7 @@ def test_checkpoints_continue_both_ways(tmp_path: Path) -> None:
 UNDO = """
 import sys
 import torch
-from cputrain.runtime import denormals, fused, loader
+from cputrain.runtime import denormals, fused, loader, loader_cores
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as kind
 modules = [sys.modules[f"torch.optim.{name}"] for name in fused.FUNCTIONS]
 def functions():
@@ -139,10 +139,15 @@ parameter.grad = torch.ones(3)
 torch.optim.Adam([parameter]).step()
 assert applied.describe() == ""
 own = kind._reset
-placed = loader.apply(torch, {"cpus": [0], "threads": 1, "compute_threads": 1})
+placed = loader_cores.apply(torch, {"cpus": [0], "threads": 1, "compute_threads": 1})
 assert kind._reset is not own
 placed.undo()
 assert kind._reset is own
+torchs = torch.utils.data.DataLoader._get_iterator
+replaced = loader.apply(torch, True)
+assert torch.utils.data.DataLoader._get_iterator is not torchs
+replaced.undo()
+assert torch.utils.data.DataLoader._get_iterator is torchs
 tiny = torch.tensor(1e-39)
 flushed = denormals.apply(torch, True)
 assert (tiny * 1.0).item() == 0

@@ -1,96 +1,139 @@
-"""DataLoader workers on the cores kept for them, and nobody else."""
+"""Every DataLoader of an unmodified script, without a line of it being changed."""
 
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.launch.programs import launch, script
+from tests.launch.programs import launch, ours, plain, script
 
-CPUS = sorted(os.sched_getaffinity(0))
-
-pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
-
-LOAD = """
-import os, sys
+SCRIPT = """
+import json
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+import torch.utils.data
+from torch.utils.data import DataLoader, Dataset, TensorDataset, dataloader
 
-class Masks(Dataset):
+class Own(Dataset):
     def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        return index, sorted(os.sched_getaffinity(0)), torch.get_num_threads()
+        return 9
+    def __getitem__(self, row):
+        return {"row": row, "noise": torch.rand(3000)}
 
-class Busy(Sampler):
-    "Starts OpenMP's threads where workers are started."
+class Sub(DataLoader):
+    "A loader of a library's own, as Accelerate has one."
     def __iter__(self):
-        torch.ones(2_000_000).mul_(2)
-        return iter(range(8))
-    def __len__(self):
-        return 8
+        for batch in super().__iter__():
+            yield batch
 
-class Broken:
-    def __reduce__(self):
-        raise RuntimeError("cannot be sent")
-
-def everyone():
-    "The mask of each thread of this process."
-    masks = set()
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/status") as file:
-                line = next(line for line in file if line.startswith("Cpus_allowed_list"))
-        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            continue
-        masks.add(line.split()[1])
-    return masks
+def recreate(loader):
+    "As Lightning does it: from the attributes that its arguments are kept in."
+    import inspect
+    names = [n for n in inspect.signature(type(loader).__init__).parameters if n in vars(loader)]
+    kept = {n: getattr(loader, n) for n in names}
+    kept.update(batch_sampler=None, shuffle=True, sampler=None)
+    return type(loader)(**kept)
 
 if __name__ == "__main__":
-    kept = eval(sys.argv[1])
-    own = everyone()
-    assert len(own) == 1
-    for method in ("fork", "spawn", "forkserver"):
-        if method == "fork":
-            sampler = Busy()
-        loader = DataLoader(
-            Masks(), num_workers=2, batch_size=None, sampler=sampler,
-            multiprocessing_context=method,
-        )
-        seen = list(loader)
-        assert sorted(index for index, _, _ in seen) == list(range(8))
-        assert {tuple(mask) for _, mask, _ in seen} == {kept}, (method, seen)
-        assert {threads for _, _, threads in seen} == {1}
-        assert everyone() == own, (method, everyone())
-    try:
-        broken = Masks()
-        broken.x = Broken()
-        next(iter(DataLoader(broken, num_workers=1, multiprocessing_context="spawn")))
-    except RuntimeError as error:
-        assert "cannot be sent" in str(error)
-    else:
-        raise AssertionError
-    assert everyone() == own
-    assert torch.get_num_threads() == max(1, len(os.sched_getaffinity(0)) - 1)
-    assert len(list(DataLoader(Masks(), batch_size=None))) == 8
+    torch.manual_seed(1)
+    rows = TensorDataset(torch.randn(50, 4), torch.arange(50))
+    first = DataLoader(rows, batch_size=8, shuffle=True, num_workers=2)
+    found, kinds = [], []
+    for loader in (
+        first,
+        torch.utils.data.DataLoader(rows, batch_size=7),
+        recreate(first),
+        dataloader.DataLoader(Own(), batch_size=4, num_workers=2, persistent_workers=True),
+        Sub(Own(), batch_size=3, num_workers=1),
+        DataLoader(Own(), batch_size=2),
+    ):
+        assert isinstance(loader, DataLoader)
+        iterator = loader._get_iterator()
+        kinds.append(type(iterator).__name__)
+        del iterator
+        for _ in range(2):
+            for batch in loader:
+                batch = list(batch.values()) if isinstance(batch, dict) else batch
+                found.append([part.double().sum().item() for part in batch])
+    print(json.dumps([kinds, found, torch.rand(1).item()]))
+"""
+
+TORCHS = ["_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"]
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> list[object]:
+    script(tmp_path, SCRIPT)
+    done = plain(tmp_path, "x.py")
+    kinds, *answers = json.loads(done.stdout)
+    assert set(kinds) == set(TORCHS)
+    return list(answers)
+
+
+def test_an_unmodified_script_gets_them_and_the_same_batches(
+    tmp_path: Path, expected: list[object]
+) -> None:
+    done = launch(tmp_path, "x.py")
+    assert done.returncode == 0, done.stderr
+    kinds, *answers = json.loads(done.stdout)
+    assert kinds == [
+        "MemoryIterator",
+        "MemoryIterator",
+        "MemoryIterator",
+        "WorkersIterator",
+        "WorkersIterator",
+        "ProcessIterator",
+    ]
+    assert answers == expected
+    assert len(ours(done)) == len(done.stderr.splitlines()) == 1
+    assert (
+        "data loaders: 3 gathered from memory, 2 sharing memory with their workers, "
+        "4 workers not needed" in done.stderr
+    )
+
+
+def test_off_leaves_torchs(tmp_path: Path, expected: list[object]) -> None:
+    done = launch(tmp_path, "--loader", "off", "x.py")
+    assert done.returncode == 0, done.stderr
+    kinds, *answers = json.loads(done.stdout)
+    assert set(kinds) == set(TORCHS)
+    assert answers == expected
+    assert "data loaders" not in done.stderr
+
+
+BROKEN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Samples:
+    def __len__(self):
+        return 4
+    def __iter__(self):
+        raise TypeError("no order")
+
+try:
+    next(iter(DataLoader(TensorDataset(torch.arange(4)), sampler=Samples())))
+except TypeError as error:
+    print(error)
+import cputrain.data.paths
+def fails(loader):
+    raise AttributeError("a torch of tomorrow")
+cputrain.data.paths._columns = fails
+torch.manual_seed(3)
+print(torch.cat([rows for (rows,) in DataLoader(TensorDataset(torch.arange(9)), shuffle=True)]))
+torch.manual_seed(3)
+print(torch.cat([rows for (rows,) in DataLoader([(n,) for n in range(9)], shuffle=True)]))
 """
 
 
-def test_workers_sit_on_the_kept_core_and_their_parent_where_it_was(tmp_path: Path) -> None:
-    script(tmp_path, LOAD)
-    kept = CPUS[-1]
-    done = launch(tmp_path, "--loader-cores", "1", "x.py", f"({kept},)")
+def test_a_fault_of_ours_leaves_the_loader_to_torch_and_is_told(tmp_path: Path) -> None:
+    script(tmp_path, BROKEN)
+    done = launch(tmp_path, "x.py")
     assert done.returncode == 0, done.stderr
-    assert f"2 loader workers on CPUs {kept}" in done.stderr.splitlines()[-1]
-    assert len([line for line in done.stderr.splitlines() if "cputrain" in line]) == 1
-
-
-def test_workers_share_every_core_unless_told_otherwise(tmp_path: Path) -> None:
-    text = LOAD.replace('for method in ("fork", "spawn", "forkserver")', 'for method in ("fork",)')
-    text = text.replace("    assert torch.get_num_threads() == max(1, len(os", "    pass  # ")
-    script(tmp_path, text)
-    done = launch(tmp_path, "x.py", f"tuple({CPUS})")
-    assert done.returncode == 0, done.stderr
-    assert "loader workers on CPUs" not in done.stderr
+    raised, first, second = done.stdout.splitlines()
+    assert raised == "no order"
+    assert first == second
+    told = [line for line in ours(done) if "[internal]" in line]
+    assert told
+    assert "a torch of tomorrow" in told[0]

@@ -16,7 +16,13 @@ pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 LOAD = """
 import os, threading, time
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, row):
+        return (torch.tensor(float(row)),)
 
 def threads():
     "How many there are, once none has come or gone for a while."
@@ -30,7 +36,7 @@ def threads():
 if __name__ == "__main__":
     torch.ones(2_000_000).mul_(2)  # the first team
     own = threads()
-    loader = DataLoader(TensorDataset(torch.arange(8.0)), num_workers=1)
+    loader = DataLoader(Rows(), num_workers=1)
     first = [x.item() for (x,) in loader]
     grown = threads() - own
     second = [x.item() for (x,) in loader]
