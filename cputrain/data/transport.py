@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import select
+import struct
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,20 +92,29 @@ class Transport:
                     args[place] = None
 
 
+_EPOCH = struct.Struct("<Q")
+
 _SMALL = (bool, int, float, str, type(None))
 
 
 class DoneEvent:
-    """One byte of shared memory. An event of multiprocessing hangs if its holder is killed."""
+    """A word of shared memory. An event of multiprocessing hangs if its holder is killed."""
 
     def __init__(self) -> None:
-        self.memory = Memory.create(1)
+        self.memory = Memory.create(16)
 
     def set(self) -> None:
         self.memory.map[0] = 1
 
     def is_set(self) -> bool:
         return self.memory.map[0] == 1
+
+    def skip(self, epoch: int) -> None:
+        """Tasks that were sent ahead for this epoch, and for any before it, are not wanted."""
+        _EPOCH.pack_into(self.memory.map, 8, epoch)
+
+    def skips(self, epoch: int) -> bool:
+        return epoch <= int(_EPOCH.unpack_from(self.memory.map, 8)[0])
 
 
 class WorkerEnds(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import random
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch.utils.data._utils import collate
 
 from cputrain.data.arena import SMALLEST, ArenaFullError, Writer
 from cputrain.data.messages import Result
+from cputrain.data.next_epoch import Ahead, Forget
 from cputrain.data.packing import pack, unpack
 
 if TYPE_CHECKING:
@@ -82,6 +84,25 @@ class _Done:
     def is_set(self) -> bool:
         return self.orphaned or self._event.is_set()
 
+    def skips(self, epoch: int) -> bool:
+        return self._event.skips(epoch)
+
+
+class RandomStates:
+    """Those of this process."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
 
 class _Tasks:
     """The queue of tasks, at the worker's end."""
@@ -92,19 +113,38 @@ class _Tasks:
         self._clock = clock
         self._done = done
 
+        self._before: tuple[int, RandomStates] | None = None
+        """The random states before the first task of an epoch that had not begun."""
+
     def get(self, timeout: float | None = None) -> Any:
-        try:
-            if not self._take.poll(timeout):
-                raise queue.Empty
-            message = self._take.recv_bytes()
-        except (EOFError, OSError):  # the loader's process has ended
-            self._done.orphaned = True
-            return None
-        returned, task = unpack(message, ())
-        self._writer.give_back(returned)
-        self._clock.collating = 0.0
-        self._clock.begun = time.perf_counter()
-        return task
+        while True:
+            try:
+                if not self._take.poll(timeout):
+                    raise queue.Empty
+                message = self._take.recv_bytes()
+            except (EOFError, OSError):  # the loader's process has ended
+                self._done.orphaned = True
+                return None
+            returned, task = unpack(message, ())
+            self._writer.give_back(returned)
+            if self._is_wanted(task):
+                self._clock.collating = 0.0
+                self._clock.begun = time.perf_counter()
+                return task
+
+    def _is_wanted(self, task: Any) -> bool:
+        if isinstance(task, Forget):
+            if self._before is not None and self._before[0] == task.epoch:
+                self._before[1].restore()
+            self._before = None
+            return False
+        if type(task) is tuple and isinstance(task[0], Ahead):
+            epoch = task[0].epoch
+            if self._done.skips(epoch):
+                return False
+            if self._before is None or self._before[0] != epoch:
+                self._before = (epoch, RandomStates())
+        return True
 
 
 class _Results:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data._utils.worker import _ResumeIteration
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _MultiProcessingDataLoaderIter,
+)
 
+from cputrain.data.next_epoch import (
+    Ahead,
+    Forget,
+    NextEpoch,
+    RandomStates,
+    foretell,
+    may_change_between_epochs,
+)
 from cputrain.data.transport import Transport
 
 if TYPE_CHECKING:
@@ -25,6 +39,16 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._statistics = statistics
         context = loader.multiprocessing_context or torch.multiprocessing
         self._transport = Transport(context, loader.collate_fn, statistics)
+        self._next_epoch: NextEpoch | None = None
+        self._epoch = 0
+        """The number of this epoch, if any of it was sent before it began."""
+        self._resumed = 0
+        """Workers that have been told of the next epoch, and whose answer has not been heard."""
+        self._looks_ahead = (
+            loader.persistent_workers
+            and loader._dataset_kind == _DatasetKind.Map
+            and not may_change_between_epochs(loader.dataset)
+        )
         super().__init__(_Through(loader, self._transport))
         self._transport.started()
         statistics.starting_s += time.perf_counter() - begin
@@ -39,12 +63,100 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return data
 
     def _try_get_data(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
-        try:
-            return super()._try_get_data(*args, **kwargs)
-        except RuntimeError as error:
-            if "exited unexpectedly" not in str(error):
-                raise
-            raise RuntimeError(f"{error}: {self._deaths()}") from error.__cause__
+        while True:
+            try:
+                came, result = super()._try_get_data(*args, **kwargs)
+            except RuntimeError as error:
+                if "exited unexpectedly" not in str(error):
+                    raise
+                raise RuntimeError(f"{error}: {self._deaths()}") from error.__cause__
+            if came and isinstance(result[0], Ahead):
+                epoch, number = result[0]
+                if self._next_epoch is not None and epoch == self._next_epoch.number:
+                    self._next_epoch.made[number] = result[1]
+                elif epoch == self._epoch:
+                    return True, (number, result[1])
+            elif came and isinstance(result[0], _ResumeIteration) and self._resumed:
+                self._resumed -= 1
+            else:
+                return came, result
+
+    def _try_put_index(self) -> None:
+        sent = self._send_idx
+        super()._try_put_index()
+        if self._looks_ahead and self._send_idx == sent:
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """This epoch's rows are all sent: ask for one more batch of the next."""
+        most = self._prefetch_factor * self._num_workers
+        if self._next_epoch is None:
+            self._next_epoch = foretell(self._index_sampler, self._epoch + 1, most)
+            if self._next_epoch is None:
+                self._looks_ahead = False
+                return
+        coming = self._next_epoch
+        if coming.sent == len(coming.rows):
+            return
+        place = coming.sent % self._num_workers
+        if coming.sent < self._num_workers:
+            self._resume(place)
+        self._index_queues[place].put((Ahead(coming.number, coming.sent), coming.rows[coming.sent]))
+        coming.sent += 1
+
+    def _resume(self, place: int) -> None:
+        self._index_queues[place].put(_ResumeIteration(self._shared_seed))
+        self._resumed += 1
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        coming = None if first_iter else self._next_epoch
+        self._next_epoch = None
+        if coming is None or not coming.sent:
+            super()._reset(loader, first_iter)
+            return
+        if self._tasks_outstanding:  # the script has left this epoch before its end
+            self._forget(coming, "the last epoch was left early")
+            super()._reset(loader, first_iter)
+            return
+        states = RandomStates(self._index_sampler)
+        _BaseDataLoaderIter._reset(self, loader, first_iter)
+        rows = list(itertools.islice(self._sampler_iter, coming.sent))
+        if coming.is_as_foretold(rows):
+            self._adopt(coming)
+            return
+        states.restore()
+        self._forget(coming, "random numbers were drawn between epochs")
+        super()._reset(loader, first_iter)
+
+    def _adopt(self, coming: NextEpoch) -> None:
+        """Begin the epoch with what has been sent and made of it."""
+        self._epoch = coming.number
+        workers = self._num_workers
+        places = [number % workers for number in range(coming.sent)]
+        for place in range(coming.sent, workers):
+            self._resume(place)
+        self._send_idx, self._rcvd_idx = coming.sent, 0
+        self._task_info = {
+            number: (place, coming.made[number]) if number in coming.made else (place,)
+            for number, place in enumerate(places)
+        }
+        self._tasks_outstanding = coming.sent - len(coming.made)
+        self._workers_status = [True] * workers
+        self._workers_num_tasks = [places.count(place) for place in range(workers)]
+        self._worker_queue_idx_cycle = itertools.cycle(range(workers))
+        for _ in range(coming.sent % workers):
+            next(self._worker_queue_idx_cycle)
+        for _ in range(self._prefetch_factor * workers - coming.sent):
+            self._try_put_index()
+
+    def _forget(self, coming: NextEpoch, why: str) -> None:
+        """Have workers go back to where they were before the next epoch's first task."""
+        self._looks_ahead = False
+        self._statistics.notes.append(f"the next epoch is no longer begun early: {why}")
+        self._epoch = coming.number + 1
+        self._transport.done.skip(coming.number)
+        for place in range(min(coming.sent, self._num_workers)):
+            self._index_queues[place].put(Forget(coming.number))
 
     def _deaths(self) -> str:
         """How each worker that is gone ended."""
