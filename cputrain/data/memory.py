@@ -16,8 +16,6 @@ from cputrain.data.order import as_index, is_known, order_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.utils.data import DataLoader
-
     from cputrain.data.columns import Columns
     from cputrain.data.statistics import Statistics
 
@@ -25,9 +23,9 @@ if TYPE_CHECKING:
 class MemoryIterator(_BaseDataLoaderIter):
     """One gather for each tensor of a batch, in this process, whatever number of workers is set."""
 
-    def __init__(
-        self, loader: DataLoader[Any], columns: Columns, statistics: Statistics, *, skip: int = 0
-    ) -> None:
+    is_over = False
+
+    def __init__(self, loader: Any, columns: Columns, statistics: Statistics) -> None:
         super().__init__(loader)
         self._columns = columns
         self._statistics = statistics
@@ -35,21 +33,22 @@ class MemoryIterator(_BaseDataLoaderIter):
         """None, for those who look."""
         if self._num_workers > 0:
             self._sampler_iter = iter(self._index_sampler)  # over workers, torch begins it twice
-        self._start(skip)
+        self._start()
 
-    def _start(self, skip: int) -> None:
+    def _start(self) -> None:
         known = is_known(self._index_sampler)
         self._trial = Trial(self._statistics) if known else None
-        self._made = self._ordered(skip) if known else islice(self._listed(), skip, None)
+        self._made = self._ordered() if known else self._listed()
         if self._pin_memory:
             self._made = map(self._pinned, self._made)
-        if self._num_workers > 0 or skip:
+        if self._num_workers > 0:
             # over workers, torch draws the first rows at once
             self._made = chain(list(islice(self._made, 1)), self._made)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        self._start(0)
+        self.is_over = False
+        self._start()
 
     def __next__(self) -> Any:
         if profiler._is_profiler_enabled:
@@ -59,7 +58,11 @@ class MemoryIterator(_BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         begin = perf_counter()
-        data = next(self._made)
+        try:
+            data = next(self._made)
+        except StopIteration:
+            self.is_over = True
+            raise
         end = perf_counter()
         self._statistics.waited_s += end - begin
         self._statistics.batches += 1
@@ -80,14 +83,14 @@ class MemoryIterator(_BaseDataLoaderIter):
     def _pinned(self, batch: Any) -> Any:
         return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
 
-    def _ordered(self, skip: int) -> Iterator[Any]:
+    def _ordered(self) -> Iterator[Any]:
         """Batches in the order of torch's own samplers."""
         columns, order = self._columns, order_of(self._index_sampler)
         if order.rows is None:
-            for begin, end in order.spans(skip):
+            for begin, end in order.spans(0):
                 yield columns.span(begin, end)
         else:
-            yield from map(columns.gather, order.indices(skip))
+            yield from map(columns.gather, order.indices(0))
 
     def _listed(self) -> Iterator[Any]:
         """Batches in the order of another sampler."""

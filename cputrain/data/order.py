@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,15 +10,22 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Order:
     """What can be told of an epoch's batches without listing every row."""
 
-    def __init__(self, sampler: BatchSampler, rows: torch.Tensor | None, count: int) -> None:
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        rows: torch.Tensor | None,
+        count: int,
+        at_end: Callable[[], object] = int,
+    ) -> None:
         self.rows = rows
         """Row numbers; None when they are 0, 1, 2, …"""
+        self._at_end = at_end
         self._batch = sampler.batch_size
         self._end = count - count % self._batch if sampler.drop_last else count
 
@@ -26,7 +33,13 @@ class Order:
         """Each batch's rows, from the batch of that number on."""
         assert self.rows is not None
         kept = self.rows[begin * self._batch : self._end]
-        return iter(torch.split(kept, self._batch) if len(kept) else ())
+        *batches, last = torch.split(kept, self._batch)
+        yield from batches
+        if len(last) == self._batch:
+            yield last
+        self._at_end()  # whoever fills the last batch looks for one more row, and draws for it
+        if 0 < len(last) < self._batch:
+            yield last
 
     def spans(self, begin: int) -> Iterator[tuple[int, int]]:
         """Each batch's first row and the row after its last, from that batch on."""
@@ -54,22 +67,23 @@ def order_of(sampler: BatchSampler) -> Order:
     inner = sampler.sampler
     if isinstance(inner, RandomSampler):
         count = len(inner.data_source)
-        return Order(sampler, _drawn(inner, count)[: inner.num_samples], inner.num_samples)
+        rows, at_end = _drawn(inner, count)
+        return Order(sampler, rows[: inner.num_samples], inner.num_samples, at_end)
     assert isinstance(inner, SequentialSampler)
     return Order(sampler, None, len(inner.data_source))
 
 
-def _drawn(sampler: RandomSampler, count: int) -> torch.Tensor:
-    """A permutation of all rows, with the random numbers that the sampler would use."""
+def _drawn(sampler: RandomSampler, count: int) -> tuple[torch.Tensor, Callable[[], object]]:
+    """A permutation of all rows, as the sampler would draw it; what it draws at the end."""
     generator = sampler.generator
     if generator is None:
         generator = torch.Generator()
         generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     drawn = torch.randperm(count, generator=generator)
-    if sampler.num_samples == count:
-        # torch draws for one more round, of which it takes nothing
-        torch.randperm(count, generator=generator)
-    return drawn
+    if sampler.num_samples < count or generator is not sampler.generator:
+        return drawn, int
+    # torch draws for one more round, of which it takes nothing
+    return drawn, partial(torch.randperm, count, generator=generator)
 
 
 @cache
@@ -84,7 +98,12 @@ def _draws_as_torch() -> bool:
                 torch.manual_seed(5)
                 generator = torch.Generator().manual_seed(7) if own else None
                 sampler = RandomSampler(range(11), generator=generator)
-                listed.append(_drawn(sampler, 11).tolist() if ours else list(sampler))
+                if ours:
+                    drawn, at_end = _drawn(sampler, 11)
+                    listed.append(drawn.tolist())
+                    at_end()
+                else:
+                    listed.append(list(sampler))
                 after.append(
                     [torch.get_rng_state(), *([] if generator is None else [generator.get_state()])]
                 )

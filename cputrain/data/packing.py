@@ -12,6 +12,7 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from cputrain.data.arena import SMALLEST, ArenaFullError, Lent
@@ -34,7 +35,7 @@ class _Bytes:
 
 def _flat(buffer: Any) -> torch.Tensor:
     if not len(buffer):
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
@@ -42,20 +43,25 @@ def _view(
     flat: torch.Tensor,
     dtype: torch.dtype,
     shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
+    strides: tuple[int, ...],
     offset: int,
 ) -> torch.Tensor:
-    typed = flat.view(dtype)
-    return typed.view(shape) if strides is None else typed.as_strided(shape, strides, offset)
+    # as torch rebuilds tensors: to autograd, one is no view of another
+    empty = torch.empty(0, dtype=dtype, device="cpu")
+    return empty.set_(flat.untyped_storage(), offset, shape, strides)
 
 
 class _Packer(ForkingPickler):
     def __init__(self, file: io.BytesIO, apart: Callable[[pickle.PickleBuffer], bool]) -> None:
         super().__init__(file, 5, True, apart)
-        self._written: dict[int, tuple[torch.Tensor, _Bytes]] = {}
+        self._written: dict[tuple[int, int], tuple[torch.Tensor, _Bytes]] = {}
 
     def reducer_override(self, thing: Any) -> Any:
-        return self._reduce(thing) if type(thing) is torch.Tensor else NotImplemented
+        if type(thing) is torch.Tensor:
+            return self._reduce(thing)
+        if type(thing) is np.ndarray and not thing.flags.writeable:
+            return thing.copy("K").__reduce_ex__(5)  # what comes out of a pipe can be written to
+        return NotImplemented
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
         if (
@@ -70,21 +76,23 @@ class _Packer(ForkingPickler):
             return NotImplemented
         storage = tensor.untyped_storage()
         shape, strides, width = tuple(tensor.shape), tensor.stride(), tensor.element_size()
-        whole = self._written.get(storage.data_ptr())
-        if whole is not None and storage.nbytes() and storage.nbytes() % width == 0:
+        place = storage.data_ptr(), storage.nbytes()
+        whole = self._written.get(place)
+        if whole is not None:
             return _view, (whole[1], tensor.dtype, shape, strides, tensor.storage_offset())
         if tensor.is_contiguous() and tensor.numel() * width == storage.nbytes():
             flat = _Bytes(tensor.view(-1).view(torch.uint8))
-            self._written[storage.data_ptr()] = (tensor, flat)
-            return _view, (flat, tensor.dtype, shape, None, 0)
+            self._written[place] = (tensor, flat)
+            return _view, (flat, tensor.dtype, shape, strides, 0)
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if not tensor.numel() or extent > 2 * tensor.numel():  # a sparse view of something large
-            dense = tensor.contiguous().view(-1).view(torch.uint8)
-            return _view, (_Bytes(dense), tensor.dtype, shape, None, 0)
+            dense = tensor.contiguous()
+            flat = _Bytes(dense.view(-1).view(torch.uint8))
+            return _view, (flat, tensor.dtype, shape, dense.stride(), 0)
         span = tensor.as_strided((extent,), (1,)).view(torch.uint8)
         flat = _Bytes(span)
         if extent * width == storage.nbytes():
-            self._written[storage.data_ptr()] = (tensor, flat)
+            self._written[place] = (tensor, flat)
         return _view, (flat, tensor.dtype, shape, strides, 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from cputrain.data.columns import columns_of, gathers_as_torch
 from cputrain.data.memory import MemoryIterator
 from cputrain.data.notices import say
 from cputrain.data.process import ProcessIterator
+from cputrain.data.resume import ResumedSampler, StandIn
 from cputrain.data.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -21,13 +23,59 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from cputrain.data.columns import Columns
+    from cputrain.data.resume import Position
 
 
-def iterator_of(loader: DataLoader[Any], *, skip: int = 0) -> _BaseDataLoaderIter:
-    """An iterator over the loader's batches, made the fastest way that gives torch's batches."""
+def iterator_of(loader: Any, *, resume: Position | None = None) -> _BaseDataLoaderIter:
+    """An iterator over the loader's batches, made the fastest way that gives torch's batches.
+
+    With a position to resume at, what was handed out before it is not made again.
+    """
+    if resume is None:
+        return _begun(loader)
+    state = torch.get_rng_state()
+    torch.set_rng_state(resume.random)
+    try:
+        if loader._dataset_kind == _DatasetKind.Map:
+            return _resumed(loader, resume)
+        return _replayed(loader, resume)
+    finally:
+        torch.set_rng_state(state)  # the script's own random numbers go on as they were
+
+
+def _resumed(loader: Any, position: Position) -> _BaseDataLoaderIter:
+    sampler = ResumedSampler(loader, position)
+    statistics_of(loader)
+    iterator = _begun(StandIn(loader, _index_sampler=sampler))
+    if not loader.num_workers:  # workers have been sent their first rows; here they are drawn now
+        iterator._sampler_iter = chain(
+            list(islice(iterator._sampler_iter, 1)), iterator._sampler_iter
+        )
+    iterator._index_sampler = loader._index_sampler
+    iterator._num_yielded = position.batches
+    return iterator
+
+
+def _replayed(loader: Any, position: Position) -> _BaseDataLoaderIter:
+    if position.dataset is not None:
+        loader.dataset.load_state_dict(position.dataset)
+        iterator = _begun(loader)
+        iterator._num_yielded = position.batches
+        return iterator
+    iterator = _begun(loader)
+    for _ in islice(iterator, position.batches):
+        pass
+    statistics_of(loader).notes.append(
+        f"{position.batches} batches of an iterable dataset were made again to resume after them; "
+        "a dataset with state_dict and load_state_dict goes on at once, without workers"
+    )
+    return iterator
+
+
+def _begun(loader: Any) -> _BaseDataLoaderIter:
     statistics = statistics_of(loader)
     statistics.epochs += 1
-    columns = _columns(loader)
+    columns = columns_of_loader(loader)
     if columns is not None:
         statistics.path, statistics.workers = "memory", 0
         statistics.reason = "the data is in memory, and rows are gathered in one call"
@@ -38,7 +86,7 @@ def iterator_of(loader: DataLoader[Any], *, skip: int = 0) -> _BaseDataLoaderIte
                 "the data of a DataLoader is in memory: its batches are gathered in this process, "
                 f"and the {loader.num_workers} workers it asks for are not started"
             )
-        return MemoryIterator(loader, columns, statistics, skip=skip)
+        return MemoryIterator(loader, columns, statistics)
     if loader.num_workers == 0:
         statistics.path, statistics.workers = "process", 0
         statistics.reason = "num_workers is 0"
@@ -50,9 +98,14 @@ def iterator_of(loader: DataLoader[Any], *, skip: int = 0) -> _BaseDataLoaderIte
     return WorkersIterator(loader, statistics)
 
 
+def is_over(iterator: Any) -> bool:
+    """Whether it has handed out its last batch, and said so."""
+    return bool(getattr(iterator, "is_over", False))
+
+
 def statistics_of(loader: DataLoader[Any]) -> Statistics:
     """The loader's own record."""
-    kept = vars(loader).get("_cputrain_statistics")
+    kept = getattr(loader, "_cputrain_statistics", None)
     if kept is None:
         kept = loader._cputrain_statistics = Statistics()
     return kept
@@ -65,7 +118,7 @@ def why_not() -> str:
     return ""
 
 
-def _columns(loader: DataLoader[Any]) -> Columns | None:
+def columns_of_loader(loader: DataLoader[Any]) -> Columns | None:
     """The dataset as columns, where gathering them is all that torch would do."""
     if (
         loader._dataset_kind != _DatasetKind.Map
@@ -80,7 +133,7 @@ def _columns(loader: DataLoader[Any]) -> Columns | None:
     columns = columns_of(loader.dataset)
     if columns is None or not columns.rows:
         return None
-    agrees = vars(loader).get("_cputrain_gathers")
+    agrees = getattr(loader, "_cputrain_gathers", None)
     if agrees is None:
         agrees = gathers_as_torch(columns, loader.dataset, loader.collate_fn)
         loader._cputrain_gathers = agrees

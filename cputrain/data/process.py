@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
     from cputrain.data.statistics import Statistics
 
 
 class ProcessIterator(_SingleProcessDataLoaderIter):
     """torch's iterator, with a clock."""
 
-    def __init__(self, loader: DataLoader[Any], statistics: Statistics) -> None:
+    is_over = False
+
+    def __init__(self, loader: Any, statistics: Statistics) -> None:
         super().__init__(loader)
         self._statistics = statistics
         self._collating = 0.0
@@ -34,7 +34,11 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         begin = perf_counter()
-        data = super()._next_data()
+        try:
+            data = super()._next_data()
+        except StopIteration:
+            self.is_over = True
+            raise
         took = perf_counter() - begin
         statistics = self._statistics
         statistics.waited_s += took

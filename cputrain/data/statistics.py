@@ -19,6 +19,8 @@ class Statistics:
     """Why that way."""
     workers: int = 0
     """Worker processes of the latest epoch."""
+    workers_reason: str = ""
+    """Why so many workers, where it was left to the loader."""
     spared: int = 0
     """Worker processes that were asked for and not needed."""
     epochs: int = 0

@@ -19,7 +19,7 @@ from cputrain.data.links import Inbox, Outbox, pipe
 from cputrain.data.messages import Result
 from cputrain.data.packing import pack, unpack
 from cputrain.data.payload import Payload
-from cputrain.data.worker import serve
+from cputrain.data.worker import prepare_to_fork, serve
 from cputrain.errors import ResourceError
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Transport:
         self._payload: Payload | None = None
         self._first: tuple[Any, ...] | None = None
         self._links: list[Link] = []
+        if context.get_start_method() == "fork":
+            prepare_to_fork()
 
     def Queue(self) -> Any:  # noqa: N802  (so torch's engine calls it)
         """The first is the queue of results, the others those of each worker's tasks."""

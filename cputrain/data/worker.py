@@ -7,6 +7,7 @@ import queue
 import random
 import sys
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -244,11 +245,22 @@ def _room(writer: Writer, sample: torch.Tensor, count: int) -> torch.Tensor:
     return sample.new_empty(shape)
 
 
+def prepare_to_fork() -> None:
+    """Load once, in the parent, what every forked worker would load for itself."""
+    if "numpy" in sys.modules:
+        import numpy.random  # noqa: F401  (NumPy itself loads it late, and torch's loop needs it)
+    _thread_pools()
+
+
+@cache
+def _thread_pools() -> Any:
+    import threadpoolctl
+
+    return threadpoolctl.ThreadpoolController()
+
+
 def _limit_numpy() -> None:
     """One thread for NumPy's linear algebra, as torch has; what the user set is left alone."""
     limits = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
-    if "numpy" not in sys.modules or any(name in os.environ for name in limits):
-        return
-    import threadpoolctl
-
-    threadpoolctl.threadpool_limits(1, user_api="blas")
+    if "numpy" in sys.modules and not any(name in os.environ for name in limits):
+        _thread_pools().limit(limits=1, user_api="blas")

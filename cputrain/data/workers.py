@@ -22,18 +22,19 @@ from cputrain.data.next_epoch import (
     foretell,
     may_change_between_epochs,
 )
+from cputrain.data.resume import StandIn
 from cputrain.data.transport import Transport
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
     from cputrain.data.statistics import Statistics
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator, with our ways between the processes."""
 
-    def __init__(self, loader: DataLoader[Any], statistics: Statistics) -> None:
+    is_over = False
+
+    def __init__(self, loader: Any, statistics: Statistics) -> None:
         begin = time.perf_counter()
         self._shutdown = True  # nothing to shut down, should this fail
         self._statistics = statistics
@@ -49,7 +50,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             and loader._dataset_kind == _DatasetKind.Map
             and not may_change_between_epochs(loader.dataset)
         )
-        super().__init__(_Through(loader, self._transport))
+        super().__init__(StandIn(loader, multiprocessing_context=self._transport))
         self._transport.started()
         statistics.starting_s += time.perf_counter() - begin
 
@@ -57,6 +58,9 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         begin = time.perf_counter()
         try:
             data = super()._next_data()
+        except StopIteration:
+            self.is_over = True
+            raise
         finally:
             self._statistics.waited_s += time.perf_counter() - begin
         self._statistics.batches += 1
@@ -110,6 +114,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         coming = None if first_iter else self._next_epoch
+        self.is_over = False
         self._next_epoch = None
         if coming is None or not coming.sent:
             super()._reset(loader, first_iter)
@@ -178,14 +183,3 @@ def _ending(code: int | None) -> str:
         name = f"signal {-code}"
     hint = "; the system may be out of memory" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-class _Through:
-    """The loader, with our transport for its multiprocessing context."""
-
-    def __init__(self, loader: DataLoader[Any], transport: Transport) -> None:
-        self._loader = loader
-        self.multiprocessing_context = transport
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)

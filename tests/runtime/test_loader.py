@@ -119,7 +119,7 @@ except TypeError as error:
 import cputrain.data.paths
 def fails(loader):
     raise AttributeError("a torch of tomorrow")
-cputrain.data.paths._columns = fails
+cputrain.data.paths.columns_of_loader = fails
 torch.manual_seed(3)
 print(torch.cat([rows for (rows,) in DataLoader(TensorDataset(torch.arange(9)), shuffle=True)]))
 torch.manual_seed(3)
