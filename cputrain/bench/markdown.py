@@ -27,9 +27,9 @@ def as_markdown(comparison: Comparison, *, title: str, machine_line: str) -> str
         "",
         machine_line,
         "",
-        _line(COLUMNS),
+        line(COLUMNS),
         "| --- |" + " ---: |" * (len(COLUMNS) - 2) + " --- |",
-        *(_line(row) for row in rows),
+        *(line(row) for row in rows),
         "",
         _reading(comparison),
         "",
@@ -45,19 +45,19 @@ def row(side: Side, comparison: Comparison) -> tuple[str, ...]:
 def duration(seconds: float) -> str:
     """A time in the unit that suits it, three digits."""
     if seconds >= 1:
-        return f"{_digits(seconds)} s"
+        return f"{digits(seconds)} s"
     if seconds >= 1e-3:
-        return f"{_digits(seconds * 1e3)} ms"
-    return f"{_digits(seconds * 1e6)} µs"
+        return f"{digits(seconds * 1e3)} ms"
+    return f"{digits(seconds * 1e6)} µs"
 
 
 def size(number: float) -> str:
     """Bytes in the binary unit that suits them."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
-            return f"{_digits(number)} {unit}"
+            return f"{digits(number)} {unit}"
         number /= 1024
-    return f"{_digits(number)} GiB"
+    return f"{digits(number)} GiB"
 
 
 def _row(side: Side, comparison: Comparison) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def _row(side: Side, comparison: Comparison) -> tuple[str, ...]:
         _speedup(side, comparison),
         duration(side.median),
         duration(side.median) if comparison.repeats == 1 else ends,
-        "–" if side.samples_per_second is None else _digits(side.samples_per_second),
+        "–" if side.samples_per_second is None else digits(side.samples_per_second),
         _cpu_time(side),
         _faults(side),
         "–" if side.peak_rss_bytes is None else size(side.peak_rss_bytes),
@@ -121,12 +121,12 @@ def _reading(comparison: Comparison) -> str:
     )
 
 
-def _digits(number: float) -> str:
+def digits(number: float) -> str:
     """Three digits, and a comma every three where there are more."""
     if number >= 99.95:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
 
 
-def _line(cells: tuple[str, ...]) -> str:
+def line(cells: tuple[str, ...]) -> str:
     return "| " + " | ".join(cells) + " |"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cputrain.bench import Comparison
+    from cputrain.bench.loaders import LoaderComparison
+    from cputrain.launch.options import Parsed
 
 OPTIONS = (
     Option(flag="--repeats", takes="N", help="rounds, each runs both ways once (default: 5)"),
@@ -23,6 +25,15 @@ OPTIONS = (
     Option(flag="--list", help="name the workloads that come with cputrain, and stop"),
     Option(flag="--help", short="-h", help="show this and stop"),
 )
+
+LOADER_OPTIONS = (
+    Option(flag="--repeats", takes="N", help="rounds, each runs every loader once (default: 5)"),
+    Option(flag="--quick", help="tiny data, to see that all of it works"),
+    Option(flag="--json", help="one JSON document with every figure"),
+    Option(flag="--markdown", help="tables for a page or a report"),
+    Option(flag="--help", short="-h", help="show this and stop"),
+)
+"""Of `bench loaders`, behind that word."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
                 "bench",
                 "[options] [WORKLOAD ... | script.py] [its arguments]",
                 "Runs a script under plain python and under cputrain launch in turns, in fresh\n"
-                "processes, and compares speed and losses. Without a script: every workload.",
+                "processes, and compares speed and losses. Without a script: every workload.\n"
+                "cputrain bench loaders compares DataLoaders with one another; it has a --help.",
                 {"options": OPTIONS},
             )
         )
@@ -42,6 +54,8 @@ def main(argv: Sequence[str]) -> int:
     if parsed.has("--list"):
         _list()
         return 0
+    if parsed.rest[:1] == ("loaders",):
+        return _loaders(parsed)
     repeats = _repeats(parsed.values.get("--repeats", "5"))
     launch_arguments = split_quoted(parsed, "--launch-args")
     documents = []
@@ -71,7 +85,7 @@ def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     if not os.path.isfile(rest[0]):
         raise NotFound(
             f"the script {rest[0]}",
-            f"must be a file or one of the workloads {', '.join(known)}",
+            f"must be a file, loaders, or one of the workloads {', '.join(known)}",
             do="cputrain bench --list tells what they are.",
         )
     return [(os.path.basename(rest[0]), tuple(rest))]
@@ -130,6 +144,63 @@ def _list() -> None:
 
     for name, path in workloads().items():
         print(f"{name:<12}{description(path)}")
+    print(f"{'loaders':<12}DataLoaders side by side: torch's, cputrain's, SPDL's, a loop by hand.")
+
+
+def _loaders(before: Parsed) -> int:
+    """Compare DataLoaders; options stand before the word `loaders` or behind it."""
+    from cputrain.bench.loaders import CASES, compare_loaders
+
+    named: list[str] = []
+    values, words = dict(before.values), before.rest[1:]
+    while words:  # options and cases in any order: no script follows
+        behind = parse(words, LOADER_OPTIONS, "bench loaders")
+        values |= behind.values
+        named += behind.rest[:1]
+        words = behind.rest[1:]
+    if "--help" in values:
+        cases = "\n".join(f"  {name:<32}{about}" for name, about in CASES.items())
+        print(
+            usage(
+                "bench loaders",
+                "[options] [CASE ...]",
+                "Runs torch's DataLoader, cputrain's, SPDL's (where it is installed) and a loop\n"
+                "by hand in turns, and checks that they hand out the same batches.\n\n"
+                f"cases (default: all of them):\n{cases}",
+                {"options": LOADER_OPTIONS},
+            )
+        )
+        return 0
+    if before.has("--launch-args"):
+        raise UsageError(
+            "--launch-args", "has no effect on loaders", do="Leave it out: nothing is launched."
+        )
+    comparison = compare_loaders(
+        named, repeats=_repeats(values.get("--repeats", "5")), quick="--quick" in values
+    )
+    if "--json" in values:
+        print(json.dumps(comparison.as_json(), indent=1))
+    elif "--markdown" in values:
+        from cputrain.bench.loaders import as_markdown
+        from cputrain.machine import read_machine
+
+        print(as_markdown(comparison, machine_line=read_machine().fingerprint()))
+    else:
+        _show_loaders(comparison)
+    return 0
+
+
+def _show_loaders(comparison: LoaderComparison) -> None:
+    from cputrain.bench.loaders import absent, case_table, reading
+    from cputrain.report.terminal import console, show_table
+
+    out = console()
+    for case in comparison.cases:
+        head, rows = case_table(case)
+        show_table(out, head, rows, title=case.title)
+        if case.left_out:
+            print(f"{absent(case)}\n")
+    print(reading(comparison))
 
 
 def _repeats(value: str) -> int:

@@ -74,6 +74,7 @@ def test_the_workloads_are_listed_with_what_they_are(tmp_path):
         "conv_loader",
         "mlp",
         "resnet50",
+        "loaders",
     ]
 
 

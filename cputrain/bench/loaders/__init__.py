@@ -1,0 +1,27 @@
+"""Loaders side by side: torch's, ours, SPDL's where it is installed, and a loop by hand.
+
+Importing this loads no torch: the loaders run in a process of their own.
+"""
+
+from __future__ import annotations
+
+from cputrain.bench.loaders.comparison import (
+    CASES,
+    CaseResult,
+    LoaderComparison,
+    LoaderSide,
+    compare_loaders,
+)
+from cputrain.bench.loaders.tables import absent, as_markdown, case_table, reading
+
+__all__ = [
+    "CASES",
+    "CaseResult",
+    "LoaderComparison",
+    "LoaderSide",
+    "absent",
+    "as_markdown",
+    "case_table",
+    "compare_loaders",
+    "reading",
+]

@@ -1,0 +1,120 @@
+"""The process in which loaders run: a request as JSON in, every run as JSON out.
+
+    python -m cputrain.bench.loaders '{"repeats": 5, "quick": false, "groups": ["tensors"]}'
+
+Used by `compare_loaders`, so that the process that renders loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from cputrain import __version__
+from cputrain.bench.loaders.cases import Case, cases, tensors
+from cputrain.bench.loaders.contenders import CONTENDERS, Contender
+from cputrain.bench.loaders.runs import Run, every_sum, run, samples_alone
+from cputrain.errors import CputrainError
+
+
+def main(argv: list[str]) -> int:
+    """Run what is asked for."""
+    request = json.loads(argv[0])
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # all take the same
+    try:
+        found = []
+        for group in request["groups"]:
+            found += [compared(one, request["repeats"]) for one in cases(group, request["quick"])]
+            tensors.cache_clear()  # a process that holds much is slower to fork
+    except CputrainError as error:
+        print(f"cputrain bench: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps({"versions": versions(), "cases": found}))
+    return 0
+
+
+def compared(case: Case, repeats: int) -> dict[str, Any]:
+    """A case's runs, in turns; raises when two loaders differ in what they hand out."""
+    data = case.dataset()
+    left_out = {one.name: one.why_not(case, data) for one in CONTENDERS}
+    present = [one for one in CONTENDERS if not left_out[one.name]]
+    runs: list[Run] = []
+    expected = _check_all(case, present, data) if case.timed == "epoch" else None
+    for number in range(1, repeats + 1):
+        if case.samples_alone:
+            runs.append(samples_alone(case, data, number))
+            _narrate(runs[-1], repeats)
+        for contender in present if number % 2 else reversed(present):
+            one = run(case, contender, data, number)
+            expected = expected or (one.batches, one.last)
+            if (one.batches, one.last) != expected:
+                raise _differ(case, contender.name, (one.batches, one.last), expected)
+            runs.append(one)
+            _narrate(one, repeats)
+    return {
+        "name": case.name,
+        "title": case.title,
+        "timed": case.timed,
+        "left_out": {name: reason for name, reason in left_out.items() if reason},
+        "runs": [one.as_json() for one in runs],
+    }
+
+
+def _check_all(
+    case: Case, contenders: list[Contender], data: Any
+) -> tuple[int, tuple[float, ...]] | None:
+    """One epoch of each, untimed: the sums of every batch must be torch's, batch by batch."""
+    print(f"{case.title}: every batch of every loader is checked", file=sys.stderr)
+    reference = None
+    for contender in contenders:
+        found = every_sum(case, contender, data)
+        if reference is None:
+            reference = found
+        elif found != reference:
+            pairs = enumerate(zip(found, reference, strict=False))
+            first = next((i for i, (one, other) in pairs if one != other), len(reference))
+            raise _differ(
+                case, contender.name, (len(found), *found[first:][:1]),
+                (len(reference), *reference[first:][:1]),
+            )  # fmt: skip
+    return None if reference is None else (len(reference), reference[-1])
+
+
+def _differ(case: Case, name: str, found: object, expected: object) -> CputrainError:
+    return CputrainError(
+        f"the batches of {name!r} in {case.name}",
+        f"must be torch's: number of batches and sums {expected}",
+        found=str(found),
+        do="A loader that hands out other batches cannot be compared; please report it.",
+    )
+
+
+def _narrate(one: Run, repeats: int) -> None:
+    print(
+        f"{one.case}: round {one.round_number} of {repeats}, {one.contender} {one.seconds:.3g} s",
+        file=sys.stderr,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of all that took part."""
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cputrain": __version__,
+    }
+    try:
+        found["spdl"] = importlib.metadata.version("spdl")
+    except importlib.metadata.PackageNotFoundError:
+        return found
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,163 @@
+"""The loaders that are compared; all of them take the rows in the same order.
+
+To add one: a function that yields a loader for a case and its data, and a line in `CONTENDERS`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data import BatchSampler, RandomSampler, TensorDataset, default_collate
+
+from cputrain.bench.loaders.cases import SEED, Case
+from cputrain.data import DataLoader
+from cputrain.record import Record
+
+Batches = Iterable[Any]
+
+
+class Contender(Record):
+    """One way to load."""
+
+    name: str
+    """What the tables call it."""
+
+    loader: Callable[[Case, Any], AbstractContextManager[Batches]]
+    """A fresh loader. Making it is not timed, iterating is."""
+
+    why_not: Callable[[Case, Any], str]
+    """Why it takes no part; empty if it does."""
+
+
+def _order(data: Any) -> RandomSampler:
+    return RandomSampler(data, generator=torch.Generator().manual_seed(SEED))
+
+
+def _arguments(case: Case, data: Any) -> dict[str, Any]:
+    return {
+        "batch_size": case.batch,
+        "sampler": _order(data),
+        "num_workers": case.workers,
+        "multiprocessing_context": case.start_method if case.workers else None,
+    }
+
+
+@contextmanager
+def _torch(case: Case, data: Any) -> Iterator[Batches]:
+    yield torch.utils.data.DataLoader(data, **_arguments(case, data))
+
+
+@contextmanager
+def _cputrain(case: Case, data: Any) -> Iterator[Batches]:
+    yield DataLoader(data, **_arguments(case, data))
+
+
+@contextmanager
+def _spdl(case: Case, data: Any) -> Iterator[Batches]:
+    """SPDL's stand-in for torch's loader: processes."""
+    from spdl.dataloader import get_pytorch_dataloader
+
+    loader = get_pytorch_dataloader(data, in_order=True, **_arguments(case, data))
+    try:
+        yield loader
+    finally:  # it keeps a named copy of the data until the process ends
+        memory = getattr(loader, "_shmem", None)
+        if memory is not None:
+            memory.close()
+            memory.unlink()
+
+
+def _why_not_spdl(case: Case, data: Any) -> str:
+    if reason := _spdl_is_missing():
+        return reason
+    if case.workers == 0:
+        return "without workers it starts one all the same"
+    if isinstance(data, TensorDataset) and os.path.isdir("/dev/shm"):
+        wanted = sum(tensor.nbytes for tensor in data.tensors)
+        free = shutil.disk_usage("/dev/shm").free
+        if free < 1.25 * wanted:  # its copy of the data, and room for batches
+            return f"it copies the data to /dev/shm, and {free >> 20} MiB there are too few"
+    return ""
+
+
+@contextmanager
+def _spdl_threads(case: Case, data: Any) -> Iterator[Batches]:
+    """SPDL's pipeline: threads, which is what it is built for."""
+    from spdl.pipeline import PipelineBuilder
+
+    def fetch(rows: list[int]) -> Any:
+        return default_collate([data[row] for row in rows])
+
+    threads = max(1, case.workers)
+
+    def batches() -> Iterator[Any]:
+        pipeline = (
+            PipelineBuilder()
+            .add_source(BatchSampler(_order(data), case.batch, drop_last=False))
+            .pipe(fetch, concurrency=threads, output_order="input")
+            .add_sink(2 * threads)
+            .build(num_threads=threads)
+        )
+        with pipeline.auto_stop():
+            yield from pipeline.get_iterator()
+
+    yield batches()
+
+
+def _why_not_spdl_threads(case: Case, _data: Any) -> str:
+    if reason := _spdl_is_missing():
+        return reason
+    return _why_not_by_hand(case, _data)
+
+
+@contextmanager
+def _by_hand(case: Case, data: Any) -> Iterator[Batches]:
+    def batches() -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(SEED)
+        order = torch.randperm(len(data), generator=generator)
+        for begin in range(0, len(data), case.batch):
+            rows = order[begin : begin + case.batch]
+            if isinstance(data, TensorDataset):
+                yield [tensor.index_select(0, rows) for tensor in data.tensors]
+            else:
+                yield default_collate([data[row] for row in rows.tolist()])
+
+    yield batches()
+
+
+def _why_not_by_hand(case: Case, _data: Any) -> str:
+    return "it starts no processes" if case.timed == "first batch" else ""
+
+
+def _always(_case: Case, _data: Any) -> str:
+    return ""
+
+
+@cache
+def _spdl_is_missing() -> str:
+    """Why SPDL cannot be imported; this imports it, which then costs no run any time."""
+    if find_spec("spdl") is None:
+        return "it is not installed: pip install spdl"
+    try:
+        import spdl.dataloader
+        import spdl.pipeline  # noqa: F401
+    except ImportError as error:
+        return f"it cannot be imported: {error}"
+    return ""
+
+
+CONTENDERS = (
+    Contender(name="torch", loader=_torch, why_not=_always),
+    Contender(name="cputrain", loader=_cputrain, why_not=_always),
+    Contender(name="spdl", loader=_spdl, why_not=_why_not_spdl),
+    Contender(name="spdl threads", loader=_spdl_threads, why_not=_why_not_spdl_threads),
+    Contender(name="by hand", loader=_by_hand, why_not=_why_not_by_hand),
+)

@@ -1,0 +1,120 @@
+"""One loader run once: its time, its CPU time, and whether its batches are right."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cputrain.bench.loaders.comparison import SAMPLES_ALONE
+from cputrain.record import Record
+
+if TYPE_CHECKING:
+    from cputrain.bench.loaders.cases import Case
+    from cputrain.bench.loaders.contenders import Contender
+
+Sums = tuple[float, ...]
+
+
+class Run(Record):
+    """What a loader did once."""
+
+    case: str
+    contender: str
+    round_number: int
+
+    seconds: float
+    """From `iter()` to the last batch, or from making the loader to its first batch."""
+
+    cpu_seconds: float | None
+    """In this process and in those it started, until they had ended; None for a first batch."""
+
+    batches: int
+    """How many there were."""
+
+    last: Sums
+    """The sums of the last batch."""
+
+
+def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
+    """Iterate once."""
+    made = time.perf_counter()
+    with contender.loader(case, data) as loader:
+        cpu = cpu_seconds()
+        # a first batch is also waited for while a loader prepares its workers' data as it is made
+        begin = time.perf_counter() if case.timed == "epoch" else made
+        iterator = iter(loader)
+        batch, batches = next(iterator), 1
+        if case.timed == "epoch":
+            for batch in iterator:  # noqa: B007  (the last one is looked at afterwards)
+                batches += 1
+        seconds = time.perf_counter() - begin
+        if hasattr(iterator, "close"):
+            iterator.close()
+        del iterator  # its workers end here at the latest
+        multiprocessing.active_children()  # which collects those that have ended
+        used = cpu_seconds() - cpu
+    return Run(
+        case=case.name,
+        contender=contender.name,
+        round_number=number,
+        seconds=seconds,
+        cpu_seconds=used if case.timed == "epoch" else None,
+        batches=batches,
+        last=sums(batch),
+    )
+
+
+def every_sum(case: Case, contender: Contender, data: Any) -> list[Sums]:
+    """The sums of each batch of an epoch, in order; this also warms the loader up."""
+    with contender.loader(case, data) as loader:
+        return [sums(batch) for batch in loader]
+
+
+def sums(batch: Any) -> Sums:
+    """The sum of each tensor of a batch."""
+    tensors = batch if isinstance(batch, (list, tuple)) else [batch]
+    return tuple(tensor.sum(dtype=torch.float64).item() for tensor in tensors)
+
+
+def samples_alone(case: Case, data: Any, number: int) -> Run:
+    """Every sample made once, by as many processes as loaders have workers; none is handed over."""
+    processes = [
+        multiprocessing.Process(target=_make, args=(data, case.batch, first, case.workers))
+        for first in range(case.workers)
+    ]
+    cpu = cpu_seconds()
+    begin = time.perf_counter()
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    seconds = time.perf_counter() - begin
+    return Run(
+        case=case.name,
+        contender=SAMPLES_ALONE,
+        round_number=number,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds() - cpu,
+        batches=-(-len(data) // case.batch),
+        last=(),
+    )
+
+
+def _make(data: Any, batch: int, first: int, step: int) -> None:
+    torch.set_num_threads(1)  # as in a loader's worker
+    for begin in range(first * batch, len(data), step * batch):
+        [data[row] for row in range(begin, min(begin + batch, len(data)))]
+
+
+def cpu_seconds() -> float:
+    """What this process and its ended children have used."""
+    if sys.platform == "win32":  # which tells nothing of children
+        return time.process_time()
+    import resource
+
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in spent)

@@ -1,0 +1,191 @@
+"""`cputrain bench loaders`: every loader for real, on tiny data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from cputrain.bench.loaders import CASES, case_table
+from cputrain.bench.loaders.__main__ import compared
+from cputrain.bench.loaders.cases import Case, cases
+from cputrain.bench.loaders.comparison import summarise
+from cputrain.bench.loaders.contenders import CONTENDERS
+from cputrain.bench.loaders.runs import cpu_seconds, sums
+from cputrain.errors import CputrainError
+
+
+def bench(*arguments):
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cputrain.launch", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def found():
+    done = bench("--repeats", "2", "loaders", "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def side(case, name):
+    return next(one for one in case["sides"] if one["name"] == name)
+
+
+def test_every_case_runs_torchs_loader_and_ours(found):
+    """SPDL takes part where it is installed; the two others always do."""
+    assert [case["name"] for case in found["cases"]] == [
+        "tensors-64-0",
+        "tensors-64-2",
+        "tensors-256-0",
+        "tensors-256-2",
+        "pictures",
+        "start",
+    ]
+    for case in found["cases"]:
+        for name in ("torch", "cputrain"):
+            assert len(side(case, name)["seconds"]) == 2
+        assert {"spdl", "spdl threads"} <= {
+            *case["left_out"],
+            *(one["name"] for one in case["sides"]),
+        }
+
+
+def test_an_epoch_has_all_its_batches(found):
+    """The last one, which is not full, too."""
+    assert [case["batches"] for case in found["cases"]] == [8, 8, 2, 2, 8, 1]
+
+
+def test_processor_time_is_told_with_and_without_that_of_the_samples(found):
+    """Workers have ended when it is read, so theirs is in it."""
+    pictures = next(case for case in found["cases"] if case["name"] == "pictures")
+    alone, torchs = side(pictures, "samples alone"), side(pictures, "torch")
+    assert 0 < alone["cpu_seconds"] < torchs["cpu_seconds"]
+    assert torchs["cpu_seconds_beyond_samples"] == pytest.approx(
+        torchs["cpu_seconds"] - alone["cpu_seconds"], abs=torchs["cpu_seconds"]
+    )
+    assert alone["speedup"] is None
+    start = found["cases"][-1]
+    assert side(start, "torch")["cpu_seconds"] is None
+
+
+def test_tables_say_what_was_run_and_that_quick_data_says_nothing_of_speed():
+    """Data goes to stdout, what happens meanwhile to stderr."""
+    done = bench("loaders", "--repeats", "1", "pictures", "--quick", "--markdown")
+    assert done.returncode == 0, done.stderr
+    assert "### Pictures made in Python" in done.stdout
+    assert "| torch | 1 (reference) |" in done.stdout
+    assert "too small to say anything about speed" in done.stdout
+    assert "round 1 of 1" in done.stderr
+    assert "round 1 of 1" not in done.stdout
+    assert "tensors" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("loaders", "tensor"), "tensors, pictures, start"),
+        (("loaders", "--repeats", "0"), "whole number from 1"),
+        (("loaders", "--quik"), "Did you mean --quick?"),
+        (("--launch-args", "-q", "loaders"), "no effect on loaders"),
+    ],
+)
+def test_bad_input_is_one_clear_message(arguments, words):
+    """The message names the parameter and the rule; nothing is run."""
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_help_names_every_group_of_cases():
+    done = bench("loaders", "--help")
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in CASES)
+
+
+class Doubled:
+    """A loader that hands each batch out twice."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __iter__(self):
+        for batch in self._loader:
+            yield batch
+            yield batch
+
+
+def test_a_loader_with_other_batches_is_not_compared(monkeypatch):
+    """A faster loader that hands out something else is no faster loader."""
+    from contextlib import contextmanager
+
+    from cputrain.bench.loaders import __main__ as runner
+
+    ours = CONTENDERS[1]
+
+    @contextmanager
+    def doubled(case, data):
+        with ours.loader(case, data) as loader:
+            yield Doubled(loader)
+
+    monkeypatch.setattr(runner, "CONTENDERS", (CONTENDERS[0], ours.replace(loader=doubled)))
+    with pytest.raises(CputrainError, match=r"batches of 'cputrain' in tensors-64-0 must be"):
+        compared(cases("tensors", quick=True)[0], 1)
+
+
+def test_all_loaders_take_the_rows_in_the_same_order():
+    """So the sums of every batch can be compared, not only their number."""
+    data = TensorDataset(torch.arange(100))
+    case = Case(name="", title="", dataset=lambda: data, batch=16, workers=0)
+    orders = []
+    for contender in CONTENDERS:
+        if not contender.why_not(case, data):
+            with contender.loader(case, data) as loader:
+                orders.append(torch.cat([batch[0] for batch in loader]).tolist())
+    assert len(orders) >= 3
+    assert all(order == orders[0] for order in orders)
+    assert sorted(orders[0]) == list(range(100))
+
+
+def test_a_ratio_is_taken_within_its_round():
+    """A machine that slows down between rounds changes no ratio."""
+    runs = [
+        {"contender": name, "round_number": number, "seconds": seconds, "cpu_seconds": None,
+         "batches": 1}
+        for number, name, seconds in [
+            (1, "torch", 1.0), (1, "cputrain", 0.5), (2, "cputrain", 5.0), (2, "torch", 10.0),
+        ]
+    ]  # fmt: skip
+    case = summarise(
+        {"name": "start", "title": "first", "timed": "first batch", "left_out": {}, "runs": runs}
+    )
+    assert case.side("cputrain").speedup.as_json() == {"median": 2, "lowest": 2, "highest": 2}
+    head, rows = case_table(case)
+    assert head == ("", "against torch", "median", "fastest to slowest (middle half)")
+    assert [row[0] for row in rows] == ["torch", "cputrain"]
+
+
+def test_sums_are_of_each_tensor():
+    assert sums([torch.ones(2, 3), torch.tensor([1, 2])]) == (6.0, 3.0)
+    assert sums(torch.full((4,), 200, dtype=torch.uint8)) == (800.0,)
+
+
+def test_processor_time_grows():
+    before = cpu_seconds()
+    sum(range(1_000_000))
+    assert cpu_seconds() > before
+
+
+def test_the_comparison_of_loaders_loads_no_torch():
+    code = "import sys, cputrain.bench.loaders; print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False"
