@@ -67,6 +67,10 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 class Memory:
     """An anonymous file, mapped once: as wide as the machine's memory, and empty until written."""
 
+    _descriptor = -1
+    _close = staticmethod(os.close)
+    """Kept here, as this module may be gone when the last of these is."""
+
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
         self.map = mmap.mmap(descriptor, size)
@@ -102,8 +106,10 @@ class Memory:
     def close_descriptor(self) -> None:
         """Called once the other process has its own."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            self._close(self._descriptor)
             self._descriptor = -1
+
+    __del__ = close_descriptor
 
     @property
     def address(self) -> int:

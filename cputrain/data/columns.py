@@ -6,29 +6,36 @@ overrides it has a reason to.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 
-class Columns(Protocol):
+class Columns(ABC):
     """Rows that can be gathered by their numbers."""
 
     rows: int
 
+    @abstractmethod
     def gather(self, index: torch.Tensor) -> Any:
         """The batch that torch's collation makes of these rows."""
 
+    @abstractmethod
     def span(self, begin: int, end: int) -> Any:
         """The batch of the rows from `begin` up to `end`."""
 
+    def gather_each(self, indices: Iterable[torch.Tensor]) -> Iterator[Any]:
+        """One batch after another."""
+        return map(self.gather, indices)
 
-class _Tensors:
+
+class _Tensors(Columns):
     """One or several tensors, row by row."""
 
     def __init__(self, tensors: tuple[torch.Tensor, ...], *, alone: bool) -> None:
@@ -42,6 +49,21 @@ class _Tensors:
             return select(self.tensors[0], 0, index)
         return [select(tensor, 0, index) for tensor in self.tensors]
 
+    def gather_each(self, indices: Iterable[torch.Tensor]) -> Iterator[Any]:
+        # the loop that a user would write, and as quick: a call for each batch would show
+        selects = [tensor.index_select for tensor in self.tensors]
+        if self._alone:
+            (select,) = selects
+            for index in indices:
+                yield select(0, index)
+        elif len(selects) == 2:
+            first, second = selects
+            for index in indices:
+                yield [first(0, index), second(0, index)]
+        else:
+            for index in indices:
+                yield [select(0, index) for select in selects]
+
     def span(self, begin: int, end: int) -> Any:
         copies = [
             torch.clone(tensor[begin:end], memory_format=torch.contiguous_format)
@@ -50,7 +72,7 @@ class _Tensors:
         return copies[0] if self._alone else copies
 
 
-class _Listed:
+class _Listed(Columns):
     """A list of tensors, each a row."""
 
     def __init__(self, rows: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> None:
@@ -64,7 +86,7 @@ class _Listed:
         return torch.stack(list(self._rows[begin:end]))
 
 
-class _Chosen:
+class _Chosen(Columns):
     """Some rows of other columns."""
 
     def __init__(self, columns: Columns, chosen: torch.Tensor) -> None:
@@ -79,7 +101,7 @@ class _Chosen:
         return self._columns.gather(self._chosen[begin:end])
 
 
-class _Joined:
+class _Joined(Columns):
     """Several columns, one after another."""
 
     def __init__(self, parts: list[_Tensors], *, alone: bool) -> None:

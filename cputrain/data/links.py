@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-from multiprocessing import connection
-from typing import Any
 
 from cputrain.errors import ResourceError
 
@@ -18,13 +16,37 @@ _LENGTH = struct.Struct("!i")
 _LONG = struct.Struct("!Q")
 
 
-class Outbox:
+class End:
+    """One end of a pipe, closed once.
+
+    A connection of multiprocessing closes its descriptor when it is collected, and then again when
+    it is told to, as happens when an iterator is collected with it: another's descriptor may have
+    that number by then.
+    """
+
+    _close = staticmethod(os.close)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._close(descriptor)
+
+    __del__ = close
+
+
+class Outbox(End):
     """The loader's end of a worker's tasks."""
 
-    def __init__(self, end: connection.Connection) -> None:
-        self._end = end
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
         self._waiting = bytearray()
-        os.set_blocking(end.fileno(), False)
+        os.set_blocking(descriptor, False)
 
     def send(self, message: bytes) -> None:
         """Queue a message, and hand over what the pipe takes now."""
@@ -38,36 +60,30 @@ class Outbox:
         """Whether everything has been handed over, or never will be."""
         while self._waiting:
             try:
-                written = os.write(self._end.fileno(), self._waiting[: 1 << 16])
+                written = os.write(self._descriptor, self._waiting[: 1 << 16])
             except BlockingIOError:
                 return False
-            except (BrokenPipeError, OSError):  # the worker is gone, or this end: torch will tell
+            except OSError:  # the worker is gone, or this end: torch will tell
                 self._waiting.clear()
                 break
             del self._waiting[:written]
         return True
 
-    def fileno(self) -> int:
-        return self._end.fileno()
 
-    def close(self) -> None:
-        self._end.close()
-
-
-class Inbox:
+class Inbox(End):
     """The loader's end of a worker's results."""
 
-    def __init__(self, end: connection.Connection) -> None:
-        self._end = end
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
         self._read = bytearray()
         self.ended = False
-        os.set_blocking(end.fileno(), False)
+        os.set_blocking(descriptor, False)
 
     def receive(self) -> list[bytes]:
         """Whole messages that have arrived; sets `ended` at the end of the stream."""
         while not self.ended:
             try:
-                read = os.read(self._end.fileno(), 1 << 16)
+                read = os.read(self._descriptor, 1 << 16)
             except BlockingIOError:
                 break
             except OSError:
@@ -95,16 +111,10 @@ class Inbox:
         del self._read[: begin + length]
         return message
 
-    def fileno(self) -> int:
-        return self._end.fileno()
 
-    def close(self) -> None:
-        self._end.close()
-
-
-def pipe() -> tuple[Any, Any]:
+def pipe() -> tuple[int, int]:
     """The reading and the writing end of a pipe; an error that says what the system refused."""
     try:
-        return connection.Pipe(duplex=False)
+        return os.pipe()
     except OSError as error:
         raise ResourceError.of(error, "a DataLoader's worker", "got no pipe") from error

@@ -60,7 +60,7 @@ class _Packer(ForkingPickler):
         if type(thing) is torch.Tensor:
             return self._reduce(thing)
         if type(thing) is np.ndarray and not thing.flags.writeable:
-            return thing.copy("K").__reduce_ex__(5)  # what comes out of a pipe can be written to
+            return thing.copy("A").__reduce_ex__(5)  # what comes out of a pipe can be written to
         return NotImplemented
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
@@ -70,10 +70,9 @@ class _Packer(ForkingPickler):
             or tensor.requires_grad
             or tensor.is_quantized
             or tensor.is_nested
-            or tensor.is_conj()
-            or tensor.is_neg()
         ):
             return NotImplemented
+        tensor = tensor.resolve_conj().resolve_neg()
         storage = tensor.untyped_storage()
         shape, strides, width = tuple(tensor.shape), tensor.stride(), tensor.element_size()
         place = storage.data_ptr(), storage.nbytes()

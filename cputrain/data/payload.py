@@ -1,8 +1,9 @@
-"""What every worker needs, pickled once and read by all of them at the same time.
+"""What every worker needs, pickled once, while the first of them starts.
 
 multiprocessing pickles a process's arguments for each process and writes them into a pipe that the
-child empties only once it has imported its modules: workers start one after another. Here the bytes
-lie in anonymous memory, and the start of a process carries little more than its descriptor.
+child empties only once it has imported its modules: workers start one after another. Here a process
+is started with little more than the descriptor of anonymous memory; what it needs is pickled into
+that memory meanwhile, and all workers read it at the same time.
 """
 
 from __future__ import annotations
@@ -22,76 +23,85 @@ import torch
 class Payload:
     """Arguments by their place, in anonymous memory."""
 
-    def __init__(self, descriptor: int, size: int, apart: list[Any]) -> None:
+    _close = staticmethod(os.close)
+
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._size = size
-        self._apart = apart
+        self._size = 0
+        self._apart: list[Any] = []
 
     @classmethod
-    def of(cls, arguments: dict[int, Any]) -> Payload | None:
-        """None if they cannot be pickled this way: multiprocessing then tries, and tells."""
+    def reserve(cls) -> Payload | None:
+        """An empty one; None if the system refuses."""
+        try:
+            return cls(os.memfd_create("cputrain", os.MFD_CLOEXEC))
+        except OSError:
+            return None
+
+    def fill(self, arguments: dict[int, Any]) -> bool:
+        """Whether they could be pickled; if not, multiprocessing may try, and tell."""
         file = io.BytesIO()
         pickler = _Pickler(file)
         try:
             pickler.dump(arguments)
-        except Exception:  # whatever it is, multiprocessing raises it where torch expects it
-            return None
-        descriptor = -1
-        try:
-            descriptor = os.memfd_create("cputrain", os.MFD_CLOEXEC)
             data = file.getbuffer()
             written = 0
             while written < len(data):
-                written += os.write(descriptor, data[written : written + (1 << 30)])
-        except OSError:
-            if descriptor >= 0:
-                os.close(descriptor)
-            return None
-        return cls(descriptor, len(data), pickler.apart)
+                written += os.write(self._descriptor, data[written : written + (1 << 30)])
+            self._size, self._apart = len(data), pickler.apart
+        except Exception:  # whatever it is, multiprocessing raises it where torch expects it
+            return False
+        return True
+
+    def notice(self) -> bytes:
+        """What a worker must be told to read it; once for each worker."""
+        return bytes(ForkingPickler.dumps((self._size, self._apart)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (reduction.DupFd(self._descriptor), self._size, self._apart)
+        return _receive, (reduction.DupFd(self._descriptor),)
 
-    def load(self) -> dict[int, Any]:
+    def load(self, notice: bytes) -> dict[int, Any]:
         """The arguments, in a worker."""
-        with mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ) as data:
-            return dict(_Unpickler(data, self._apart).load())
+        size, apart = ForkingPickler.loads(notice)
+        with mmap.mmap(self._descriptor, size, prot=mmap.PROT_READ) as data:
+            return dict(_Unpickler(data, apart).load())
 
     def close(self) -> None:
         """Forget it; workers that have been started have their own descriptor."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._close(descriptor)
+
+    _close = staticmethod(os.close)
+    __del__ = close
 
 
-def _receive(duplicate: Any, size: int, apart: list[Any]) -> Payload:
-    return Payload(duplicate.detach(), size, apart)
+def _receive(duplicate: Any) -> Payload:
+    return Payload(duplicate.detach())
 
 
 class _Pickler(ForkingPickler):
-    """Leaves out what is shared by a descriptor or a lock: that goes with each process's start."""
+    """Leaves out what is sent by a descriptor: each worker is given its own."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.apart: list[Any] = []
 
     def reducer_override(self, thing: Any) -> Any:
-        if isinstance(
-            thing,
-            (
-                torch.Tensor,
-                torch.UntypedStorage,
-                torch.TypedStorage,
-                socket.socket,
-                connection.Connection,
-            ),
-        ) or (
-            not isinstance(thing, type)
-            and type(thing).__module__.partition(".")[0] == "multiprocessing"
-        ):
+        if isinstance(thing, _APART):
             self.apart.append(thing)
             return _Apart, (len(self.apart) - 1,)
         return NotImplemented
+
+
+_APART = (
+    torch.Tensor,
+    torch.UntypedStorage,
+    torch.TypedStorage,
+    socket.socket,
+    connection.Connection,
+)
+"""What is sent by a descriptor. What only a process's start can share, as locks, says so itself."""
 
 
 def _Apart(place: int) -> Any:  # noqa: N802

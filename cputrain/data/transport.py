@@ -7,15 +7,17 @@ the processes are started.
 
 from __future__ import annotations
 
+import os
 import queue
 import select
 import struct
 import time
 from collections import deque
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.data.arena import Memory, Reader, starting_workers
-from cputrain.data.links import Inbox, Outbox, pipe
+from cputrain.data.links import End, Inbox, Outbox, pipe
 from cputrain.data.messages import Result
 from cputrain.data.packing import pack, unpack
 from cputrain.data.payload import Payload
@@ -65,15 +67,41 @@ class Transport:
             id(self._collate): "collate",
         }
         roles = {place: ours[id(one)] for place, one in enumerate(args) if id(one) in ours}
-        ends = link.open(self.done, self._links)
         # what is replaced by an end of ours does not travel
-        kept = [None if roles.get(i, "collate") != "collate" else arg for i, arg in enumerate(args)]
-        if self._context.get_start_method() != "fork":
-            self._share(kept)
-        process = self._context.Process(
-            target=serve, args=(ends, target, tuple(kept), roles, self._payload)
+        kept = tuple(
+            None if roles.get(place, "collate") != "collate" else one
+            for place, one in enumerate(args)
         )
-        return Worker(process, link, self.results)
+        return Worker(self, link, link.open(self.done, self._links), (target, kept, roles))
+
+    def start(self, link: Link, ends: WorkerEnds, job: tuple[Any, ...]) -> Any:
+        """Start the process of a worker, and hear it."""
+        target, args, roles = job
+        first = self._first is None
+        if first and self._context.get_start_method() != "fork":
+            self._payload = Payload.reserve()
+        if first:
+            self._first = args
+        if self._payload is not None:
+            own = tuple(
+                None if _is_large(one) and one is of_first else one
+                for one, of_first in zip(args, self._first or (), strict=True)
+            )
+            process = self._begin((ends, target, own, roles, self._payload))
+            if not first or self._payload.fill(
+                {i: one for i, one in enumerate(args) if _is_large(one)}
+            ):
+                assert link.outbox is not None
+                link.outbox.send(self._payload.notice())
+                self.results.listen(link, process)
+                return process
+            process.kill()
+            process.join()
+            self._payload.close()
+            self._payload = None
+        process = self._begin((ends, target, args, roles, None))
+        self.results.listen(link, process)
+        return process
 
     def started(self) -> None:
         """All workers run: what only their start needed is let go."""
@@ -81,22 +109,22 @@ class Transport:
         if self._payload is not None:
             self._payload.close()
 
-    def _share(self, args: list[Any]) -> None:
-        """Take from the arguments what has been pickled for all workers."""
-        if self._first is None:
-            self._first = tuple(args)
-            self._payload = Payload.of(
-                {i: arg for i, arg in enumerate(args) if not isinstance(arg, _SMALL)}
-            )
-        if self._payload is not None:
-            for place, arg in enumerate(args):
-                if not isinstance(arg, _SMALL) and arg is self._first[place]:
-                    args[place] = None
+    def _begin(self, args: tuple[Any, ...]) -> Any:
+        process = self._context.Process(target=serve, args=args)
+        process.daemon = True
+        try:
+            with starting_workers():
+                process.start()
+        except OSError as error:
+            raise ResourceError.of(error, "a DataLoader's worker", "was not started") from error
+        return process
+
+
+def _is_large(arg: Any) -> bool:
+    return not isinstance(arg, (bool, int, float, str, type(None)))
 
 
 _EPOCH = struct.Struct("<Q")
-
-_SMALL = (bool, int, float, str, type(None))
 
 
 class DoneEvent:
@@ -158,9 +186,11 @@ class Link:
     def open(self, done: DoneEvent, others: list[Link]) -> WorkerEnds:
         """Make both pipes and the memory; what the worker needs of them."""
         memory = Memory.create()
-        take, put = pipe()
-        receive, send = pipe()
-        self.outbox, self.inbox, self.reader = Outbox(put), Inbox(receive), Reader(memory)
+        read, write = pipe()
+        take, self.outbox = connection.Connection(read, writable=False), Outbox(write)
+        read, write = pipe()
+        send, self.inbox = connection.Connection(write, readable=False), Inbox(read)
+        self.reader = Reader(memory)
         self.ends = WorkerEnds(take, send, memory, done, list(others))
         return self.ends
 
@@ -180,24 +210,25 @@ class Link:
 class Worker:
     """A process, started so that only the child keeps what only the child needs."""
 
-    def __init__(self, process: Any, link: Link, results: Results) -> None:
-        self.__dict__.update(_process=process, _link=link, _results=results)
+    def __init__(
+        self, transport: Transport, link: Link, ends: WorkerEnds, job: tuple[Any, ...]
+    ) -> None:
+        self._transport = transport
+        self._link = link
+        self._ends = ends
+        self._job = job
+        self._process: Any = None
+        self.daemon = True
 
     def start(self) -> None:
         try:
-            with starting_workers():
-                self._process.start()
-        except OSError as error:
-            raise ResourceError.of(error, "a DataLoader's worker", "was not started") from error
+            self._process = self._transport.start(self._link, self._ends, self._job)
         finally:
             self._link.close_worker_ends()
-        self._results.listen(self._link, self._process)
+            self._job = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_process"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._process, name, value)
 
 
 class Tasks:
@@ -226,7 +257,7 @@ class Results:
         self._links: dict[int, tuple[Link, Any]] = {}
         self._ready: deque[tuple[Link | None, Any]] = deque()
         self._died = False
-        self._wake_read, self._wake_write = pipe()
+        self._wake_read, self._wake_write = map(End, pipe())
         self._poll.register(self._wake_read.fileno(), select.POLLIN)
 
     def listen(self, link: Link, process: Any) -> None:
@@ -259,7 +290,7 @@ class Results:
     def put(self, thing: Any) -> None:
         """Wakes a thread of this process that waits in get."""
         self._ready.append((None, thing))
-        self._wake_write.send_bytes(b"")
+        os.write(self._wake_write.fileno(), b"\0")
 
     def cancel_join_thread(self) -> None:
         """No thread empties this queue."""
@@ -285,7 +316,7 @@ class Results:
             if end in self._links:
                 self._hear(end)
             elif end not in full:
-                self._wake_read.recv_bytes()
+                os.read(self._wake_read.fileno(), 1)
         return bool(events)
 
     def _hear(self, end: int) -> None:
@@ -300,5 +331,6 @@ class Results:
             self._poll.unregister(end)
             del self._links[end]
             if not link.ended_well:
-                process.join(1.0)  # so that torch, which looks next, sees that it has ended
+                # torch looks next, and should find that it has ended, but find it by itself
+                connection.wait([process.sentinel], 1.0)
                 self._died = True

@@ -7,7 +7,6 @@ import queue
 import random
 import sys
 import time
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,14 +43,19 @@ def serve(
     results = _Results(ends, writer, clock)
     arguments = list(args)
     if shared is not None:
-        for place, argument in shared.load().items():
+        try:
+            notice = ends.take.recv_bytes()
+        except EOFError:  # the loader's process has ended
+            return
+        for place, argument in shared.load(notice).items():
             arguments[place] = argument
         shared.close()
     ours = {"tasks": tasks, "results": results, "done": done}
     for place, role in roles.items():
         arguments[place] = ours[role] if role in ours else _timed(arguments[place], clock)
     _collate_into(writer)
-    _limit_numpy()
+    if not ends.others:
+        _limit_numpy()
     loop(*arguments)
     results.end()
 
@@ -249,18 +253,16 @@ def prepare_to_fork() -> None:
     """Load once, in the parent, what every forked worker would load for itself."""
     if "numpy" in sys.modules:
         import numpy.random  # noqa: F401  (NumPy itself loads it late, and torch's loop needs it)
-    _thread_pools()
-
-
-@cache
-def _thread_pools() -> Any:
-    import threadpoolctl
-
-    return threadpoolctl.ThreadpoolController()
 
 
 def _limit_numpy() -> None:
-    """One thread for NumPy's linear algebra, as torch has; what the user set is left alone."""
+    """One thread for NumPy's linear algebra, as torch has; what the user set is left alone.
+
+    Not in a forked worker: OpenBLAS, asked for its number of threads after a fork, first starts
+    all those that it had before, and they spin for a while.
+    """
     limits = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
     if "numpy" in sys.modules and not any(name in os.environ for name in limits):
-        _thread_pools().limit(limits=1, user_api="blas")
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(1, user_api="blas")
