@@ -36,14 +36,23 @@ class MemoryIterator(_BaseDataLoaderIter):
         self._start()
 
     def _start(self) -> None:
+        # nothing that makes batches may refer to this iterator: a thread may be holding it
         known = is_known(self._index_sampler)
         self._trial = Trial(self._statistics) if known else None
-        self._made = self._ordered() if known else self._listed()
+        self._made = (
+            _ordered(self._columns, self._index_sampler)
+            if known
+            else _listed(self._columns, self._sampler_iter, self._dataset, self._collate_fn)
+        )
         if self._pin_memory:
-            self._made = map(self._pinned, self._made)
-        if self._num_workers > 0:
-            # over workers, torch draws the first rows at once
-            self._made = chain(list(islice(self._made, 1)), self._made)
+            pin, device = _utils.pin_memory.pin_memory, self._pin_memory_device
+            self._made = (pin(batch, device) for batch in self._made)
+        if self._num_workers > 0:  # over workers, torch draws the first rows at once
+            self.draw_first()
+
+    def draw_first(self) -> None:
+        """Have the first rows drawn now."""
+        self._made = chain(list(islice(self._made, 1)), self._made)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -90,32 +99,29 @@ class MemoryIterator(_BaseDataLoaderIter):
         if trial.over:
             self._trial = None
 
-    def _pinned(self, batch: Any) -> Any:
-        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
 
-    def _ordered(self) -> Iterator[Any]:
-        """Batches in the order of torch's own samplers."""
-        columns, order = self._columns, order_of(self._index_sampler)
-        if order.rows is None:
-            for begin, end in order.spans(0):
-                yield columns.span(begin, end)
-        else:
-            yield from columns.gather_each(order.indices(0))
+def _ordered(columns: Columns, sampler: Any) -> Iterator[Any]:
+    """Batches in the order of torch's own samplers."""
+    order = order_of(sampler)
+    if order.rows is None:
+        for begin, end in order.spans(0):
+            yield columns.span(begin, end)
+    else:
+        yield from columns.gather_each(order.indices(0))
 
-    def _listed(self) -> Iterator[Any]:
-        """Batches in the order of another sampler."""
-        fetcher = None
-        for rows in self._sampler_iter:
-            index = as_index(rows, self._columns.rows)
-            if index is not None:
-                yield self._columns.gather(index)
-                continue
-            if fetcher is None:  # whatever these rows are, torch knows what comes of them
-                fetcher = _DatasetKind.create_fetcher(
-                    self._dataset_kind,
-                    self._dataset,
-                    self._auto_collation,
-                    self._collate_fn,
-                    self._drop_last,
-                )
-            yield fetcher.fetch(rows)
+
+def _listed(
+    columns: Columns, rows_of_batches: Iterator[Any], dataset: Any, collate_fn: Any
+) -> Iterator[Any]:
+    """Batches in the order of another sampler."""
+    fetcher = None
+    for rows in rows_of_batches:
+        index = as_index(rows, columns.rows)
+        if index is not None:
+            yield columns.gather(index)
+            continue
+        if fetcher is None:  # whatever these rows are, torch knows what comes of them
+            fetcher = _DatasetKind.create_fetcher(
+                _DatasetKind.Map, dataset, True, collate_fn, False
+            )
+        yield fetcher.fetch(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,9 +48,7 @@ def _resumed(loader: Any, position: Position) -> _BaseDataLoaderIter:
     statistics_of(loader)
     iterator = _begun(StandIn(loader, _index_sampler=sampler))
     if not loader.num_workers:  # workers have been sent their first rows; here they are drawn now
-        iterator._sampler_iter = chain(
-            list(islice(iterator._sampler_iter, 1)), iterator._sampler_iter
-        )
+        iterator.draw_first()
     iterator._index_sampler = loader._index_sampler
     iterator._num_yielded = position.batches
     return iterator
@@ -72,7 +70,7 @@ def _replayed(loader: Any, position: Position) -> _BaseDataLoaderIter:
     return iterator
 
 
-def _begun(loader: Any) -> _BaseDataLoaderIter:
+def _begun(loader: Any) -> Any:
     statistics = statistics_of(loader)
     statistics.epochs += 1
     columns = columns_of_loader(loader)
@@ -125,7 +123,7 @@ def columns_of_loader(loader: DataLoader[Any]) -> Columns | None:
         or not loader._auto_collation
         or loader.collate_fn is not collate.default_collate
         or collate.default_collate_fn_map.get(torch.Tensor) is not collate.collate_tensor_fn
-        or (loader.num_workers and loader.worker_init_fn is not None)
+        or (loader.num_workers and not _only_seeds(loader.worker_init_fn))
         or (not loader.num_workers and loader.timeout)
         or torch.utils.data.get_worker_info() is not None
     ):
@@ -138,3 +136,18 @@ def columns_of_loader(loader: DataLoader[Any]) -> Columns | None:
         agrees = gathers_as_torch(columns, loader.dataset, loader.collate_fn)
         loader._cputrain_gathers = agrees
     return columns if agrees else None
+
+
+_SEEDERS = {
+    ("lightning_fabric", "pl_worker_init_function"),
+    ("lightning", "pl_worker_init_function"),
+    ("transformers", "seed_worker"),
+}
+
+
+def _only_seeds(worker_init_fn: Any) -> bool:
+    """Whether workers would start with nothing but random states, which gathering does not use."""
+    function = getattr(worker_init_fn, "func", worker_init_fn)  # of a partial
+    root = getattr(function, "__module__", None) or ""
+    name = getattr(function, "__name__", "")
+    return function is None or (root.partition(".")[0], name) in _SEEDERS

@@ -72,7 +72,6 @@ class Payload:
         if descriptor >= 0:
             self._close(descriptor)
 
-    _close = staticmethod(os.close)
     __del__ = close
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,20 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 if TYPE_CHECKING:
     from cputrain.data.statistics import Statistics
+
+
+class _Clocked:
+    """A collate_fn, and the time it last took."""
+
+    def __init__(self, collate_fn: Any) -> None:
+        self._collate_fn = collate_fn
+        self.took = 0.0
+
+    def __call__(self, samples: Any) -> Any:
+        begin = perf_counter()
+        batch = self._collate_fn(samples)
+        self.took = perf_counter() - begin
+        return batch
 
 
 class ProcessIterator(_SingleProcessDataLoaderIter):
@@ -19,18 +34,12 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
     def __init__(self, loader: Any, statistics: Statistics) -> None:
         super().__init__(loader)
         self._statistics = statistics
-        self._collating = 0.0
-        fetcher = self._dataset_fetcher
-        fetcher.collate_fn = self._timed(fetcher.collate_fn)
+        self._collate = _Clocked(self._dataset_fetcher.collate_fn)
+        self._dataset_fetcher.collate_fn = self._collate
 
-    def _timed(self, collate_fn: Any) -> Any:
-        def timed(samples: Any) -> Any:
-            begin = perf_counter()
-            batch = collate_fn(samples)
-            self._collating = perf_counter() - begin
-            return batch
-
-        return timed
+    def draw_first(self) -> None:
+        """Have the first rows drawn now."""
+        self._sampler_iter = chain(list(islice(self._sampler_iter, 1)), self._sampler_iter)
 
     def _next_data(self) -> Any:
         begin = perf_counter()
@@ -42,7 +51,7 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
         took = perf_counter() - begin
         statistics = self._statistics
         statistics.waited_s += took
-        statistics.samples_s += took - self._collating
-        statistics.collate_s += self._collating
+        statistics.samples_s += took - self._collate.took
+        statistics.collate_s += self._collate.took
         statistics.batches += 1
         return data

@@ -28,7 +28,7 @@ class Statistics:
     batches: int = 0
     """Batches handed out."""
     waited_s: float = 0.0
-    """In which the script waited for a batch."""
+    """In which the script waited for a batch; the time to make it, where no worker does."""
     starting_s: float = 0.0
     """Until the workers were started."""
     samples_s: float = 0.0
@@ -40,7 +40,7 @@ class Statistics:
     unpacking_s: float = 0.0
     """In the loader, taking them over."""
     bytes_moved: int = 0
-    """Through shared memory, or gathered."""
+    """From workers to the loader."""
     notes: list[str] = field(default_factory=list)
     """Decisions taken on the way."""
 

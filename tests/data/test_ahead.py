@@ -1,0 +1,142 @@
+"""A thread that makes batches ahead: where it pays, and never longer than it is wanted."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from cputrain.data import DataLoader, ahead
+from cputrain.data.ahead import Ahead, Trial
+from cputrain.data.statistics import Statistics
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_thread() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_everything_comes_in_order_and_then_the_end() -> None:
+    made = Ahead(iter(range(50)))
+    assert list(made) == list(range(50))
+    assert list(made) == []
+
+
+def test_what_is_raised_is_raised_where_it_is_waited_for() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise ValueError("no more")
+
+    made = Ahead(source())
+    assert next(made) == 1
+    with pytest.raises(ValueError, match="no more"):
+        next(made)
+    assert list(made) == []
+
+
+def test_stopped_early_it_goes_on_without_the_thread() -> None:
+    for taken in (0, 1, 7):
+        made = Ahead(iter(range(20)))
+        first = [next(made) for _ in range(taken)]
+        assert [*first, *made.stop()] == list(range(20))
+
+
+def test_forgotten_it_ends() -> None:
+    made = Ahead(iter(range(1_000_000)))
+    assert next(made) == 0
+    del made
+
+
+def test_the_thread_computes_alone_and_the_script_as_before() -> None:
+    threads = torch.get_num_threads()
+    seen: list[int] = []
+
+    def source() -> Iterator[int]:
+        seen.append(torch.get_num_threads())
+        yield 1
+
+    assert list(Ahead(source())) == [1]
+    assert seen == [1]
+    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == threads
+
+
+def trial(monkeypatch: pytest.MonkeyPatch, alone: float, ahead_: float, making: float) -> Trial:
+    """A trial whose steps take as long as is said."""
+    one, now = Trial(Statistics()), 0.0
+    for _ in range(100):
+        if one.over:
+            break
+        now += ahead_ if one.ahead else alone
+        one.step(now - making, now)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("alone", "with_it", "making", "expected"),
+    [
+        (0.010, 0.006, 0.004, True),
+        (0.010, 0.0099, 0.004, False),  # too little to be more than chance
+        (0.010, 0.020, 0.004, False),
+        (0.010, 0.001, 0.0001, False),  # never tried: it takes too little to make
+    ],
+)
+def test_the_median_step_decides(
+    monkeypatch: pytest.MonkeyPatch, alone: float, with_it: float, making: float, expected: bool
+) -> None:
+    decided = trial(monkeypatch, alone, with_it, making)
+    assert decided.over
+    assert decided.ahead is expected
+    notes = decided._statistics.notes
+    assert len(notes) == (making >= ahead.WORTHWHILE)
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_a_loader_hands_out_the_same_batches_either_way(
+    monkeypatch: pytest.MonkeyPatch, wins: bool
+) -> None:
+    monkeypatch.setattr(ahead, "WORTHWHILE", 0.0)
+    decide = Trial._decide
+
+    def decided(self: Trial) -> None:
+        if self.ahead:
+            self._periods = {wins: [1.0], not wins: [2.0]}
+        decide(self)
+
+    monkeypatch.setattr(Trial, "_decide", decided)
+    data = TensorDataset(torch.arange(200.0).view(100, 2), torch.arange(100))
+    torch.manual_seed(1)
+    expected = [batch[1].tolist() for batch in torch.utils.data.DataLoader(data, 3, shuffle=True)]
+    torch.manual_seed(1)
+    loader = DataLoader(data, 3, shuffle=True)
+    assert [batch[1].tolist() for batch in loader] == expected
+    (note,) = loader.stats().notes
+    assert ("does not make" in note) is not wins
+
+
+def test_a_loader_left_early_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "WORTHWHILE", 0.0)
+    data: Any = TensorDataset(torch.arange(3000.0))
+    iterator = iter(DataLoader(data, 3, shuffle=True))
+    gc.collect()
+    gc.disable()
+    try:
+        while not isinstance(iterator._made, Ahead):  # type: ignore[attr-defined]
+            next(iterator)
+        gone = weakref.ref(iterator)
+        del iterator
+        assert gone() is None
+    finally:
+        gc.enable()
