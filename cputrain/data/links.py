@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 
 from cputrain.errors import ResourceError
 
@@ -46,18 +47,27 @@ class Outbox(End):
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
         self._waiting = bytearray()
+        # the thread that pins memory waits for results, and so hands over tasks too
+        self._lock = threading.Lock()
         os.set_blocking(descriptor, False)
 
     def send(self, message: bytes) -> None:
         """Queue a message, and hand over what the pipe takes now."""
-        if len(message) > 0x7FFFFFFF:
-            self._waiting += _LENGTH.pack(-1) + _LONG.pack(len(message)) + message
-        else:
-            self._waiting += _LENGTH.pack(len(message)) + message
-        self.flush()
+        with self._lock:
+            if len(message) > 0x7FFFFFFF:
+                self._waiting += _LENGTH.pack(-1) + _LONG.pack(len(message)) + message
+            else:
+                self._waiting += _LENGTH.pack(len(message)) + message
+            self._hand_over()
 
     def flush(self) -> bool:
         """Whether everything has been handed over, or never will be."""
+        if not self._waiting:
+            return True
+        with self._lock:
+            return self._hand_over()
+
+    def _hand_over(self) -> bool:
         while self._waiting:
             try:
                 written = os.write(self._descriptor, self._waiting[: 1 << 16])
