@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import queue
 import statistics as mathematics
@@ -38,6 +39,7 @@ class Ahead:
             daemon=True,
         )
         weakref.finalize(self, self._dropped.set)
+        _running.add(self)
         self._thread.start()
 
     def __iter__(self) -> Ahead:
@@ -54,6 +56,12 @@ class Ahead:
             raise StopIteration
         raise item
 
+    def end(self) -> None:
+        """End the thread, and forget what it has made."""
+        self._stopping.set()
+        self._dropped.set()
+        self._thread.join()
+
     def stop(self) -> Iterator[Any]:
         """End the thread; what it has made already, and then the rest as before."""
         self._stopping.set()
@@ -64,6 +72,16 @@ class Ahead:
             except queue.Empty:
                 continue
         return _rest(left, self._source)
+
+
+_running: weakref.WeakSet[Ahead] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that is inside of torch while the interpreter is taken down brings it down."""
+    for ahead in list(_running):
+        ahead.end()
 
 
 def _rest(left: list[tuple[bool, Any]], source: Iterator[Any]) -> Iterator[Any]:

@@ -15,11 +15,14 @@ import threading
 import weakref
 from collections import deque
 from multiprocessing import reduction
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cputrain.errors import ResourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SMALLEST = 8192
 """Bytes below which a block costs more than a copy through a pipe."""
@@ -181,8 +184,7 @@ class Writer:
         return Lease.on(self._memory, Lent(block.offset, size, block.generation), size, self._ended)
 
     def _take(self, size: int) -> _Block:
-        tokens = [self._ended.popleft() for _ in range(len(self._ended))]
-        if tokens:
+        if tokens := _drained(self._ended):
             self.give_back(tokens)
         wanted = _rounded(size)
         for fitting in (wanted, *(s for s in sorted(self._free) if wanted < s <= wanted * 5 // 4)):
@@ -218,6 +220,24 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
+class _Fence:
+    """Leases that processes have inherited: what they hold is used again once those are over."""
+
+    def __init__(self, held: int) -> None:
+        self.ended: deque[tuple[int, int]] = deque()
+        self.held = held
+        self.until: list[Callable[[], bool]] = []
+
+    def returned(self) -> list[tuple[int, int]]:
+        tokens = _drained(self.ended) if all(over() for over in self.until) else []
+        self.held -= len(tokens)
+        return tokens
+
+
+def _drained(ended: deque[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [ended.popleft() for _ in range(len(ended))]
+
+
 class Reader:
     """The reading side: leases what was lent, and collects what may be given back."""
 
@@ -227,6 +247,7 @@ class Reader:
         self._memory = memory
         self._ended: deque[tuple[int, int]] = deque()
         self._held = 0
+        self._fences: list[_Fence] = []
         self._forked = False
         Reader._all.add(self)
 
@@ -240,7 +261,10 @@ class Reader:
 
     def returned(self) -> list[tuple[int, int]]:
         """Tokens of what is held no more, once each."""
-        tokens = [self._ended.popleft() for _ in range(len(self._ended))]
+        tokens = _drained(self._ended)
+        for fence in self._fences:
+            tokens += fence.returned()
+        self._fences = [fence for fence in self._fences if fence.held]
         self._held -= len(tokens)
         return tokens
 
@@ -249,35 +273,50 @@ class Reader:
         self._ended.append((lent.offset, lent.generation))
         return view.copy()
 
-    def _fence_fork(self) -> None:
-        # a child may read what is lent now for as long as it lives, and nobody will tell us how
-        # long that is: none of it is used again, and what comes from now on is copied
-        self._forked = True
-        self._ended = deque()
-        self._held = 0
+    def _fence_fork(self, over: Callable[[], bool] | None = None) -> None:
+        if over is None:
+            # a child may read what is lent now for as long as it lives, and nobody will tell us
+            # how long that is: none of it is used again, and what comes from now on is copied
+            self._forked = True
+            self._ended = deque()
+            self._fences = []
+            self._held = 0
+            return
+        held = self._held - len(self._ended) - sum(fence.held for fence in self._fences)
+        if held:
+            fence = _Fence(held)
+            # those that have ended by now are inherited by nobody
+            fence.ended, self._ended = self._ended, fence.ended
+            self._ended.extend(_drained(fence.ended))
+            self._fences.append(fence)
+        for fence in self._fences:
+            if over not in fence.until:
+                fence.until.append(over)
 
 
 class _OwnWorkers(threading.local):
-    starting = False
+    over: Callable[[], bool] | None = None
 
 
 _own_workers = _OwnWorkers()
 
 
 class starting_workers:  # noqa: N801  (used as a statement)
-    """While workers of ours are forked: they use nothing of what their parent has on lease."""
+    """While workers of ours are forked: what they inherit they may read until `over` is true."""
+
+    def __init__(self, over: Callable[[], bool]) -> None:
+        self._over = over
 
     def __enter__(self) -> None:
-        _own_workers.starting = True
+        _own_workers.over = self._over
 
     def __exit__(self, *_: object) -> None:
-        _own_workers.starting = False
+        _own_workers.over = None
 
 
 def _before_fork() -> None:
-    if not _own_workers.starting:
-        for reader in list(Reader._all):
-            reader._fence_fork()
+    for reader in list(Reader._all):
+        reader._fence_fork(_own_workers.over)
 
 
 if hasattr(os, "register_at_fork"):

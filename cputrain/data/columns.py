@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -73,17 +73,17 @@ class _Tensors(Columns):
 
 
 class _Listed(Columns):
-    """A list of tensors, each a row."""
+    """A list of tensors, each a row. Its rows are looked at when they are asked for."""
 
-    def __init__(self, rows: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, rows: list[Any] | tuple[Any, ...]) -> None:
         self._rows = rows
         self.rows = len(rows)
 
     def gather(self, index: torch.Tensor) -> Any:
-        return torch.stack([self._rows[row] for row in index.tolist()])
+        return default_collate([self._rows[row] for row in index.tolist()])
 
     def span(self, begin: int, end: int) -> Any:
-        return torch.stack(list(self._rows[begin:end]))
+        return default_collate(list(self._rows[begin:end]))
 
 
 class _Chosen(Columns):
@@ -137,7 +137,8 @@ def columns_of(dataset: Any) -> Columns | None:
         tensor = _from_numpy(dataset)
         return None if tensor is None else _table((tensor,), alone=True)
     if kind in (list, tuple):
-        return _listed(dataset)
+        # one row tells: collation looks at each, and fails as torch's does
+        return _Listed(dataset) if dataset and type(dataset[0]) is torch.Tensor else None
     if isinstance(dataset, TensorDataset) and _untouched(kind, TensorDataset):
         return _table(dataset.tensors, alone=False)
     if isinstance(dataset, Subset) and _untouched(kind, Subset):
@@ -176,16 +177,6 @@ def _table(tensors: tuple[Any, ...], *, alone: bool) -> _Tensors | None:
     if not tensors or not all(_plain(tensor) for tensor in tensors) or not len(tensors[0]):
         return None
     return _Tensors(tuple(tensors), alone=alone)
-
-
-def _listed(rows: Any) -> _Listed | None:
-    if not rows or not all(type(row) is torch.Tensor for row in rows):
-        return None
-    first = rows[0]
-    alike = all(row.shape == first.shape and row.dtype == first.dtype for row in rows)
-    if not alike or not all(_plain(row.view(1) if row.dim() == 0 else row) for row in rows):
-        return None
-    return _Listed(rows)
 
 
 def _joined(parts: list[Columns | None]) -> _Joined | None:

@@ -7,6 +7,7 @@ multiprocessing's connections.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import threading
@@ -15,6 +16,10 @@ from cputrain.errors import ResourceError
 
 _LENGTH = struct.Struct("!i")
 _LONG = struct.Struct("!Q")
+
+
+_ROOMY = 1 << 13
+"""Bytes of a message of which a pipe holds several."""
 
 
 class End:
@@ -47,6 +52,7 @@ class Outbox(End):
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
         self._waiting = bytearray()
+        self._widened = False
         # the thread that pins memory waits for results, and so hands over tasks too
         self._lock = threading.Lock()
         os.set_blocking(descriptor, False)
@@ -54,6 +60,8 @@ class Outbox(End):
     def send(self, message: bytes) -> None:
         """Queue a message, and hand over what the pipe takes now."""
         with self._lock:
+            if len(message) > _ROOMY and not self._widened:
+                self._widen()
             if len(message) > 0x7FFFFFFF:
                 self._waiting += _LENGTH.pack(-1) + _LONG.pack(len(message)) + message
             else:
@@ -66,6 +74,14 @@ class Outbox(End):
             return True
         with self._lock:
             return self._hand_over()
+
+    def _widen(self) -> None:
+        """A worker should find its next tasks in the pipe, whatever their size."""
+        self._widened = True
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, 1 << 20)
+        except OSError:  # more than this user may have: then they wait here
+            return
 
     def _hand_over(self) -> bool:
         while self._waiting:

@@ -30,6 +30,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Beyond torch's arguments, `num_workers` may be "auto".
     """
 
+    begins_early = True
+    """With persistent workers, whether the next epoch may begin while this one ends.
+
+    It does where its order is certain, and nothing is seen that workers share with the script. Set
+    it to False where workers read what changes between epochs unseen: from a file, say.
+    """
+
     def __init__(
         self,
         dataset: Dataset[_T_co],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from collections import deque
+from functools import partial
+from itertools import chain, islice, starmap
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd import profiler
-from torch.utils.data import _utils
+from torch.utils.data import SequentialSampler, _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from cputrain.data.ahead import Ahead, Trial
@@ -31,28 +33,39 @@ class MemoryIterator(_BaseDataLoaderIter):
         self._statistics = statistics
         self._workers: list[Any] = []
         """None, for those who look."""
-        if self._num_workers > 0:
+        self._early = loader.prefetch_factor * loader.num_workers if loader.num_workers else 0
+        if self._early:
             self._sampler_iter = iter(self._index_sampler)  # over workers, torch begins it twice
         self._start()
 
     def _start(self) -> None:
-        # nothing that makes batches may refer to this iterator: a thread may be holding it
-        known = is_known(self._index_sampler)
-        self._trial = Trial(self._statistics) if known else None
-        self._made = (
-            _ordered(self._columns, self._index_sampler)
-            if known
-            else _listed(self._columns, self._sampler_iter, self._dataset, self._collate_fn)
-        )
-        if self._pin_memory:
-            pin, device = _utils.pin_memory.pin_memory, self._pin_memory_device
-            self._made = (pin(batch, device) for batch in self._made)
-        if self._num_workers > 0:  # over workers, torch draws the first rows at once
-            self.draw_first()
+        sampler = self._index_sampler
+        self._known = is_known(sampler, self._columns.rows)
+        rows = _drawn(sampler) if self._known else self._sampler_iter
+        # over workers, torch draws so many batches' rows before it hands one out
+        self._rows = Early(rows, self._early) if self._early else rows
+        # a thread may make batches early where torch's workers do, and nobody sees it draw
+        unseen = getattr(getattr(sampler, "sampler", None), "generator", None) is None
+        self._trial = Trial(self._statistics) if self._early and self._known and unseen else None
+        self._made = self._gathered()
 
     def draw_first(self) -> None:
         """Have the first rows drawn now."""
-        self._made = chain(list(islice(self._made, 1)), self._made)
+        self._rows = chain(list(islice(self._rows, 1)), self._rows)
+        self._made = self._gathered()
+
+    def _gathered(self) -> Iterator[Any]:
+        # nothing here may refer to this iterator: a thread may be holding it
+        columns, made = self._columns, self._rows
+        if not self._known:
+            made = Listed(columns, made, self._dataset, self._collate_fn)
+        elif type(self._index_sampler.sampler) is SequentialSampler:
+            made = starmap(columns.span, made)
+        else:
+            made = columns.gather_each(made)
+        if self._pin_memory:
+            made = map(partial(_utils.pin_memory.pin_memory, device=self._pin_memory_device), made)
+        return made
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -100,28 +113,47 @@ class MemoryIterator(_BaseDataLoaderIter):
             self._trial = None
 
 
-def _ordered(columns: Columns, sampler: Any) -> Iterator[Any]:
-    """Batches in the order of torch's own samplers."""
+def _drawn(sampler: Any) -> Iterator[Any]:
+    """The rows of each batch; drawn when the first is asked for."""
     order = order_of(sampler)
-    if order.rows is None:
-        for begin, end in order.spans(0):
-            yield columns.span(begin, end)
-    else:
-        yield from columns.gather_each(order.indices(0))
+    yield from order.spans(0) if order.rows is None else order.indices(0)
 
 
-def _listed(
-    columns: Columns, rows_of_batches: Iterator[Any], dataset: Any, collate_fn: Any
-) -> Iterator[Any]:
-    """Batches in the order of another sampler."""
-    fetcher = None
-    for rows in rows_of_batches:
-        index = as_index(rows, columns.rows)
-        if index is not None:
-            yield columns.gather(index)
-            continue
-        if fetcher is None:  # whatever these rows are, torch knows what comes of them
-            fetcher = _DatasetKind.create_fetcher(
-                _DatasetKind.Map, dataset, True, collate_fn, False
-            )
-        yield fetcher.fetch(rows)
+class Early:
+    """Asks for so many items before it hands one out, and for one more each time."""
+
+    def __init__(self, source: Iterator[Any], count: int) -> None:
+        self._source = source
+        self._waiting = deque(islice(source, count))
+
+    def __iter__(self) -> Early:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._waiting:
+            raise StopIteration
+        item = self._waiting.popleft()
+        self._waiting.extend(islice(self._source, 1))
+        return item
+
+
+class Listed:
+    """Batches of rows in any order; after one that fails, the next can be asked for."""
+
+    def __init__(
+        self, columns: Columns, rows: Iterator[Any], dataset: Any, collate_fn: Any
+    ) -> None:
+        self._columns = columns
+        self._rows = rows
+        # whatever other rows are, torch knows what comes of them
+        self._fetcher = _DatasetKind.create_fetcher(
+            _DatasetKind.Map, dataset, True, collate_fn, False
+        )
+
+    def __iter__(self) -> Listed:
+        return self
+
+    def __next__(self) -> Any:
+        rows = next(self._rows)
+        index = as_index(rows, self._columns.rows)
+        return self._fetcher.fetch(rows) if index is None else self._columns.gather(index)

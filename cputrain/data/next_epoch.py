@@ -6,10 +6,14 @@ the epoch begins, the sampler is asked as ever, and what was made is used only i
 
 from __future__ import annotations
 
+import random
+from collections import deque
+from functools import partial
 from itertools import chain, islice
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -71,47 +75,56 @@ class NextEpoch:
 
 
 def foretell(sampler: Any, number: int, count: int) -> NextEpoch | None:
-    """The epoch after this one; None if asking its sampler could be noticed."""
-    if type(sampler) is not BatchSampler or type(sampler.sampler) not in _PURE:
+    """The epoch after this one; None if it is not certain, or asking could be noticed."""
+    if type(sampler) is not BatchSampler or not _is_certain(sampler.sampler):
         return None
     states = RandomStates(sampler)
     try:
-        return NextEpoch(number, list(islice(iter(sampler), count)))
+        rows = list(islice(iter(sampler), count))
     finally:
         states.restore()
+    plain = all(type(row) is int for batch in rows for row in batch)
+    return NextEpoch(number, rows) if plain else None
 
 
-_PURE = (
-    SequentialSampler,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    DistributedSampler,
-)
-"""Samplers that change nothing but a random state when they are iterated."""
+def _is_certain(sampler: Any) -> bool:
+    """Whether nothing a script usually does between two epochs changes what a sampler lists.
+
+    One without a generator of its own draws from torch's, as dropout on the CPU does too.
+    """
+    kind = type(sampler)
+    if kind is DistributedSampler:
+        return not sampler.shuffle
+    if kind in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler):
+        return sampler.generator is not None
+    return kind is SequentialSampler
 
 
-def may_change_between_epochs(dataset: Any) -> bool:
-    """Whether a dataset holds something that the script can change while workers have it.
+def may_change_between_epochs(*things: Any) -> bool:
+    """Whether a worker's copies hold what makes an early epoch differ from a timely one.
 
-    A worker's dataset is a copy, so what the script does to its own between two epochs does not
-    reach it: unless they share memory, as scripts do to tell workers the epoch.
+    What the script does to its own between two epochs does not reach the copies, unless they share
+    memory, as scripts do to tell workers the epoch. And random numbers that a dataset draws from a
+    generator of its own could not be put back, were the early epoch not wanted.
     """
     seen: set[int] = set()
-    level = [dataset]
+    level = list(things)
     while level:
-        if any(_is_shared(thing) for thing in level):
+        if any(_is_live(thing) for thing in level):
             return True
         seen.update(map(id, level))
         if len(seen) > _MOST:
             return True  # too much to look through
-        parts = chain.from_iterable(map(_parts, level))
+        parts = list(chain.from_iterable(map(_parts, level)))
         level = list({id(part): part for part in parts if id(part) not in seen}.values())
     return False
 
 
 _MOST = 10_000
-"""Parts of a dataset that are looked at."""
+"""Parts that are looked at."""
+
+_ASKED = ("__getitem__", "__getitems__", "__call__")
+"""Methods that workers call."""
 
 
 def _parts(thing: Any) -> Iterable[Any]:
@@ -119,15 +132,37 @@ def _parts(thing: Any) -> Iterable[Any]:
         return ()
     if isinstance(thing, dict):
         return islice(thing.values(), 32)
-    if isinstance(thing, (list, tuple, set)):
+    if isinstance(thing, (list, tuple, set, deque)):
         return islice(thing, 32)
-    return getattr(thing, "__dict__", {}).values()
+    if isinstance(thing, np.ndarray):
+        return (thing.base,)
+    if isinstance(thing, memoryview):
+        return (thing.obj,)
+    if isinstance(thing, MethodType):
+        return thing.__self__, thing.__func__
+    if isinstance(thing, FunctionType):
+        named = (thing.__globals__.get(name) for name in thing.__code__.co_names)
+        cells = (cell.cell_contents for cell in thing.__closure__ or () if cell != CellType())
+        return chain(named, cells, thing.__defaults__ or ())
+    if isinstance(thing, partial):
+        return thing.func, thing.args, thing.keywords
+    kind = type(thing)
+    slots = chain.from_iterable(getattr(base, "__slots__", ()) for base in kind.__mro__)
+    held = (getattr(thing, name, None) for name in slots if isinstance(name, str))
+    methods = (vars(base).get(name) for base in kind.__mro__ for name in _ASKED)
+    return chain(getattr(thing, "__dict__", {}).values(), held, methods)
 
 
-_LEAVES = (torch.Tensor, str, bytes, int, float, type, type(None), ModuleType, FunctionType)
+_LEAVES = (torch.Tensor, str, bytes, int, float, type, type(None), ModuleType)
+
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
-def _is_shared(thing: Any) -> bool:
+def _is_live(thing: Any) -> bool:
+    """Whether it changes by itself, or by what another process does."""
     if isinstance(thing, torch.Tensor):
         return thing.is_shared()
-    return type(thing).__module__.partition(".")[0] in ("multiprocessing", "ctypes", "mmap")
+    if isinstance(thing, type):
+        return False
+    home = type(thing).__module__.partition(".")[0]
+    return isinstance(thing, _GENERATORS) or home in ("multiprocessing", "ctypes", "mmap")

@@ -47,15 +47,16 @@ class Order:
             yield first, min(first + self._batch, self._end)
 
 
-def is_known(sampler: Any) -> bool:
-    """Whether `order_of` tells the order of this sampler's batches."""
+def is_known(sampler: Any, rows: int) -> bool:
+    """Whether `order_of` tells the order of this sampler's batches, of so many rows at most."""
     if type(sampler) is not BatchSampler:
         return False
     inner = sampler.sampler
     if type(inner) is SequentialSampler:
-        return True
+        return len(inner.data_source) <= rows
     return (
         type(inner) is RandomSampler
+        and len(inner.data_source) <= rows
         and not inner.replacement
         and 0 < inner.num_samples <= len(inner.data_source)
         and _draws_as_torch()
@@ -95,7 +96,7 @@ def _draws_as_torch() -> bool:
             listed: list[list[int]] = []
             after: list[list[torch.Tensor]] = []
             for ours in (False, True):
-                torch.manual_seed(5)
+                torch.default_generator.manual_seed(5)
                 generator = torch.Generator().manual_seed(7) if own else None
                 sampler = RandomSampler(range(11), generator=generator)
                 if ours:

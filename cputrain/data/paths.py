@@ -93,7 +93,8 @@ def _begun(loader: Any) -> Any:
 
     statistics.path, statistics.workers = "workers", loader.num_workers
     statistics.reason = f"num_workers is {loader.num_workers}"
-    return WorkersIterator(loader, statistics)
+    # a script that does not know of it has no way to say that it minds
+    return WorkersIterator(loader, statistics, looks_ahead=getattr(loader, "begins_early", False))
 
 
 def is_over(iterator: Any) -> bool:

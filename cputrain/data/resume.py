@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ class ResumedSampler:
             yield from self._sampler
             return
         position.rewind(self._loader)
-        if not is_known(self._sampler):
+        if not is_known(self._sampler, sys.maxsize):
             yield from islice(iter(self._sampler), position.batches, None)
             return
         order = order_of(self._sampler)

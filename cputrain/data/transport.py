@@ -51,7 +51,7 @@ class Transport:
             self._given_results = True
             return self.results
         self._links.append(Link())
-        return self._links[-1].tasks
+        return self._links[-1]
 
     def Event(self) -> DoneEvent:  # noqa: N802
         """Tells workers that no more is wanted."""
@@ -60,13 +60,10 @@ class Transport:
     def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> Any:  # noqa: N802
         """A worker, as torch wants it, at our end of the pipes."""
         link = self._links[-1]
-        ours = {
-            id(link.tasks): "tasks",
-            id(self.results): "results",
-            id(self.done): "done",
-            id(self._collate): "collate",
-        }
+        ours = {id(link): "tasks", id(self.results): "results", id(self.done): "done"}
         roles = {place: ours[id(one)] for place, one in enumerate(args) if id(one) in ours}
+        # the last such place, as a dataset may be its own collate_fn
+        roles[max(i for i, one in enumerate(args) if one is self._collate)] = "collate"
         # what is replaced by an end of ours does not travel
         kept = tuple(
             None if roles.get(place, "collate") != "collate" else one
@@ -113,7 +110,7 @@ class Transport:
         process = self._context.Process(target=serve, args=args)
         process.daemon = True
         try:
-            with starting_workers():
+            with starting_workers(self.done.is_set):
                 process.start()
         except OSError as error:
             raise ResourceError.of(error, "a DataLoader's worker", "was not started") from error
@@ -140,11 +137,11 @@ class DoneEvent:
         return self.memory.map[0] == 1
 
     def skip(self, epoch: int) -> None:
-        """Tasks that were sent ahead for this epoch, and for any before it, are not wanted."""
+        """Tasks that were sent ahead for this epoch are not wanted."""
         _EPOCH.pack_into(self.memory.map, 8, epoch)
 
     def skips(self, epoch: int) -> bool:
-        return epoch <= int(_EPOCH.unpack_from(self.memory.map, 8)[0])
+        return epoch == int(_EPOCH.unpack_from(self.memory.map, 8)[0])
 
 
 class WorkerEnds(NamedTuple):
@@ -173,10 +170,10 @@ class WorkerEnds(NamedTuple):
 
 
 class Link:
-    """One worker: its pipes, and the memory it writes to."""
+    """One worker: its pipes, and the memory it writes to; to torch's engine, a queue of tasks."""
 
     def __init__(self) -> None:
-        self.tasks = Tasks(self)
+        self._done: DoneEvent | None = None
         self.outbox: Outbox | None = None
         self.inbox: Inbox | None = None
         self.reader: Reader | None = None
@@ -185,6 +182,7 @@ class Link:
 
     def open(self, done: DoneEvent, others: list[Link]) -> WorkerEnds:
         """Make both pipes and the memory; what the worker needs of them."""
+        self._done = done
         memory = Memory.create()
         read, write = pipe()
         take, self.outbox = connection.Connection(read, writable=False), Outbox(write)
@@ -199,6 +197,18 @@ class Link:
         if self.ends is not None:
             self.ends.close()
             self.ends = None
+
+    def put(self, task: Any) -> None:
+        """Send a task, and what the loader holds no more of those before it."""
+        if self.outbox is None or self.inbox is None or self.reader is None:
+            return
+        self.outbox.send(pack((self.reader.returned(), task), None)[0])
+        if task is None and self._done is not None and self._done.is_set():
+            # the last word, and nobody listens: a worker that is waiting to be read must not wait
+            self.inbox.close()
+
+    def cancel_join_thread(self) -> None:
+        """No thread empties this queue."""
 
     def close(self) -> None:
         """The loader's ends."""
@@ -229,23 +239,6 @@ class Worker:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_process"], name)
-
-
-class Tasks:
-    """The queue of one worker's tasks, at the loader's end."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def put(self, task: Any) -> None:
-        if self._link.outbox is not None and self._link.reader is not None:
-            self._link.outbox.send(pack((self._link.reader.returned(), task), None)[0])
-
-    def cancel_join_thread(self) -> None:
-        """No thread empties this queue."""
-
-    def close(self) -> None:
-        self._link.close()
 
 
 class Results:
@@ -331,6 +324,19 @@ class Results:
             self._poll.unregister(end)
             del self._links[end]
             if not link.ended_well:
-                # torch looks next, and should find that it has ended, but find it by itself
-                connection.wait([process.sentinel], 1.0)
+                _wait_for_end(process)
                 self._died = True
+
+
+def _wait_for_end(process: Any) -> None:
+    """A process lets go of its pipes before it can be seen to have ended, as torch looks next."""
+    end = time.monotonic() + 1.0
+    connection.wait([process.sentinel], 1.0)
+    while time.monotonic() < end:
+        try:
+            # torch is to find it by itself, and so is its handler of signals
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return
+        except ChildProcessError:  # a child of the fork server
+            return
+        time.sleep(0.001)

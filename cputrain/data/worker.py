@@ -45,7 +45,7 @@ def serve(
     if shared is not None:
         try:
             notice = ends.take.recv_bytes()
-        except EOFError:  # the loader's process has ended
+        except (EOFError, OSError):  # the loader's process has ended
             return
         for place, argument in shared.load(notice).items():
             arguments[place] = argument

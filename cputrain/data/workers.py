@@ -34,7 +34,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     is_over = False
 
-    def __init__(self, loader: Any, statistics: Statistics) -> None:
+    def __init__(self, loader: Any, statistics: Statistics, *, looks_ahead: bool) -> None:
         begin = time.perf_counter()
         self._shutdown = True  # nothing to shut down, should this fail
         self._statistics = statistics
@@ -46,9 +46,12 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._resumed = 0
         """Workers that have been told of the next epoch, and whose answer has not been heard."""
         self._looks_ahead = (
-            loader.persistent_workers
+            looks_ahead
+            and loader.persistent_workers
             and loader._dataset_kind == _DatasetKind.Map
-            and not may_change_between_epochs(loader.dataset)
+            and not may_change_between_epochs(
+                loader.dataset, loader.collate_fn, loader.worker_init_fn
+            )
         )
         super().__init__(StandIn(loader, multiprocessing_context=self._transport))
         self._transport.started()

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import threading
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -319,7 +320,12 @@ class ArenaMachine(RuleBasedStateMachine):
         self.sent: list[tuple[Lent, int]] = []
         self.held: list[tuple[Any, int]] = []
         self.late: list[tuple[int, int]] = []
+        self.inherited: list[tuple[list[tuple[int, int]], set[int]]] = []
+        """What each process that was forked sees, by place; and whether it has ended."""
         self.value = 0
+
+    def places(self) -> list[tuple[int, int]]:
+        return [(lease._token[0], value) for lease, value in self.held if isinstance(lease, Lease)]
 
     def next_value(self) -> int:
         self.value = self.value % 250 + 1
@@ -375,15 +381,31 @@ class ArenaMachine(RuleBasedStateMachine):
         self.writer.give_back(self.late)
         self.late = []
 
-    @precondition(lambda self: self.held)
+    @rule(rare=st.integers(0, 9))
+    def fork(self, rare: int) -> None:
+        if rare == 0:
+            self.reader._fence_fork()
+            self.inherited.append((self.places(), set()))
+
     @rule()
-    def fork(self) -> None:
-        self.reader._fence_fork()
+    def fork_workers(self) -> None:
+        ended: set[int] = set()
+        self.reader._fence_fork(partial(bool, ended))
+        self.inherited.append((self.places(), ended))
+
+    @precondition(lambda self: self.inherited)
+    @rule(data=st.data())
+    def workers_end(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.inherited) - 1))
+        self.inherited.pop(number)[1].add(1)
 
     @invariant()
     def every_holder_sees_its_own(self) -> None:
         for lease, value in (*self.kept, *self.held):
             assert lease[0] == lease[-1] == value
+        for held, _ in self.inherited:
+            for place, value in held:
+                assert self.reader._memory.map[place] == value
 
     @invariant()
     def blocks_do_not_overlap(self) -> None:
@@ -403,9 +425,36 @@ TestArenaMachine = ArenaMachine.TestCase
 TestArenaMachine.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
 
 
+def test_what_workers_inherit_is_used_again_when_they_are_over() -> None:
+    writer, reader = ends()
+    over: set[int] = set()
+    tokens = []
+    leases = []
+    for number in range(3):
+        lent = writer.lend(block(number))
+        tokens.append((lent.offset, lent.generation))
+        leases += reader.leases([lent])
+    leases.pop(0)
+    with starting_workers(partial(bool, over)):
+        for _ in range(2):
+            os.waitpid(_fork_and_leave(), 0)
+    later = writer.lend(block(9))
+    leases += reader.leases([later])
+    leases.pop(0)
+    leases.pop()
+    assert not reader._forked
+    assert reader.returned() == [tokens[0], (later.offset, later.generation)]
+    over.add(1)
+    assert reader.returned() == [tokens[1]]
+    leases.clear()
+    assert reader.returned() == [tokens[2]]
+    assert reader._held == 0
+    assert reader._fences == []
+
+
 def test_starting_workers_is_told_by_thread() -> None:
     _, reader = ends()
-    with starting_workers():
+    with starting_workers(bool):
         thread = threading.Thread(target=lambda: os.waitpid(_fork_and_leave(), 0))
         thread.start()
         thread.join()
