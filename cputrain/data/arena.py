@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -83,7 +84,7 @@ class Memory:
     @classmethod
     def create(cls, size: int = 0) -> Memory:
         """New memory, as wide as the machine's; an error that says what the system refused."""
-        size = size or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        size = size or _room_for_addresses()
         descriptor = -1
         try:
             descriptor = os.memfd_create("cputrain", os.MFD_CLOEXEC)
@@ -102,6 +103,14 @@ class Memory:
                 error, "the DataLoader's shared memory", "could not be made"
             ) from error
 
+    def empty(self, offset: int, size: int) -> bool:
+        """Give a part back to the system; false where the system knows no way."""
+        try:
+            self.map.madvise(mmap.MADV_REMOVE, offset, size)
+        except OSError:
+            return False
+        return True
+
     def __reduce__(self) -> tuple[Any, ...]:
         # only while a process is started: its descriptor is duplicated into the child
         return _attach, (reduction.DupFd(self._descriptor), self.size)
@@ -118,6 +127,13 @@ class Memory:
     def address(self) -> int:
         """Where the mapping begins in this process."""
         return int(np.frombuffer(self.map, np.uint8, 1).__array_interface__["data"][0])
+
+
+def _room_for_addresses() -> int:
+    """As much as there is memory, and a small part of what addresses are limited to."""
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return size if limit == resource.RLIM_INFINITY else min(size, max(1 << 26, limit // 32))
 
 
 def _attach(duplicate: Any, size: int) -> Memory:
@@ -149,26 +165,32 @@ class Writer:
         self._hollow: set[int] = set()
         self._free_bytes = 0
         self._ended: deque[tuple[int, int]] = deque()
+        self._lock = threading.RLock()  # a script's collate_fn may use threads
 
     def lease(self, size: int) -> Lease:
         """Fresh bytes to write to; they may be sent with `lend` while the lease is held."""
-        block = self._take(size)
-        return self._hold(block, size)
+        with self._lock:
+            return self._hold(self._take(size), size)
 
-    def lend(self, raw: memoryview) -> Lent:
+    def lend(self, raw: memoryview, *, in_place: bool = True) -> Lent:
         """A block that holds these bytes: their own, if they are a block's, or a copy."""
         source = np.frombuffer(raw, np.uint8)
         offset = int(source.__array_interface__["data"][0]) - self._begin
-        block = self._blocks.get(offset)
-        if block is None or block.holders == 0 or source.nbytes > block.size:
-            block = self._take(source.nbytes)
-            target = np.frombuffer(self._memory.map, np.uint8, source.nbytes, block.offset)
-            np.copyto(target, source)
-        block.holders += 1
-        return Lent(block.offset, source.nbytes, block.generation)
+        with self._lock:
+            block = self._blocks.get(offset) if in_place else None
+            if block is None or block.holders == 0 or source.nbytes > block.size:
+                block = self._take(source.nbytes)
+                target = np.frombuffer(self._memory.map, np.uint8, source.nbytes, block.offset)
+                np.copyto(target, source)
+            block.holders += 1
+            return Lent(block.offset, source.nbytes, block.generation)
 
     def give_back(self, tokens: list[tuple[int, int]]) -> None:
         """The reader holds these no more."""
+        with self._lock:
+            self._give_back(tokens)
+
+    def _give_back(self, tokens: list[tuple[int, int]]) -> None:
         for offset, generation in tokens:
             block = self._blocks.get(offset)
             if block is None or block.generation != generation or block.holders == 0:
@@ -185,7 +207,7 @@ class Writer:
 
     def _take(self, size: int) -> _Block:
         if tokens := _drained(self._ended):
-            self.give_back(tokens)
+            self._give_back(tokens)
         wanted = _rounded(size)
         for fitting in (wanted, *(s for s in sorted(self._free) if wanted < s <= wanted * 5 // 4)):
             if blocks := self._free.get(fitting):
@@ -209,7 +231,8 @@ class Writer:
         for blocks in self._free.values():
             for block in blocks:
                 if block.offset not in self._hollow:
-                    self._memory.map.madvise(mmap.MADV_REMOVE, block.offset, block.size)
+                    if not self._memory.empty(block.offset, block.size):
+                        return
                     self._hollow.add(block.offset)
                     self._free_bytes -= block.size
 
@@ -249,38 +272,65 @@ class Reader:
         self._held = 0
         self._fences: list[_Fence] = []
         self._forked = False
+        self._live: Counter[tuple[int, int]] = Counter()
+        """How often each block, by its offset and generation, is on lease."""
+        self._sizes: dict[int, int] = {}
+        self._lock = threading.Lock()  # batches may be taken over by the thread that pins them
         Reader._all.add(self)
 
     def leases(self, lent: list[Lent]) -> list[Any]:
         """The bytes that were lent, in place; copies of them if too many are being kept."""
         most = 8 * len(lent) + 16
-        self._held += len(lent)
-        if self._held - len(self._ended) > most or self._forked:
-            return [self._copy(one) for one in lent]
-        return [Lease.on(self._memory, one, one.size, self._ended) for one in lent]
+        with self._lock:
+            self._held += len(lent)
+            for one in lent:
+                self._live[one.offset, one.generation] += 1
+                self._sizes[one.offset] = one.size
+            if self._held - len(self._ended) > most or self._forked:
+                return [self._copy(one) for one in lent]
+            return [Lease.on(self._memory, one, one.size, self._ended) for one in lent]
 
     def returned(self) -> list[tuple[int, int]]:
         """Tokens of what is held no more, once each."""
-        tokens = _drained(self._ended)
-        for fence in self._fences:
-            tokens += fence.returned()
-        self._fences = [fence for fence in self._fences if fence.held]
-        self._held -= len(tokens)
-        return tokens
+        with self._lock:
+            tokens = _drained(self._ended)
+            for fence in self._fences:
+                tokens += fence.returned()
+            self._fences = [fence for fence in self._fences if fence.held]
+            self._held -= len(tokens)
+            for token in tokens:
+                self._live[token] -= 1
+                if self._live[token] <= 0:
+                    del self._live[token]
+            return tokens
+
+    def end(self) -> None:
+        """Nothing more is written: give back to the system all but what is still held."""
+        self.returned()
+        with self._lock:
+            if self._forked or self._fences:
+                return  # others may be reading the rest
+            begin = 0
+            for offset in sorted(offset for offset, _ in self._live):
+                if offset > begin:
+                    self._memory.empty(begin, offset - begin)
+                begin = offset + -(-self._sizes[offset] // ALIGNED) * ALIGNED
+            if self._memory.size - begin >= ALIGNED:
+                self._memory.empty(begin, self._memory.size - begin)
 
     def _copy(self, lent: Lent) -> Any:
-        view = np.frombuffer(self._memory.map, np.uint8, lent.size, lent.offset)
+        copied = np.frombuffer(self._memory.map, np.uint8, lent.size, lent.offset).copy()
         self._ended.append((lent.offset, lent.generation))
-        return view.copy()
+        return copied
 
     def _fence_fork(self, over: Callable[[], bool] | None = None) -> None:
         if over is None:
             # a child may read what is lent now for as long as it lives, and nobody will tell us
             # how long that is: none of it is used again, and what comes from now on is copied
             self._forked = True
-            self._ended = deque()
+            self._ended = deque(_drained(self._ended))
             self._fences = []
-            self._held = 0
+            self._held = len(self._ended)
             return
         held = self._held - len(self._ended) - sum(fence.held for fence in self._fences)
         if held:

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 class _Bytes:
     """The bytes under one or several tensors, written once."""
 
-    def __init__(self, flat: torch.Tensor) -> None:
+    def __init__(self, flat: torch.Tensor, buffers: dict[int, pickle.PickleBuffer]) -> None:
         self._flat = flat
+        self._buffers = buffers
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _flat, (pickle.PickleBuffer(self._flat.numpy().data),)
+        buffer = pickle.PickleBuffer(self._flat.numpy().data)
+        self._buffers[id(buffer)] = buffer
+        return _flat, (buffer,)
 
 
 def _flat(buffer: Any) -> torch.Tensor:
@@ -52,9 +55,15 @@ def _view(
 
 
 class _Packer(ForkingPickler):
-    def __init__(self, file: io.BytesIO, apart: Callable[[pickle.PickleBuffer], bool]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        of_tensors: dict[int, pickle.PickleBuffer],
+        apart: Callable[[pickle.PickleBuffer], bool],
+    ) -> None:
         super().__init__(file, 5, True, apart)
         self._written: dict[tuple[int, int], tuple[torch.Tensor, _Bytes]] = {}
+        self._of_tensors = of_tensors
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is torch.Tensor:
@@ -80,16 +89,16 @@ class _Packer(ForkingPickler):
         if whole is not None:
             return _view, (whole[1], tensor.dtype, shape, strides, tensor.storage_offset())
         if tensor.is_contiguous() and tensor.numel() * width == storage.nbytes():
-            flat = _Bytes(tensor.view(-1).view(torch.uint8))
+            flat = _Bytes(tensor.view(-1).view(torch.uint8), self._of_tensors)
             self._written[place] = (tensor, flat)
             return _view, (flat, tensor.dtype, shape, strides, 0)
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if not tensor.numel() or extent > 2 * tensor.numel():  # a sparse view of something large
             dense = tensor.contiguous()
-            flat = _Bytes(dense.view(-1).view(torch.uint8))
+            flat = _Bytes(dense.view(-1).view(torch.uint8), self._of_tensors)
             return _view, (flat, tensor.dtype, shape, dense.stride(), 0)
         span = tensor.as_strided((extent,), (1,)).view(torch.uint8)
-        flat = _Bytes(span)
+        flat = _Bytes(span, self._of_tensors)
         if extent * width == storage.nbytes():
             self._written[place] = (tensor, flat)
         return _view, (flat, tensor.dtype, shape, strides, 0)
@@ -98,20 +107,23 @@ class _Packer(ForkingPickler):
 def pack(thing: Any, writer: Writer | None) -> tuple[bytes, list[Lent]]:
     """The pickled bytes, and the blocks that hold the large buffers; without a writer, none do."""
     lent: list[Lent] = []
+    # these may stay where they are; an array beside its tensor is sent on its own
+    of_tensors: dict[int, pickle.PickleBuffer] = {}
 
+    # refers to no packer: in a cycle with one, blocks would wait for the collector
     def apart(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if writer is None or raw.nbytes < SMALLEST:
             return True
         try:
-            lent.append(writer.lend(raw))
+            lent.append(writer.lend(raw, in_place=id(buffer) in of_tensors))
         except ArenaFullError:
             return True
         return False
 
     file = io.BytesIO()
     try:
-        _Packer(file, apart).dump(thing)
+        _Packer(file, of_tensors, apart).dump(thing)
     except BaseException:
         if writer is not None:
             writer.give_back([(one.offset, one.generation) for one in lent])

@@ -126,6 +126,7 @@ def columns_of_loader(loader: DataLoader[Any]) -> Columns | None:
         or collate.default_collate_fn_map.get(torch.Tensor) is not collate.collate_tensor_fn
         or (loader.num_workers and not _only_seeds(loader.worker_init_fn))
         or (not loader.num_workers and loader.timeout)
+        or (loader.num_workers and not loader.prefetch_factor)
         or torch.utils.data.get_worker_info() is not None
     ):
         return None

@@ -160,7 +160,7 @@ class WorkerEnds(NamedTuple):
     def close_others(self) -> None:
         """In the worker: so that both sides notice when the other one ends."""
         for link in self.others:
-            link.close()
+            link.close_ends()
 
     def close(self) -> None:
         """In the loader's process, after the start."""
@@ -211,6 +211,12 @@ class Link:
         """No thread empties this queue."""
 
     def close(self) -> None:
+        """The worker has ended: keep nothing but what the script holds."""
+        self.close_ends()
+        if self.reader is not None:
+            self.reader.end()
+
+    def close_ends(self) -> None:
         """The loader's ends."""
         if self.outbox is not None and self.inbox is not None:
             self.outbox.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any, statistics: Statistics, *, looks_ahead: bool) -> None:
         begin = time.perf_counter()
         self._shutdown = True  # nothing to shut down, should this fail
+        self._workers_status = [False] * loader.num_workers
+        self._owner = os.getpid()
         self._statistics = statistics
         context = loader.multiprocessing_context or torch.multiprocessing
         self._transport = Transport(context, loader.collate_fn, statistics)
@@ -165,6 +168,11 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._transport.done.skip(coming.number)
         for place in range(min(coming.sent, self._num_workers)):
             self._index_queues[place].put(Forget(coming.number))
+
+    def _shutdown_workers(self) -> None:
+        # a forked process has a copy of this iterator, and nothing to say to its workers
+        if os.getpid() == self._owner:
+            super()._shutdown_workers()
 
     def _deaths(self) -> str:
         """How each worker that is gone ended."""

@@ -120,7 +120,7 @@ def test_a_loader_hands_out_the_same_batches_either_way(
     torch.manual_seed(1)
     expected = [batch[1].tolist() for batch in torch.utils.data.DataLoader(data, 3, shuffle=True)]
     torch.manual_seed(1)
-    loader = DataLoader(data, 3, shuffle=True)
+    loader = DataLoader(data, 3, shuffle=True, num_workers=1)
     assert [batch[1].tolist() for batch in loader] == expected
     (note,) = loader.stats().notes
     assert ("does not make" in note) is not wins
@@ -129,7 +129,7 @@ def test_a_loader_hands_out_the_same_batches_either_way(
 def test_a_loader_left_early_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "WORTHWHILE", 0.0)
     data: Any = TensorDataset(torch.arange(3000.0))
-    iterator = iter(DataLoader(data, 3, shuffle=True))
+    iterator = iter(DataLoader(data, 3, shuffle=True, num_workers=1))
     gc.collect()
     gc.disable()
     try:
@@ -140,3 +140,18 @@ def test_a_loader_left_early_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) 
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "generator": torch.Generator()}])
+def test_no_thread_is_tried_where_it_could_be_noticed(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]
+) -> None:
+    """Without workers a script may change its data between two batches, and sees that it did."""
+    monkeypatch.setattr(ahead, "WORTHWHILE", 0.0)
+    data = torch.zeros(90)
+    loader = DataLoader(TensorDataset(data), 1, shuffle=True, **arguments)
+    for number, (batch,) in enumerate(loader):
+        if not arguments:
+            assert batch.item() == number
+        data.fill_(number + 1)
+    assert loader.stats().notes == []

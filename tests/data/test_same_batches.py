@@ -15,7 +15,13 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler, RandomSampler, Subset, TensorDataset
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 import cputrain.data
 from tests.data import samples
@@ -599,3 +605,66 @@ def test_rows_that_the_script_changes_between_epochs_are_read_anew() -> None:
         return found
 
     assert_same(work)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("stop", [0, 2, 5, 6, 8, 9])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_rows_in_memory_are_drawn_as_early_as_torch_draws_them(
+    workers: int, stop: int, drop_last: bool
+) -> None:
+    """Whatever a script draws between two batches, and wherever it leaves an epoch."""
+    data = TensorDataset(torch.arange(38))
+    found = []
+    for kind in (torch.utils.data.DataLoader, cputrain.data.DataLoader):
+        for sampler in (None, samples.Endless(38)):
+            torch.manual_seed(3)
+            generator = torch.Generator().manual_seed(4)
+            loader: Any = kind(
+                data,
+                batch_size=4,
+                shuffle=None if sampler else True,
+                sampler=sampler,
+                num_workers=workers,
+                generator=generator,
+                drop_last=drop_last,
+            )
+            for _ in range(3):
+                for number, (rows,) in enumerate(loader):
+                    found.append(rows.tolist())
+                    torch.rand(1)
+                    if number == stop:
+                        break
+                found.append([torch.rand(1).item(), generator.get_state().tolist()])
+    half = len(found) // 2
+    assert found[half:] == found[:half]
+
+
+def test_a_batch_that_fails_is_followed_by_the_next() -> None:
+    data = TensorDataset(torch.arange(9))
+    found = []
+    for kind in (torch.utils.data.DataLoader, cputrain.data.DataLoader):
+        iterator = iter(kind(data, batch_sampler=[[0, 1], [2, 99], [3, 4]]))
+        for _ in range(4):
+            try:
+                found.append(next(iterator)[0].tolist())
+            except (IndexError, StopIteration) as error:
+                found.append(type(error))
+    assert found[4:] == found[:4] == [[0, 1], IndexError, [3, 4], StopIteration]
+
+
+def test_a_sampler_of_more_rows_than_there_are_fails_as_torchs() -> None:
+    data = TensorDataset(torch.arange(9))
+    for kind in (torch.utils.data.DataLoader, cputrain.data.DataLoader):
+        for sampler in (SequentialSampler(range(12)), RandomSampler(range(12))):
+            with pytest.raises(IndexError):
+                list(kind(data, batch_size=4, sampler=sampler))
+
+
+def test_a_long_list_of_tensors_is_not_looked_through() -> None:
+    rows = [torch.zeros(1)] * 9
+    rows[7] = torch.zeros(2)
+    iterator = iter(cputrain.data.DataLoader(rows, 4))
+    assert next(iterator).shape == (4, 1)
+    with pytest.raises(RuntimeError, match="equal size"):
+        list(iterator)
