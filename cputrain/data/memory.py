@@ -42,16 +42,19 @@ class MemoryIterator(_BaseDataLoaderIter):
         sampler = self._index_sampler
         self._known = is_known(sampler, self._columns.rows)
         rows = _drawn(sampler) if self._known else self._sampler_iter
-        # over workers, torch draws so many batches' rows before it hands one out
-        self._rows = Early(rows, self._early) if self._early else rows
+        drawn_at_once = self._known and getattr(sampler.sampler, "generator", None) is None
+        if self._early:
+            # over workers, torch draws so many batches' rows before it hands one out
+            self._rows = _begun(rows) if drawn_at_once else Early(rows, self._early)
+        else:
+            self._rows = rows
         # a thread may make batches early where torch's workers do, and nobody sees it draw
-        unseen = getattr(getattr(sampler, "sampler", None), "generator", None) is None
-        self._trial = Trial(self._statistics) if self._early and self._known and unseen else None
+        self._trial = Trial(self._statistics) if self._early and drawn_at_once else None
         self._made = self._gathered()
 
     def draw_first(self) -> None:
         """Have the first rows drawn now."""
-        self._rows = chain(list(islice(self._rows, 1)), self._rows)
+        self._rows = _begun(self._rows)
         self._made = self._gathered()
 
     def _gathered(self) -> Iterator[Any]:
@@ -74,8 +77,12 @@ class MemoryIterator(_BaseDataLoaderIter):
 
     def __next__(self) -> Any:
         # no call more than is needed: small batches are gathered in less time than five calls take
-        if profiler._is_profiler_enabled or self._trial is not None:
+        if profiler._is_profiler_enabled:
             return super().__next__()
+        if self._trial is not None:
+            data = self._next_data()
+            self._num_yielded += 1
+            return data
         begin = perf_counter()
         try:
             data = next(self._made)
@@ -117,6 +124,11 @@ def _drawn(sampler: Any) -> Iterator[Any]:
     """The rows of each batch; drawn when the first is asked for."""
     order = order_of(sampler)
     yield from order.spans(0) if order.rows is None else order.indices(0)
+
+
+def _begun(source: Iterator[Any]) -> Iterator[Any]:
+    """The same, with its first item asked for now."""
+    return chain(list(islice(source, 1)), source)
 
 
 class Early:
