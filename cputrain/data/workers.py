@@ -38,7 +38,9 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any, statistics: Statistics, *, looks_ahead: bool) -> None:
         begin = time.perf_counter()
         self._shutdown = True  # nothing to shut down, should this fail
-        self._workers_status = [False] * loader.num_workers
+        self._workers_status = [
+            True
+        ] * loader.num_workers  # torch's end looks, should it come early
         self._owner = os.getpid()
         self._statistics = statistics
         context = loader.multiprocessing_context or torch.multiprocessing
@@ -136,7 +138,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             self._adopt(coming)
             return
         states.restore()
-        self._forget(coming, "random numbers were drawn between epochs")
+        self._forget(coming, "its order was not as foretold")
         super()._reset(loader, first_iter)
 
     def _adopt(self, coming: NextEpoch) -> None:

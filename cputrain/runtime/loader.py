@@ -19,7 +19,7 @@ class Loaders:
         kind: Any = DataLoader
         self._torch = torch
         self._kind, self._torchs = kind, kind._get_iterator
-        self._seen: list[Any] = []
+        self._seen: dict[int, Any] = {}
 
         def get_iterator(loader: Any) -> Any:
             return self._iterator(loader)
@@ -44,8 +44,7 @@ class Loaders:
             self._say_ours(error)
             return iterator
         found = statistics_of(loader)
-        if not any(found is known for known in self._seen):
-            self._seen.append(found)
+        self._seen[id(found)] = found
         return iterator
 
     def _hear(self, message: str) -> None:
@@ -68,12 +67,12 @@ class Loaders:
         }
         parts = []
         for path, said in ways.items():
-            count = sum(found.path == path for found in self._seen)
+            count = sum(found.path == path for found in self._seen.values())
             if count:
                 parts.append(f"{count} {said if count == 1 else said.replace('its', 'their')}")
         if not parts:
             return ""
-        spared = sum(found.spared for found in self._seen)
+        spared = sum(found.spared for found in self._seen.values())
         note = f", {spared} workers not needed" if spared else ""
         return f"data loaders: {', '.join(parts)}{note}"
 
