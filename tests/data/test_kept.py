@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from torch.utils.data import IterableDataset
 
 from cputrain.data import DataLoader
 
@@ -126,3 +128,29 @@ def test_an_array_beside_its_tensor_is_its_own() -> None:
         batch["tensor"].add_(1)
         assert np.array_equal(batch["array"], before)
         assert torch.equal(batch["again"], batch["tensor"])
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for row in range(self.rows):
+            yield torch.tensor([row % 1000])
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_a_million_batches_take_no_more_than_the_first_ones() -> None:
+    rows, seen, total = 1_000_000, [], 0
+    loader: Any = DataLoader(Endless(rows), None, num_workers=1, prefetch_factor=16)
+    for number, batch in enumerate(loader):
+        total += int(batch)
+        if number % 100_000 == 50_000:
+            seen.append((resident(), len(os.listdir("/proc/self/fd"))))
+    assert total == rows // 1000 * sum(range(1000))
+    assert len({descriptors for _, descriptors in seen}) == 1
+    assert max(size for size, _ in seen) - seen[0][0] < 8 << 20
