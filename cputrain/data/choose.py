@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-import sys
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _DatasetKind
 
 from cputrain.data import paths
-from cputrain.data.next_epoch import RandomStates
-from cputrain.machine import RootSource, read_machine
+from cputrain.data.random_states import ProcessStates, SamplerStates
+from cputrain.machine import read_machine
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -60,14 +58,12 @@ def next_choice(workers: int, before: Statistics, after: Statistics, seconds: fl
 
 
 def _cores() -> int:
-    return read_machine(RootSource()).budget.physical_cores
+    return read_machine(detail=False).budget.physical_cores
 
 
 def _seconds_a_batch(loader: DataLoader[Any]) -> float:
     """The quickest of some batches, made here with every random state put back."""
-    states = RandomStates(loader.batch_sampler)
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    numpys = None if numpy is None else numpy.random.get_state()
+    states = SamplerStates(loader.batch_sampler), ProcessStates()
     fetcher = _DatasetKind.create_fetcher(
         loader._dataset_kind,
         loader.dataset,
@@ -84,8 +80,6 @@ def _seconds_a_batch(loader: DataLoader[Any]) -> float:
             if sum(took) > 1:
                 break
     finally:
-        states.restore()
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(numpys)
+        for state in states:
+            state.restore()
     return min(took, default=0.0)

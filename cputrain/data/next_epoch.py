@@ -24,6 +24,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from cputrain.data.random_states import SamplerStates
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -39,22 +41,6 @@ class Forget(NamedTuple):
     """Told to a worker whose batches of an epoch are not wanted."""
 
     epoch: int
-
-
-class RandomStates:
-    """Those that a sampler draws from, as they were."""
-
-    def __init__(self, sampler: Any) -> None:
-        generator = getattr(getattr(sampler, "sampler", None), "generator", None)
-        self._generator = generator if isinstance(generator, torch.Generator) else None
-        self._own = None if self._generator is None else self._generator.get_state()
-        self._state = torch.get_rng_state()
-
-    def restore(self) -> None:
-        """Put them back."""
-        torch.set_rng_state(self._state)
-        if self._generator is not None and self._own is not None:
-            self._generator.set_state(self._own)
 
 
 class NextEpoch:
@@ -78,7 +64,7 @@ def foretell(sampler: Any, number: int, count: int) -> NextEpoch | None:
     """The epoch after this one; None if it is not certain, or asking could be noticed."""
     if type(sampler) is not BatchSampler or not _is_certain(sampler.sampler):
         return None
-    states = RandomStates(sampler)
+    states = SamplerStates(sampler)
     try:
         rows = list(islice(iter(sampler), count))
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import random
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from cputrain.data.arena import SMALLEST, ArenaFullError, Writer
 from cputrain.data.messages import Result
 from cputrain.data.next_epoch import Ahead, Forget
 from cputrain.data.packing import pack, unpack
+from cputrain.data.random_states import ProcessStates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,22 +93,6 @@ class _Done:
         return self._event.skips(epoch)
 
 
-class RandomStates:
-    """Those of this process."""
-
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = None if numpy is None else numpy.random.get_state()
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
-
-
 class _Tasks:
     """The queue of tasks, at the worker's end."""
 
@@ -118,7 +102,7 @@ class _Tasks:
         self._clock = clock
         self._done = done
 
-        self._before: tuple[int, RandomStates] | None = None
+        self._before: tuple[int, ProcessStates] | None = None
         """The random states before the first task of an epoch that had not begun."""
 
     def get(self, timeout: float | None = None) -> Any:
@@ -148,7 +132,7 @@ class _Tasks:
             if self._done.skips(epoch):
                 return False
             if self._before is None or self._before[0] != epoch:
-                self._before = (epoch, RandomStates())
+                self._before = (epoch, ProcessStates())
         return True
 
 

@@ -19,10 +19,10 @@ from cputrain.data.next_epoch import (
     Ahead,
     Forget,
     NextEpoch,
-    RandomStates,
     foretell,
     may_change_between_epochs,
 )
+from cputrain.data.random_states import SamplerStates
 from cputrain.data.resume import StandIn
 from cputrain.data.transport import Transport
 
@@ -131,7 +131,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             self._forget(coming, "the last epoch was left early")
             super()._reset(loader, first_iter)
             return
-        states = RandomStates(self._index_sampler)
+        states = SamplerStates(self._index_sampler)
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         rows = list(itertools.islice(self._sampler_iter, coming.sent))
         if coming.is_as_foretold(rows):
