@@ -8,6 +8,10 @@
     │   ├── NotExecutable 126  it is there, but it cannot be run
     │   └── NotFound    127    it is not there
     ├── ResourceError     1    the system refused memory, a descriptor or a process; an OSError
+    ├── TaskLost          1    a pool's task has no result, and never will
+    │   ├── WorkerDied    1    the process that ran it ended
+    │   └── TaskTimeout   1    it ran longer than it may, and was killed; a TimeoutError
+    ├── TaskError         1    a task's exception that could not be brought here as it was
     └── InternalError   125    a bug of ours; the message begins with [internal]
 
 A message says four things: the parameter, the rule, what was found, and what to do next.
@@ -95,6 +99,22 @@ class ResourceError(CputrainError, OSError):
                 errno.EFBIG: "Raise the limit on file sizes: ulimit -f unlimited.",
             }.get(error.errno or 0, "Use fewer workers, or free memory."),
         )
+
+
+class TaskLost(CputrainError, RuntimeError):
+    """A pool's task has no result, and never will."""
+
+
+class WorkerDied(TaskLost):
+    """The process that ran a task ended."""
+
+
+class TaskTimeout(TaskLost, TimeoutError):
+    """A task ran longer than it may, and was killed."""
+
+
+class TaskError(CputrainError, RuntimeError):
+    """A task's exception that could not be brought here as it was."""
 
 
 class InternalError(CputrainError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from cputrain.data.arena import Lent
+from cputrain.shared.arena import Lent
 
 _HEADER = struct.Struct("<ddd?I")
 _BLOCK = struct.Struct("<QQI")

@@ -12,10 +12,11 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate
 
-from cputrain.data.arena import SMALLEST, ArenaFullError, Writer
+from cputrain.shared.arena import SMALLEST, ArenaFullError, Writer
 from cputrain.data.messages import Result
 from cputrain.data.next_epoch import Ahead, Forget
-from cputrain.data.packing import pack, unpack
+from cputrain.shared.one_thread import limit_numpy
+from cputrain.shared.packing import pack, unpack
 from cputrain.data.random_states import ProcessStates
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def serve(
         arguments[place] = ours[role] if role in ours else _timed(arguments[place], clock)
     _collate_into(writer)
     if not ends.others:
-        _limit_numpy()
+        limit_numpy()
     loop(*arguments)
     results.end()
 
@@ -237,16 +238,3 @@ def prepare_to_fork() -> None:
     """Load once, in the parent, what every forked worker would load for itself."""
     if "numpy" in sys.modules:
         import numpy.random  # noqa: F401  (NumPy itself loads it late, and torch's loop needs it)
-
-
-def _limit_numpy() -> None:
-    """One thread for NumPy's linear algebra, as torch has; what the user set is left alone.
-
-    Not in a forked worker: OpenBLAS, asked for its number of threads after a fork, first starts
-    all those that it had before, and they spin for a while.
-    """
-    limits = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
-    if "numpy" in sys.modules and not any(name in os.environ for name in limits):
-        import threadpoolctl
-
-        threadpoolctl.threadpool_limits(1, user_api="blas")

@@ -32,15 +32,15 @@ def methods_of(system: str) -> tuple[str, ...]:
     return METHODS
 
 
-def for_pools(system: str, *, threads_started: bool) -> tuple[str, str]:
-    """The method of our own pools, and why."""
+def for_pools(system: str, *, others_run: str) -> tuple[str, str]:
+    """The method of our own pools, and why; `others_run` says what else runs in the process."""
     if system == "win32":
         return "spawn", "Windows has no other"
     if system == "darwin":
         return "spawn", "forking is unsafe on macOS once system libraries have started threads"
-    if threads_started:
-        return "forkserver", "OpenMP threads have started, and a fork would wait for them for ever"
-    return "forkserver", "a server forks children that share one torch import and no threads"
+    if others_run:
+        return "forkserver", f"{others_run}, and a forked process would be a part of it only"
+    return "fork", "nothing else runs in the process, and a fork is ready in milliseconds"
 
 
 def script_default(system: str, python: tuple[int, int]) -> str:
@@ -54,7 +54,7 @@ def decide(machine: Machine, request: Request) -> Decision:
     """The script keeps its default unless the user asks."""
     asked = request.setting(KNOB.name)
     default = script_default(machine.system, request.python)
-    pools, why = for_pools(machine.system, threads_started=False)
+    pools, why = for_pools(machine.system, others_run="")
     if asked is not None:
         if asked.value not in methods_of(machine.system):
             raise UsageError(

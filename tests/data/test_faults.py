@@ -755,7 +755,7 @@ if __name__ == "__main__":
         ("RLIMIT_FSIZE", 1 << 20, "Raise the limit on file sizes: ulimit -f unlimited."),
         ("RLIMIT_FSIZE", 1 << 28, "[20, 21, 22]"),
         ("RLIMIT_AS", 1 << 29, "[20, 21, 22]"),
-        ("RLIMIT_AS", 1 << 20, "the DataLoader's shared memory could not be made"),
+        ("RLIMIT_AS", 1 << 20, "shared memory could not be made"),
     ],
 )
 def test_limits_on_memory_are_kept_or_told(

@@ -15,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cputrain.data.arena import SMALLEST, Lent, Memory, Reader, Writer
-from cputrain.data.links import Inbox, Outbox, pipe
+from cputrain.shared.arena import SMALLEST, Lent, Memory, Reader, Writer
+from cputrain.shared.links import Inbox, Outbox, pipe
 from cputrain.data.messages import Result
-from cputrain.data.packing import pack, unpack
+from cputrain.shared.packing import pack, unpack
 from cputrain.data.payload import Payload
 from tests.data.alike import assert_alike
 

@@ -10,17 +10,26 @@ from __future__ import annotations
 import io
 import pickle
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from cputrain.data.arena import SMALLEST, ArenaFullError, Lent
+from cputrain.shared.arena import SMALLEST, ArenaFullError, Lent
+from cputrain.shared.shared_tensors import SharedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cputrain.data.arena import Writer
+
+class Writes(Protocol):
+    """What `pack` asks of a writer."""
+
+    def lend(self, raw: memoryview, *, in_place: bool = True) -> Lent:
+        """A block that holds these bytes."""
+
+    def give_back(self, tokens: list[tuple[int, int]]) -> None:
+        """These have not been sent."""
 
 
 class _Bytes:
@@ -60,8 +69,10 @@ class _Packer(ForkingPickler):
         file: io.BytesIO,
         of_tensors: dict[int, pickle.PickleBuffer],
         apart: Callable[[pickle.PickleBuffer], bool],
+        sharing: bool,
     ) -> None:
         super().__init__(file, 5, True, apart)
+        self._sharing = sharing
         self._written: dict[tuple[int, int], tuple[torch.Tensor, _Bytes]] = {}
         self._of_tensors = of_tensors
 
@@ -86,6 +97,9 @@ class _Packer(ForkingPickler):
         shape, strides, width = tuple(tensor.shape), tensor.stride(), tensor.element_size()
         place = storage.data_ptr(), storage.nbytes()
         whole = self._written.get(place)
+        if self._sharing and SharedStorage.can_hold(tensor):
+            shared = SharedStorage(storage)
+            return _view, (shared, tensor.dtype, shape, strides, tensor.storage_offset())
         if whole is not None:
             return _view, (whole[1], tensor.dtype, shape, strides, tensor.storage_offset())
         if tensor.is_contiguous() and tensor.numel() * width == storage.nbytes():
@@ -104,8 +118,13 @@ class _Packer(ForkingPickler):
         return _view, (flat, tensor.dtype, shape, strides, 0)
 
 
-def pack(thing: Any, writer: Writer | None) -> tuple[bytes, list[Lent]]:
-    """The pickled bytes, and the blocks that hold the large buffers; without a writer, none do."""
+def pack(
+    thing: Any, writer: Writes | None, *, sharing: bool = False
+) -> tuple[bytes, list[Lent]]:
+    """The pickled bytes, and the blocks that hold the large buffers; without a writer, none do.
+
+    With `sharing`, a tensor in shared memory stays shared; otherwise it is copied, as others are.
+    """
     lent: list[Lent] = []
     # these may stay where they are; an array beside its tensor is sent on its own
     of_tensors: dict[int, pickle.PickleBuffer] = {}
@@ -123,7 +142,7 @@ def pack(thing: Any, writer: Writer | None) -> tuple[bytes, list[Lent]]:
 
     file = io.BytesIO()
     try:
-        _Packer(file, of_tensors, apart).dump(thing)
+        _Packer(file, of_tensors, apart, sharing).dump(thing)
     except BaseException:
         if writer is not None:
             writer.give_back([(one.offset, one.generation) for one in lent])

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,9 @@ KEPT_FREE = 64 << 20
 """Bytes of free blocks that an arena may keep for sizes that may come again."""
 
 ALIGNED = mmap.PAGESIZE
+
+_MAP_NORESERVE = 0x4000
+"""Of Linux; Python has no name for it before 3.13."""
 
 
 class ArenaFullError(Exception):
@@ -100,8 +103,30 @@ class Memory:
             if descriptor >= 0:
                 os.close(descriptor)
             raise ResourceError.of(
-                error, "the DataLoader's shared memory", "could not be made"
+                error, "shared memory", "could not be made"
             ) from error
+
+    def privately(self) -> Memory:
+        """The same bytes; what is written through this mapping stays in this process."""
+        private = Memory.__new__(Memory)
+        private.size = self.size
+        writable = mmap.PROT_READ | mmap.PROT_WRITE
+        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+        private.map = mmap.mmap(self._descriptor, self.size, flags=flags, prot=writable)
+        private._descriptor = os.dup(self._descriptor)
+        return private
+
+    def forget(self, offset: int, size: int) -> None:
+        """Of a private mapping: what this process has written there."""
+        self.map.madvise(mmap.MADV_DONTNEED, offset, -(-size // ALIGNED) * ALIGNED)
+
+    def read(self, offset: int, size: int) -> Any:
+        """A copy of what all processes see there."""
+        copied = np.empty(size, np.uint8)
+        done = 0
+        while done < size:
+            done += os.preadv(self._descriptor, [memoryview(copied)[done:]], offset + done)
+        return copied
 
     def empty(self, offset: int, size: int) -> bool:
         """Give a part back to the system; false where the system knows no way."""
@@ -137,10 +162,7 @@ def _room_for_addresses() -> int:
 
 
 def _attach(duplicate: Any, size: int) -> Memory:
-    descriptor = duplicate.detach()
-    memory = Memory(descriptor, size)
-    memory.close_descriptor()
-    return memory
+    return Memory(duplicate.detach(), size)
 
 
 class _Block:
@@ -184,6 +206,18 @@ class Writer:
                 np.copyto(target, source)
             block.holders += 1
             return Lent(block.offset, source.nbytes, block.generation)
+
+    def keep(self, lent: list[Lent]) -> bool:
+        """One more holder of each of these, if all of them still hold what was lent."""
+        with self._lock:
+            blocks = [self._blocks.get(one.offset) for one in lent]
+            for block, one in zip(blocks, lent, strict=True):
+                if block is None or block.generation != one.generation or not block.holders:
+                    return False
+            for block in blocks:
+                assert block is not None
+                block.holders += 1
+            return True
 
     def give_back(self, tokens: list[tuple[int, int]]) -> None:
         """The reader holds these no more."""
@@ -261,13 +295,16 @@ def _drained(ended: deque[tuple[int, int]]) -> list[tuple[int, int]]:
     return [ended.popleft() for _ in range(len(ended))]
 
 
+_readers: weakref.WeakSet[Reader | PrivateReader] = weakref.WeakSet()
+
+
 class Reader:
     """The reading side: leases what was lent, and collects what may be given back."""
 
-    _all: ClassVar[weakref.WeakSet[Reader]] = weakref.WeakSet()
-
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, *, most: float = 8) -> None:
         self._memory = memory
+        self._most = most
+        """How many times the blocks of one batch may be held before copies are given out."""
         self._ended: deque[tuple[int, int]] = deque()
         self._held = 0
         self._fences: list[_Fence] = []
@@ -276,11 +313,11 @@ class Reader:
         """How often each block, by its offset and generation, is on lease."""
         self._sizes: dict[int, int] = {}
         self._lock = threading.Lock()  # batches may be taken over by the thread that pins them
-        Reader._all.add(self)
+        _readers.add(self)
 
     def leases(self, lent: list[Lent]) -> list[Any]:
         """The bytes that were lent, in place; copies of them if too many are being kept."""
-        most = 8 * len(lent) + 16
+        most = self._most * len(lent) + 16
         with self._lock:
             self._held += len(lent)
             for one in lent:
@@ -344,6 +381,52 @@ class Reader:
                 fence.until.append(over)
 
 
+class PrivateReader:
+    """Reads memory that is mapped privately: each lease is as it was lent, whoever wrote to it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._ended: deque[tuple[int, int]] = deque()
+        self._live: Counter[tuple[int, int]] = Counter()
+        self._leased: set[int] = set()
+        """Offsets of blocks that this process may have written to."""
+        _readers.add(self)
+
+    def leases(self, lent: list[Lent]) -> list[Any]:
+        """The bytes that were lent; those still in use since an earlier time, as copies."""
+        made: list[Any] = []
+        before = Counter(self._live)
+        for one in lent:
+            token = (one.offset, one.generation)
+            if before[token]:
+                made.append(self._memory.read(one.offset, one.size))
+                continue
+            if not self._live[token] and one.offset in self._leased:
+                self._memory.forget(one.offset, one.size)
+            self._live[token] += 1
+            self._leased.add(one.offset)
+            made.append(Lease.on(self._memory, one, one.size, self._ended))
+        return made
+
+    def returned(self) -> list[tuple[int, int]]:
+        """Tokens of what is held no more, once each."""
+        tokens = _drained(self._ended)
+        self._live.subtract(tokens)
+        for token in tokens:
+            if self._live[token] <= 0:
+                del self._live[token]
+        return tokens
+
+    def live(self) -> Counter[tuple[int, int]]:
+        """What is held now; asked after `returned`."""
+        return self._live
+
+    def _fence_fork(self, over: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
+        # the child may read what is held now for as long as it lives: it is never given back
+        ended, self._ended = self._ended, deque()
+        self._ended.extend(_drained(ended))
+
+
 class _OwnWorkers(threading.local):
     over: Callable[[], bool] | None = None
 
@@ -365,7 +448,7 @@ class starting_workers:  # noqa: N801  (used as a statement)
 
 
 def _before_fork() -> None:
-    for reader in list(Reader._all):
+    for reader in list(_readers):
         reader._fence_fork(_own_workers.over)
 
 

@@ -1,6 +1,6 @@
-"""The pipes between a loader and one of its workers, and the messages on them.
+"""The pipes between us and a worker, and the messages on them.
 
-The loader never blocks on a pipe: what a worker does not take at once waits here. A worker may
+We never block on a pipe: what a worker does not take at once waits here. A worker may
 block, so both never wait for one another. Messages are length-prefixed as those of
 multiprocessing's connections.
 """
@@ -11,6 +11,8 @@ import fcntl
 import os
 import struct
 import threading
+from multiprocessing import reduction
+from typing import Any
 
 from cputrain.errors import ResourceError
 
@@ -45,9 +47,27 @@ class End:
 
     __del__ = close
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # only while a process is started: the descriptor is duplicated into the child
+        return _received, (type(self), reduction.DupFd(self._descriptor))
+
+
+def _received(kind: type[End], duplicate: Any) -> End:
+    return kind(duplicate.detach())
+
+
+class Sender(End):
+    """A worker's end of its results."""
+
+    def send(self, message: bytes) -> None:
+        """Wait until all of it has been taken."""
+        left = memoryview(_framed(message))
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
 
 class Outbox(End):
-    """The loader's end of a worker's tasks."""
+    """Our end of what a worker reads."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
@@ -62,10 +82,13 @@ class Outbox(End):
         with self._lock:
             if len(message) > _ROOMY and not self._widened:
                 self._widen()
-            if len(message) > 0x7FFFFFFF:
-                self._waiting += _LENGTH.pack(-1) + _LONG.pack(len(message)) + message
-            else:
-                self._waiting += _LENGTH.pack(len(message)) + message
+            self._waiting += _framed(message)
+            self._hand_over()
+
+    def send_raw(self, data: bytes) -> None:
+        """The same without a length, for what can be cut anywhere."""
+        with self._lock:
+            self._waiting += data
             self._hand_over()
 
     def flush(self) -> bool:
@@ -97,7 +120,7 @@ class Outbox(End):
 
 
 class Inbox(End):
-    """The loader's end of a worker's results."""
+    """Our end of a worker's results."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
@@ -138,9 +161,15 @@ class Inbox(End):
         return message
 
 
+def _framed(message: bytes) -> bytes:
+    if len(message) > 0x7FFFFFFF:
+        return b"".join((_LENGTH.pack(-1), _LONG.pack(len(message)), message))
+    return b"".join((_LENGTH.pack(len(message)), message))
+
+
 def pipe() -> tuple[int, int]:
     """The reading and the writing end of a pipe; an error that says what the system refused."""
     try:
         return os.pipe()
     except OSError as error:
-        raise ResourceError.of(error, "a DataLoader's worker", "got no pipe") from error
+        raise ResourceError.of(error, "a worker", "got no pipe") from error

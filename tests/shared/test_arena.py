@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cputrain.data.arena import (
+from cputrain.shared.arena import (
     KEPT_FREE,
     SMALLEST,
     ArenaFullError,

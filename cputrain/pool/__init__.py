@@ -1,0 +1,7 @@
+"""Processes that share the work, and a tensor filled by all of them."""
+
+from __future__ import annotations
+
+from cputrain.pool.pool import Pool
+
+__all__ = ["Pool"]

@@ -1,0 +1,713 @@
+"""The thread behind a pool: tasks go out, results come in, workers that end are replaced.
+
+Nothing here waits for a worker, and no lock is shared with one. All workers read one pipe of
+packets; each has a pipe of its own for results, so one that is killed cuts off nobody but itself.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import select
+import termios
+import threading
+import time
+import weakref
+from collections import deque
+from multiprocessing.pool import RemoteTraceback
+from typing import TYPE_CHECKING, Any
+
+from cputrain.errors import (
+    CputrainError,
+    InternalError,
+    ResourceError,
+    TaskError,
+    TaskLost,
+    TaskTimeout,
+    WorkerDied,
+)
+from cputrain.pool.feed import Feed
+from cputrain.pool.packets import LONGEST, STOP, ResultPacket, Status, with_ticket
+from cputrain.pool.slots import Slot
+from cputrain.pool.worker import Raised, Setup
+from cputrain.pool.workers import Worker
+from cputrain.shared import ArenaFullError, End, Memory, Writer, starting_workers, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cputrain.pool.tasks import Call, Task
+
+AHEAD = 32
+"""Tasks that may wait in the pipe, so that a worker finds its next one without us."""
+
+AHEAD_BYTES = 64 << 20
+"""Bytes of arguments beyond which no task waits but one for each worker."""
+
+_LOST_AFTER = 0.25
+"""Seconds after which a task that was taken, but by none of the workers, went with a dead one."""
+
+_START_ATTEMPTS = 3
+"""Workers in a row that may end before they are ready."""
+
+_GRACE = 1.0
+"""Seconds between the signal to end and the one that ends."""
+
+
+class Engine:
+    """Runs tasks on workers, until it is closed."""
+
+    _all: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        processes: int,
+        process: Callable[..., Any],
+        setup: Setup,
+        starting: Callable[[], Any],
+    ) -> None:
+        self.processes = processes
+        self.workers: list[Worker] = []
+        self._leaving: list[Worker] = []
+        self._process = process
+        self._setup = setup
+        self._starting = starting
+        self.calls: dict[int, Any] = _Calls(self)
+        """Results that are not complete, by the number of their call."""
+        self._lock = threading.RLock()
+        self._waiting: deque[Task] = deque()
+        self._sent: dict[int, Task] = {}
+        self._sent_bytes = 0
+        self._ticket = 0
+        self._started = 0
+        self._suspects: tuple[float, set[int]] | None = None
+        self._doubtful: list[Any] = []
+        self._failed_starts = 0
+        self._closing = False
+        self._terminated = False
+        self.broken: CputrainError | None = None
+        """Why no worker can be started."""
+        self._unheard: deque[Callable[[], None]] = deque()
+        self._callbacks = _Callbacks()
+        self._owner = os.getpid()
+        self._open()
+
+    def _open(self) -> None:
+        self._arguments = Memory.create()
+        self._writer = Writer(self._arguments)
+        self._slots = Slot.room_for(2 * self.processes + 8)
+        self._free_slots = list(range(2 * self.processes + 8))
+        try:
+            read, write = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+            life_read, life = os.pipe2(os.O_CLOEXEC)
+            wake_read, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise ResourceError.of(error, "a pool", "got no pipe") from error
+        self._tasks, self._tasks_write = End(read), End(write)
+        self._life, self._life_read = End(life), End(life_read)
+        self._wake_read, self._wake = End(wake_read), End(wake)
+        os.set_blocking(write, False)
+        try:
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, (AHEAD + self.processes) * LONGEST)
+        except OSError:  # more than this user may have: then fewer tasks wait in it
+            pass
+        self._poll = select.poll()
+        self._poll.register(wake_read, select.POLLIN)
+        self._ears: dict[int, Worker] = {}
+        self._sentinels: dict[int, Worker] = {}
+        Engine._all.add(self)
+
+    # -- what a pool asks for
+
+    def start(self) -> None:
+        """Start the workers, and the thread."""
+        try:
+            with self._starting():
+                for _ in range(self.processes):
+                    self._start_worker()
+            for worker in self.workers:
+                self._hear(worker)
+        except BaseException:
+            for worker in self.workers:
+                worker.process.terminate()
+            for worker in self.workers:
+                worker.process.join()
+            self._close_ends()
+            raise
+        self.thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
+        self.thread.start()
+
+    def submit(self, call: Call, tasks: list[Task], *, complete: bool) -> None:
+        """Have tasks of a call done, in this order; `complete` if no more of it follow."""
+        with self._lock:
+            call.begun(len(tasks))
+            call.complete = complete
+            if self.broken is None and not self._terminated:
+                self._waiting.extend(tasks)
+                self._send()
+                return
+        error = self.broken or _terminated()
+        for task in tasks:
+            self._tell(task, False, error)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Have something done by the thread; can be asked for anywhere, by a finalizer too."""
+        self._unheard.append(action)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the thread look at everything again."""
+        try:
+            os.write(self._wake.fileno(), b"\0")
+        except (BlockingIOError, OSError):  # it has been woken already, or it has ended
+            return
+
+    def complete(self, call: Call) -> None:
+        """No more tasks of this call follow."""
+        with self._lock:
+            call.complete = True
+            call.ended(0, self._writer)
+
+    def forget(self, call: Call) -> int:
+        """Nobody waits for what is still to come of a call; how many tasks will not be done."""
+        with self._lock:
+            kept = [task for task in self._waiting if task.call is not call]
+            dropped = len(self._waiting) - len(kept)
+            self._waiting = deque(kept)
+            call.complete = True
+            call.ended(dropped, self._writer)
+        self.wake()
+        return dropped
+
+    def close(self) -> None:
+        """Nothing more will be asked for."""
+        self._closing = True
+        self.wake()
+
+    def join(self) -> None:
+        """Wait until all has been done, asked for or not, and the workers have ended."""
+        for result in list(self.calls.values()):
+            if isinstance(result, Feed):
+                result.lift()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
+
+    def terminate(self) -> None:
+        """End everything now."""
+        if os.getpid() != self._owner:
+            return
+        self._terminated = True
+        self.wake()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
+
+    def start_missing(self) -> None:
+        """Start workers in the place of those that have ended."""
+        with self._lock:
+            with self._starting():
+                while len(self.workers) < self.processes:
+                    self._hear(self._start_worker())
+        self.wake()
+
+    # -- workers
+
+    def _start_worker(self) -> Worker:
+        slot = Slot(self._slots, self._free_slots.pop())
+        slot.end()
+        worker = Worker(slot)
+        self._started += 1
+        setup = self._setup._replace(seed=self._setup.seed + self._started)
+        others = _close_all if setup.forked else None
+        with starting_workers(self._is_over):
+            worker.start(
+                self._process, self._tasks, self._life_read, self._arguments, setup, others
+            )
+        self.workers.append(worker)
+        return worker
+
+    def _is_over(self) -> bool:
+        return not self.workers and not self._leaving
+
+    def _hear(self, worker: Worker) -> None:
+        self._ears[worker.inbox.fileno()] = worker
+        self._poll.register(worker.inbox.fileno(), select.POLLIN)
+        self._sentinels[worker.sentinel] = worker
+        self._poll.register(worker.sentinel, select.POLLIN)
+
+    def _deafen(self, worker: Worker) -> None:
+        for ears in (self._ears, self._sentinels):
+            for end in [end for end, one in ears.items() if one is worker]:
+                self._poll.unregister(end)
+                del ears[end]
+
+    def _ended(self, worker: Worker) -> None:
+        """A worker's process has ended."""
+        self._receive(worker)
+        self._deafen(worker)
+        doing = worker.slot.read()
+        how = worker.join()
+        with self._lock:
+            for workers in (self.workers, self._leaving):
+                if worker in workers:
+                    workers.remove(worker)
+            self._writer.give_back(list(worker.kept))
+            self._free_slots.append(worker.slot.number)
+            task = self._sent.get(doing.ticket)
+        worker.close()
+        if task is not None:
+            self._died_with(task, worker, doing, how)
+        elif not worker.leaving:
+            self._look_for_lost()
+        if worker.ready or worker.leaving:
+            self._failed_starts = 0
+        else:
+            self._failed_starts += 1
+            if self._failed_starts >= _START_ATTEMPTS:
+                self._break(
+                    WorkerDied(
+                        "a pool's worker",
+                        "ended before it was ready",
+                        found=how,
+                        do="What it printed tells why. Where processes are spawned, a script must "
+                        'start its pool under `if __name__ == "__main__":`.',
+                    )
+                )
+
+    def _died_with(self, task: Task, worker: Worker, doing: Any, how: str) -> None:
+        with self._lock:
+            self._take_out(task)
+        if worker.killed_for and worker.killed_for != doing.ticket:
+            self._again(task)  # it had just begun when the worker was killed for another
+            return
+        task.attempts += 1
+        if task.attempts <= task.call.retries:
+            self._again(task)
+            return
+        tried = f" {task.attempts} times" * (task.attempts > 1)
+        if worker.killed_for:
+            error: TaskLost = TaskTimeout(
+                task.named(doing.item),
+                f"must end within {task.call.timeout:g} s",
+                found=f"it running longer{tried}, and killed its {how.partition(' was ')[0]}",
+                do="Give it a longer timeout, or smaller pieces of work.",
+            )
+        else:
+            error = WorkerDied(
+                task.named(doing.item), f"lost its worker{tried}", found=how, do=_advice(how)
+            )
+        self._finish(task, False, error)
+
+    def _again(self, task: Task) -> None:
+        with self._lock:
+            self._waiting.appendleft(task)
+
+    def _look_for_lost(self) -> None:
+        """A worker has died: perhaps after it had taken a task, and before it could say so."""
+        taken = self._taken_by_none()
+        if taken:
+            self._suspects = (time.monotonic() + _LOST_AFTER, taken)
+
+    def _recover_lost(self) -> None:
+        assert self._suspects is not None
+        with self._lock:
+            lost = self._suspects[1] & self._taken_by_none()
+            self._suspects = None
+            for task in [self._sent[ticket] for ticket in sorted(lost, reverse=True)]:
+                self._take_out(task)
+                # should a worker have it after all, its arguments must stay as they are
+                self._doubtful.append(task.lent)
+                task.lent, task.packet = [], None
+                self._waiting.appendleft(task)
+
+    def _taken_by_none(self) -> set[int]:
+        """Tasks that are out of the pipe, but that no worker has begun."""
+        with self._lock:
+            waiting = array.array("i", [0])
+            fcntl.ioctl(self._tasks.fileno(), termios.FIONREAD, waiting)
+            in_pipe = waiting[0]
+            taken = set()
+            for ticket, task in reversed(self._sent.items()):
+                assert task.packet is not None
+                if in_pipe > 0:
+                    in_pipe -= len(task.packet)
+                else:
+                    taken.add(ticket)
+            return taken - {one.slot.read().ticket for one in (*self.workers, *self._leaving)}
+
+    def _break(self, error: CputrainError) -> None:
+        self.broken = error
+        with self._lock:
+            tasks = [*self._sent.values(), *self._waiting]
+            self._sent.clear()
+            self._waiting.clear()
+        for task in tasks:
+            self._finish(task, False, error)
+
+    # -- tasks
+
+    def _send(self) -> None:
+        """Put waiting tasks into the pipe; with the lock held."""
+        while self._waiting and self._has_room():
+            task = self._waiting.popleft()
+            try:
+                packet = task.pack(self._writer)
+            except ArenaFullError:
+                if self._sent:
+                    self._waiting.appendleft(task)
+                    return  # when something has ended there will be room
+                error = ResourceError(
+                    task.named(),
+                    "must have arguments that fit into shared memory",
+                    found=f"no room in {self._arguments.size >> 20} MiB",
+                    do="Give it smaller pieces, or raise the limit on addresses: ulimit -v.",
+                )
+                self._later(task, error)
+                continue
+            except Exception as error:  # whatever cannot be pickled: the caller is told
+                self._later(task, error)
+                continue
+            self._ticket += 1
+            try:
+                os.write(self._tasks_write.fileno(), with_ticket(packet, self._ticket))
+            except BlockingIOError:
+                self._waiting.appendleft(task)
+                return  # when something has ended there will be room
+            task.ticket = self._ticket
+            self._sent[task.ticket] = task
+            self._sent_bytes += sum(one.size for one in task.lent)
+
+    def _has_room(self) -> bool:
+        limit = self.processes + (AHEAD if self._sent_bytes < AHEAD_BYTES else self.processes)
+        return len(self._sent) < limit
+
+    def _later(self, task: Task, error: BaseException) -> None:
+        self.do(lambda: self._finish(task, False, error))
+
+    def _take_out(self, task: Task) -> None:
+        if self._sent.pop(task.ticket, None) is not None:
+            self._sent_bytes -= sum(one.size for one in task.lent)
+
+    def _finish(self, task: Task, success: bool, value: Any) -> None:
+        with self._lock:
+            task.release(self._writer)
+        self._tell(task, success, value)
+
+    def _tell(self, task: Task, success: bool, value: Any) -> None:
+        result, index = task.call.result, task.index
+        with self._lock:
+            task.call.ended(1, self._writer)
+        if self._terminated:
+            result._callback = result._error_callback = None
+        if result._callback or result._error_callback:
+            self._callbacks.put(lambda: result._set(index, (success, value)))
+        else:
+            result._set(index, (success, value))
+
+    # -- results
+
+    def _receive(self, worker: Worker) -> None:
+        for message in worker.inbox.receive():
+            self._take(worker, ResultPacket.decode(message))
+        if worker.inbox.ended and worker.inbox.fileno() in self._ears:
+            self._poll.unregister(worker.inbox.fileno())
+            del self._ears[worker.inbox.fileno()]
+
+    def _take(self, worker: Worker, packet: ResultPacket) -> None:
+        if packet.status is Status.READY:
+            worker.ready = True
+            return
+        if packet.status is Status.BYE:
+            worker.leaving = True
+            return
+        leases = worker.reader.leases(packet.result.lent)
+        data = packet.result.data if packet.result.data else memoryview(leases.pop())
+        success, value = _unpacked(packet.status, data, leases)
+        del leases, data
+        if packet.status is Status.NOT_SET_UP:
+            worker.leaving = True
+            error = TaskLost(
+                "the initializer of a pool",
+                "must not raise",
+                found=_said(value),
+                do="Its traceback is above.",
+            )
+            error.__cause__ = value
+            self._break(error)
+            return
+        with self._lock:
+            task = self._sent.get(packet.ticket)
+            if task is not None:
+                self._take_out(task)
+                self._keep(worker, task, packet)
+            self._writer.give_back(packet.ended)
+            worker.kept.difference_update(packet.ended)
+            if packet.last:
+                worker.leaving = True
+                self.workers.remove(worker)
+                self._leaving.append(worker)
+        if task is not None:
+            self._finish(task, success, value)
+        del value
+        worker.give_back()
+
+    def _keep(self, worker: Worker, task: Task, packet: ResultPacket) -> None:
+        kept = set(packet.kept)
+        lent = {(one.offset, one.generation): one for one in task.lent}
+        self._writer.keep([lent[token] for token in kept])
+        worker.kept |= kept
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_done():
+                self._turn()
+        except BaseException as error:
+            self.broken = InternalError("a pool", "must not fail", found=_said(error))
+            self.broken.__cause__ = error
+            raise
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        for end, _ in self._poll.poll(self._until_next()):
+            if end == self._wake_read.fileno():
+                os.read(end, 1 << 12)
+            elif end in self._ears:
+                self._receive(self._ears[end])
+            elif end in self._sentinels:
+                self._ended(self._sentinels[end])
+        while self._unheard:
+            self._unheard.popleft()()
+        if self._suspects is not None and time.monotonic() >= self._suspects[0]:
+            self._recover_lost()
+        self._kill_overdue()
+        if self.broken is None and not self._terminated and (self.calls or not self._closing):
+            self._replace()
+        with self._lock:
+            self._send()
+
+    def _replace(self) -> None:
+        try:
+            if len(self.workers) < self.processes:
+                self.start_missing()
+        except OSError as error:
+            if not self.workers:
+                broken = ResourceError.of(error, "a pool's worker", "was not replaced")
+                broken.__cause__ = error
+                self._break(broken)
+
+    def _until_next(self) -> float | None:
+        """Milliseconds until something must be looked at."""
+        times = []
+        now = time.monotonic()
+        if self._suspects is not None:
+            times.append(self._suspects[0] - now)
+        with self._lock:
+            limits = [t.call.timeout for t in self._sent.values() if t.call.timeout is not None]
+            if limits:
+                times.append(min(limits))
+                for worker in self.workers:
+                    doing = worker.slot.read()
+                    task = self._sent.get(doing.ticket)
+                    if task is not None and task.call.timeout is not None:
+                        times.append(doing.since / 1e9 + task.call.timeout - now)
+        return max(0.0, min(times)) * 1e3 + 1 if times else None
+
+    def _kill_overdue(self) -> None:
+        now = time.monotonic_ns()
+        for worker in self.workers:
+            doing = worker.slot.read()
+            with self._lock:
+                task = self._sent.get(doing.ticket)
+            if task is None or task.call.timeout is None or worker.killed_for:
+                continue
+            if now - doing.since > task.call.timeout * 1e9:
+                worker.killed_for = doing.ticket
+                worker.kill()
+
+    def _is_done(self) -> bool:
+        if self._terminated:
+            return True
+        return self._closing and not self.calls and not self._sent and not self._waiting
+
+    def _end(self) -> None:
+        workers = [*self.workers, *self._leaving]
+        if not self._terminated and self.broken is None:
+            for _ in self.workers:
+                try:
+                    os.write(self._tasks_write.fileno(), STOP)
+                except BlockingIOError:
+                    break
+        else:
+            for worker in workers:
+                if not worker.has_ended():
+                    worker.process.terminate()
+        self._tasks_write.close()
+        self._wait_for(workers)
+        with self._lock:
+            self._terminated = True
+        self._break(self.broken or _terminated())
+        while self._unheard:
+            self._unheard.popleft()()
+        for result in list(self.calls.values()):
+            if isinstance(result, Feed):
+                result.stop(self.broken or _terminated())
+        for worker in workers:
+            worker.process.join(1.0)
+            worker.close()
+        self._callbacks.end()
+        self._close_ends()
+
+    def _wait_for(self, workers: list[Worker]) -> None:
+        end = time.monotonic() + _GRACE
+        left = workers
+        while left:
+            ended = [worker for worker in left if worker.has_ended()]
+            left = [worker for worker in left if worker not in ended]
+            if self._terminated and time.monotonic() > end:
+                for worker in left:
+                    worker.kill()
+            if left:
+                self._listen_to_the_last(left)
+
+    def _listen_to_the_last(self, workers: list[Worker]) -> None:
+        """What they still say is of no interest, but they wait until it has been taken."""
+        waiting = select.poll()
+        for worker in workers:
+            waiting.register(worker.sentinel, select.POLLIN)
+            if not worker.inbox.ended:
+                waiting.register(worker.inbox.fileno(), select.POLLIN)
+        waiting.poll(100)
+        for worker in workers:
+            worker.inbox.receive()
+
+    def _close_ends(self) -> None:
+        for end in (self._tasks, self._tasks_write, self._life, self._life_read):
+            end.close()
+        self._wake.close()
+        self._wake_read.close()
+        self._arguments.close_descriptor()
+        self._slots.close_descriptor()
+
+    def close_in_child(self) -> None:
+        """In a forked worker, of this pool or another: so that each side sees the other end."""
+        self._tasks_write.close()
+        self._life.close()
+        for worker in (*self.workers, *self._leaving):
+            worker.inbox.close()
+            worker.outbox.close()
+
+
+class _Calls(dict[int, Any]):
+    """Tells the engine when there is none left: it may be waiting for that."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = weakref.ref(engine)
+
+    def __delitem__(self, job: int) -> None:
+        super().__delitem__(job)
+        engine = self._engine()
+        if not self and engine is not None:
+            engine.wake()
+
+
+class _Callbacks:
+    """A thread for what scripts want to have called: it may take long, raise, or use the pool."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None] | None] = deque()
+        self._more = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+
+    def put(self, action: Callable[[], None]) -> None:
+        self._waiting.append(action)
+        self._more.release()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="cputrain pool's callbacks", daemon=True
+            )
+            self._thread.start()
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._waiting.append(None)
+            self._more.release()
+
+    def _run(self) -> None:
+        while True:
+            self._more.acquire()
+            action = self._waiting.popleft()
+            if action is None:
+                return
+            try:
+                action()
+            except BaseException as error:  # of a callback: nobody else can be told
+                threading.excepthook(
+                    threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
+                )
+
+
+def _close_all() -> None:
+    for engine in list(Engine._all):
+        engine.close_in_child()
+
+
+def _unpacked(status: Status, data: Any, leases: list[Any]) -> tuple[bool, Any]:
+    try:
+        value = unpack(data, leases)
+    except Exception as error:  # whatever a result is made of: the caller is told
+        return False, TaskError(
+            "a task's result",
+            "must be made of what this process can import",
+            found=f"{type(error).__name__}: {error}",
+        )
+    if not isinstance(value, Raised) or status is Status.DONE:
+        return True, value
+    return False, _as_raised(value)
+
+
+def _as_raised(raised: Raised) -> BaseException:
+    why = "cannot be pickled"
+    error: BaseException | None = None
+    if raised.pickled:
+        try:
+            error = unpack(raised.pickled, ())
+        except Exception as reason:  # whatever the exception is made of: the caller is told
+            why = f"cannot be made here ({type(reason).__name__}: {reason})"
+        if error is not None and not isinstance(error, Exception):
+            error, why = None, "would end this process"
+    if error is None:
+        error = TaskError(
+            "a task",
+            f"raised {raised.kind}, which {why}",
+            found=raised.says or "no text",
+        )
+    error.__cause__ = RemoteTraceback(f'\n"""\n{raised.traceback}"""')
+    return error
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _terminated() -> TaskLost:
+    return TaskLost(
+        "a task",
+        "has no result",
+        found="that its pool was terminated",
+        do="Wait for the results first: close() and join(), or get() within the with block.",
+    )
+
+
+def _advice(how: str) -> str:
+    if "SIGKILL" in how:
+        return (
+            "The kernel sends SIGKILL when memory is short: use fewer processes or smaller tasks; "
+            "retries=1 runs such a task again."
+        )
+    if "SIGSEGV" in how or "SIGBUS" in how or "SIGABRT" in how:
+        return "Native code crashed: run the function in this process, under python -X faulthandler."
+    return "Let the function return or raise instead of ending its process."

@@ -1,0 +1,242 @@
+"""What imap works on: items are taken from the script's iterator only a little ahead of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from itertools import islice
+from multiprocessing import TimeoutError as PoolTimeout
+from multiprocessing.pool import job_counter
+from typing import TYPE_CHECKING, Any
+
+from cputrain.pool.tasks import Call, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from cputrain.pool.engine import Engine
+    from cputrain.pool.progress import Bar
+
+_AT_ONCE = (list, tuple, range, str, bytes)
+"""Iterating these waits for nothing, so no thread is needed to do it."""
+
+
+class Feed:
+    """Takes items, has them worked on, and holds the results until they are asked for."""
+
+    _callback = _error_callback = None
+
+    def __init__(
+        self,
+        engine: Engine,
+        call: Callable[[Feed], Call],
+        items: Iterable[Any],
+        *,
+        chunksize: int,
+        ahead: int,
+        ordered: bool,
+        bar: Bar | None = None,
+    ) -> None:
+        self._bar = bar
+        self._engine = engine
+        self._job = next(job_counter)
+        self._items = iter(items)
+        self._chunksize = chunksize
+        self._ahead: float = max(ahead, chunksize)
+        self._ordered = ordered
+        self._changed = threading.Condition()
+        self._taking = threading.RLock()
+        self._taken = 0
+        """Items that have been taken."""
+        self._tasks = 0
+        self._consumed = 0
+        self._exhausted = False
+        self._discards = False
+        self._open = 0
+        self._next = 0
+        self._early: dict[int, tuple[int, bool, Any]] = {}
+        self._ready: deque[tuple[int, bool, Any]] = deque()
+        """Items, whether they are results, and the results or the error."""
+        self._sizes: dict[int, int] = {}
+        self._part: deque[Any] = deque()
+        engine.calls[self._job] = self
+        self._call = call(self)
+        self._threaded = not isinstance(items, _AT_ONCE)
+        if self._threaded:
+            threading.Thread(target=self._run, name="imap's iterator", daemon=True).start()
+        else:
+            self._fill()
+
+    # -- taking items
+
+    def _run(self) -> None:
+        while self._wait_for_room():
+            self._take()
+        del self._items
+
+    def _wait_for_room(self) -> bool:
+        with self._changed:
+            while not self._exhausted and not self._has_room():
+                self._changed.wait()
+            return not self._exhausted
+
+    def _has_room(self) -> bool:
+        return self._taken - self._consumed + self._chunksize <= self._ahead
+
+    def _fill(self) -> None:
+        with self._taking:
+            while not self._exhausted and self._has_room():
+                self._take()
+
+    def _take(self) -> None:
+        """Take the items of one task, and have it done."""
+        try:
+            items = list(islice(self._items, self._chunksize))
+        except BaseException as error:  # of the script's iterator: its consumer is told
+            with self._changed:
+                index = self._begin(1)
+            self._exhaust()
+            self._set(index, (False, error))
+            return
+        if not items:
+            self._exhaust()
+            return
+        with self._changed:
+            if self._exhausted:
+                return
+            first = self._taken
+            index = self._begin(len(items))
+        self._engine.submit(self._call, [Task(self._call, index, first, items)], complete=False)
+
+    def _begin(self, items: int) -> int:
+        index = self._tasks
+        self._sizes[index] = items
+        self._tasks += 1
+        self._taken += items
+        self._open += 1
+        return index
+
+    def _exhaust(self) -> None:
+        with self._changed:
+            self._exhausted = True
+            self._changed.notify_all()
+        self._engine.complete(self._call)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Once nothing more can come, the pool has one call less."""
+        with self._changed:
+            if self._exhausted and not self._open and self._job in self._engine.calls:
+                del self._engine.calls[self._job]
+                if self._bar is not None:
+                    self._bar.close()
+
+    # -- results
+
+    def _set(self, i: int, obj: tuple[bool, Any]) -> None:
+        with self._changed:
+            count = self._sizes.pop(i)
+            self._open -= 1
+            if self._bar is not None:
+                self._bar.advance(count)
+            if self._discards:
+                self._consumed += count
+            elif self._ordered:
+                self._early[i] = (count, *obj)
+                while self._next in self._early:
+                    self._ready.append(self._early.pop(self._next))
+                    self._next += 1
+            else:
+                self._ready.append((count, *obj))
+            self._changed.notify_all()
+        self._settle()
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next result; an error in its place is raised."""
+        with self._changed:
+            if not self._part:
+                self._await(timeout)
+            if self._part:
+                self._consumed += 1
+                value = self._part.popleft()
+                error = None
+            else:
+                count, _, error = self._ready.popleft()
+                self._consumed += count
+            self._changed.notify_all()
+        if not self._threaded:
+            self._fill()
+        if error is not None:
+            raise error
+        return value
+
+    def _await(self, timeout: float | None) -> None:
+        if not self._changed.wait_for(self._has_next, timeout):
+            raise PoolTimeout
+        if not self._ready:
+            raise StopIteration
+        if self._ready[0][1]:
+            self._part.extend(self._ready.popleft()[2])
+
+    def _has_next(self) -> bool:
+        return bool(self._ready) or (self._exhausted and not self._open)
+
+    # -- the end
+
+    def lift(self, *, discards: bool = False) -> None:
+        """Have all that is left done, without waiting for anybody to ask for it."""
+        with self._changed:
+            self._ahead = float("inf")
+            self._discards = discards
+            self._changed.notify_all()
+        if not self._threaded:
+            self._fill()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Take no more items."""
+        with self._changed:
+            if error is not None and not self._exhausted:
+                self._ready.append((0, False, error))
+            self._exhausted = True
+            self._open -= self._engine.forget(self._call)
+            self._changed.notify_all()
+        self._settle()
+
+
+class LazyResults:
+    """What imap returns."""
+
+    def __init__(self, feed: Feed, engine: Engine, pool: object) -> None:
+        self._feed = feed
+        self._engine = engine
+        self._pool: object = pool
+        """Not to be ended while its results are wanted."""
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next result; multiprocessing.TimeoutError if it does not come in time."""
+        self._begun = True
+        try:
+            return self._feed.next(timeout)
+        except StopIteration:
+            self._pool = None
+            raise
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        self._begun = True
+        self._feed.stop()
+
+    def __del__(self) -> None:
+        # in whichever thread, whatever it holds: so the engine's does it. Who has never asked for
+        # a result wants what the function does; who has stopped asking wants no more
+        feed = self.__dict__.get("_feed")
+        if feed is not None:
+            end = feed.stop if self._begun else lambda: feed.lift(discards=True)
+            self._engine.do(end)

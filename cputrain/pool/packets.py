@@ -1,0 +1,172 @@
+"""What goes through a pool's pipes.
+
+All workers read the same pipe of tasks. It is one of packets: each read takes one whole packet,
+whoever reads, so that no lock is needed, and none can be left locked by a worker that is killed.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from cputrain.shared import Lent
+
+LONGEST = 4096
+"""Bytes of a packet. A task that is longer lies in a block, and the packet says where."""
+
+TICKET = struct.Struct("<Q")
+"""The number of a task, with which its packet begins."""
+
+TOKEN = struct.Struct("<QI")
+"""A block that is held no more."""
+
+_TASK = struct.Struct("<QBBIII")
+_RESULT = struct.Struct("<QBBIII")
+_LENT = struct.Struct("<QQI")
+
+
+class Kind(IntEnum):
+    """How a function is applied to what a task holds."""
+
+    CALL = 0
+    """`function(*args, **kwds)` of one pair of arguments."""
+    EACH = 1
+    """`function(item)` for each item."""
+    STAR = 2
+    """`function(*item)` for each item."""
+    STOP = 3
+    """Nothing: the worker ends."""
+
+
+class Part(NamedTuple):
+    """Something packed: its pickle and its blocks. Without bytes, the last block is the pickle."""
+
+    data: bytes | memoryview
+    lent: list[Lent]
+
+
+class TaskPacket(NamedTuple):
+    """A task on its way to whichever worker reads it."""
+
+    ticket: int
+    kind: Kind
+    timed: bool
+    """Whether the worker tells when it begins each item."""
+    function: Part
+    arguments: Part
+
+    def encode(self) -> bytearray:
+        """As bytes; the ticket comes first."""
+        head = _TASK.pack(
+            self.ticket,
+            self.kind,
+            self.timed,
+            len(self.function.lent),
+            len(self.arguments.lent),
+            len(self.function.data),
+        )
+        lent = (_LENT.pack(*one) for one in (*self.function.lent, *self.arguments.lent))
+        return bytearray().join((head, *lent, self.function.data, self.arguments.data))
+
+    @classmethod
+    def decode(cls, packet: bytes | memoryview) -> TaskPacket:
+        """From bytes."""
+        ticket, kind, timed, of_function, of_arguments, length = _TASK.unpack_from(packet)
+        view = memoryview(packet)
+        middle = _TASK.size + of_function * _LENT.size
+        begin = middle + of_arguments * _LENT.size
+        function = [Lent(*one) for one in _LENT.iter_unpack(view[_TASK.size : middle])]
+        arguments = [Lent(*one) for one in _LENT.iter_unpack(view[middle:begin])]
+        end = begin + length
+        return cls(
+            ticket,
+            Kind(kind),
+            bool(timed),
+            Part(view[begin:end], function),
+            Part(view[end:], arguments),
+        )
+
+
+def with_ticket(packet: bytearray, ticket: int) -> bytearray:
+    """The same task under another number."""
+    TICKET.pack_into(packet, 0, ticket)
+    return packet
+
+
+def points_to(lent: Lent) -> bytearray:
+    """A packet for a task that lies in a block."""
+    return TaskPacket(0, Kind.CALL, False, Part(b"", []), Part(b"", [lent])).encode()
+
+
+def pointed_to(packet: TaskPacket) -> Lent | None:
+    """Where the task of a packet lies, if it lies in a block."""
+    if packet.kind is Kind.CALL and not packet.function.data and not packet.function.lent:
+        return packet.arguments.lent[0]
+    return None
+
+
+STOP = bytes(TaskPacket(0, Kind.STOP, False, Part(b"", []), Part(b"", [])).encode())
+
+
+class Status(IntEnum):
+    """What a worker tells."""
+
+    READY = 0
+    """It has been set up."""
+    DONE = 1
+    """The value that a task returned."""
+    RAISED = 2
+    """What a task raised."""
+    NOT_SET_UP = 3
+    """What the initializer raised; the worker ends."""
+    BYE = 4
+    """It ends as it should."""
+
+
+class ResultPacket(NamedTuple):
+    """A worker's message to the pool."""
+
+    ticket: int
+    status: Status
+    last: bool
+    """Whether the worker ends after this task."""
+    kept: list[tuple[int, int]]
+    """Blocks of this task that something in the worker still holds."""
+    ended: list[tuple[int, int]]
+    """Blocks of earlier tasks that nothing holds any more."""
+    result: Part
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        head = _RESULT.pack(
+            self.ticket,
+            self.status,
+            self.last,
+            len(self.kept),
+            len(self.ended),
+            len(self.result.lent),
+        )
+        tokens = (TOKEN.pack(*token) for token in (*self.kept, *self.ended))
+        lent = (_LENT.pack(*one) for one in self.result.lent)
+        return b"".join((head, *tokens, *lent, self.result.data))
+
+    @classmethod
+    def decode(cls, message: bytes) -> ResultPacket:
+        """From bytes."""
+        ticket, status, last, kept, ended, lents = _RESULT.unpack_from(message)
+        view = memoryview(message)
+        kept_end = _RESULT.size + kept * TOKEN.size
+        ended_end = kept_end + ended * TOKEN.size
+        begin = ended_end + lents * _LENT.size
+        return cls(
+            ticket,
+            Status(status),
+            bool(last),
+            list(TOKEN.iter_unpack(view[_RESULT.size : kept_end])),
+            list(TOKEN.iter_unpack(view[kept_end:ended_end])),
+            Part(
+                view[begin:],
+                [Lent(*one) for one in _LENT.iter_unpack(view[ended_end:begin])],
+            ),
+        )

@@ -1,0 +1,375 @@
+"""Pool, in the place of multiprocessing's."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+import threading
+from functools import partial
+from multiprocessing import pool as multiprocessing_pool
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cputrain.errors import UsageError
+from cputrain.machine import read_machine
+from cputrain.pool.engine import Engine
+from cputrain.pool.feed import Feed, LazyResults
+from cputrain.pool.packets import Kind
+from cputrain.pool.progress import Bar
+from cputrain.pool.start import context_for, starting
+from cputrain.pool.tasks import Call, Options, Task
+from cputrain.pool.worker import Setup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+AHEAD = 4
+"""Chunks for each process that imap works on before their results are asked for."""
+
+_pools = itertools.count()
+
+
+class Pool(multiprocessing_pool.Pool):
+    """A pool of processes that does not hang, with multiprocessing's interface.
+
+    Beyond it:
+
+    - `processes`: the cores that may be used, when it is left out;
+    - `context`: a multiprocessing context or the name of a start method; left out, workers are
+      forked where nothing but this thread runs, and come from a fork server otherwise;
+    - `timeout`: seconds that one call of a function may take; its process is killed then;
+    - `retries`: how often a task is run again whose process died or was killed;
+    - `progress`: show a bar.
+
+    The last three can be given to each method, too, and hold for that call.
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Iterable[Any] = (),
+        maxtasksperchild: int | None = None,
+        context: Any = None,
+        *,
+        timeout: float | None = None,
+        retries: int = 0,
+        progress: bool = False,
+    ) -> None:
+        self._state = multiprocessing_pool.INIT
+        if processes is not None and processes < 1:
+            raise ValueError("Number of processes must be at least 1")
+        if maxtasksperchild is not None and (
+            not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0
+        ):
+            raise ValueError("maxtasksperchild must be a positive int or None")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        self._options = Options(timeout, retries, progress).checked()
+        budget = read_machine(detail=False).budget
+        self._processes = processes or budget.physical_cores
+        self._ctx = context_for(context)
+        method = self._ctx.get_start_method()
+        setup = Setup(
+            cpus=budget.cpus if hasattr(os, "sched_setaffinity") else (),
+            seed=(torch.initial_seed() + (next(_pools) << 32)) % (1 << 63),
+            initializer=initializer,
+            initargs=tuple(initargs),
+            most_tasks=maxtasksperchild,
+            forked=method == "fork",
+        )
+        self._engine = Engine(
+            self._processes,
+            partial(self.Process, self._ctx),
+            setup,
+            partial(starting, method, self._ctx),
+        )
+        self._cache = self._engine.calls
+        self._engine.start()
+        self._terminate = util.Finalize(self, self._engine.terminate, exitpriority=15)
+        self._state = multiprocessing_pool.RUN
+
+    @property
+    def _pool(self) -> list[Any]:
+        return [worker.process for worker in self._engine.workers]
+
+    def __del__(self, _warn: Any = None, RUN: Any = None) -> None:  # noqa: N803
+        if self._state == multiprocessing_pool.RUN:
+            import warnings
+
+            warnings.warn(
+                f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self
+            )
+
+    def _repopulate_pool(self) -> None:
+        self._engine.start_missing()
+
+    # -- one call
+
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: Mapping[str, Any] = {},  # noqa: B006  (multiprocessing's signature)
+        callback: Callable[[Any], Any] | None = None,
+        error_callback: Callable[[BaseException], Any] | None = None,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """Have `func(*args, **kwds)` called; the result is asked for with `get()`."""
+        self._check_running()
+        options = self._options.changed(timeout, retries)
+        result = multiprocessing_pool.ApplyResult(
+            self, _guarded(callback), _guarded(error_callback)
+        )
+        call = Call(result, func, Kind.CALL, f"apply({_name(func)})", options)
+        self._engine.submit(call, [Task(call, 0, 0, (tuple(args), dict(kwds)))], complete=True)
+        return result
+
+    def apply(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: Mapping[str, Any] = {},  # noqa: B006  (multiprocessing's signature)
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """`func(*args, **kwds)`, in a worker."""
+        return self.apply_async(func, args, kwds, timeout=timeout, retries=retries).get()
+
+    # -- a list
+
+    def map(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+        progress: bool | None = None,
+    ) -> list[Any]:
+        """`[func(item) for item in iterable]`."""
+        options = self._options.changed(timeout, retries, progress)
+        return self._list(Kind.EACH, func, iterable, chunksize, options)
+
+    def starmap(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+        progress: bool | None = None,
+    ) -> list[Any]:
+        """`[func(*item) for item in iterable]`."""
+        options = self._options.changed(timeout, retries, progress)
+        return self._list(Kind.STAR, func, iterable, chunksize, options)
+
+    def map_async(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: Callable[[Any], Any] | None = None,
+        error_callback: Callable[[BaseException], Any] | None = None,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """As map, without waiting: the list is asked for with `get()`."""
+        options = self._options.changed(timeout, retries)
+        result = _listed(self, iterable, chunksize, callback, error_callback)
+        return self._begin(Kind.EACH, func, result, options)
+
+    def starmap_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        callback: Callable[[Any], Any] | None = None,
+        error_callback: Callable[[BaseException], Any] | None = None,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+    ) -> Any:
+        """As starmap, without waiting."""
+        options = self._options.changed(timeout, retries)
+        result = _listed(self, iterable, chunksize, callback, error_callback)
+        return self._begin(Kind.STAR, func, result, options)
+
+    def _list(
+        self,
+        kind: Kind,
+        func: Callable[..., Any],
+        iterable: Iterable[Any],
+        chunksize: int | None,
+        options: Options,
+    ) -> list[Any]:
+        result = _listed(self, iterable, chunksize)
+        if not options.progress:
+            made: list[Any] = self._begin(kind, func, result, options).get()
+            return made
+        with Bar(_name(func), len(result.items)) as bar:
+            result.bar = bar
+            made = self._begin(kind, func, result, options).get()
+        return made
+
+    def _begin(
+        self, kind: Kind, func: Callable[..., Any], result: _ListResult, options: Options
+    ) -> _ListResult:
+        name = f"{'map' if kind is Kind.EACH else 'starmap'}({_name(func)})"
+        call = Call(result, func, kind, name, options)
+        tasks = [
+            Task(call, index, first, result.items[first : first + result.chunksize])
+            for index, first in enumerate(range(0, len(result.items), result.chunksize or 1))
+        ]
+        result.items = ()
+        self._engine.submit(call, tasks, complete=True)
+        return result
+
+    # -- one by one
+
+    def imap(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int = 1,
+        *,
+        ahead: int | None = None,
+        timeout: float | None = None,
+        retries: int | None = None,
+        progress: bool | None = None,
+    ) -> Any:
+        """An iterator over `func(item)`, in order.
+
+        Items are taken from `iterable` only `ahead` of those whose results have been asked for:
+        it may be endless.
+        """
+        options = self._options.changed(timeout, retries, progress)
+        return self._lazy(func, iterable, chunksize, ahead, options, ordered=True)
+
+    def imap_unordered(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int = 1,
+        *,
+        ahead: int | None = None,
+        timeout: float | None = None,
+        retries: int | None = None,
+        progress: bool | None = None,
+    ) -> Any:
+        """As imap, each result as soon as it is there."""
+        options = self._options.changed(timeout, retries, progress)
+        return self._lazy(func, iterable, chunksize, ahead, options, ordered=False)
+
+    def _lazy(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int,
+        ahead: int | None,
+        options: Options,
+        *,
+        ordered: bool,
+    ) -> LazyResults:
+        self._check_running()
+        if chunksize < 1:
+            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
+        if ahead is not None and ahead < 1:
+            raise UsageError("ahead", "must be a number of items, 1 or more", found=repr(ahead))
+        name = f"{'imap' if ordered else 'imap_unordered'}({_name(func)})"
+        feed = Feed(
+            self._engine,
+            lambda feed: Call(feed, func, Kind.EACH, name, options, same_items=False),
+            iterable,
+            chunksize=chunksize,
+            ahead=AHEAD * self._processes * chunksize if ahead is None else ahead,
+            ordered=ordered,
+            bar=Bar(_name(func), operator.length_hint(iterable) or None)
+            if options.progress
+            else None,
+        )
+        return LazyResults(feed, self._engine, self)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Nothing more will be asked for; workers end when all has been done."""
+        if self._state == multiprocessing_pool.RUN:
+            self._state = multiprocessing_pool.CLOSE
+            self._engine.close()
+
+    def terminate(self) -> None:
+        """End all workers now; what is still waited for raises."""
+        self._state = multiprocessing_pool.TERMINATE
+        self._terminate()
+
+    def join(self) -> None:
+        """Wait until all workers have ended, after close or terminate."""
+        if self._state == multiprocessing_pool.RUN:
+            raise ValueError("Pool is still running")
+        self._engine.join()
+
+
+class _ListResult(multiprocessing_pool.MapResult):  # type: ignore[type-arg]  (not at run time)
+    """The result of a call with a list, chunk by chunk."""
+
+    items: Sequence[Any] = ()
+    chunksize = 0
+    bar: Bar | None = None
+
+    def _set(self, i: int, success_result: tuple[bool, Any]) -> None:
+        if self.bar is not None:
+            left = len(self._value) - i * self.chunksize
+            self.bar.advance(min(self.chunksize, left))
+        super()._set(i, success_result)
+
+
+def _listed(
+    pool: Pool,
+    iterable: Iterable[Any],
+    chunksize: int | None,
+    callback: Callable[[Any], Any] | None = None,
+    error_callback: Callable[[BaseException], Any] | None = None,
+) -> _ListResult:
+    pool._check_running()
+    items = list(iterable)
+    if chunksize is None:
+        chunksize = -(-len(items) // (4 * pool._processes))
+    if not items:
+        chunksize = 0
+    result = _ListResult(
+        pool, chunksize, len(items), _guarded(callback), error_callback=_guarded(error_callback)
+    )
+    result.items, result.chunksize = items, chunksize
+    return result
+
+
+def _guarded(callback: Callable[[Any], Any] | None) -> Callable[[Any], None] | None:
+    """A callback that raises is told of, and its result can be had all the same."""
+    if callback is None:
+        return None
+
+    def call(value: Any) -> None:
+        try:
+            callback(value)
+        except Exception as error:  # of the script's own function
+            threading.excepthook(
+                threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
+            )
+
+    return call
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)

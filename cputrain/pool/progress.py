@@ -1,0 +1,73 @@
+"""A bar on standard error: how much has been done, how fast, and for how long it will go on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cputrain.report.terminal import console
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress
+
+
+class Bar:
+    """One bar, shown when the first part has been done."""
+
+    def __init__(self, name: str, total: int | None) -> None:
+        self._name = name
+        self._total = total
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._closed = False
+
+    def __enter__(self) -> Bar:
+        self._show()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def advance(self, count: int) -> None:
+        """So many more have been done."""
+        if self._closed:
+            return
+        if self._progress is None:
+            self._show()
+        assert self._progress is not None
+        self._progress.advance(self._task, count)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._closed = True
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _show(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console(sys.stderr),
+        )
+        self._task = self._progress.add_task(self._name, total=self._total, rate="")
+        self._progress.start()

@@ -1,0 +1,226 @@
+"""A call of a pool's method, and the tasks it is cut into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from cputrain.errors import UsageError
+from cputrain.pool.packets import LONGEST, Kind, Part, TaskPacket, points_to
+from cputrain.shared import Lent, Writer, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REMEMBERED = 1 << 20
+"""Bytes from which on a buffer is looked for among those that a call has sent before."""
+
+_IN_PLACE = 1024
+"""Bytes of a function's pickle that go with each task; a longer one lies in a block."""
+
+
+class Result(Protocol):
+    """Where what came of a task goes."""
+
+    def _set(self, i: int, obj: tuple[bool, Any]) -> None:
+        """What came of one task, by its number: (True, a value) or (False, an exception)."""
+
+
+class Options(NamedTuple):
+    """What can be said of a pool, and of each call."""
+
+    timeout: float | None
+    """Seconds that one call of the function may take."""
+    retries: int
+    """How often a task is run again whose worker died."""
+    progress: bool
+    """Whether a bar is shown."""
+
+    def checked(self) -> Options:
+        """These, if they make sense."""
+        if self.timeout is not None and not self.timeout > 0:
+            raise UsageError(
+                "timeout",
+                "must be a number of seconds above 0",
+                found=repr(self.timeout),
+                do="Leave it out to let a call take as long as it takes.",
+            )
+        if self.retries < 0:
+            raise UsageError("retries", "must be 0 or more", found=repr(self.retries))
+        return self
+
+    def changed(
+        self,
+        timeout: float | None = None,
+        retries: int | None = None,
+        progress: bool | None = None,
+    ) -> Options:
+        """These, with what is said of one call."""
+        return Options(
+            self.timeout if timeout is None else timeout,
+            self.retries if retries is None else retries,
+            self.progress if progress is None else progress,
+        ).checked()
+
+
+class Call:
+    """One call: a function, and how it is applied."""
+
+    def __init__(
+        self,
+        result: Result,
+        function: Callable[..., Any],
+        kind: Kind,
+        name: str,
+        options: Options,
+        *,
+        same_items: bool = True,
+    ) -> None:
+        self.result = result
+        self.function = function
+        self.kind = kind
+        self.name = name
+        """As messages call it."""
+        self.timeout = options.timeout
+        self.retries = options.retries
+        self.complete = False
+        """All its tasks have been submitted."""
+        self._open = 0
+        self._same_items = same_items
+        """Whether a buffer that comes again is as it was; not so while an iterator makes them."""
+        self._packed: Part | None = None
+        self._memo: _Memo | None = None
+
+    def function_in(self, writer: Writer) -> Part:
+        """The function, packed once; one more holder of its blocks."""
+        if self._packed is None:
+            data, lent = pack(self.function, self.memo_in(writer), sharing=True)
+            if len(data) > _IN_PLACE:
+                lent.append(writer.lend(memoryview(data)))
+                data = b""
+            self._packed = Part(data, lent)
+        writer.keep(self._packed.lent)
+        return self._packed
+
+    def arguments_in(self, writer: Writer, payload: Any) -> Part:
+        """The arguments of one task."""
+        place = self.memo_in(writer) if self._same_items else writer
+        return Part(*pack(payload, place, sharing=True))
+
+    def memo_in(self, writer: Writer) -> _Memo:
+        """What this call has sent."""
+        if self._memo is None:
+            self._memo = _Memo(writer)
+        return self._memo
+
+    def begun(self, tasks: int) -> None:
+        """So many tasks have been submitted; with the engine's lock held, as the next."""
+        self._open += tasks
+
+    def ended(self, tasks: int, writer: Writer) -> None:
+        """So many have ended."""
+        self._open -= tasks
+        if self.complete and not self._open:
+            self._release(writer)
+
+    def _release(self, writer: Writer) -> None:
+        if self._packed is not None:
+            writer.give_back(_tokens(self._packed.lent))
+            self._packed = None
+        if self._memo is not None:
+            self._memo.release()
+            self._memo = None
+
+
+class Task:
+    """A part of a call: what one worker does before it tells of it."""
+
+    __slots__ = ("arguments", "attempts", "call", "first", "index", "lent", "packet", "ticket")
+
+    def __init__(self, call: Call, index: int, first: int, arguments: Any) -> None:
+        self.call = call
+        self.index = index
+        self.first = first
+        """The number of its first item."""
+        self.arguments = arguments
+        self.attempts = 0
+        self.ticket = 0
+        self.packet: bytearray | None = None
+        self.lent: list[Lent] = []
+
+    def pack(self, writer: Writer) -> bytearray:
+        """Its packet, made once; its blocks are held until `release`."""
+        if self.packet is None:
+            function = self.call.function_in(writer)
+            self.lent = list(function.lent)
+            arguments = self.call.arguments_in(writer, self.arguments)
+            self.lent += arguments.lent
+            whole = TaskPacket(0, self.call.kind, self.call.timeout is not None, function, arguments)
+            packet = whole.encode()
+            if len(packet) > LONGEST:
+                self.lent.append(writer.lend(memoryview(packet), in_place=False))
+                packet = points_to(self.lent[-1])
+            self.packet = packet
+        return self.packet
+
+    def release(self, writer: Writer) -> None:
+        """It has ended; only what a worker has kept is still in use."""
+        writer.give_back(_tokens(self.lent))
+        self.lent = []
+        self.packet = None
+        self.arguments = None
+
+    def named(self, item: int = 0) -> str:
+        """As messages call it."""
+        if self.call.kind is Kind.CALL:
+            return self.call.name
+        return f"item {self.first + item} of {self.call.name}"
+
+
+def _tokens(lent: list[Lent]) -> list[tuple[int, int]]:
+    return [(one.offset, one.generation) for one in lent]
+
+
+class _Memo:
+    """Large buffers that a call has sent: what comes again is not copied again.
+
+    The first time a buffer's block is merely known; if it comes again it is held until the call
+    ends. So a call with many different buffers holds no more of them than are on their way.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._known: dict[tuple[int, int], tuple[Lent, memoryview]] = {}
+        """By address and length; the buffer is kept, so that no other can take its place."""
+        self._held: set[tuple[int, int]] = set()
+
+    def lend(self, raw: memoryview, *, in_place: bool = True) -> Lent:
+        """As a writer does."""
+        if raw.nbytes < REMEMBERED:
+            return self._writer.lend(raw, in_place=in_place)
+        place = (_address(raw), raw.nbytes)
+        known = self._known.get(place)
+        if known is not None and self._writer.keep([known[0]]):
+            if place not in self._held and self._writer.keep([known[0]]):
+                self._held.add(place)
+            return known[0]
+        lent = self._writer.lend(raw, in_place=in_place)
+        self._known[place] = (lent, raw)
+        if known is not None and self._writer.keep([lent]):
+            self._held.add(place)
+        return lent
+
+    def give_back(self, tokens: list[tuple[int, int]]) -> None:
+        """As a writer does."""
+        self._writer.give_back(tokens)
+
+    def release(self) -> None:
+        """Nothing of this call comes again."""
+        self._writer.give_back(_tokens([self._known[place][0] for place in self._held]))
+        self._held.clear()
+        self._known.clear()
+
+
+def _address(raw: memoryview) -> int:
+    import numpy as np
+
+    return int(np.frombuffer(raw, np.uint8).__array_interface__["data"][0])

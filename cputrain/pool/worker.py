@@ -1,0 +1,327 @@
+"""What runs in a worker process: take a task, say which, run it, send what came of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import select
+import signal
+import sys
+import traceback
+from itertools import count, starmap
+from multiprocessing.pool import MaybeEncodingError
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from cputrain.pool.packets import (
+    LONGEST,
+    TICKET,
+    TOKEN,
+    Kind,
+    Part,
+    ResultPacket,
+    Status,
+    TaskPacket,
+    pointed_to,
+)
+from cputrain.shared import (
+    ArenaFullError,
+    PrivateReader,
+    Writer,
+    are_kept,
+    forget_opened,
+    one_thread,
+    pack,
+    unpack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from cputrain.pool.slots import Slot
+    from cputrain.shared import End, Lent, Memory, Sender
+
+DIRECT = 16384
+"""Bytes of a result that go through the pipe; a longer one lies in the arena."""
+
+
+_F_SETSIG = 10
+
+
+class WorkerEnds(NamedTuple):
+    """What a worker holds of its pool."""
+
+    tasks: End
+    """The pipe of tasks, which all workers read."""
+    life: End
+    """A pipe that ends when the pool's process does."""
+    arguments: Memory
+    """Where the pool writes arguments, for all workers."""
+    results: Sender
+    returned: End
+    """Tells which blocks of its results the pool holds no more."""
+    memory: Memory
+    """Where this worker writes results."""
+    slot: Slot
+
+    def close(self) -> None:
+        """In the pool's process, after the start: what only this worker needs."""
+        self.results.close()
+        self.returned.close()
+        self.memory.close_descriptor()
+
+
+class Setup(NamedTuple):
+    """How a worker is set up."""
+
+    cpus: tuple[int, ...]
+    """Where it may run; empty where the platform has no masks."""
+    seed: int
+    initializer: Callable[..., Any] | None
+    initargs: Sequence[Any]
+    most_tasks: int | None
+    """After how many it ends."""
+    forked: bool
+
+
+class Raised(NamedTuple):
+    """An exception on its way."""
+
+    kind: str
+    says: str
+    traceback: str
+    pickled: bytes
+    """Nothing if it cannot be pickled."""
+
+
+def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | None) -> None:
+    """Run tasks until there are no more."""
+    if close_others is not None:
+        close_others()
+    _die_with_pool(ends.life)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # the terminal tells every process of Ctrl-C; the pool's decides. An ignored signal would stay
+    # ignored in programs that a task starts, one with a handler does not
+    signal.signal(signal.SIGINT, _leave_to_the_pool)
+    if setup.cpus:
+        _run_on(setup.cpus)
+    one_thread(forked=setup.forked)
+    _seed(setup.seed)
+    worker = _Worker(ends)
+    if setup.initializer is not None:
+        try:
+            setup.initializer(*setup.initargs)
+        except BaseException as error:
+            worker.send(0, Status.NOT_SET_UP, *worker.packed(_explained(error)))
+            return
+    worker.send(0, Status.READY, b"", [])
+    worker.work(setup.most_tasks)
+
+
+class _Worker:
+    def __init__(self, ends: WorkerEnds) -> None:
+        self._tasks = ends.tasks.fileno()
+        self._ends = ends
+        self._slot = ends.slot
+        self._writer = Writer(ends.memory)
+        self._wrote = False
+        self._arguments = ends.arguments.privately()
+        ends.arguments.close_descriptor()
+        self._reader = PrivateReader(self._arguments)
+        self._told: set[tuple[int, int]] = set()
+        """Blocks of earlier tasks that the pool has been told are still held."""
+        self._halves = b""
+        os.set_blocking(ends.returned.fileno(), False)
+
+    def work(self, most: int | None) -> None:
+        """Run so many tasks, or all there are."""
+        for number in count(1):
+            packet = self._next()
+            if packet is None:
+                break
+            last = number == most
+            lent = [*packet.function.lent, *packet.arguments.lent]
+            outcome = self._run(packet, lent)
+            self.send(packet.ticket, *outcome, last, lent)
+            if last:
+                return
+        self.send(0, Status.BYE, b"", [])
+
+    def _next(self) -> TaskPacket | None:
+        if are_kept():
+            waiting = select.poll()
+            waiting.register(self._tasks, select.POLLIN)
+            if not waiting.poll(100):
+                forget_opened()
+        data = os.read(self._tasks, LONGEST)
+        if not data:
+            return None
+        (ticket,) = TICKET.unpack_from(data)
+        self._slot.begin(ticket)  # from here on, the pool knows whose task it is
+        packet = TaskPacket.decode(data)
+        if packet.kind is Kind.STOP:
+            return None
+        lent = pointed_to(packet)
+        if lent is not None:
+            whole = self._arguments.read(lent.offset, lent.size)
+            packet = TaskPacket.decode(memoryview(whole))._replace(ticket=ticket)
+        return packet
+
+    def _run(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Status, bytes, list[Lent]]:
+        """What came of a task; nothing else of it is held any more."""
+        try:
+            value = self._value(packet, lent)
+        except BaseException as error:
+            return Status.RAISED, *self.packed(_explained(error))
+        try:
+            return Status.DONE, *self.packed(value)
+        except Exception as error:  # whatever the value is made of: the pool must be told
+            unsent = MaybeEncodingError(error, value)
+            return Status.RAISED, *self.packed(_explained(unsent))
+
+    def _value(self, packet: TaskPacket, lent: list[Lent]) -> Any:
+        buffers = self._reader.leases(lent)
+        of_function = len(packet.function.lent)
+        function = _unpacked(packet.function, buffers[:of_function])
+        arguments = _unpacked(packet.arguments, buffers[of_function:])
+        del buffers
+        if packet.kind is Kind.CALL:
+            args, kwds = arguments
+            return function(*args, **kwds)
+        if packet.timed:
+            arguments = self._each_told(arguments)
+        return list((map if packet.kind is Kind.EACH else starmap)(function, arguments))
+
+    def _each_told(self, items: Iterable[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            self._slot.begin_item(number)
+            yield item
+
+    def packed(self, value: Any) -> tuple[bytes, list[Lent]]:
+        """A value as it is sent."""
+        if self._wrote:
+            self._take_back()
+        data, lent = pack(value, self._writer)
+        if len(data) > DIRECT:
+            try:
+                lent.append(self._writer.lend(memoryview(data)))
+                data = b""
+            except ArenaFullError:
+                pass  # then all of it goes through the pipe
+        self._wrote = self._wrote or bool(lent)
+        return data, lent
+
+    def _take_back(self) -> None:
+        try:
+            read = self._halves + os.read(self._ends.returned.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        whole = len(read) - len(read) % TOKEN.size
+        self._halves = read[whole:]
+        self._writer.give_back(list(TOKEN.iter_unpack(read[:whole])))
+
+    def send(
+        self,
+        ticket: int,
+        status: Status,
+        data: bytes,
+        results: list[Lent],
+        last: bool = False,
+        lent: Iterable[Lent] = (),
+    ) -> None:
+        """Tell the pool what came of a task, and which blocks of its arguments are in use."""
+        self._reader.returned()
+        live = self._reader.live()
+        own = {(one.offset, one.generation) for one in lent}
+        kept = [token for token in own if live[token] and token not in self._told]
+        self._told.update(kept)
+        ended = [token for token in self._told if not live[token]]
+        self._told.difference_update(ended)
+        packet = ResultPacket(ticket, status, last, kept, ended, Part(data, results))
+        _flush()
+        try:
+            self._ends.results.send(packet.encode())
+        except BrokenPipeError:  # nobody reads: the pool is gone
+            os._exit(1)
+        self._slot.end()
+
+
+def _flush() -> None:
+    """What a task has printed is not lost, whatever ends the worker."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, ValueError, OSError):  # there is none, or nobody reads it
+            continue
+
+
+def _unpacked(part: Part, buffers: list[Any]) -> Any:
+    if part.data:
+        return unpack(part.data, buffers)
+    return unpack(memoryview(buffers.pop()), buffers)
+
+
+def _explained(error: BaseException) -> Raised:
+    # the first frames are ours
+    own = error.__traceback__
+    while own is not None and own.tb_frame.f_code.co_filename == __file__:
+        own = own.tb_next
+    error.__traceback__ = own
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled = pack(error.with_traceback(None), None)[0]
+    except Exception as why:  # whatever the exception is made of: the pool must be told
+        text += f"\nIt cannot be pickled: {type(why).__name__}: {why}\n"
+        pickled = b""
+    try:
+        says = str(error)
+    except Exception as why:  # an exception may fail to describe itself
+        says = f"(its text cannot be made: {type(why).__name__})"
+    return Raised(type(error).__qualname__, says, text, pickled)
+
+
+_life: list[int] = []
+
+
+def _die_with_pool(life: End) -> None:
+    """Be killed by the system in the moment in which the pool's process ends, however it does.
+
+    A signal is asked for when the other end of the pipe is closed. That is a matter of an opened
+    file, not of a process, so each worker opens the pipe anew.
+    """
+    try:
+        own = os.open(f"/proc/self/fd/{life.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:  # no /proc: then a worker whose pool is gone ends after its task
+        return
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    _life.append(own)
+    life.close()
+    ended = select.poll()
+    ended.register(own, 0)
+    if ended.poll(0):  # it ended before the signal was asked for
+        os._exit(1)
+
+
+def _leave_to_the_pool(*_: object) -> None:
+    """Ctrl-C."""
+
+
+def _run_on(cpus: tuple[int, ...]) -> None:
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError:  # what may be used has changed since: the inherited mask holds
+        return
+
+
+def _seed(seed: int) -> None:
+    """Forked workers would all draw the same numbers, and those that the script draws next."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy.random" in sys.modules:  # otherwise it seeds itself
+        import numpy.random
+
+        numpy.random.seed(seed & 0xFFFFFFFF)
