@@ -29,6 +29,7 @@ from cputrain.errors import (
 )
 from cputrain.pool.feed import Feed
 from cputrain.pool.packets import LONGEST, STOP, ResultPacket, Status, with_ticket
+from cputrain.pool.seeds import seed_from
 from cputrain.pool.slots import Slot
 from cputrain.pool.worker import Raised, Setup
 from cputrain.pool.workers import Worker
@@ -50,6 +51,9 @@ _LOST_AFTER = 0.25
 
 _START_ATTEMPTS = 3
 """Workers in a row that may end before they are ready."""
+
+_LONG = 3600.0
+"""Seconds; the system's clock for waiting takes no more than some weeks."""
 
 _GRACE = 1.0
 """Seconds between the signal to end and the one that ends."""
@@ -79,6 +83,8 @@ class Engine:
         self._waiting: deque[Task] = deque()
         self._sent: dict[int, Task] = {}
         self._sent_bytes = 0
+        self._timed = 0
+        """Tasks on their way that may take only so long."""
         self._ticket = 0
         self._started = 0
         self._suspects: tuple[float, set[int]] | None = None
@@ -217,7 +223,7 @@ class Engine:
         slot.end()
         worker = Worker(slot)
         self._started += 1
-        setup = self._setup._replace(seed=self._setup.seed + self._started)
+        setup = self._setup._replace(seed=seed_from(self._setup.seed, self._started))
         others = _close_all if setup.forked else None
         with starting_workers(self._is_over):
             worker.start(
@@ -339,7 +345,8 @@ class Engine:
         self.broken = error
         with self._lock:
             tasks = [*self._sent.values(), *self._waiting]
-            self._sent.clear()
+            for task in list(self._sent.values()):
+                self._take_out(task)
             self._waiting.clear()
         for task in tasks:
             self._finish(task, False, error)
@@ -375,7 +382,8 @@ class Engine:
                 return  # when something has ended there will be room
             task.ticket = self._ticket
             self._sent[task.ticket] = task
-            self._sent_bytes += sum(one.size for one in task.lent)
+            self._sent_bytes += task.bytes
+            self._timed += task.call.timeout is not None
 
     def _has_room(self) -> bool:
         limit = self.processes + (AHEAD if self._sent_bytes < AHEAD_BYTES else self.processes)
@@ -386,17 +394,17 @@ class Engine:
 
     def _take_out(self, task: Task) -> None:
         if self._sent.pop(task.ticket, None) is not None:
-            self._sent_bytes -= sum(one.size for one in task.lent)
+            self._sent_bytes -= task.bytes
+            self._timed -= task.call.timeout is not None
 
     def _finish(self, task: Task, success: bool, value: Any) -> None:
         with self._lock:
             task.release(self._writer)
+            task.call.ended(1, self._writer)
         self._tell(task, success, value)
 
     def _tell(self, task: Task, success: bool, value: Any) -> None:
         result, index = task.call.result, task.index
-        with self._lock:
-            task.call.ended(1, self._writer)
         if self._terminated:
             result._callback = result._error_callback = None
         if result._callback or result._error_callback:
@@ -439,9 +447,14 @@ class Engine:
             task = self._sent.get(packet.ticket)
             if task is not None:
                 self._take_out(task)
-                self._keep(worker, task, packet)
-            self._writer.give_back(packet.ended)
-            worker.kept.difference_update(packet.ended)
+                if packet.result.lent:
+                    size = sum(one.size for one in packet.result.lent)
+                    task.call.heaviest = max(task.call.heaviest, size)
+                if packet.kept:
+                    self._keep(worker, task, packet)
+            if packet.ended:
+                self._writer.give_back(packet.ended)
+                worker.kept.difference_update(packet.ended)
             if packet.last:
                 worker.leaving = True
                 self.workers.remove(worker)
@@ -482,7 +495,8 @@ class Engine:
             self._unheard.popleft()()
         if self._suspects is not None and time.monotonic() >= self._suspects[0]:
             self._recover_lost()
-        self._kill_overdue()
+        if self._timed:
+            self._kill_overdue()
         if self.broken is None and not self._terminated and (self.calls or not self._closing):
             self._replace()
         with self._lock:
@@ -504,16 +518,16 @@ class Engine:
         now = time.monotonic()
         if self._suspects is not None:
             times.append(self._suspects[0] - now)
-        with self._lock:
-            limits = [t.call.timeout for t in self._sent.values() if t.call.timeout is not None]
-            if limits:
-                times.append(min(limits))
+        if self._timed:
+            with self._lock:
+                limits = [task.call.timeout for task in self._sent.values()]
+                times += [limit for limit in limits if limit is not None]
                 for worker in self.workers:
                     doing = worker.slot.read()
                     task = self._sent.get(doing.ticket)
                     if task is not None and task.call.timeout is not None:
                         times.append(doing.since / 1e9 + task.call.timeout - now)
-        return max(0.0, min(times)) * 1e3 + 1 if times else None
+        return min(max(0.0, min(times)), _LONG) * 1e3 + 1 if times else None
 
     def _kill_overdue(self) -> None:
         now = time.monotonic_ns()
@@ -658,7 +672,7 @@ def _close_all() -> None:
 def _unpacked(status: Status, data: Any, leases: list[Any]) -> tuple[bool, Any]:
     try:
         value = unpack(data, leases)
-    except Exception as error:  # whatever a result is made of: the caller is told
+    except BaseException as error:  # whatever a result is made of: the caller is told
         return False, TaskError(
             "a task's result",
             "must be made of what this process can import",
@@ -675,7 +689,7 @@ def _as_raised(raised: Raised) -> BaseException:
     if raised.pickled:
         try:
             error = unpack(raised.pickled, ())
-        except Exception as reason:  # whatever the exception is made of: the caller is told
+        except BaseException as reason:  # whatever the exception is made of: the caller is told
             why = f"cannot be made here ({type(reason).__name__}: {reason})"
         if error is not None and not isinstance(error, Exception):
             error, why = None, "would end this process"

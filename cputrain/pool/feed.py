@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from itertools import islice
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
 _AT_ONCE = (list, tuple, range, str, bytes)
 """Iterating these waits for nothing, so no thread is needed to do it."""
 
+_AHEAD = 4
+"""Tasks for each process that are worked on before their results are asked for."""
+
+_AHEAD_LIGHT = 64
+"""The same while their results are small."""
+
+_AHEAD_BYTES = 32 << 20
+"""What they may hold for each process, to be small."""
+
+_AT_ONCE_MOST = 64
+"""Tasks that are begun together."""
+
 
 class Feed:
     """Takes items, has them worked on, and holds the results until they are asked for."""
@@ -33,7 +46,7 @@ class Feed:
         items: Iterable[Any],
         *,
         chunksize: int,
-        ahead: int,
+        ahead: int | None,
         ordered: bool,
         bar: Bar | None = None,
     ) -> None:
@@ -42,7 +55,7 @@ class Feed:
         self._job = next(job_counter)
         self._items = iter(items)
         self._chunksize = chunksize
-        self._ahead: float = max(ahead, chunksize)
+        self._ahead: int | None = None if ahead is None else max(ahead, chunksize)
         self._ordered = ordered
         self._changed = threading.Condition()
         self._taking = threading.RLock()
@@ -71,42 +84,61 @@ class Feed:
 
     def _run(self) -> None:
         while self._wait_for_room():
-            self._take()
+            self._take(1)
         del self._items
 
     def _wait_for_room(self) -> bool:
         with self._changed:
-            while not self._exhausted and not self._has_room():
+            while not self._exhausted and not self._room():
                 self._changed.wait()
             return not self._exhausted
 
-    def _has_room(self) -> bool:
-        return self._taken - self._consumed + self._chunksize <= self._ahead
+    def _most(self) -> int:
+        """How many items may have been taken beyond those whose results were asked for."""
+        if self._ahead is not None:
+            return self._ahead
+        light = _AHEAD_BYTES // max(1, self._call.heaviest)
+        return self._chunksize * self._engine.processes * max(_AHEAD, min(light, _AHEAD_LIGHT))
+
+    def _room(self) -> int:
+        """How many more tasks may be begun."""
+        return (self._most() - self._taken + self._consumed) // self._chunksize
 
     def _fill(self) -> None:
+        # several tasks at once: a lock and a look at the pipe for each would cost more than they
+        room = self._room()
+        if self._exhausted or (room < self._most() / self._chunksize / 4 and self._open):
+            return
         with self._taking:
-            while not self._exhausted and self._has_room():
-                self._take()
+            while not self._exhausted and (room := self._room()) >= 1:
+                self._take(min(room, _AT_ONCE_MOST))
 
-    def _take(self) -> None:
-        """Take the items of one task, and have it done."""
-        try:
-            items = list(islice(self._items, self._chunksize))
-        except BaseException as error:  # of the script's iterator: its consumer is told
+    def _take(self, most: int) -> None:
+        """Take the items of some tasks, and have them done."""
+        tasks: list[Task] = []
+        error: BaseException | None = None
+        ended = False
+        for _ in range(most):
+            try:
+                items = list(islice(self._items, self._chunksize))
+            except BaseException as raised:  # by the script's iterator: its consumer is told
+                error = raised
+                break
+            if not items:
+                ended = True
+                break
+            with self._changed:
+                first = self._taken
+                tasks.append(Task(self._call, self._begin(len(items)), first, items))
+        if tasks:
+            self._engine.submit(self._call, tasks, complete=False)
+        if error is not None:
             with self._changed:
                 index = self._begin(1)
             self._exhaust()
             self._set(index, (False, error))
-            return
-        if not items:
+        elif ended:
             self._exhaust()
-            return
-        with self._changed:
-            if self._exhausted:
-                return
-            first = self._taken
-            index = self._begin(len(items))
-        self._engine.submit(self._call, [Task(self._call, index, first, items)], complete=False)
 
     def _begin(self, items: int) -> int:
         index = self._tasks
@@ -149,7 +181,8 @@ class Feed:
             else:
                 self._ready.append((count, *obj))
             self._changed.notify_all()
-        self._settle()
+        if self._exhausted:
+            self._settle()
 
     def next(self, timeout: float | None = None) -> Any:
         """The next result; an error in its place is raised."""
@@ -163,7 +196,8 @@ class Feed:
             else:
                 count, _, error = self._ready.popleft()
                 self._consumed += count
-            self._changed.notify_all()
+            if self._threaded:
+                self._changed.notify_all()
         if not self._threaded:
             self._fill()
         if error is not None:
@@ -186,7 +220,7 @@ class Feed:
     def lift(self, *, discards: bool = False) -> None:
         """Have all that is left done, without waiting for anybody to ask for it."""
         with self._changed:
-            self._ahead = float("inf")
+            self._ahead = sys.maxsize
             self._discards = discards
             self._changed.notify_all()
         if not self._threaded:

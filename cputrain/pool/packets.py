@@ -39,6 +39,9 @@ class Kind(IntEnum):
     """Nothing: the worker ends."""
 
 
+_KINDS = tuple(Kind)
+
+
 class Part(NamedTuple):
     """Something packed: its pickle and its blocks. Without bytes, the last block is the pickle."""
 
@@ -66,7 +69,7 @@ class TaskPacket(NamedTuple):
             len(self.arguments.lent),
             len(self.function.data),
         )
-        lent = (_LENT.pack(*one) for one in (*self.function.lent, *self.arguments.lent))
+        lent = [_LENT.pack(*one) for one in (*self.function.lent, *self.arguments.lent)]
         return bytearray().join((head, *lent, self.function.data, self.arguments.data))
 
     @classmethod
@@ -74,6 +77,15 @@ class TaskPacket(NamedTuple):
         """From bytes."""
         ticket, kind, timed, of_function, of_arguments, length = _TASK.unpack_from(packet)
         view = memoryview(packet)
+        if not of_function and not of_arguments:
+            end = _TASK.size + length
+            return cls(
+                ticket,
+                _KINDS[kind],
+                bool(timed),
+                Part(view[_TASK.size : end], []),
+                Part(view[end:], []),
+            )
         middle = _TASK.size + of_function * _LENT.size
         begin = middle + of_arguments * _LENT.size
         function = [Lent(*one) for one in _LENT.iter_unpack(view[_TASK.size : middle])]
@@ -81,7 +93,7 @@ class TaskPacket(NamedTuple):
         end = begin + length
         return cls(
             ticket,
-            Kind(kind),
+            _KINDS[kind],
             bool(timed),
             Part(view[begin:end], function),
             Part(view[end:], arguments),
@@ -124,6 +136,9 @@ class Status(IntEnum):
     """It ends as it should."""
 
 
+_STATUSES = tuple(Status)
+
+
 class ResultPacket(NamedTuple):
     """A worker's message to the pool."""
 
@@ -147,8 +162,10 @@ class ResultPacket(NamedTuple):
             len(self.ended),
             len(self.result.lent),
         )
-        tokens = (TOKEN.pack(*token) for token in (*self.kept, *self.ended))
-        lent = (_LENT.pack(*one) for one in self.result.lent)
+        if not (self.kept or self.ended or self.result.lent):
+            return head + self.result.data
+        tokens = [TOKEN.pack(*token) for token in (*self.kept, *self.ended)]
+        lent = [_LENT.pack(*one) for one in self.result.lent]
         return b"".join((head, *tokens, *lent, self.result.data))
 
     @classmethod
@@ -156,12 +173,15 @@ class ResultPacket(NamedTuple):
         """From bytes."""
         ticket, status, last, kept, ended, lents = _RESULT.unpack_from(message)
         view = memoryview(message)
+        if not (kept or ended or lents):
+            part = Part(view[_RESULT.size :], [])
+            return cls(ticket, _STATUSES[status], bool(last), [], [], part)
         kept_end = _RESULT.size + kept * TOKEN.size
         ended_end = kept_end + ended * TOKEN.size
         begin = ended_end + lents * _LENT.size
         return cls(
             ticket,
-            Status(status),
+            _STATUSES[status],
             bool(last),
             list(TOKEN.iter_unpack(view[_RESULT.size : kept_end])),
             list(TOKEN.iter_unpack(view[kept_end:ended_end])),

@@ -19,15 +19,13 @@ from cputrain.pool.engine import Engine
 from cputrain.pool.feed import Feed, LazyResults
 from cputrain.pool.packets import Kind
 from cputrain.pool.progress import Bar
+from cputrain.pool.seeds import seed_from
 from cputrain.pool.start import context_for, starting
-from cputrain.pool.tasks import Call, Options, Task
+from cputrain.pool.tasks import Call, Options, Task, whole_number
 from cputrain.pool.worker import Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-AHEAD = 4
-"""Chunks for each process that imap works on before their results are asked for."""
 
 _pools = itertools.count()
 
@@ -60,8 +58,11 @@ class Pool(multiprocessing_pool.Pool):
         progress: bool = False,
     ) -> None:
         self._state = multiprocessing_pool.INIT
-        if processes is not None and processes < 1:
-            raise ValueError("Number of processes must be at least 1")
+        if processes is not None:
+            if not hasattr(processes, "__index__"):
+                raise UsageError("processes", "must be a whole number", found=repr(processes))
+            if processes < 1:
+                raise ValueError("Number of processes must be at least 1")
         if maxtasksperchild is not None and (
             not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0
         ):
@@ -75,7 +76,7 @@ class Pool(multiprocessing_pool.Pool):
         method = self._ctx.get_start_method()
         setup = Setup(
             cpus=budget.cpus if hasattr(os, "sched_setaffinity") else (),
-            seed=(torch.initial_seed() + (next(_pools) << 32)) % (1 << 63),
+            seed=seed_from(torch.initial_seed(), next(_pools)),
             initializer=initializer,
             initargs=tuple(initargs),
             most_tasks=maxtasksperchild,
@@ -283,15 +284,15 @@ class Pool(multiprocessing_pool.Pool):
         self._check_running()
         if chunksize < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize}")
-        if ahead is not None and ahead < 1:
-            raise UsageError("ahead", "must be a number of items, 1 or more", found=repr(ahead))
+        if ahead is not None:
+            whole_number("ahead", ahead, at_least=1)
         name = f"{'imap' if ordered else 'imap_unordered'}({_name(func)})"
         feed = Feed(
             self._engine,
             lambda feed: Call(feed, func, Kind.EACH, name, options, same_items=False),
             iterable,
             chunksize=chunksize,
-            ahead=AHEAD * self._processes * chunksize if ahead is None else ahead,
+            ahead=ahead,
             ordered=ordered,
             bar=Bar(_name(func), operator.length_hint(iterable) or None)
             if options.progress
@@ -344,6 +345,8 @@ def _listed(
     items = list(iterable)
     if chunksize is None:
         chunksize = -(-len(items) // (4 * pool._processes))
+    elif chunksize < 1:
+        raise ValueError(f"Chunksize must be 1+, not {chunksize}")
     if not items:
         chunksize = 0
     result = _ListResult(
@@ -361,7 +364,7 @@ def _guarded(callback: Callable[[Any], Any] | None) -> Callable[[Any], None] | N
     def call(value: Any) -> None:
         try:
             callback(value)
-        except Exception as error:  # of the script's own function
+        except BaseException as error:  # of the script's own function
             threading.excepthook(
                 threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
             )

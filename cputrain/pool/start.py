@@ -5,18 +5,23 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import warnings
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
+from cputrain.errors import UsageError
 from cputrain.plan.start_method import for_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAUSE_SOFT = 1
+
+_PRELOADED = "cputrain.pool.worker"
 
 _OURS = "cputrain pool"
 """How names of threads begin that may run while a process is forked: they touch what is theirs."""
@@ -28,6 +33,13 @@ def context_for(asked: Any) -> Any:
         return asked
     if asked is None:
         asked, _ = for_pools(sys.platform, others_run=others_run())
+    if asked not in multiprocessing.get_all_start_methods():
+        raise UsageError(
+            "context",
+            f"must be a context or one of {', '.join(multiprocessing.get_all_start_methods())}",
+            found=repr(asked),
+            do="Leave it out to have the best one chosen.",
+        )
     return multiprocessing.get_context(asked)
 
 
@@ -48,16 +60,28 @@ def others_run() -> str:
 @contextmanager
 def starting(method: str, context: Any) -> Iterator[None]:
     """While processes are started."""
-    if method == "fork":
+    if method == "forkserver":
+        _prepare_server(context)
+    else:
         _put_openmp_away()
+    # Ctrl-C is for the pool to see, also while a worker starts; it inherits the mask
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         with warnings.catch_warnings():
             # from Python 3.12 on; what it warns of has been seen to
             warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)
             yield
-    else:
-        if method == "forkserver":
-            context.set_forkserver_preload(["__main__", "cputrain.pool.worker"])
-        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _prepare_server(context: Any) -> None:
+    """Have the server import torch once, for all workers; it must not inherit a blocked signal."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    preload = [*server._preload_modules]
+    if _PRELOADED not in preload:
+        context.set_forkserver_preload([*preload, _PRELOADED])
+    forkserver.ensure_running()
 
 
 def _put_openmp_away() -> None:

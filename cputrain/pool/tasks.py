@@ -37,15 +37,15 @@ class Options(NamedTuple):
 
     def checked(self) -> Options:
         """These, if they make sense."""
-        if self.timeout is not None and not self.timeout > 0:
+        seconds = self.timeout
+        if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
             raise UsageError(
                 "timeout",
                 "must be a number of seconds above 0",
-                found=repr(self.timeout),
+                found=repr(seconds),
                 do="Leave it out to let a call take as long as it takes.",
             )
-        if self.retries < 0:
-            raise UsageError("retries", "must be 0 or more", found=repr(self.retries))
+        whole_number("retries", self.retries, at_least=0)
         return self
 
     def changed(
@@ -60,6 +60,12 @@ class Options(NamedTuple):
             self.retries if retries is None else retries,
             self.progress if progress is None else progress,
         ).checked()
+
+
+def whole_number(name: str, value: Any, *, at_least: int) -> None:
+    """Raise if a parameter is not one, or too small."""
+    if not hasattr(value, "__index__") or value < at_least:
+        raise UsageError(name, f"must be a whole number, {at_least} or more", found=repr(value))
 
 
 class Call:
@@ -84,6 +90,8 @@ class Call:
         self.retries = options.retries
         self.complete = False
         """All its tasks have been submitted."""
+        self.heaviest = 0
+        """Bytes of shared memory that a result of it has taken."""
         self._open = 0
         self._same_items = same_items
         """Whether a buffer that comes again is as it was; not so while an iterator makes them."""
@@ -98,7 +106,8 @@ class Call:
                 lent.append(writer.lend(memoryview(data)))
                 data = b""
             self._packed = Part(data, lent)
-        writer.keep(self._packed.lent)
+        if self._packed.lent:
+            writer.keep(self._packed.lent)
         return self._packed
 
     def arguments_in(self, writer: Writer, payload: Any) -> Part:
@@ -134,7 +143,7 @@ class Call:
 class Task:
     """A part of a call: what one worker does before it tells of it."""
 
-    __slots__ = ("arguments", "attempts", "call", "first", "index", "lent", "packet", "ticket")
+    __slots__ = ("arguments", "attempts", "bytes", "call", "first", "index", "lent", "packet", "ticket")
 
     def __init__(self, call: Call, index: int, first: int, arguments: Any) -> None:
         self.call = call
@@ -146,6 +155,8 @@ class Task:
         self.ticket = 0
         self.packet: bytearray | None = None
         self.lent: list[Lent] = []
+        self.bytes = 0
+        """What its arguments take in shared memory."""
 
     def pack(self, writer: Writer) -> bytearray:
         """Its packet, made once; its blocks are held until `release`."""
@@ -160,12 +171,14 @@ class Task:
                 self.lent.append(writer.lend(memoryview(packet), in_place=False))
                 packet = points_to(self.lent[-1])
             self.packet = packet
+            self.bytes = sum(one.size for one in self.lent)
         return self.packet
 
     def release(self, writer: Writer) -> None:
         """It has ended; only what a worker has kept is still in use."""
-        writer.give_back(_tokens(self.lent))
-        self.lent = []
+        if self.lent:
+            writer.give_back(_tokens(self.lent))
+            self.lent = []
         self.packet = None
         self.arguments = None
 
@@ -193,9 +206,9 @@ class _Memo:
         """By address and length; the buffer is kept, so that no other can take its place."""
         self._held: set[tuple[int, int]] = set()
 
-    def lend(self, raw: memoryview, *, in_place: bool = True) -> Lent:
+    def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:
         """As a writer does."""
-        if raw.nbytes < REMEMBERED:
+        if raw.nbytes < REMEMBERED or not lasting:
             return self._writer.lend(raw, in_place=in_place)
         place = (_address(raw), raw.nbytes)
         known = self._known.get(place)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import select
 import signal
 import sys
 import traceback
 from itertools import count, starmap
 from multiprocessing.pool import MaybeEncodingError
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
 
 from cputrain.pool.packets import (
     LONGEST,
@@ -26,6 +24,7 @@ from cputrain.pool.packets import (
     TaskPacket,
     pointed_to,
 )
+from cputrain.pool.seeds import seed_all
 from cputrain.shared import (
     ArenaFullError,
     PrivateReader,
@@ -105,10 +104,11 @@ def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | Non
     # the terminal tells every process of Ctrl-C; the pool's decides. An ignored signal would stay
     # ignored in programs that a task starts, one with a handler does not
     signal.signal(signal.SIGINT, _leave_to_the_pool)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while it started
     if setup.cpus:
         _run_on(setup.cpus)
     one_thread(forked=setup.forked)
-    _seed(setup.seed)
+    seed_all(setup.seed)
     worker = _Worker(ends)
     if setup.initializer is not None:
         try:
@@ -133,6 +133,7 @@ class _Worker:
         self._told: set[tuple[int, int]] = set()
         """Blocks of earlier tasks that the pool has been told are still held."""
         self._halves = b""
+        self._known: tuple[bytes, Any] = b"", None
         os.set_blocking(ends.returned.fileno(), False)
 
     def work(self, most: int | None) -> None:
@@ -178,13 +179,12 @@ class _Worker:
         try:
             return Status.DONE, *self.packed(value)
         except Exception as error:  # whatever the value is made of: the pool must be told
-            unsent = MaybeEncodingError(error, value)
-            return Status.RAISED, *self.packed(_explained(unsent))
+            return Status.RAISED, *self.packed(_explained(_unsent(error, value)))
 
     def _value(self, packet: TaskPacket, lent: list[Lent]) -> Any:
         buffers = self._reader.leases(lent)
         of_function = len(packet.function.lent)
-        function = _unpacked(packet.function, buffers[:of_function])
+        function = self._function(packet.function, buffers[:of_function])
         arguments = _unpacked(packet.arguments, buffers[of_function:])
         del buffers
         if packet.kind is Kind.CALL:
@@ -193,6 +193,16 @@ class _Worker:
         if packet.timed:
             arguments = self._each_told(arguments)
         return list((map if packet.kind is Kind.EACH else starmap)(function, arguments))
+
+    def _function(self, part: Part, buffers: list[Any]) -> Any:
+        """What a task calls; one that is found by its name is looked up once."""
+        known, function = self._known
+        if part.data == known:
+            return function
+        function = _unpacked(part, buffers)
+        if type(function) is FunctionType:
+            self._known = bytes(part.data), function
+        return function
 
     def _each_told(self, items: Iterable[Any]) -> Iterator[Any]:
         for number, item in enumerate(items):
@@ -222,6 +232,19 @@ class _Worker:
         self._halves = read[whole:]
         self._writer.give_back(list(TOKEN.iter_unpack(read[:whole])))
 
+    def _held(
+        self, lent: Iterable[Lent]
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Blocks of a task that are still in use, and those of earlier ones that no longer are."""
+        self._reader.returned()
+        live = self._reader.live()
+        own = {(one.offset, one.generation) for one in lent}
+        kept = [token for token in own if live[token] and token not in self._told]
+        self._told.update(kept)
+        ended = [token for token in self._told if not live[token]]
+        self._told.difference_update(ended)
+        return kept, ended
+
     def send(
         self,
         ticket: int,
@@ -232,13 +255,7 @@ class _Worker:
         lent: Iterable[Lent] = (),
     ) -> None:
         """Tell the pool what came of a task, and which blocks of its arguments are in use."""
-        self._reader.returned()
-        live = self._reader.live()
-        own = {(one.offset, one.generation) for one in lent}
-        kept = [token for token in own if live[token] and token not in self._told]
-        self._told.update(kept)
-        ended = [token for token in self._told if not live[token]]
-        self._told.difference_update(ended)
+        kept, ended = self._held(lent) if lent or self._told else ([], [])
         packet = ResultPacket(ticket, status, last, kept, ended, Part(data, results))
         _flush()
         try:
@@ -261,6 +278,13 @@ def _unpacked(part: Part, buffers: list[Any]) -> Any:
     if part.data:
         return unpack(part.data, buffers)
     return unpack(memoryview(buffers.pop()), buffers)
+
+
+def _unsent(error: Exception, value: Any) -> MaybeEncodingError:
+    try:
+        return MaybeEncodingError(error, value)
+    except Exception:  # of the value's own description: its type must do
+        return MaybeEncodingError(error, type(value))
 
 
 def _explained(error: BaseException) -> Raised:
@@ -317,11 +341,3 @@ def _run_on(cpus: tuple[int, ...]) -> None:
         return
 
 
-def _seed(seed: int) -> None:
-    """Forked workers would all draw the same numbers, and those that the script draws next."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy.random" in sys.modules:  # otherwise it seeds itself
-        import numpy.random
-
-        numpy.random.seed(seed & 0xFFFFFFFF)

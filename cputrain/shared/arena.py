@@ -194,7 +194,7 @@ class Writer:
         with self._lock:
             return self._hold(self._take(size), size)
 
-    def lend(self, raw: memoryview, *, in_place: bool = True) -> Lent:
+    def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:  # noqa: ARG002
         """A block that holds these bytes: their own, if they are a block's, or a copy."""
         source = np.frombuffer(raw, np.uint8)
         offset = int(source.__array_interface__["data"][0]) - self._begin
@@ -209,6 +209,8 @@ class Writer:
 
     def keep(self, lent: list[Lent]) -> bool:
         """One more holder of each of these, if all of them still hold what was lent."""
+        if not lent:
+            return True
         with self._lock:
             blocks = [self._blocks.get(one.offset) for one in lent]
             for block, one in zip(blocks, lent, strict=True):
@@ -221,8 +223,9 @@ class Writer:
 
     def give_back(self, tokens: list[tuple[int, int]]) -> None:
         """The reader holds these no more."""
-        with self._lock:
-            self._give_back(tokens)
+        if tokens:
+            with self._lock:
+                self._give_back(tokens)
 
     def _give_back(self, tokens: list[tuple[int, int]]) -> None:
         for offset, generation in tokens:
@@ -317,6 +320,8 @@ class Reader:
 
     def leases(self, lent: list[Lent]) -> list[Any]:
         """The bytes that were lent, in place; copies of them if too many are being kept."""
+        if not lent:
+            return []
         most = self._most * len(lent) + 16
         with self._lock:
             self._held += len(lent)
@@ -329,6 +334,8 @@ class Reader:
 
     def returned(self) -> list[tuple[int, int]]:
         """Tokens of what is held no more, once each."""
+        if not self._ended and not self._fences:
+            return []
         with self._lock:
             tokens = _drained(self._ended)
             for fence in self._fences:
@@ -394,6 +401,8 @@ class PrivateReader:
 
     def leases(self, lent: list[Lent]) -> list[Any]:
         """The bytes that were lent; those still in use since an earlier time, as copies."""
+        if not lent:
+            return []
         made: list[Any] = []
         before = Counter(self._live)
         for one in lent:
@@ -410,6 +419,8 @@ class PrivateReader:
 
     def returned(self) -> list[tuple[int, int]]:
         """Tokens of what is held no more, once each."""
+        if not self._ended:
+            return []
         tokens = _drained(self._ended)
         self._live.subtract(tokens)
         for token in tokens:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Writes(Protocol):
     """What `pack` asks of a writer."""
 
-    def lend(self, raw: memoryview, *, in_place: bool = True) -> Lent:
-        """A block that holds these bytes."""
+    def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:
+        """A block that holds these bytes; `lasting` unless they were copied just now."""
 
     def give_back(self, tokens: list[tuple[int, int]]) -> None:
         """These have not been sent."""
@@ -35,12 +35,21 @@ class Writes(Protocol):
 class _Bytes:
     """The bytes under one or several tensors, written once."""
 
-    def __init__(self, flat: torch.Tensor, buffers: dict[int, pickle.PickleBuffer]) -> None:
+    def __init__(
+        self,
+        flat: torch.Tensor,
+        buffers: dict[int, pickle.PickleBuffer],
+        copies: list[Any] | None = None,
+    ) -> None:
         self._flat = flat
         self._buffers = buffers
+        self._copies = copies
 
     def __reduce__(self) -> tuple[Any, ...]:
-        buffer = pickle.PickleBuffer(self._flat.numpy().data)
+        array = self._flat.numpy()
+        if self._copies is not None:
+            self._copies.append(array)
+        buffer = pickle.PickleBuffer(array.data)
         self._buffers[id(buffer)] = buffer
         return _flat, (buffer,)
 
@@ -63,25 +72,45 @@ def _view(
     return empty.set_(flat.untyped_storage(), offset, shape, strides)
 
 
+def _leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
 class _Packer(ForkingPickler):
     def __init__(
         self,
         file: io.BytesIO,
         of_tensors: dict[int, pickle.PickleBuffer],
         apart: Callable[[pickle.PickleBuffer], bool],
+        copies: list[Any],
         sharing: bool,
     ) -> None:
         super().__init__(file, 5, True, apart)
+        self._copies = copies
         self._sharing = sharing
         self._written: dict[tuple[int, int], tuple[torch.Tensor, _Bytes]] = {}
         self._of_tensors = of_tensors
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is torch.Tensor:
-            return self._reduce(thing)
+            return self._reduce_leaf(thing) if thing.requires_grad else self._reduce(thing)
+        if type(thing) is torch.nn.Parameter:
+            return self._reduce_leaf(thing)
         if type(thing) is np.ndarray and not thing.flags.writeable:
-            return thing.copy("A").__reduce_ex__(5)  # what comes out of a pipe can be written to
+            copied = thing.copy("A")  # what comes out of a pipe can be written to
+            self._copies.append(copied)
+            return copied.__reduce_ex__(5)
         return NotImplemented
+
+    def _reduce_leaf(self, tensor: torch.Tensor) -> Any:
+        if not tensor.is_leaf:
+            return NotImplemented  # torch says why it must not be sent
+        bare = tensor.detach()
+        if self._reduce(bare) is NotImplemented:
+            return NotImplemented
+        return _leaf, (bare, type(tensor) is torch.nn.Parameter, tensor.requires_grad)
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
         if (
@@ -109,7 +138,7 @@ class _Packer(ForkingPickler):
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if not tensor.numel() or extent > 2 * tensor.numel():  # a sparse view of something large
             dense = tensor.contiguous()
-            flat = _Bytes(dense.view(-1).view(torch.uint8), self._of_tensors)
+            flat = _Bytes(dense.view(-1).view(torch.uint8), self._of_tensors, self._copies)
             return _view, (flat, tensor.dtype, shape, dense.stride(), 0)
         span = tensor.as_strided((extent,), (1,)).view(torch.uint8)
         flat = _Bytes(span, self._of_tensors)
@@ -125,9 +154,12 @@ def pack(
 
     With `sharing`, a tensor in shared memory stays shared; otherwise it is copied, as others are.
     """
+    if _is_plain(thing):
+        return pickle.dumps(thing, 5), []
     lent: list[Lent] = []
     # these may stay where they are; an array beside its tensor is sent on its own
     of_tensors: dict[int, pickle.PickleBuffer] = {}
+    copies: list[Any] = []  # made only to be sent
 
     # refers to no packer: in a cycle with one, blocks would wait for the collector
     def apart(buffer: pickle.PickleBuffer) -> bool:
@@ -135,19 +167,35 @@ def pack(
         if writer is None or raw.nbytes < SMALLEST:
             return True
         try:
-            lent.append(writer.lend(raw, in_place=id(buffer) in of_tensors))
+            in_place = id(buffer) in of_tensors
+            lasting = not any(raw.obj is one for one in copies)
+            lent.append(writer.lend(raw, in_place=in_place, lasting=lasting))
         except ArenaFullError:
             return True
         return False
 
     file = io.BytesIO()
     try:
-        _Packer(file, of_tensors, apart, sharing).dump(thing)
+        _Packer(file, of_tensors, apart, copies, sharing).dump(thing)
     except BaseException:
         if writer is not None:
             writer.give_back([(one.offset, one.generation) for one in lent])
         raise
     return file.getvalue(), lent
+
+
+_PLAIN = frozenset((int, float, bool, type(None)))
+
+
+def _is_plain(thing: Any) -> bool:
+    """Whether this is so small a thing that a pickler of our own would cost more than the rest."""
+    kind = type(thing)
+    if kind is list or kind is tuple:
+        return len(thing) <= _FEW and all(map(_is_plain, thing))
+    return kind in _PLAIN or (kind is str and len(thing) < SMALLEST)
+
+
+_FEW = 8
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from cputrain.bench import Comparison
     from cputrain.bench.loaders import LoaderComparison
+    from cputrain.bench.pools import PoolComparison
     from cputrain.launch.options import Parsed
 
 OPTIONS = (
@@ -35,6 +36,17 @@ LOADER_OPTIONS = (
 )
 """Of `bench loaders`, behind that word."""
 
+POOL_OPTIONS = (
+    Option(flag="--cases", takes="A,B", help="groups of cases (default: all of them)"),
+    Option(flag="--rounds", takes="N", help="each runs every pool once (default: 5)"),
+    Option(flag="--processes", takes="N", help="in each pool (default: the cores)"),
+    Option(flag="--quick", help="very little to do, to see that all of it works"),
+    Option(flag="--json", help="one JSON document with every figure"),
+    Option(flag="--markdown", help="tables for a page or a report"),
+    Option(flag="--help", short="-h", help="show this and stop"),
+)
+"""Of `bench pools`, behind that word."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Compare, and say how much faster, what was changed, and whether the losses agree."""
@@ -46,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
                 "[options] [WORKLOAD ... | script.py] [its arguments]",
                 "Runs a script under plain python and under cputrain launch in turns, in fresh\n"
                 "processes, and compares speed and losses. Without a script: every workload.\n"
-                "cputrain bench loaders compares DataLoaders with one another; it has a --help.",
+                "cputrain bench loaders compares DataLoaders with one another, and cputrain bench\n"
+                "pools does so with pools of processes; both have a --help.",
                 {"options": OPTIONS},
             )
         )
@@ -56,6 +69,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if parsed.rest[:1] == ("loaders",):
         return _loaders(parsed)
+    if parsed.rest[:1] == ("pools",):
+        return _pools(parsed)
     repeats = _repeats(parsed.values.get("--repeats", "5"))
     launch_arguments = split_quoted(parsed, "--launch-args")
     documents = []
@@ -85,7 +100,7 @@ def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     if not os.path.isfile(rest[0]):
         raise NotFound(
             f"the script {rest[0]}",
-            f"must be a file, loaders, or one of the workloads {', '.join(known)}",
+            f"must be a file, loaders, pools, or one of the workloads {', '.join(known)}",
             do="cputrain bench --list tells what they are.",
         )
     return [(os.path.basename(rest[0]), tuple(rest))]
@@ -145,6 +160,7 @@ def _list() -> None:
     for name, path in workloads().items():
         print(f"{name:<12}{description(path)}")
     print(f"{'loaders':<12}DataLoaders side by side: torch's, cputrain's, SPDL's, a loop by hand.")
+    print(f"{'pools':<12}Pools of processes side by side: cputrain's, torch's, joblib's, mpire's.")
 
 
 def _loaders(before: Parsed) -> int:
@@ -203,9 +219,72 @@ def _show_loaders(comparison: LoaderComparison) -> None:
     print(reading(comparison))
 
 
-def _repeats(value: str) -> int:
+def _pools(before: Parsed) -> int:
+    """Compare pools; options stand before the word `pools` or behind it."""
+    from cputrain.bench.pools import CASES, compare_pools
+
+    named: list[str] = []
+    values, words = dict(before.values), before.rest[1:]
+    while words:  # options and cases in any order: no script follows
+        behind = parse(words, POOL_OPTIONS, "bench pools")
+        values |= behind.values
+        named += behind.rest[:1]
+        words = behind.rest[1:]
+    if "--help" in values:
+        cases = "\n".join(f"  {name:<32}{about}" for name, about in CASES.items())
+        print(
+            usage(
+                "bench pools",
+                "[options] [CASE ...]",
+                "Runs cputrain's Pool, torch's, the standard library's ProcessPoolExecutor, and\n"
+                "joblib's and mpire's (where they are installed) in turns, each in a fresh\n"
+                f"process, and checks their results.\n\ncases:\n{cases}",
+                {"options": POOL_OPTIONS},
+            )
+        )
+        return 0
+    if before.has("--launch-args"):
+        raise UsageError(
+            "--launch-args", "has no effect on pools", do="Leave it out: nothing is launched."
+        )
+    named += [name for name in values.get("--cases", "").split(",") if name]
+    given = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
+    comparison = compare_pools(
+        named,
+        rounds=_repeats(values[given], given) if given else 5,
+        processes=_repeats(values["--processes"], "--processes", "2")
+        if "--processes" in values
+        else None,
+        quick="--quick" in values,
+    )
+    if "--json" in values:
+        print(json.dumps(comparison.as_json(), indent=1))
+    elif "--markdown" in values:
+        from cputrain.bench.pools import as_markdown
+        from cputrain.machine import read_machine
+
+        print(as_markdown(comparison, machine_line=read_machine().fingerprint()))
+    else:
+        _show_pools(comparison)
+    return 0
+
+
+def _show_pools(comparison: PoolComparison) -> None:
+    from cputrain.bench.pools import absent, case_table, reading
+    from cputrain.report.terminal import console, show_table
+
+    out = console()
+    for case in comparison.cases:
+        head, rows = case_table(case)
+        show_table(out, head, rows, title=case.title)
+        if case.left_out:
+            print(f"{absent(case)}\n")
+    print(reading(comparison))
+
+
+def _repeats(value: str, flag: str = "--repeats", advice: str = "5") -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 1000:
         raise UsageError(
-            "--repeats", "must be a whole number from 1 to 1000", found=repr(value), do="Try 5."
+            flag, "must be a whole number from 1 to 1000", found=repr(value), do=f"Try {advice}."
         )
     return int(value)

@@ -1,0 +1,36 @@
+"""The process in which one pool runs one case once: a request as JSON in, the run as JSON out.
+
+    python -m cputrain.bench.pools '{"case": "tiny-map", "contender": "torch", "processes": 2,
+                                     "quick": false}'
+
+Used by `compare_pools`, so that no pool finds what another has left, and the process that renders
+loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cputrain.bench.pools.cases import case_called
+from cputrain.bench.pools.contenders import CONTENDERS
+from cputrain.errors import CputrainError
+
+
+def main(argv: list[str]) -> int:
+    """Run what is asked for."""
+    from cputrain.bench.pools.runs import run
+
+    request = json.loads(argv[0])
+    contender = next(one for one in CONTENDERS if one.name == request["contender"])
+    try:
+        made = run(case_called(request["case"], request["quick"]), contender, request["processes"])
+    except CputrainError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(made.as_json()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

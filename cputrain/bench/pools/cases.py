@@ -1,0 +1,125 @@
+"""What pools are compared in. This loads no torch."""
+
+from __future__ import annotations
+
+import math
+
+from cputrain.bench.pools import tasks
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Literal
+
+    Way = Literal["one by one", "kept", "partial", "argument", "start", "start after threads"]
+
+CASES = {
+    "tensors": "2,000 tensors of 1 MiB come back: taken one by one, and kept all",
+    "big": "a tensor of 256 MiB goes to each of 200 tasks: in a partial, and as an argument",
+    "tiny": "tasks of 10 µs: 100,000 in a map, 5,000 in an imap",
+    "start": "from the constructor to the first result: in a fresh process, and after torch.mm",
+}
+"""The groups of cases, and what each is about."""
+
+
+class Case(Record):
+    """One comparison."""
+
+    name: str
+    """Unique: "tensors-kept"."""
+
+    title: str
+    """What a table is headed with."""
+
+    way: Way
+    """How the function is applied, and what is timed."""
+
+    function: Callable[..., Any]
+    """What each task calls."""
+
+    count: int
+    """How many tasks there are."""
+
+    chunksize: int | None = None
+    """Tasks that travel together; None for what a pool chooses by itself."""
+
+    elements: int = 0
+    """Of the big tensor, float32; 0 where there is none."""
+
+    alone: bool = False
+    """Whether the same is also done without a pool."""
+
+
+def cases(group: str, quick: bool = False) -> list[Case]:
+    """The cases of a group; quick ones are too small to say anything about speed."""
+    if group == "tensors":
+        count, size = (24, "16 KiB") if quick else (2_000, "1 MiB")
+        function = tasks.page if quick else tasks.mebibyte
+        return [
+            Case(
+                name=f"tensors-{name}",
+                title=f"tensors back: {count:,} of {size}, chunks of 1, {how}",
+                way=way,
+                function=function,
+                count=count,
+                chunksize=1,
+            )
+            for name, way, how in (
+                ("one-by-one", "one by one", "taken one by one (imap)"),
+                ("kept", "kept", "kept all (map)"),
+            )
+        ]
+    if group == "big":
+        count, elements = (12, 1 << 18) if quick else (200, 1 << 26)
+        return [
+            Case(
+                name=f"big-{way}",
+                title=f"a big argument: {elements * 4 >> 20} MiB to each of {count} tasks, {how}",
+                way=way,
+                function=tasks.some_of,
+                count=count,
+                elements=elements,
+            )
+            for way, how in (
+                ("partial", "in a partial (map)"),
+                ("argument", "as an argument (starmap)"),
+            )
+        ]
+    if group == "tiny":
+        return [
+            Case(
+                name=f"tiny-{name}",
+                title=f"tiny tasks: {count:,} of 10 µs, {name}, chunks of each pool's choice",
+                way=way,
+                function=tasks.tiny,
+                count=count,
+                alone=True,
+            )
+            for name, way, count in (
+                ("map", "kept", 400 if quick else 100_000),
+                ("imap", "one by one", 100 if quick else 5_000),
+            )
+        ]
+    # a function that no worker has to import anything for
+    return [
+        Case(
+            name="start-fresh",
+            title="start: from the constructor to the first result",
+            way="start",
+            function=math.isqrt,
+            count=1,
+        ),
+        Case(
+            name="start-after-mm",
+            title="start: the same after torch.mm with 2 threads",
+            way="start after threads",
+            function=math.isqrt,
+            count=1,
+        ),
+    ]
+
+
+def case_called(name: str, quick: bool) -> Case:
+    """The case of that name."""
+    return next(case for group in CASES for case in cases(group, quick) if case.name == name)

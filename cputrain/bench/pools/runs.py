@@ -1,0 +1,156 @@
+"""One pool used once: its time, its CPU time, and whether its results are right."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+
+from cputrain.errors import CputrainError
+from cputrain.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cputrain.bench.pools.cases import Case
+    from cputrain.bench.pools.contenders import Contender, Ways
+
+
+class Run(Record):
+    """What a pool did once."""
+
+    case: str
+    contender: str
+
+    seconds: float
+    """From the call to its last result, or from the constructor to the first result."""
+
+    cpu_seconds: float | None
+    """Meanwhile, in this process and in its workers; None where a start is timed."""
+
+    results: int
+    """How many there were, all of them right."""
+
+
+def run(case: Case, contender: Contender, processes: int) -> Run:
+    """Use it; raises when a result is not what the function returns without a pool."""
+    _allow_open_files()
+    import_module(contender.module)
+    if case.way in ("start", "start after threads"):
+        return _start(case, contender, processes)
+    # a worker that is forked has the threads that we have: two workers with two each would disturb
+    # one another, which is a matter of a setting and not of a pool
+    torch.set_num_threads(1)
+    items = range(case.count)
+    big = torch.arange(case.elements, dtype=torch.float32) if case.elements else None
+    results: Sequence[Any]
+    with contender.opened(processes, big) as ways:
+        _warm(case, contender, ways, big, processes)
+        cpu = cpu_seconds()
+        begin = time.perf_counter()
+        if case.way == "one by one":
+            results = _taken(ways.one_by_one(case.function, items, case.chunksize))
+        elif case.way == "kept":
+            results = ways.kept(case.function, items, case.chunksize)
+        elif case.way == "partial":
+            results = ways.with_partial(case.function, big, items)
+        else:
+            results = ways.with_argument(case.function, big, items)
+        seconds = time.perf_counter() - begin
+        used = cpu_seconds() - cpu
+        _check(case, contender, results, big, items)
+    return Run(
+        case=case.name,
+        contender=contender.name,
+        seconds=seconds,
+        cpu_seconds=used,
+        results=len(results),
+    )
+
+
+def _start(case: Case, contender: Contender, processes: int) -> Run:
+    if case.way == "start after threads":
+        torch.set_num_threads(2)
+        matrix = torch.ones(1024, 1024)
+        torch.mm(matrix, matrix)
+    begin = time.perf_counter()
+    with contender.opened(processes, None) as ways:
+        results = ways.kept(case.function, [16], None)
+        seconds = time.perf_counter() - begin
+        _check(case, contender, results, None, [16])
+    return Run(
+        case=case.name, contender=contender.name, seconds=seconds, cpu_seconds=None, results=1
+    )
+
+
+def _warm(case: Case, contender: Contender, ways: Ways, big: Any, processes: int) -> None:
+    """A few tasks, so that every worker runs; their results are compared, too."""
+    items = range(4 * processes)
+    results: Sequence[Any]
+    if big is None:
+        results = list(ways.one_by_one(case.function, items, 1))
+    else:  # with a small one: what the big one costs is what is timed
+        big = big if contender.given_early else big[:4096].clone()
+        results = ways.with_partial(case.function, big, items)
+    _check(case, contender, results, big, items)
+
+
+def _taken(results: Iterable[Any]) -> list[Any]:
+    """Of tensors, as they come, the first and the last element; of all else, all."""
+    return [
+        (one[0].item(), one[-1].item()) if isinstance(one, torch.Tensor) else one
+        for one in results
+    ]
+
+
+def _check(
+    case: Case, contender: Contender, results: Sequence[Any], big: Any, items: Sequence[int]
+) -> None:
+    function = case.function if big is None else partial(case.function, big)
+    if len(results) != len(items):
+        raise _wrong(case, contender, f"{len(items)} results", str(len(results)))
+    for result, item in zip(results, items, strict=True):
+        expected = function(item)
+        if isinstance(result, torch.Tensor):
+            right = torch.equal(result, expected)
+        elif isinstance(expected, torch.Tensor):
+            right = result == (expected[0].item(), expected[-1].item())
+        else:
+            right = result == expected
+        if not right:
+            raise _wrong(case, contender, f"{expected} for {item}", str(result))
+
+
+def _wrong(case: Case, contender: Contender, expected: str, found: str) -> CputrainError:
+    return CputrainError(
+        f"the results of {contender.name!r} in {case.name}",
+        f"must be the function's: {expected}",
+        found=found,
+        do="A pool that returns something else cannot be compared; please report it.",
+    )
+
+
+def cpu_seconds() -> float:
+    """What this process and those that it has started have used so far."""
+    used = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            times = child.cpu_times()
+        except psutil.NoSuchProcess:  # it has just ended
+            continue
+        used += times.user + times.system
+    return used
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets us: torch's pool has one for each tensor that is kept."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,28 @@
+"""Random numbers of their own for every worker and every part, the same whenever the seed is."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+
+import torch
+
+
+def seed_from(*numbers: int) -> int:
+    """A seed that differs, in all its parts, wherever any of the numbers does."""
+    text = ",".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, random and NumPy.
+
+    Forked workers would otherwise all draw the same numbers, and those that the script draws next.
+    """
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy.random" in sys.modules:  # otherwise it seeds itself when it is loaded
+        import numpy.random
+
+        numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32])
