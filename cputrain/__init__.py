@@ -6,16 +6,16 @@ before a name that needs it.
 
 from __future__ import annotations
 
-__all__ = ["DataLoader", "Pool", "__version__"]
+__all__ = ["DataLoader", "Pool", "__version__", "fill"]
 
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.data import DataLoader
-    from cputrain.pool import Pool
+    from cputrain.pool import Pool, fill
 
-_HOMES = {"DataLoader": "cputrain.data", "Pool": "cputrain.pool"}
+_HOMES = {"DataLoader": "cputrain.data", "Pool": "cputrain.pool", "fill": "cputrain.pool"}
 
 
 def __getattr__(name: str) -> object:

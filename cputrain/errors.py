@@ -12,6 +12,7 @@
     │   ├── WorkerDied    1    the process that ran it ended
     │   └── TaskTimeout   1    it ran longer than it may, and was killed; a TimeoutError
     ├── TaskError         1    a task's exception that could not be brought here as it was
+    ├── FillFailed        1    a part of a tensor could not be filled; says which, and what is there
     └── InternalError   125    a bug of ours; the message begins with [internal]
 
 A message says four things: the parameter, the rule, what was found, and what to do next.
@@ -115,6 +116,15 @@ class TaskTimeout(TaskLost, TimeoutError):
 
 class TaskError(CputrainError, RuntimeError):
     """A task's exception that could not be brought here as it was."""
+
+
+class FillFailed(CputrainError, RuntimeError):
+    """A part of a tensor could not be filled."""
+
+    failed: range
+    """The rows that could not be filled."""
+    done: object
+    """A boolean tensor: which rows are there; what `fill` takes to go on."""
 
 
 class InternalError(CputrainError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.pool.fill import fill
 from cputrain.pool.pool import Pool
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "fill"]

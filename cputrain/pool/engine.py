@@ -28,12 +28,12 @@ from cputrain.errors import (
     WorkerDied,
 )
 from cputrain.pool.feed import Feed
-from cputrain.pool.packets import LONGEST, STOP, ResultPacket, Status, with_ticket
+from cputrain.pool.packets import LONGEST, STOP, Part, ResultPacket, Status, with_ticket
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.slots import Slot
 from cputrain.pool.worker import Raised, Setup
 from cputrain.pool.workers import Worker
-from cputrain.shared import ArenaFullError, End, Memory, Writer, starting_workers, unpack
+from cputrain.shared import ArenaFullError, End, Memory, Writer, pack, starting_workers, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +128,8 @@ class Engine:
 
     def start(self) -> None:
         """Start the workers, and the thread."""
+        if not self._setup.forked and self._setup.initializer is not None:
+            self._pack_setup()
         try:
             with self._starting():
                 for _ in range(self.processes):
@@ -143,6 +145,17 @@ class Engine:
             raise
         self.thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
         self.thread.start()
+
+    def _pack_setup(self) -> None:
+        """Have all workers read the same, instead of one after the other its own."""
+        setup = self._setup
+        try:
+            data, lent = pack((setup.initializer, setup.initargs), self._writer, sharing=True)
+        except Exception:  # what only a process's start can share, as locks, says so itself
+            return
+        lent.append(self._writer.lend(memoryview(data)))
+        packed = Part(b"", lent)
+        self._setup = setup._replace(initializer=None, initargs=(), packed=packed)
 
     def submit(self, call: Call, tasks: list[Task], *, complete: bool) -> None:
         """Have tasks of a call done, in this order; `complete` if no more of it follow."""

@@ -8,7 +8,7 @@ from collections import deque
 from itertools import islice
 from multiprocessing import TimeoutError as PoolTimeout
 from multiprocessing.pool import job_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.pool.tasks import Call, Task
 
@@ -32,6 +32,18 @@ _AHEAD_BYTES = 32 << 20
 
 _AT_ONCE_MOST = 64
 """Tasks that are begun together."""
+
+
+class Outcome(NamedTuple):
+    """What came of a task."""
+
+    index: int
+    """Which of the call's tasks."""
+    items: int
+    """How many items it had."""
+    success: bool
+    value: Any
+    """A list of results, or the error."""
 
 
 class Feed:
@@ -67,9 +79,8 @@ class Feed:
         self._discards = False
         self._open = 0
         self._next = 0
-        self._early: dict[int, tuple[int, bool, Any]] = {}
-        self._ready: deque[tuple[int, bool, Any]] = deque()
-        """Items, whether they are results, and the results or the error."""
+        self._early: dict[int, Outcome] = {}
+        self._ready: deque[Outcome] = deque()
         self._sizes: dict[int, int] = {}
         self._part: deque[Any] = deque()
         engine.calls[self._job] = self
@@ -174,12 +185,12 @@ class Feed:
             if self._discards:
                 self._consumed += count
             elif self._ordered:
-                self._early[i] = (count, *obj)
+                self._early[i] = Outcome(i, count, *obj)
                 while self._next in self._early:
                     self._ready.append(self._early.pop(self._next))
                     self._next += 1
             else:
-                self._ready.append((count, *obj))
+                self._ready.append(Outcome(i, count, *obj))
             self._changed.notify_all()
         if self._exhausted:
             self._settle()
@@ -188,29 +199,37 @@ class Feed:
         """The next result; an error in its place is raised."""
         with self._changed:
             if not self._part:
-                self._await(timeout)
-            if self._part:
-                self._consumed += 1
-                value = self._part.popleft()
-                error = None
-            else:
-                count, _, error = self._ready.popleft()
-                self._consumed += count
-            if self._threaded:
-                self._changed.notify_all()
+                outcome = self._awaited(timeout)
+                if not outcome.success:
+                    self._consume(outcome.items)
+                    raise outcome.value
+                self._part.extend(outcome.value)
+            value = self._part.popleft()
+            self._consume(1)
         if not self._threaded:
             self._fill()
-        if error is not None:
-            raise error
         return value
 
-    def _await(self, timeout: float | None) -> None:
+    def next_outcome(self) -> Outcome:
+        """What came of the next task, whether it is an error or not."""
+        with self._changed:
+            outcome = self._awaited(None)
+            self._consume(outcome.items)
+        if not self._threaded:
+            self._fill()
+        return outcome
+
+    def _consume(self, items: int) -> None:
+        self._consumed += items
+        if self._threaded:
+            self._changed.notify_all()
+
+    def _awaited(self, timeout: float | None) -> Outcome:
         if not self._changed.wait_for(self._has_next, timeout):
             raise PoolTimeout
         if not self._ready:
             raise StopIteration
-        if self._ready[0][1]:
-            self._part.extend(self._ready.popleft()[2])
+        return self._ready.popleft()
 
     def _has_next(self) -> bool:
         return bool(self._ready) or (self._exhausted and not self._open)
@@ -230,7 +249,7 @@ class Feed:
         """Take no more items."""
         with self._changed:
             if error is not None and not self._exhausted:
-                self._ready.append((0, False, error))
+                self._ready.append(Outcome(self._tasks, 0, False, error))
             self._exhausted = True
             self._open -= self._engine.forget(self._call)
             self._changed.notify_all()
@@ -261,6 +280,11 @@ class LazyResults:
 
     def __next__(self) -> Any:
         return self.next()
+
+    def next_outcome(self) -> Outcome:
+        """What came of one more task; StopIteration at the end."""
+        self._begun = True
+        return self._feed.next_outcome()
 
     def close(self) -> None:
         """Nothing more is wanted."""

@@ -79,6 +79,7 @@ class Pool(multiprocessing_pool.Pool):
             seed=seed_from(torch.initial_seed(), next(_pools)),
             initializer=initializer,
             initargs=tuple(initargs),
+            packed=None,
             most_tasks=maxtasksperchild,
             forked=method == "fork",
         )

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 class Bar:
     """One bar, shown when the first part has been done."""
 
-    def __init__(self, name: str, total: int | None) -> None:
+    def __init__(self, name: str, total: int | None, *, shown: bool = True) -> None:
         self._name = name
         self._total = total
+        self._shown = shown
         self._progress: Progress | None = None
         self._task: Any = None
         self._closed = False
@@ -37,7 +38,7 @@ class Bar:
 
     def advance(self, count: int) -> None:
         """So many more have been done."""
-        if self._closed:
+        if self._closed or not self._shown:
             return
         if self._progress is None:
             self._show()
@@ -51,23 +52,34 @@ class Bar:
             self._progress.stop()
 
     def _show(self) -> None:
+        if not self._shown:
+            return
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
             Progress,
+            ProgressColumn,
             TextColumn,
             TimeElapsedColumn,
             TimeRemainingColumn,
         )
+        from rich.text import Text
+
+        class Rate(ProgressColumn):
+            """How many in a second."""
+
+            def render(self, task: Any) -> Text:
+                speed = task.finished_speed or task.speed
+                return Text("" if speed is None else f"{speed:,.3g}/s")
 
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
+            Rate(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console(sys.stderr),
         )
-        self._task = self._progress.add_task(self._name, total=self._total, rate="")
+        self._task = self._progress.add_task(self._name, total=self._total)
         self._progress.start()

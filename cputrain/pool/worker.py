@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import select
 import signal
@@ -12,6 +13,8 @@ from itertools import count, starmap
 from multiprocessing.pool import MaybeEncodingError
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from cputrain.pool.packets import (
     LONGEST,
@@ -26,6 +29,7 @@ from cputrain.pool.packets import (
 )
 from cputrain.pool.seeds import seed_all
 from cputrain.shared import (
+    SMALLEST,
     ArenaFullError,
     PrivateReader,
     Writer,
@@ -80,6 +84,8 @@ class Setup(NamedTuple):
     seed: int
     initializer: Callable[..., Any] | None
     initargs: Sequence[Any]
+    packed: Part | None
+    """Both, in the memory of arguments, where every worker reads them."""
     most_tasks: int | None
     """After how many it ends."""
     forked: bool
@@ -110,14 +116,30 @@ def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | Non
     one_thread(forked=setup.forked)
     seed_all(setup.seed)
     worker = _Worker(ends)
-    if setup.initializer is not None:
-        try:
-            setup.initializer(*setup.initargs)
-        except BaseException as error:
-            worker.send(0, Status.NOT_SET_UP, *worker.packed(_explained(error)))
-            return
+    try:
+        worker.set_up(setup)
+    except BaseException as error:
+        worker.send(0, Status.NOT_SET_UP, *worker.packed(_explained(error)))
+        return
     worker.send(0, Status.READY, b"", [])
     worker.work(setup.most_tasks)
+
+
+_writers: list[Writer] = []
+"""This process's, if it is a worker."""
+
+
+def room(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor for a task's result, where the result will not have to be copied to."""
+    size = math.prod(shape) * dtype.itemsize
+    if _writers and size >= SMALLEST:
+        try:
+            flat = torch.frombuffer(_writers[0].lease(size), dtype=torch.uint8)
+        except ArenaFullError:
+            pass  # it is copied later, by another way
+        else:
+            return flat.view(dtype).view(tuple(shape))
+    return torch.empty(shape, dtype=dtype)
 
 
 class _Worker:
@@ -126,6 +148,7 @@ class _Worker:
         self._ends = ends
         self._slot = ends.slot
         self._writer = Writer(ends.memory)
+        _writers[:] = [self._writer]
         self._wrote = False
         self._arguments = ends.arguments.privately()
         ends.arguments.close_descriptor()
@@ -135,6 +158,16 @@ class _Worker:
         self._halves = b""
         self._known: tuple[bytes, Any] = b"", None
         os.set_blocking(ends.returned.fileno(), False)
+
+    def set_up(self, setup: Setup) -> None:
+        """Call the initializer, if there is one."""
+        initializer, initargs = setup.initializer, setup.initargs
+        if setup.packed is not None:
+            lent = setup.packed.lent
+            initializer, initargs = _unpacked(setup.packed, self._reader.leases(lent))
+            self._told.update((one.offset, one.generation) for one in lent)
+        if initializer is not None:
+            initializer(*initargs)
 
     def work(self, most: int | None) -> None:
         """Run so many tasks, or all there are."""

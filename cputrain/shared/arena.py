@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SMALLEST = 8192
 """Bytes below which a block costs more than a copy through a pipe."""
 
+_WRITTEN = 1 << 16
+"""Bytes from which on the system writes faster than it finds memory page by page."""
+
 KEPT_FREE = 64 << 20
 """Bytes of free blocks that an arena may keep for sizes that may come again."""
 
@@ -128,6 +131,15 @@ class Memory:
             done += os.preadv(self._descriptor, [memoryview(copied)[done:]], offset + done)
         return copied
 
+    def write(self, offset: int, source: Any, *, fresh: bool) -> None:
+        """Copy bytes there; where no memory has been found yet, the system does both at once."""
+        size, done = source.nbytes, 0
+        if fresh and size >= _WRITTEN and self._descriptor >= 0:
+            while done < size:
+                done += os.pwrite(self._descriptor, memoryview(source)[done:], offset + done)
+            return
+        np.copyto(np.frombuffer(self.map, np.uint8, size, offset), source)
+
     def empty(self, offset: int, size: int) -> bool:
         """Give a part back to the system; false where the system knows no way."""
         try:
@@ -166,13 +178,15 @@ def _attach(duplicate: Any, size: int) -> Memory:
 
 
 class _Block:
-    __slots__ = ("generation", "holders", "offset", "size")
+    __slots__ = ("fresh", "generation", "holders", "offset", "size")
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset = offset
         self.size = size
         self.generation = 0
         self.holders = 0
+        self.fresh = True
+        """Whether the system has yet to find memory for it."""
 
 
 class Writer:
@@ -192,7 +206,9 @@ class Writer:
     def lease(self, size: int) -> Lease:
         """Fresh bytes to write to; they may be sent with `lend` while the lease is held."""
         with self._lock:
-            return self._hold(self._take(size), size)
+            block = self._take(size)
+            block.fresh = False
+            return self._hold(block, size)
 
     def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:  # noqa: ARG002
         """A block that holds these bytes: their own, if they are a block's, or a copy."""
@@ -202,8 +218,8 @@ class Writer:
             block = self._blocks.get(offset) if in_place else None
             if block is None or block.holders == 0 or source.nbytes > block.size:
                 block = self._take(source.nbytes)
-                target = np.frombuffer(self._memory.map, np.uint8, source.nbytes, block.offset)
-                np.copyto(target, source)
+                self._memory.write(block.offset, source, fresh=block.fresh)
+                block.fresh = False
             block.holders += 1
             return Lent(block.offset, source.nbytes, block.generation)
 
@@ -271,6 +287,7 @@ class Writer:
                     if not self._memory.empty(block.offset, block.size):
                         return
                     self._hollow.add(block.offset)
+                    block.fresh = True
                     self._free_bytes -= block.size
 
 

@@ -46,10 +46,10 @@ class _Bytes:
         self._copies = copies
 
     def __reduce__(self) -> tuple[Any, ...]:
-        array = self._flat.numpy()
+        raw = self._flat.numpy().data
         if self._copies is not None:
-            self._copies.append(array)
-        buffer = pickle.PickleBuffer(array.data)
+            self._copies.append(raw)
+        buffer = pickle.PickleBuffer(raw)
         self._buffers[id(buffer)] = buffer
         return _flat, (buffer,)
 

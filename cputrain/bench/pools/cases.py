@@ -65,7 +65,7 @@ def cases(group: str, quick: bool = False) -> list[Case]:
                 count=count,
                 chunksize=1,
             )
-            for name, way, how in (
+            for name, way, how in _ways(
                 ("one-by-one", "one by one", "taken one by one (imap)"),
                 ("kept", "kept", "kept all (map)"),
             )
@@ -74,31 +74,32 @@ def cases(group: str, quick: bool = False) -> list[Case]:
         count, elements = (12, 1 << 18) if quick else (200, 1 << 26)
         return [
             Case(
-                name=f"big-{way}",
+                name=f"big-{name}",
                 title=f"a big argument: {elements * 4 >> 20} MiB to each of {count} tasks, {how}",
                 way=way,
                 function=tasks.some_of,
                 count=count,
                 elements=elements,
             )
-            for way, how in (
-                ("partial", "in a partial (map)"),
-                ("argument", "as an argument (starmap)"),
+            for name, way, how in _ways(
+                ("partial", "partial", "in a partial (map)"),
+                ("argument", "argument", "as an argument (starmap)"),
             )
         ]
     if group == "tiny":
         return [
             Case(
                 name=f"tiny-{name}",
-                title=f"tiny tasks: {count:,} of 10 µs, {name}, chunks of each pool's choice",
+                title=f"tiny tasks: {count:,} of 10 µs, {how}, chunks of each pool's choice",
                 way=way,
                 function=tasks.tiny,
                 count=count,
                 alone=True,
             )
-            for name, way, count in (
-                ("map", "kept", 400 if quick else 100_000),
-                ("imap", "one by one", 100 if quick else 5_000),
+            for count, (name, way, how) in zip(
+                (400, 100) if quick else (100_000, 5_000),
+                _ways(("map", "kept", "map"), ("imap", "one by one", "imap")),
+                strict=True,
             )
         ]
     # a function that no worker has to import anything for
@@ -118,6 +119,10 @@ def cases(group: str, quick: bool = False) -> list[Case]:
             count=1,
         ),
     ]
+
+
+def _ways(*ways: tuple[str, Way, str]) -> tuple[tuple[str, Way, str], ...]:
+    return ways
 
 
 def case_called(name: str, quick: bool) -> Case:

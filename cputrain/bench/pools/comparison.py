@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 
 from cputrain.bench.compare import Speedup, median, quantile
 from cputrain.bench.measurement import clean_environment
@@ -110,7 +111,11 @@ class _FailedError(Exception):
 
 
 def compare_pools(
-    groups: Sequence[str] = (), *, rounds: int = 5, processes: int | None = None, quick: bool = False
+    groups: Sequence[str] = (),
+    *,
+    rounds: int = 5,
+    processes: int | None = None,
+    quick: bool = False,
 ) -> PoolComparison:
     """Runs the groups of cases named, by default all, and tells of each run on stderr."""
     for group in groups:
@@ -146,10 +151,15 @@ def compared(case: Case, rounds: int, processes: int, quick: bool) -> PoolCaseRe
         for contender in asked if number % 2 else reversed(asked):
             if contender.name in left_out:
                 continue
-            request = {"case": case.name, "contender": contender.name}
-            request |= {"processes": processes, "quick": quick}
             try:
-                run = _one(request)
+                run = _one(
+                    {
+                        "case": case.name,
+                        "contender": contender.name,
+                        "processes": processes,
+                        "quick": quick,
+                    }
+                )
             except _FailedError as error:
                 if contender.name == OURS:
                     raise CputrainError(
@@ -160,8 +170,7 @@ def compared(case: Case, rounds: int, processes: int, quick: bool) -> PoolCaseRe
                 continue
             runs[contender.name].append(run)
             print(
-                f"{case.name}: round {number} of {rounds}, "
-                f"{contender.name} {run['seconds']:.3g} s",
+                f"{case.name}: round {number} of {rounds}, {contender.name} {run['seconds']:.3g} s",
                 file=sys.stderr,
             )
     present = {name: done for name, done in runs.items() if name not in left_out}
@@ -184,12 +193,14 @@ def _one(request: dict[str, Any]) -> dict[str, Any]:
         )
         try:
             child.wait(LONGEST)
-        except subprocess.TimeoutExpired:
-            raise _FailedError(f"it did not end within {LONGEST:g} s") from None
-        finally:
+        except BaseException as error:
             _end(child)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise _FailedError(f"it did not end within {LONGEST:g} s") from None
+            raise
         lines = {file: _lines(file) for file in (out, err)}
     if child.returncode:
+        _end(child)
         last = lines[err][-1:] or ["it said nothing"]
         raise _FailedError(f"it ended with code {child.returncode}: {last[0]}")
     made: dict[str, Any] = json.loads(lines[out][-1])
@@ -197,12 +208,10 @@ def _one(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """The process, if it still runs, and whatever it has left."""
+    """The process, if it still runs, and the workers that it has left."""
     if os.name == "posix":
-        try:
+        with suppress(ProcessLookupError, PermissionError):  # nothing is left
             os.killpg(child.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # nothing is left
-            pass
     else:
         child.kill()
     child.wait()

@@ -135,9 +135,7 @@ def _joblib(processes: int, _big: Any) -> Iterator[Ways]:
         yield Ways(
             lambda function, items, size: run("generator", calls(function, items), size),
             lambda function, items, size: run("list", calls(function, items), size),
-            lambda function, big, items: run(
-                "list", calls(partial(function, big.numpy()), items)
-            ),
+            lambda function, big, items: run("list", calls(partial(function, big.numpy()), items)),
             lambda function, big, items: with_argument(function, big.numpy(), items),
         )
     finally:

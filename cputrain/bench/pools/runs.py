@@ -102,8 +102,7 @@ def _warm(case: Case, contender: Contender, ways: Ways, big: Any, processes: int
 def _taken(results: Iterable[Any]) -> list[Any]:
     """Of tensors, as they come, the first and the last element; of all else, all."""
     return [
-        (one[0].item(), one[-1].item()) if isinstance(one, torch.Tensor) else one
-        for one in results
+        (one[0].item(), one[-1].item()) if isinstance(one, torch.Tensor) else one for one in results
     ]
 
 

@@ -1,0 +1,244 @@
+"""`cputrain bench pools`: every pool for real, with next to nothing to do."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cputrain.bench.pools import CASES, absent, case_table, compare_pools, comparison
+from cputrain.bench.pools.cases import Case, case_called, cases
+from cputrain.bench.pools.comparison import compared, summarise
+from cputrain.bench.pools.contenders import CONTENDERS, Contender, Ways
+from cputrain.bench.pools.runs import _check, cpu_seconds
+from cputrain.errors import CputrainError, UsageError
+
+OURS = CONTENDERS[0]
+
+
+def bench(*arguments):
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cputrain.launch", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def side(case, name):
+    return next(one for one in case["sides"] if one["name"] == name)
+
+
+def only(monkeypatch, *contenders):
+    monkeypatch.setattr(comparison, "CONTENDERS", contenders)
+
+
+ALL = [case.name for group in CASES for case in cases(group, quick=True)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_our_pool_gives_right_results_in_each_case(monkeypatch, name):
+    """A run that finds a wrong result ends with an error, so one that ends was right."""
+    only(monkeypatch, OURS)
+    case = case_called(name, quick=True)
+    found = compared(case, 1, 2, quick=True)
+    assert found.results == case.count
+    assert [one.name for one in found.sides] == ["cputrain"]
+    assert found.sides[0].seconds[0] > 0
+    assert found.sides[0].best_other is found.sides[0].speedup is None
+    assert (found.sides[0].cpu_seconds is None) == name.startswith("start")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_every_other_pool_gives_right_results_in_each_case(name):
+    """joblib and mpire take part where they are installed; nothing else is left out."""
+    found = compared(case_called(name, quick=True), 1, 2, quick=True)
+    assert all(
+        reason == f"it is not installed: pip install {other.split()[0]}"
+        for other, reason in found.left_out.items()
+    )
+    assert {"cputrain", "torch", "futures"} <= {one.name for one in found.sides}
+
+
+@pytest.fixture(scope="module")
+def found():
+    done = bench("--repeats", "2", "pools", "--quick", "--json", "--processes=2", "--cases", "big")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_document_holds_every_figure(found):
+    assert list(found) == ["schema_version", "rounds", "processes", "quick", "versions", "cases"]
+    assert (found["schema_version"], found["rounds"], found["processes"]) == (1, 2, 2)
+    assert found["quick"] is True
+    assert {"python", "torch", "cputrain"} <= set(found["versions"])
+    assert [case["name"] for case in found["cases"]] == ["big-partial", "big-argument"]
+    for case in found["cases"]:
+        assert list(case) == ["name", "title", "results", "sides", "left_out"]
+        assert case["results"] == 12
+        for one in case["sides"]:
+            assert list(one) == [
+                "name", "seconds", "median", "fastest", "slowest", "quartiles", "best_other",
+                "speedup", "cpu_seconds",
+            ]  # fmt: skip
+            assert len(one["seconds"]) == 2
+            assert set(one["speedup"]) == {"median", "lowest", "highest"}
+
+
+def test_every_pool_takes_part_or_is_left_out_with_a_reason(found):
+    names = {one.name for one in CONTENDERS if one.name != "no pool"}
+    for case in found["cases"]:
+        assert {one["name"] for one in case["sides"]} | set(case["left_out"]) == names
+        assert side(case, "cputrain")["best_other"] in names - {"cputrain"}
+
+
+def test_tables_say_what_was_run_and_that_little_work_says_nothing_of_speed():
+    """Data goes to stdout, what happens meanwhile to stderr."""
+    done = bench("pools", "--rounds", "1", "--quick", "--markdown", "--cases=start")
+    assert done.returncode == 0, done.stderr
+    assert "### Start: from the constructor to the first result" in done.stdout
+    assert "| torch |" in done.stdout
+    assert "too little is done to say anything about speed" in done.stdout
+    assert "start-fresh: round 1 of 1, cputrain" in done.stderr
+    assert "round 1 of 1" not in done.stdout
+    assert "tiny" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pools", "--cases", "tensor"), "tensors, big, tiny, start"),
+        (("pools", "tensor"), "tensors, big, tiny, start"),
+        (("pools", "--rounds", "0"), "--rounds must be a whole number from 1"),
+        (("pools", "--processes", "two"), "--processes must be a whole number from 1"),
+        (("--repeats", "0", "pools"), "--repeats must be a whole number from 1"),
+        (("pools", "--quik"), "Did you mean --quick?"),
+        (("--launch-args", "-q", "pools"), "no effect on pools"),
+    ],
+)
+def test_bad_input_is_one_clear_message(arguments, words):
+    """The message names the parameter and the rule; nothing is run."""
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_help_names_every_group_of_cases():
+    done = bench("pools", "--help")
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in CASES)
+
+
+def test_a_library_that_is_not_installed_is_left_out_with_the_way_to_install_it(monkeypatch):
+    absent_one = OURS.replace(name="other", module="no_such_pool", distribution="no-such-pool")
+    only(monkeypatch, OURS, absent_one)
+    found = compared(case_called("start-fresh", quick=True), 1, 2, quick=True)
+    assert [one.name for one in found.sides] == ["cputrain"]
+    assert absent(found) == ("Left out: other (it is not installed: pip install no-such-pool).")
+
+
+def test_a_pool_that_fails_is_left_out_with_what_it_said_last(monkeypatch, capfd):
+    only(monkeypatch, OURS, CONTENDERS[1].replace(name="nobody"))  # the process knows none so named
+    found = compared(case_called("start-fresh", quick=True), 2, 2, quick=True)
+    assert found.left_out == {"nobody": "round 1: it ended with code 1: StopIteration"}
+    assert len(found.side("cputrain").seconds) == 2
+    assert "start-fresh: nobody: it ended with code 1" in capfd.readouterr().err
+
+
+def test_if_ours_fails_there_is_nothing_to_compare(monkeypatch):
+    only(monkeypatch, OURS)
+    case = case_called("start-fresh", quick=True).replace(name="no-such-case")
+    with pytest.raises(CputrainError, match="cputrain's pool in no-such-case must do its work"):
+        compared(case, 1, 2, quick=True)
+
+
+def test_a_pool_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(comparison, "LONGEST", 0.01)
+    only(monkeypatch, OURS)
+    with pytest.raises(CputrainError, match=r"did not end within 0\.01 s"):
+        compared(case_called("start-fresh", quick=True), 1, 2, quick=True)
+
+
+def anything(*_):
+    raise AssertionError
+
+
+SOME = Contender(name="some", module="math", opened=lambda *_: anything())
+
+
+@pytest.mark.parametrize(
+    ("case", "results"),
+    [
+        ("tiny-map", [1, 2]),
+        ("tiny-map", []),
+        ("tensors-kept", [torch.zeros(1 << 12), torch.zeros(1 << 12)]),
+        ("tensors-one-by-one", [(0.0, 0.0), (1.0, 0.0)]),
+    ],
+)
+def test_a_pool_with_other_results_is_not_compared(case, results):
+    """A faster pool that returns something else is no faster pool."""
+    one = case_called(case, quick=True)
+    with pytest.raises(CputrainError, match=rf"results of 'some' in {case} must be the function's"):
+        _check(one, SOME, results, None, range(2))
+
+
+def test_a_ratio_is_taken_within_its_round_against_the_best_of_the_others():
+    """A machine that slows down between rounds changes no ratio."""
+    seconds = {"cputrain": (1.0, 10.0), "torch": (2.0, 20.0), "mpire": (4.0, 40.0),
+               "no pool": (0.5, 0.5)}  # fmt: skip
+    runs = {
+        name: [{"seconds": one, "cpu_seconds": None, "results": 3} for one in both]
+        for name, both in seconds.items()
+    }
+    case = summarise("tiny-map", "tiny", runs, {})
+    assert case.results == 3
+    assert case.side("cputrain").best_other == "torch"
+    assert case.side("cputrain").speedup.as_json() == {"median": 2, "lowest": 2, "highest": 2}
+    assert case.side("mpire").best_other == "cputrain"
+    assert case.side("mpire").speedup.median == 0.25
+    assert case.side("no pool").best_other is None
+    head, rows = case_table(case)
+    assert head == ("", "median", "fastest to slowest (middle half)", "against the best other")
+    assert [row[0] for row in rows] == ["cputrain", "torch", "mpire", "no pool"]
+
+
+def test_names_of_cases_are_unique_with_and_without_quick():
+    named = [case.name for group in CASES for case in cases(group)]
+    assert named == ALL
+    assert len(set(named)) == len(named)
+    assert all(isinstance(case, Case) for group in CASES for case in cases(group))
+
+
+def test_a_group_that_is_not_known_is_named():
+    with pytest.raises(UsageError, match="must be out of tensors, big, tiny, start"):
+        compare_pools(["tensor"])
+
+
+def test_pools_are_asked_in_four_ways():
+    """The way without a pool shows what each of them means."""
+    alone = next(one for one in CONTENDERS if one.name == "no pool")
+    with alone.opened(2, None) as ways:
+        assert isinstance(ways, Ways)
+        assert list(ways.one_by_one(math.isqrt, [4, 9], None)) == [2, 3]
+        assert ways.kept(math.isqrt, [4, 9], 1) == [2, 3]
+        assert ways.with_partial(pow, 2, [3, 4]) == [8, 16]
+        assert ways.with_argument(pow, 2, [3, 4]) == [8, 16]
+
+
+def test_processor_time_grows():
+    before = cpu_seconds()
+    sum(range(1_000_000))
+    assert cpu_seconds() > before
+
+
+def test_the_comparison_of_pools_loads_no_torch():
+    code = "import sys, cputrain.bench.pools; print('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False"

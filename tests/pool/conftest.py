@@ -1,0 +1,73 @@
+"""What tests of pools share: a limit on time, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import pytest
+
+LIMIT = 60
+"""Seconds after which a test is taken to hang."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Pools fork, and from Python 3.12 on that warns wherever a library has a thread."""
+    item.add_marker(pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"))
+
+
+@pytest.fixture(scope="session")
+def servers() -> None:
+    """Starts what multiprocessing starts once and never ends, and what torch starts so."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["__main__", "cputrain.pool.worker"]
+    )
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Fails a test that hangs."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError(f"not over after {LIMIT} seconds")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def nothing_left(servers: None, in_time: None) -> Iterator[None]:
+    """Fails a test that leaves processes, descriptors or names in /dev/shm."""
+    gc.collect()
+    before = _children(), _descriptors(), set(os.listdir("/dev/shm"))
+    yield
+    gc.collect()
+    assert _children() <= before[0]
+    assert _descriptors() <= before[1]
+    mine = {name for name in os.listdir("/dev/shm") if str(os.getpid()) in name}
+    assert mine <= before[2]
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
