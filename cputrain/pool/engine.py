@@ -31,6 +31,7 @@ from cputrain.pool.feed import Feed
 from cputrain.pool.packets import LONGEST, STOP, Part, ResultPacket, Status, with_ticket
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.slots import Slot
+from cputrain.pool.template import Shared, Template
 from cputrain.pool.worker import Raised, Setup
 from cputrain.pool.workers import Worker
 from cputrain.shared import ArenaFullError, End, Memory, Writer, pack, starting_workers, unpack
@@ -96,6 +97,7 @@ class Engine:
         """Why no worker can be started."""
         self._unheard: deque[Callable[[], None]] = deque()
         self._callbacks = _Callbacks()
+        self._template: Template | None = None
         self._owner = os.getpid()
         self._open()
 
@@ -132,6 +134,8 @@ class Engine:
             self._pack_setup()
         try:
             with self._starting():
+                if self._setup.forked and Template.can_run():
+                    self._make_template()
                 for _ in range(self.processes):
                     self._start_worker()
             for worker in self.workers:
@@ -141,6 +145,7 @@ class Engine:
                 worker.process.terminate()
             for worker in self.workers:
                 worker.process.join()
+                worker.close()
             self._close_ends()
             raise
         self.thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
@@ -225,23 +230,38 @@ class Engine:
         """Start workers in the place of those that have ended."""
         with self._lock:
             with self._starting():
+                if self._template is None and self._setup.forked and Template.can_run():
+                    self._make_template()
                 while len(self.workers) < self.processes:
                     self._hear(self._start_worker())
         self.wake()
 
     # -- workers
 
+    def _make_template(self) -> None:
+        shared = Shared(self._tasks, self._life_read, self._arguments, self._slots)
+        with starting_workers(self._is_over):
+            self._template = Template(self._process, shared, self._setup)
+        self._poll.register(self._template.fileno(), select.POLLIN)
+
     def _start_worker(self) -> Worker:
         slot = Slot(self._slots, self._free_slots.pop())
         slot.end()
         worker = Worker(slot)
         self._started += 1
-        setup = self._setup._replace(seed=seed_from(self._setup.seed, self._started))
-        others = _close_all if setup.forked else None
-        with starting_workers(self._is_over):
-            worker.start(
-                self._process, self._tasks, self._life_read, self._arguments, setup, others
-            )
+        seed = seed_from(self._setup.seed, self._started)
+        try:
+            if self._template is not None:
+                worker.start_from(self._template, seed)
+            else:
+                shared = Shared(self._tasks, self._life_read, self._arguments, self._slots)
+                setup = self._setup._replace(seed=seed)
+                with starting_workers(self._is_over):
+                    worker.start(self._process, shared, setup)
+        except BaseException:
+            self._free_slots.append(slot.number)
+            worker.close()
+            raise
         self.workers.append(worker)
         return worker
 
@@ -249,10 +269,38 @@ class Engine:
         return not self.workers and not self._leaving
 
     def _hear(self, worker: Worker) -> None:
-        self._ears[worker.inbox.fileno()] = worker
-        self._poll.register(worker.inbox.fileno(), select.POLLIN)
-        self._sentinels[worker.sentinel] = worker
-        self._poll.register(worker.sentinel, select.POLLIN)
+        if worker.inbox.fileno() not in self._ears:
+            self._ears[worker.inbox.fileno()] = worker
+            self._poll.register(worker.inbox.fileno(), select.POLLIN)
+        if worker.is_started:
+            self._sentinels[worker.sentinel] = worker
+            self._poll.register(worker.sentinel, select.POLLIN)
+
+    def _listen_to_template(self) -> None:
+        """Workers have been started, or could not be; of their end, their own descriptors tell."""
+        assert self._template is not None
+        if not self._template.listen():
+            # it has been killed: another one is made for the next worker, as well as now may be
+            self._poll.unregister(self._template.fileno())
+            self._template.close()
+            self._template = None
+        known = set(self._sentinels.values())
+        for worker in list(self.workers):
+            if worker.process.refused:
+                self._refused(worker)
+            elif worker not in known and worker.is_started:
+                self._hear(worker)
+
+    def _refused(self, worker: Worker) -> None:
+        self._deafen(worker)
+        with self._lock:
+            self.workers.remove(worker)
+            self._free_slots.append(worker.slot.number)
+        worker.close()
+        number = worker.process.refused
+        error = OSError(number, os.strerror(number))
+        if not self.workers:
+            self._break(ResourceError.of(error, "a pool's worker", "was not started"))
 
     def _deafen(self, worker: Worker) -> None:
         for ears in (self._ears, self._sentinels):
@@ -278,9 +326,7 @@ class Engine:
             self._died_with(task, worker, doing, how)
         elif not worker.leaving:
             self._look_for_lost()
-        if worker.ready or worker.leaving:
-            self._failed_starts = 0
-        else:
+        if not worker.ready and not worker.leaving:
             self._failed_starts += 1
             if self._failed_starts >= _START_ATTEMPTS:
                 self._break(
@@ -437,6 +483,7 @@ class Engine:
     def _take(self, worker: Worker, packet: ResultPacket) -> None:
         if packet.status is Status.READY:
             worker.ready = True
+            self._failed_starts = 0
             return
         if packet.status is Status.BYE:
             worker.leaving = True
@@ -500,6 +547,8 @@ class Engine:
         for end, _ in self._poll.poll(self._until_next()):
             if end == self._wake_read.fileno():
                 os.read(end, 1 << 12)
+            elif self._template is not None and end == self._template.fileno():
+                self._listen_to_template()
             elif end in self._ears:
                 self._receive(self._ears[end])
             elif end in self._sentinels:
@@ -567,10 +616,6 @@ class Engine:
                     os.write(self._tasks_write.fileno(), STOP)
                 except BlockingIOError:
                     break
-        else:
-            for worker in workers:
-                if not worker.has_ended():
-                    worker.process.terminate()
         self._tasks_write.close()
         self._wait_for(workers)
         with self._lock:
@@ -588,22 +633,29 @@ class Engine:
         self._close_ends()
 
     def _wait_for(self, workers: list[Worker]) -> None:
-        end = time.monotonic() + _GRACE
-        left = workers
-        while left:
-            ended = [worker for worker in left if worker.has_ended()]
-            left = [worker for worker in left if worker not in ended]
-            if self._terminated and time.monotonic() > end:
-                for worker in left:
-                    worker.kill()
-            if left:
-                self._listen_to_the_last(left)
+        begin = time.monotonic()
+        asked: list[Worker] = []
+        while workers:
+            if self._template is not None:
+                self._template.listen()
+            workers = [worker for worker in workers if not worker.has_ended()]
+            if self._terminated or self.broken is not None:
+                late = time.monotonic() > begin + _GRACE
+                for worker in workers if late else set(workers).difference(asked):
+                    if worker.is_started:
+                        worker.process.kill() if late else worker.process.terminate()
+                        asked.append(worker)
+            if workers:
+                self._listen_to_the_last(workers)
 
     def _listen_to_the_last(self, workers: list[Worker]) -> None:
         """What they still say is of no interest, but they wait until it has been taken."""
         waiting = select.poll()
+        if self._template is not None and self._template.is_alive:
+            waiting.register(self._template.fileno(), select.POLLIN)
         for worker in workers:
-            waiting.register(worker.sentinel, select.POLLIN)
+            if worker.is_started:
+                waiting.register(worker.sentinel, select.POLLIN)
             if not worker.inbox.ended:
                 waiting.register(worker.inbox.fileno(), select.POLLIN)
         waiting.poll(100)
@@ -611,6 +663,8 @@ class Engine:
             worker.inbox.receive()
 
     def _close_ends(self) -> None:
+        if self._template is not None:
+            self._template.close()
         for end in (self._tasks, self._tasks_write, self._life, self._life_read):
             end.close()
         self._wake.close()
@@ -619,7 +673,11 @@ class Engine:
         self._slots.close_descriptor()
 
     def close_in_child(self) -> None:
-        """In a forked worker, of this pool or another: so that each side sees the other end."""
+        """In a process forked off the pool's: so that each side sees the other end."""
+        if os.getpid() == self._owner:
+            return
+        if self._template is not None:
+            self._template.close_in_child()
         self._tasks_write.close()
         self._life.close()
         for worker in (*self.workers, *self._leaving):
@@ -680,6 +738,10 @@ class _Callbacks:
 def _close_all() -> None:
     for engine in list(Engine._all):
         engine.close_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)
 
 
 def _unpacked(status: Status, data: Any, leases: list[Any]) -> tuple[bool, Any]:

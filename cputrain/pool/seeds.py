@@ -21,7 +21,8 @@ def seed_all(seed: int) -> None:
     Forked workers would otherwise all draw the same numbers, and those that the script draws next.
     """
     random.seed(seed)
-    torch.manual_seed(seed)
+    # torch.manual_seed looks at every kind of device, which takes longer than a fork
+    torch.default_generator.manual_seed(seed)
     if "numpy.random" in sys.modules:  # otherwise it seeds itself when it is loaded
         import numpy.random
 

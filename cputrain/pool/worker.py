@@ -105,11 +105,12 @@ def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | Non
     """Run tasks until there are no more."""
     if close_others is not None:
         close_others()
-    _die_with_pool(ends.life)
+    die_with_pool(ends.life)
+    ends.life.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # the terminal tells every process of Ctrl-C; the pool's decides. An ignored signal would stay
     # ignored in programs that a task starts, one with a handler does not
-    signal.signal(signal.SIGINT, _leave_to_the_pool)
+    signal.signal(signal.SIGINT, leave_to_the_pool)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while it started
     if setup.cpus:
         _run_on(setup.cpus)
@@ -342,7 +343,7 @@ def _explained(error: BaseException) -> Raised:
 _life: list[int] = []
 
 
-def _die_with_pool(life: End) -> None:
+def die_with_pool(life: End) -> None:
     """Be killed by the system in the moment in which the pool's process ends, however it does.
 
     A signal is asked for when the other end of the pipe is closed. That is a matter of an opened
@@ -356,14 +357,13 @@ def _die_with_pool(life: End) -> None:
     fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     _life.append(own)
-    life.close()
     ended = select.poll()
     ended.register(own, 0)
     if ended.poll(0):  # it ended before the signal was asked for
         os._exit(1)
 
 
-def _leave_to_the_pool(*_: object) -> None:
+def leave_to_the_pool(*_: object) -> None:
     """Ctrl-C."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import ResourceError
 from cputrain.pool.packets import TOKEN
+from cputrain.pool.template import Born
 from cputrain.pool.worker import Setup, WorkerEnds, serve
 from cputrain.shared import End, Inbox, Memory, Outbox, Reader, Sender, pipe
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cputrain.pool.slots import Slot
+    from cputrain.pool.template import Shared, Template
 
 
 class Worker:
@@ -33,7 +35,6 @@ class Worker:
         self.kept: set[tuple[int, int]] = set()
         """Blocks of arguments that something in it still holds."""
         self._ended: int | None = None
-        self._ends: WorkerEnds | None = None
         memory = Memory.create()
         self.reader = Reader(memory, most=float("inf"))
         read, write = pipe()
@@ -42,27 +43,15 @@ class Worker:
         self.outbox, returned = Outbox(write), End(read)
         self._own = (results, returned, memory)
 
-    def start(
-        self,
-        process: Callable[..., Any],
-        tasks: End,
-        life: End,
-        arguments: Memory,
-        setup: Setup,
-        close_others: Callable[[], None] | None,
-    ) -> None:
-        """Start its process."""
-        ends = WorkerEnds(tasks, life, arguments, *self._own, self.slot)
+    def start(self, process: Callable[..., Any], shared: Shared, setup: Setup) -> None:
+        """Start its process from this one."""
+        ends = WorkerEnds(shared.tasks, shared.life, shared.arguments, *self._own, self.slot)
         try:
-            started = process(target=serve, args=(ends, setup, close_others))
+            started = process(target=serve, args=(ends, setup, None))
             started.name = started.name.replace("Process", "PoolWorker")
             started.start()
         except OSError as error:
-            self.close()
             raise ResourceError.of(error, "a pool's worker", "was not started") from error
-        except BaseException:
-            self.close()
-            raise
         finally:
             ends.close()
         self.process = started
@@ -70,6 +59,24 @@ class Worker:
             self._ended = os.pidfd_open(started.pid)
         except (AttributeError, OSError):  # an old kernel, or it has ended
             self._ended = None
+
+    def start_from(self, template: Template, seed: int) -> None:
+        """Have its process forked by the template."""
+        results, returned, memory = self._own
+        descriptors = [results.fileno(), returned.fileno(), memory.fileno()]
+        try:
+            self.process = template.bear(self.slot, seed, memory, descriptors)
+        except OSError as error:
+            raise ResourceError.of(error, "a pool's worker", "was not started") from error
+        finally:
+            results.close()
+            returned.close()
+            memory.close_descriptor()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether its process is known."""
+        return not isinstance(self.process, Born) or self.process.sentinel >= 0
 
     @property
     def sentinel(self) -> int:
@@ -83,15 +90,14 @@ class Worker:
             self.outbox.send_raw(b"".join(TOKEN.pack(*token) for token in tokens))
 
     def has_ended(self) -> bool:
-        """Whether its process has."""
+        """Whether its process has, or has never begun."""
+        if not self.is_started:
+            return bool(self.process.refused)
         return bool(connection.wait([self.sentinel], 0))
 
     def kill(self) -> None:
         """End it at once."""
-        try:
-            os.kill(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has ended by itself
-            return
+        self.process.kill()
 
     def join(self) -> str:
         """Wait for its end, and tell how it ended."""
@@ -114,6 +120,8 @@ class Worker:
         """Let go of all but what the script holds of its results."""
         self.inbox.close()
         self.outbox.close()
+        if isinstance(self.process, Born):
+            self.process.close()
         ended, self._ended = self._ended, None
         if ended is not None:
             os.close(ended)

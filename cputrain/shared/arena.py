@@ -152,6 +152,10 @@ class Memory:
         # only while a process is started: its descriptor is duplicated into the child
         return _attach, (reduction.DupFd(self._descriptor), self.size)
 
+    def fileno(self) -> int:
+        """The descriptor, until it is closed."""
+        return self._descriptor
+
     def close_descriptor(self) -> None:
         """Called once the other process has its own."""
         if self._descriptor >= 0:

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
@@ -54,7 +55,12 @@ def nothing_left(servers: None, in_time: None) -> Iterator[None]:
     gc.collect()
     before = _children(), _descriptors(), set(os.listdir("/dev/shm"))
     yield
-    gc.collect()
+    end = time.monotonic() + 3
+    while not (_children() <= before[0] and _descriptors() <= before[1]):
+        gc.collect()
+        if time.monotonic() > end:
+            break
+        time.sleep(0.05)  # a thread that was not waited for may be about to end
     assert _children() <= before[0]
     assert _descriptors() <= before[1]
     mine = {name for name in os.listdir("/dev/shm") if str(os.getpid()) in name}

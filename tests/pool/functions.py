@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,12 @@ def counted_death(folder: str) -> None:
 def slow_pair(item: int) -> Any:
     time.sleep(0.002)
     return item, torch.full((4000,), item)
+
+
+def ends_slowly(item: int) -> int:
+    """Its process takes a second to end once it has been told to."""
+    util.Finalize(None, time.sleep, (1,), exitpriority=0)
+    return item
 
 
 def deaf_to_sigterm(_: object = None) -> None:

@@ -34,10 +34,10 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture
-def pool(nothing_left: None) -> Iterator[Pool]:
+def pool(request: pytest.FixtureRequest, nothing_left: None) -> Iterator[Pool]:
     with Pool(2, context="fork") as made:
         yield made
-    made.join()
+    request.node.funcargs.clear()  # who looks for what is left does so before pytest lets go
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,6 @@ def lasting() -> Iterator[Pool]:
     with Pool(2, context="fork") as made:
         made.map(f.double, range(4))
         yield made
-    made.join()
 
 
 # as the built-in functions
@@ -120,7 +119,7 @@ def test_a_pool_cannot_be_pickled(pool: Pool) -> None:
 
 def test_an_unclosed_pool_is_warned_of() -> None:
     pool = Pool(1)
-    with pytest.warns(ResourceWarning, match="unclosed running multiprocessing pool"):
+    with pytest.warns(ResourceWarning, match="unclosed running multiprocessing pool"):  # noqa: PT031
         del pool
         gc.collect()
     until(lambda: not multiprocessing.active_children())
@@ -348,7 +347,7 @@ def test_an_iterator_that_raises_is_told_after_what_came_before(pool: Pool, meth
 
     results = getattr(pool, method)(f.double, items())
     found = []
-    with pytest.raises(LookupError, match="no more"):
+    with pytest.raises(LookupError, match="no more"):  # noqa: PT012
         for value in results:
             found.append(value)
     if method == "imap":
