@@ -16,13 +16,13 @@ from collections import deque
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cputrain.shared.arena import Memory, Reader, starting_workers
-from cputrain.shared.links import End, Inbox, Outbox, pipe
 from cputrain.data.messages import Result
-from cputrain.shared.packing import pack, unpack
 from cputrain.data.payload import Payload
 from cputrain.data.worker import prepare_to_fork, serve
 from cputrain.errors import ResourceError
+from cputrain.shared.arena import Memory, Reader, starting_workers
+from cputrain.shared.links import End, Inbox, Outbox, pipe
+from cputrain.shared.packing import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import sys
 import time
@@ -12,12 +11,12 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate
 
-from cputrain.shared.arena import SMALLEST, ArenaFullError, Writer
 from cputrain.data.messages import Result
 from cputrain.data.next_epoch import Ahead, Forget
+from cputrain.data.random_states import ProcessStates
+from cputrain.shared.arena import SMALLEST, ArenaFullError, Writer
 from cputrain.shared.one_thread import limit_numpy
 from cputrain.shared.packing import pack, unpack
-from cputrain.data.random_states import ProcessStates
 
 if TYPE_CHECKING:
     from collections.abc import Callable

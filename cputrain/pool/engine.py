@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import pickle
 import select
 import termios
 import threading
@@ -30,7 +31,8 @@ from cputrain.errors import (
 from cputrain.pool.feed import Feed
 from cputrain.pool.packets import LONGEST, STOP, Part, ResultPacket, Status, with_ticket
 from cputrain.pool.seeds import seed_from
-from cputrain.pool.slots import Slot
+from cputrain.pool.slots import Doing, Slot
+from cputrain.pool.tasks import Bundle
 from cputrain.pool.template import Shared, Template
 from cputrain.pool.worker import Raised, Setup
 from cputrain.pool.workers import Worker
@@ -52,6 +54,9 @@ _LOST_AFTER = 0.25
 
 _START_ATTEMPTS = 3
 """Workers in a row that may end before they are ready."""
+
+_PATIENCE = 0.02
+"""Seconds that an item of a bundle may take before the others are given to somebody else."""
 
 _LONG = 3600.0
 """Seconds; the system's clock for waiting takes no more than some weeks."""
@@ -86,6 +91,8 @@ class Engine:
         self._sent_bytes = 0
         self._timed = 0
         """Tasks on their way that may take only so long."""
+        self._bundles = 0
+        """Bundles on their way."""
         self._ticket = 0
         self._started = 0
         self._suspects: tuple[float, set[int]] | None = None
@@ -197,7 +204,7 @@ class Engine:
         """Nobody waits for what is still to come of a call; how many tasks will not be done."""
         with self._lock:
             kept = [task for task in self._waiting if task.call is not call]
-            dropped = len(self._waiting) - len(kept)
+            dropped = sum(len(task.each()) for task in self._waiting if task.call is call)
             self._waiting = deque(kept)
             call.complete = True
             call.ended(dropped, self._writer)
@@ -228,12 +235,11 @@ class Engine:
 
     def start_missing(self) -> None:
         """Start workers in the place of those that have ended."""
-        with self._lock:
-            with self._starting():
-                if self._template is None and self._setup.forked and Template.can_run():
-                    self._make_template()
-                while len(self.workers) < self.processes:
-                    self._hear(self._start_worker())
+        with self._lock, self._starting():
+            if self._template is None and self._setup.forked and Template.can_run():
+                self._make_template()
+            while len(self.workers) < self.processes:
+                self._hear(self._start_worker())
         self.wake()
 
     # -- workers
@@ -339,33 +345,28 @@ class Engine:
                     )
                 )
 
-    def _died_with(self, task: Task, worker: Worker, doing: Any, how: str) -> None:
+    def _died_with(self, task: Task, worker: Worker, doing: Doing, how: str) -> None:
         with self._lock:
             self._take_out(task)
         if worker.killed_for and worker.killed_for != doing.ticket:
-            self._again(task)  # it had just begun when the worker was killed for another
+            self._again([task])  # it had just begun when the worker was killed for another
             return
-        task.attempts += 1
-        if task.attempts <= task.call.retries:
-            self._again(task)
-            return
-        tried = f" {task.attempts} times" * (task.attempts > 1)
-        if worker.killed_for:
-            error: TaskLost = TaskTimeout(
-                task.named(doing.item),
-                f"must end within {task.call.timeout:g} s",
-                found=f"it running longer{tried}, and killed its {how.partition(' was ')[0]}",
-                do="Give it a longer timeout, or smaller pieces of work.",
-            )
-        else:
-            error = WorkerDied(
-                task.named(doing.item), f"lost its worker{tried}", found=how, do=_advice(how)
-            )
-        self._finish(task, False, error)
+        if isinstance(task, Bundle):
+            # those before it had ended, but nobody has been told how
+            self._again(task.cut(doing.item + 1))
+            with self._lock:
+                task.release(self._writer)
+        for one in task.each():
+            one.attempts += 1
+            if one.attempts <= one.call.retries:
+                self._again([one])
+            else:
+                item = 0 if isinstance(task, Bundle) else doing.item
+                self._finish(one, False, _fate(one, item, how, killed=bool(worker.killed_for)))
 
-    def _again(self, task: Task) -> None:
+    def _again(self, tasks: list[Task]) -> None:
         with self._lock:
-            self._waiting.appendleft(task)
+            self._waiting.extendleft(reversed(tasks))
 
     def _look_for_lost(self) -> None:
         """A worker has died: perhaps after it had taken a task, and before it could say so."""
@@ -408,14 +409,15 @@ class Engine:
                 self._take_out(task)
             self._waiting.clear()
         for task in tasks:
-            self._finish(task, False, error)
+            for one in task.each():
+                self._finish(one, False, error)
 
     # -- tasks
 
     def _send(self) -> None:
         """Put waiting tasks into the pipe; with the lock held."""
         while self._waiting and self._has_room():
-            task = self._waiting.popleft()
+            task = self._next_task()
             try:
                 packet = task.pack(self._writer)
             except ArenaFullError:
@@ -431,7 +433,11 @@ class Engine:
                 self._later(task, error)
                 continue
             except Exception as error:  # whatever cannot be pickled: the caller is told
-                self._later(task, error)
+                if isinstance(task, Bundle):
+                    task.call.may_bundle = False
+                    self._again(task.tasks)
+                else:
+                    self._later(task, error)
                 continue
             self._ticket += 1
             try:
@@ -443,6 +449,20 @@ class Engine:
             self._sent[task.ticket] = task
             self._sent_bytes += task.bytes
             self._timed += task.call.timeout is not None
+            self._bundles += isinstance(task, Bundle)
+
+    def _next_task(self) -> Task:
+        """The next task, or a bundle of the next ones."""
+        task = self._waiting.popleft()
+        most = task.call.bundle(len(self._waiting) + 1, self.processes)
+        if most == 1 or isinstance(task, Bundle):
+            return task
+        tasks = [task]
+        while self._waiting and len(tasks) < most and self._waiting[0].call is task.call:
+            if isinstance(self._waiting[0], Bundle):
+                break
+            tasks.append(self._waiting.popleft())
+        return Bundle(tasks) if len(tasks) > 1 else task
 
     def _has_room(self) -> bool:
         limit = self.processes + (AHEAD if self._sent_bytes < AHEAD_BYTES else self.processes)
@@ -455,6 +475,7 @@ class Engine:
         if self._sent.pop(task.ticket, None) is not None:
             self._sent_bytes -= task.bytes
             self._timed -= task.call.timeout is not None
+            self._bundles -= isinstance(task, Bundle)
 
     def _finish(self, task: Task, success: bool, value: Any) -> None:
         with self._lock:
@@ -489,29 +510,36 @@ class Engine:
             worker.leaving = True
             return
         leases = worker.reader.leases(packet.result.lent)
-        data = packet.result.data if packet.result.data else memoryview(leases.pop())
-        success, value = _unpacked(packet.status, data, leases)
-        del leases, data
         if packet.status is Status.NOT_SET_UP:
             worker.leaving = True
-            error = TaskLost(
-                "the initializer of a pool",
-                "must not raise",
-                found=_said(value),
-                do="Its traceback is above.",
-            )
-            error.__cause__ = value
-            self._break(error)
+            _, cause = _outcome(packet.status, packet.result.data, leases)
+            self._break(_not_set_up(cause))
             return
+        task = self._settle(worker, packet)
+        if isinstance(task, Bundle) and packet.status is Status.DONE:
+            self._finish_each(task, packet.result.data, leases)
+        elif task is not None:
+            success, value = _outcome(packet.status, packet.result.data, leases)
+            del leases
+            for one in task.each():
+                self._finish(one, success, value)
+            del value
+        worker.give_back()
+
+    def _settle(self, worker: Worker, packet: ResultPacket) -> Task | None:
+        """Book what a worker tells; the task it is about, unless that has been given up."""
         with self._lock:
             task = self._sent.get(packet.ticket)
             if task is not None:
                 self._take_out(task)
+                task.call.took(packet.took, len(task.each()))
                 if packet.result.lent:
                     size = sum(one.size for one in packet.result.lent)
                     task.call.heaviest = max(task.call.heaviest, size)
                 if packet.kept:
                     self._keep(worker, task, packet)
+                if isinstance(task, Bundle):
+                    task.release(self._writer)
             if packet.ended:
                 self._writer.give_back(packet.ended)
                 worker.kept.difference_update(packet.ended)
@@ -519,10 +547,20 @@ class Engine:
                 worker.leaving = True
                 self.workers.remove(worker)
                 self._leaving.append(worker)
-        if task is not None:
-            self._finish(task, success, value)
-        del value
-        worker.give_back()
+        return task
+
+    def _finish_each(self, bundle: Bundle, data: bytes | memoryview, leases: list[Any]) -> None:
+        """Tell what came of each task of a bundle; those that were not begun are sent again."""
+        outcomes = pickle.loads(data)
+        self._again(bundle.cut(len(outcomes)))
+        begin = 0
+        for task, (status, own, count) in zip(bundle.tasks, outcomes, strict=False):
+            buffers = leases[begin : begin + count]
+            begin += count
+            success, value = _outcome(status, own, buffers)
+            del buffers
+            self._finish(task, success, [value] if success else value)
+            del value
 
     def _keep(self, worker: Worker, task: Task, packet: ResultPacket) -> None:
         kept = set(packet.kept)
@@ -559,6 +597,8 @@ class Engine:
             self._recover_lost()
         if self._timed:
             self._kill_overdue()
+        if self._bundles:
+            self._share_bundles()
         if self.broken is None and not self._terminated and (self.calls or not self._closing):
             self._replace()
         with self._lock:
@@ -580,6 +620,8 @@ class Engine:
         now = time.monotonic()
         if self._suspects is not None:
             times.append(self._suspects[0] - now)
+        if self._bundles:
+            times.append(_PATIENCE)
         if self._timed:
             with self._lock:
                 limits = [task.call.timeout for task in self._sent.values()]
@@ -602,6 +644,29 @@ class Engine:
             if now - doing.since > task.call.timeout * 1e9:
                 worker.killed_for = doing.ticket
                 worker.kill()
+
+    def _share_bundles(self) -> None:
+        """Take back what waits behind an item that takes long, while another worker has nothing.
+
+        What is behind it may even be what it waits for.
+        """
+        now = time.monotonic_ns()
+        doings = [worker.slot.read() for worker in self.workers]
+        with self._lock:
+            if self._waiting or all(doing.ticket for doing in doings):
+                return
+            for worker, doing in zip(self.workers, doings, strict=True):
+                bundle = self._sent.get(doing.ticket)
+                if not isinstance(bundle, Bundle) or doing.item + 1 >= len(bundle.tasks):
+                    continue
+                if now - doing.since < _PATIENCE * 1e9:
+                    continue
+                if bundle.revoked is None or bundle.revoked[1] != doing.item:
+                    worker.slot.limit(doing.ticket, doing.item + 1)
+                    bundle.revoked = now, doing.item
+                elif now - bundle.revoked[0] > _PATIENCE * 1e9:
+                    # it is still at the same item, so it has seen the limit when that ends
+                    self._again(bundle.cut(doing.item + 1))
 
     def _is_done(self) -> bool:
         if self._terminated:
@@ -744,9 +809,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_all)
 
 
-def _unpacked(status: Status, data: Any, leases: list[Any]) -> tuple[bool, Any]:
+def _outcome(status: Status, data: Any, leases: list[Any]) -> tuple[bool, Any]:
     try:
-        value = unpack(data, leases)
+        value = unpack(data if data else memoryview(leases.pop()), leases)
     except BaseException as error:  # whatever a result is made of: the caller is told
         return False, TaskError(
             "a task's result",
@@ -778,6 +843,29 @@ def _as_raised(raised: Raised) -> BaseException:
     return error
 
 
+def _not_set_up(cause: BaseException) -> TaskLost:
+    error = TaskLost(
+        "the initializer of a pool",
+        "must not raise",
+        found=_said(cause),
+        do="Its traceback is above.",
+    )
+    error.__cause__ = cause
+    return error
+
+
+def _fate(task: Task, item: int, how: str, *, killed: bool) -> TaskLost:
+    tried = f" {task.attempts} times" * (task.attempts > 1)
+    if killed:
+        return TaskTimeout(
+            task.named(item),
+            f"must end within {task.call.timeout:g} s",
+            found=f"it running longer{tried}, and killed its {how.partition(' was ')[0]}",
+            do="Give it a longer timeout, or smaller pieces of work.",
+        )
+    return WorkerDied(task.named(item), f"lost its worker{tried}", found=how, do=_advice(how))
+
+
 def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
@@ -798,5 +886,7 @@ def _advice(how: str) -> str:
             "retries=1 runs such a task again."
         )
     if "SIGSEGV" in how or "SIGBUS" in how or "SIGABRT" in how:
-        return "Native code crashed: run the function in this process, under python -X faulthandler."
+        return (
+            "Native code crashed: run the function in this process, under python -X faulthandler."
+        )
     return "Let the function return or raise instead of ending its process."

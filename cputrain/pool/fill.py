@@ -163,9 +163,7 @@ def _fill_part(
             fn(index, *views, seed=part.seed)
         else:
             fn(index, *views, part.seed)
-    return [
-        view if tensor is None else None for view, tensor in zip(views, shared, strict=True)
-    ]
+    return [view if tensor is None else None for view, tensor in zip(views, shared, strict=True)]
 
 
 def _takes_seed(fn: Callable[..., Any]) -> bool:
@@ -205,7 +203,11 @@ def _tensors(out: Any) -> list[torch.Tensor]:
 def _mask(resume: torch.Tensor | None, rows: int) -> torch.Tensor:
     if resume is None:
         return torch.zeros(rows, dtype=torch.bool)
-    if not isinstance(resume, torch.Tensor) or resume.dtype != torch.bool or resume.shape != (rows,):
+    if (
+        not isinstance(resume, torch.Tensor)
+        or resume.dtype != torch.bool
+        or resume.shape != (rows,)
+    ):
         found = type(resume).__name__
         if isinstance(resume, torch.Tensor):
             found = f"one of {resume.dtype} and shape {tuple(resume.shape)}"

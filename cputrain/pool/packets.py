@@ -22,7 +22,7 @@ TOKEN = struct.Struct("<QI")
 """A block that is held no more."""
 
 _TASK = struct.Struct("<QBBIII")
-_RESULT = struct.Struct("<QBBIII")
+_RESULT = struct.Struct("<QBBIIIQ")
 _LENT = struct.Struct("<QQI")
 
 
@@ -35,7 +35,9 @@ class Kind(IntEnum):
     """`function(item)` for each item."""
     STAR = 2
     """`function(*item)` for each item."""
-    STOP = 3
+    APART = 3
+    """`function(item)` for each item, and each has an outcome of its own."""
+    STOP = 4
     """Nothing: the worker ends."""
 
 
@@ -150,6 +152,8 @@ class ResultPacket(NamedTuple):
     """Blocks of this task that something in the worker still holds."""
     ended: list[tuple[int, int]]
     """Blocks of earlier tasks that nothing holds any more."""
+    took: int
+    """Nanoseconds from the task's begin to its result."""
     result: Part
 
     def encode(self) -> bytes:
@@ -161,6 +165,7 @@ class ResultPacket(NamedTuple):
             len(self.kept),
             len(self.ended),
             len(self.result.lent),
+            self.took,
         )
         if not (self.kept or self.ended or self.result.lent):
             return head + self.result.data
@@ -171,11 +176,11 @@ class ResultPacket(NamedTuple):
     @classmethod
     def decode(cls, message: bytes) -> ResultPacket:
         """From bytes."""
-        ticket, status, last, kept, ended, lents = _RESULT.unpack_from(message)
+        ticket, status, last, kept, ended, lents, took = _RESULT.unpack_from(message)
         view = memoryview(message)
         if not (kept or ended or lents):
             part = Part(view[_RESULT.size :], [])
-            return cls(ticket, _STATUSES[status], bool(last), [], [], part)
+            return cls(ticket, _STATUSES[status], bool(last), [], [], took, part)
         kept_end = _RESULT.size + kept * TOKEN.size
         ended_end = kept_end + ended * TOKEN.size
         begin = ended_end + lents * _LENT.size
@@ -185,6 +190,7 @@ class ResultPacket(NamedTuple):
             bool(last),
             list(TOKEN.iter_unpack(view[_RESULT.size : kept_end])),
             list(TOKEN.iter_unpack(view[kept_end:ended_end])),
+            took,
             Part(
                 view[begin:],
                 [Lent(*one) for one in _LENT.iter_unpack(view[ended_end:begin])],

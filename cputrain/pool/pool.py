@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cputrain.errors import UsageError
+from cputrain.errors import SourceError, UsageError
 from cputrain.machine import read_machine
 from cputrain.pool.engine import Engine
 from cputrain.pool.feed import Feed, LazyResults
@@ -23,9 +23,12 @@ from cputrain.pool.seeds import seed_from
 from cputrain.pool.start import context_for, starting
 from cputrain.pool.tasks import Call, Options, Task, whole_number
 from cputrain.pool.worker import Setup
+from cputrain.shared import pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from cputrain.machine import Budget
 
 _pools = itertools.count()
 
@@ -70,7 +73,7 @@ class Pool(multiprocessing_pool.Pool):
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         self._options = Options(timeout, retries, progress).checked()
-        budget = read_machine(detail=False).budget
+        budget = _budget()
         self._processes = processes or budget.physical_cores
         self._ctx = context_for(context)
         method = self._ctx.get_start_method()
@@ -115,7 +118,7 @@ class Pool(multiprocessing_pool.Pool):
         self,
         func: Callable[..., Any],
         args: Iterable[Any] = (),
-        kwds: Mapping[str, Any] = {},  # noqa: B006  (multiprocessing's signature)
+        kwds: Mapping[str, Any] = {},
         callback: Callable[[Any], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
         *,
@@ -136,7 +139,7 @@ class Pool(multiprocessing_pool.Pool):
         self,
         func: Callable[..., Any],
         args: Iterable[Any] = (),
-        kwds: Mapping[str, Any] = {},  # noqa: B006  (multiprocessing's signature)
+        kwds: Mapping[str, Any] = {},
         *,
         timeout: float | None = None,
         retries: int | None = None,
@@ -355,6 +358,15 @@ def _listed(
     )
     result.items, result.chunksize = items, chunksize
     return result
+
+
+def _budget() -> Budget:
+    try:
+        return read_machine(detail=False).budget
+    except SourceError:
+        for end in pipe():  # if there are no descriptors left, this says so
+            os.close(end)
+        raise
 
 
 def _guarded(callback: Callable[[Any], Any] | None) -> Callable[[Any], None] | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cputrain.report.terminal import console
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from rich.progress import Progress
@@ -38,21 +40,31 @@ class Bar:
 
     def advance(self, count: int) -> None:
         """So many more have been done."""
-        if self._closed or not self._shown:
+        if self._closed:
             return
         if self._progress is None:
             self._show()
-        assert self._progress is not None
-        self._progress.advance(self._task, count)
+        if self._progress is not None:
+            with self._unseen():
+                self._progress.advance(self._task, count)
 
     def close(self) -> None:
         """Leave the bar as it is."""
         self._closed = True
         if self._progress is not None:
-            self._progress.stop()
+            with self._unseen():
+                self._progress.stop()
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Where nobody reads standard error, work goes on without a bar."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self._closed = True
 
     def _show(self) -> None:
-        if not self._shown:
+        if not self._shown or sys.stderr is None:
             return
         from rich.progress import (
             BarColumn,
@@ -82,4 +94,5 @@ class Bar:
             console=console(sys.stderr),
         )
         self._task = self._progress.add_task(self._name, total=self._total)
-        self._progress.start()
+        with self._unseen():
+            self._progress.start()

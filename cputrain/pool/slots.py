@@ -16,6 +16,7 @@ _LINE = 64
 """Bytes: one cache line each, so that writing one does not slow the others."""
 
 _SLOT = struct.Struct("<QQQ")
+_LIMIT = struct.Struct("<QQ")
 _NOW = struct.Struct("<QQ")
 _TICKET = struct.Struct("<Q")
 
@@ -44,10 +45,12 @@ class Slot:
         """Memory for so many."""
         return Memory.create(count * _LINE)
 
-    def begin(self, ticket: int) -> None:
-        """A task begins."""
-        _NOW.pack_into(self._memory.map, self._at + 8, 0, time.monotonic_ns())
+    def begin(self, ticket: int) -> int:
+        """A task begins; when, in nanoseconds of the monotonic clock."""
+        now = time.monotonic_ns()
+        _NOW.pack_into(self._memory.map, self._at + 8, 0, now)
         _TICKET.pack_into(self._memory.map, self._at, ticket)
+        return now
 
     def begin_item(self, item: int) -> None:
         """One item of the task begins."""
@@ -56,6 +59,15 @@ class Slot:
     def end(self) -> None:
         """The task is over; also makes the line fit for another worker."""
         _TICKET.pack_into(self._memory.map, self._at, 0)
+
+    def limit(self, ticket: int, items: int) -> None:
+        """Told by the pool: to do only so many items of this task."""
+        _LIMIT.pack_into(self._memory.map, self._at + 24, ticket, items)
+
+    def is_limited(self, ticket: int, item: int) -> bool:
+        """Whether this item is not to be begun."""
+        limited, items = _LIMIT.unpack_from(self._memory.map, self._at + 24)
+        return bool(limited == ticket and item >= items)
 
     def read(self) -> Doing:
         """What the worker does now."""

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 REMEMBERED = 1 << 20
 """Bytes from which on a buffer is looked for among those that a call has sent before."""
 
+SMALL = 200_000
+"""Nanoseconds. A task that takes less costs about as much to send as to do."""
+
+_BUNDLE_TIME = 500_000
+"""Nanoseconds of work that are sent together."""
+
+_BUNDLE_MOST = 64
+
 _IN_PLACE = 1024
 """Bytes of a function's pickle that go with each task; a longer one lies in a block."""
 
@@ -90,6 +98,10 @@ class Call:
         self.retries = options.retries
         self.complete = False
         """All its tasks have been submitted."""
+        self.may_bundle = kind is Kind.EACH and not same_items and options.timeout is None
+        """Whether tasks of one item each may go together, where they are small."""
+        self.pace = 0
+        """Nanoseconds that an item takes; 0 as long as nobody knows."""
         self.heaviest = 0
         """Bytes of shared memory that a result of it has taken."""
         self._open = 0
@@ -121,6 +133,17 @@ class Call:
             self._memo = _Memo(writer)
         return self._memo
 
+    def took(self, nanoseconds: int, items: int) -> None:
+        """So long for so many items: what is slower counts at once, what is faster in time."""
+        each = nanoseconds // max(1, items)
+        self.pace = each if each > self.pace else (3 * self.pace + each) // 4
+
+    def bundle(self, waiting: int, processes: int) -> int:
+        """How many tasks are to go together, when so many wait."""
+        if not self.may_bundle or not 0 < self.pace < SMALL or waiting < 4 * processes:
+            return 1
+        return min(_BUNDLE_MOST, _BUNDLE_TIME // self.pace, waiting // (2 * processes))
+
     def begun(self, tasks: int) -> None:
         """So many tasks have been submitted; with the engine's lock held, as the next."""
         self._open += tasks
@@ -143,7 +166,17 @@ class Call:
 class Task:
     """A part of a call: what one worker does before it tells of it."""
 
-    __slots__ = ("arguments", "attempts", "bytes", "call", "first", "index", "lent", "packet", "ticket")
+    __slots__ = (
+        "arguments",
+        "attempts",
+        "bytes",
+        "call",
+        "first",
+        "index",
+        "lent",
+        "packet",
+        "ticket",
+    )
 
     def __init__(self, call: Call, index: int, first: int, arguments: Any) -> None:
         self.call = call
@@ -158,6 +191,11 @@ class Task:
         self.bytes = 0
         """What its arguments take in shared memory."""
 
+    @property
+    def kind(self) -> Kind:
+        """How the function is applied."""
+        return self.call.kind
+
     def pack(self, writer: Writer) -> bytearray:
         """Its packet, made once; its blocks are held until `release`."""
         if self.packet is None:
@@ -165,14 +203,18 @@ class Task:
             self.lent = list(function.lent)
             arguments = self.call.arguments_in(writer, self.arguments)
             self.lent += arguments.lent
-            whole = TaskPacket(0, self.call.kind, self.call.timeout is not None, function, arguments)
-            packet = whole.encode()
+            timed = self.call.timeout is not None
+            packet = TaskPacket(0, self.kind, timed, function, arguments).encode()
             if len(packet) > LONGEST:
                 self.lent.append(writer.lend(memoryview(packet), in_place=False))
                 packet = points_to(self.lent[-1])
             self.packet = packet
             self.bytes = sum(one.size for one in self.lent)
         return self.packet
+
+    def each(self) -> list[Task]:
+        """The tasks that this stands for."""
+        return [self]
 
     def release(self, writer: Writer) -> None:
         """It has ended; only what a worker has kept is still in use."""
@@ -187,6 +229,35 @@ class Task:
         if self.call.kind is Kind.CALL:
             return self.call.name
         return f"item {self.first + item} of {self.call.name}"
+
+
+class Bundle(Task):
+    """Several small tasks of one item each, on their way together."""
+
+    __slots__ = ("revoked", "tasks")
+
+    def __init__(self, tasks: list[Task]) -> None:
+        first = tasks[0]
+        super().__init__(first.call, first.index, first.first, [one.arguments[0] for one in tasks])
+        self.tasks = tasks
+        self.revoked: tuple[int, int] | None = None
+        """Since when (nanoseconds) and from which item on the rest is wanted back."""
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.APART
+
+    def each(self) -> list[Task]:
+        return self.tasks
+
+    def named(self, item: int = 0) -> str:
+        return self.tasks[item].named()
+
+    def cut(self, items: int) -> list[Task]:
+        """Leave it so many; the others."""
+        rest = self.tasks[items:]
+        del self.tasks[items:]
+        return rest
 
 
 def _tokens(lent: list[Lent]) -> list[tuple[int, int]]:

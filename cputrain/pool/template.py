@@ -130,9 +130,7 @@ class Template:
         self._born: dict[int, Born] = {}
         self._asked: dict[int, Born] = {}
         with theirs:
-            self.process = process(
-                target=_run, args=(theirs, self._socket, process, shared, setup)
-            )
+            self.process = process(target=_run, args=(theirs, self._socket, process, shared, setup))
             self.process.name = self.process.name.replace("Process", "PoolTemplate")
             self.process.start()
         self.is_alive = True

@@ -5,14 +5,17 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import pickle
 import select
 import signal
 import sys
+import time
 import traceback
+from functools import partial
 from itertools import count, starmap
 from multiprocessing.pool import MaybeEncodingError
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -91,6 +94,10 @@ class Setup(NamedTuple):
     forked: bool
 
 
+Outcome: TypeAlias = tuple[Status, bytes, "list[Lent]"]
+"""Whether a task returned or raised; that, packed; its blocks."""
+
+
 class Raised(NamedTuple):
     """An exception on its way."""
 
@@ -157,6 +164,7 @@ class _Worker:
         self._told: set[tuple[int, int]] = set()
         """Blocks of earlier tasks that the pool has been told are still held."""
         self._halves = b""
+        self._begun = 0
         self._known: tuple[bytes, Any] = b"", None
         os.set_blocking(ends.returned.fileno(), False)
 
@@ -194,7 +202,7 @@ class _Worker:
         if not data:
             return None
         (ticket,) = TICKET.unpack_from(data)
-        self._slot.begin(ticket)  # from here on, the pool knows whose task it is
+        self._begun = self._slot.begin(ticket)  # from here on, the pool knows whose task it is
         packet = TaskPacket.decode(data)
         if packet.kind is Kind.STOP:
             return None
@@ -204,10 +212,29 @@ class _Worker:
             packet = TaskPacket.decode(memoryview(whole))._replace(ticket=ticket)
         return packet
 
-    def _run(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Status, bytes, list[Lent]]:
+    def _run(self, packet: TaskPacket, lent: list[Lent]) -> Outcome:
         """What came of a task; nothing else of it is held any more."""
+        if packet.kind is not Kind.APART:
+            return self._outcome(partial(self._value, packet, lent))
         try:
-            value = self._value(packet, lent)
+            function, items = self._parts(packet, lent)
+        except BaseException as error:
+            return Status.RAISED, *self.packed(_explained(error))
+        outcomes: list[tuple[Status, bytes, int]] = []
+        lents: list[Lent] = []
+        for number, item in enumerate(items):
+            if number:
+                if self._slot.is_limited(packet.ticket, number):
+                    break  # the pool has another worker do the rest
+                self._slot.begin_item(number)
+            status, data, own = self._outcome(partial(function, item))
+            outcomes.append((status, data, len(own)))
+            lents += own
+        return Status.DONE, pickle.dumps(outcomes, 5), lents
+
+    def _outcome(self, work: Callable[[], Any]) -> Outcome:
+        try:
+            value = work()
         except BaseException as error:
             return Status.RAISED, *self.packed(_explained(error))
         try:
@@ -215,12 +242,15 @@ class _Worker:
         except Exception as error:  # whatever the value is made of: the pool must be told
             return Status.RAISED, *self.packed(_explained(_unsent(error, value)))
 
-    def _value(self, packet: TaskPacket, lent: list[Lent]) -> Any:
+    def _parts(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Any, Any]:
+        """The function and its arguments."""
         buffers = self._reader.leases(lent)
         of_function = len(packet.function.lent)
         function = self._function(packet.function, buffers[:of_function])
-        arguments = _unpacked(packet.arguments, buffers[of_function:])
-        del buffers
+        return function, _unpacked(packet.arguments, buffers[of_function:])
+
+    def _value(self, packet: TaskPacket, lent: list[Lent]) -> Any:
+        function, arguments = self._parts(packet, lent)
         if packet.kind is Kind.CALL:
             args, kwds = arguments
             return function(*args, **kwds)
@@ -266,9 +296,7 @@ class _Worker:
         self._halves = read[whole:]
         self._writer.give_back(list(TOKEN.iter_unpack(read[:whole])))
 
-    def _held(
-        self, lent: Iterable[Lent]
-    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def _held(self, lent: Iterable[Lent]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Blocks of a task that are still in use, and those of earlier ones that no longer are."""
         self._reader.returned()
         live = self._reader.live()
@@ -290,7 +318,8 @@ class _Worker:
     ) -> None:
         """Tell the pool what came of a task, and which blocks of its arguments are in use."""
         kept, ended = self._held(lent) if lent or self._told else ([], [])
-        packet = ResultPacket(ticket, status, last, kept, ended, Part(data, results))
+        took = time.monotonic_ns() - self._begun
+        packet = ResultPacket(ticket, status, last, kept, ended, took, Part(data, results))
         _flush()
         try:
             self._ends.results.send(packet.encode())
@@ -372,5 +401,3 @@ def _run_on(cpus: tuple[int, ...]) -> None:
         os.sched_setaffinity(0, cpus)
     except OSError:  # what may be used has changed since: the inherited mask holds
         return
-
-

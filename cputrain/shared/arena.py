@@ -105,9 +105,7 @@ class Memory:
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
-            raise ResourceError.of(
-                error, "shared memory", "could not be made"
-            ) from error
+            raise ResourceError.of(error, "shared memory", "could not be made") from error
 
     def privately(self) -> Memory:
         """The same bytes; what is written through this mapping stays in this process."""

@@ -147,9 +147,7 @@ class _Packer(ForkingPickler):
         return _view, (flat, tensor.dtype, shape, strides, 0)
 
 
-def pack(
-    thing: Any, writer: Writes | None, *, sharing: bool = False
-) -> tuple[bytes, list[Lent]]:
+def pack(thing: Any, writer: Writes | None, *, sharing: bool = False) -> tuple[bytes, list[Lent]]:
     """The pickled bytes, and the blocks that hold the large buffers; without a writer, none do.
 
     With `sharing`, a tensor in shared memory stays shared; otherwise it is copied, as others are.

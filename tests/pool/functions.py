@@ -283,7 +283,7 @@ def filled_some(number: int) -> torch.Tensor:
 
 
 def total(item: Any) -> float:
-    return float(item.sum())
+    return float(item.detach().sum() if isinstance(item, torch.Tensor) else item.sum())
 
 
 def linear(number: int) -> torch.nn.Module:
@@ -301,7 +301,7 @@ def step(model: torch.nn.Module) -> float:
     with torch.no_grad():
         for one in model.parameters():
             one.add_(1)
-    return float(sum(one.sum() for one in model.parameters()))
+    return sum(float(one.detach().sum()) for one in model.parameters())
 
 
 def of_views(views: dict[str, torch.Tensor]) -> list[bool]:

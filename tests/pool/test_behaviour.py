@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -274,31 +275,56 @@ class CountedList(list[int]):
 
 
 @pytest.mark.parametrize("make", [Taken, lambda: CountedList(range(1000))], ids=["endless", "list"])
-@pytest.mark.parametrize(
-    ("ahead", "chunksize"), [(1, 1), (5, 1), (7, 3), (2, 3), (None, 1), (None, 3)]
-)
+@pytest.mark.parametrize(("ahead", "chunksize"), [(1, 1), (5, 1), (7, 3), (2, 3), (40, 3)])
 @pytest.mark.parametrize("method", ["imap", "imap_unordered"])
 def test_no_more_is_taken_than_may_be_ahead(
-    pool: Pool, method: str, make: Any, ahead: int | None, chunksize: int
+    pool: Pool, method: str, make: Any, ahead: int, chunksize: int
 ) -> None:
     items = make()
     results = getattr(pool, method)(f.double, items, chunksize, ahead=ahead)
-    most = 4 * 2 * chunksize if ahead is None else max(ahead, chunksize)
-    whole = most - most % chunksize  # items are taken by chunks
-    until(lambda: items.count == whole)
-    for consumed in range(1, 25):
+    most = max(ahead, chunksize)
+    until(lambda: items.count == most - most % chunksize)  # items are taken by chunks
+    for consumed in range(1, 60):
         next(results)
-        expected = (consumed + most) - (consumed + most) % chunksize
-        until(lambda expected=expected: items.count >= expected)
         assert items.count <= consumed + most
     time.sleep(0.05)
     assert items.count <= consumed + most
+    if isinstance(items, Taken):  # those of a list are taken some at once
+        assert items.count > consumed + most - chunksize
     results.close()
+
+
+def test_what_is_taken_ahead_by_default_is_bounded(pool: Pool) -> None:
+    for chunksize in (1, 3):
+        items = Taken()
+        results = pool.imap(f.double, items, chunksize)
+        next(results)
+        time.sleep(0.3)
+        before = items.count
+        time.sleep(0.2)
+        assert items.count == before <= 1000 * chunksize
+        results.close()
+
+
+def test_large_items_are_not_taken_far_ahead(pool: Pool) -> None:
+    taken = 0
+
+    def items() -> Iterator[torch.Tensor]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield torch.ones(1 << 20)
+
+    for number, value in enumerate(pool.imap(f.total, items())):
+        assert value == 1 << 20
+        if number == 20:
+            break
+    assert taken <= 21 + 40
 
 
 def test_an_endless_iterator_can_be_consumed_and_left(pool: Pool) -> None:
     items = Taken()
-    for number, value in enumerate(pool.imap(f.double, items)):
+    for number, value in enumerate(pool.imap(f.double, items, ahead=8)):
         assert value == 2 * number
         if number == 200:
             break
