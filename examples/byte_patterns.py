@@ -23,7 +23,7 @@ MOMENTS = torch.arange(LENGTH)
 RINGING = (-0.96) ** MOMENTS
 
 
-def record(rows: range, recordings: torch.Tensor, answers: torch.Tensor, seed: int) -> None:
+def record(_rows: range, recordings: torch.Tensor, answers: torch.Tensor, _seed: int) -> None:
     """Some rows of the data; `fill` calls it in its workers, with torch seeded for these rows."""
     for recording, answer in zip(recordings, answers, strict=True):
         answer[:] = torch.rand(2) < 0.5
@@ -103,7 +103,7 @@ def main() -> None:
     losses, accuracy = learn(loader, recordings[:UNSEEN], answers[:UNSEEN], options.steps)
     end = time.perf_counter()
 
-    digest = hashlib.sha256(recordings.numpy()).hexdigest()[:12]
+    digest = hashlib.sha256(recordings.numpy().data).hexdigest()[:12]
     print(f"{rows:,} recordings made in {made - begin:.1f} s ({digest})")
     print(f"{len(losses):,} steps in {end - made:.1f} s, {accuracy:.1%} of unseen answers right")
     if options.json:  # without times: the whole process is what is timed

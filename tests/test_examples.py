@@ -51,7 +51,7 @@ def test_the_data_of_the_bytes_is_that_of_its_counterpart():
     made = []
     for script in (FOLDER / "byte_patterns.py", twin):
         ended = subprocess.run(
-            [sys.executable, str(script), "--rows", "1", "--steps", "1"],
+            [sys.executable, str(script), "--steps", "1"],
             capture_output=True,
             text=True,
             timeout=50,

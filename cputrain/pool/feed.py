@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from itertools import islice
 from multiprocessing import TimeoutError as PoolTimeout
-from multiprocessing.pool import job_counter
+from multiprocessing import pool as multiprocessing_pool
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.pool.tasks import Call, Task
@@ -37,7 +37,7 @@ _AT_ONCE_MOST = 64
 class Outcome(NamedTuple):
     """What came of a task."""
 
-    index: int
+    number: int
     """Which of the call's tasks."""
     items: int
     """How many items it had."""
@@ -64,7 +64,7 @@ class Feed:
     ) -> None:
         self._bar = bar
         self._engine = engine
-        self._job = next(job_counter)
+        self._job = next(multiprocessing_pool.job_counter)
         self._items = iter(items)
         self._chunksize = chunksize
         self._ahead: int | None = None if ahead is None else max(ahead, chunksize)

@@ -52,12 +52,15 @@ def fill(
     again. `timeout` is for one part, `retries` for parts whose process died.
     """
     tensors = _tensors(out)
+    takes_seed = _takes_seed(fn, len(tensors))
     rows = len(tensors[0])
     done = _mask(resume, rows)
     if seed is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
     else:
-        whole_number("seed", seed, at_least=0)
+        _whole_number("seed", seed, at_least=0, do="Leave it out to have one drawn from torch's.")
+    if processes != "auto":
+        _whole_number("processes", processes, at_least=1, do='"auto" is one for each core.')
     size = _rows_of_part(tensors, chunk)
     ranges = [range(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
     parts = [
@@ -67,35 +70,31 @@ def fill(
     ]
     if not parts:
         return out
-    if isinstance(processes, str):
-        if processes != "auto":
-            raise UsageError("processes", 'must be a number or "auto"', found=repr(processes))
-        processes = 0
     filled = _Filled(tensors, done)
     call = partial(
         _fill_part,
         fn,
-        _takes_seed(fn),
+        takes_seed,
         [tensor if tensor.is_shared() else None for tensor in tensors],
         [(tensor.shape[1:], tensor.dtype) for tensor in tensors],
     )
     pool = Pool(
-        min(processes, len(parts)) if processes else None,
+        None if processes == "auto" else min(int(processes), len(parts)),
         context=context,
         timeout=timeout,
         retries=retries,
     )
     with pool, Bar(_name(fn), rows, shown=progress) as bar:
-        bar.advance(rows - sum(len(part.index) for part in parts))
+        bar.advance(rows - sum(len(part.rows) for part in parts))
         outcomes = pool.imap_unordered(call, parts)
         try:
             for _ in parts:
                 outcome = outcomes.next_outcome()
-                part = parts[outcome.index]
+                part = parts[outcome.number]
                 if not outcome.success:
-                    raise filled.failure(part.index, outcome.value) from outcome.value
-                filled.take(part.index, outcome.value[0])
-                bar.advance(len(part.index))
+                    raise filled.failure(part.rows, outcome.value) from outcome.value
+                filled.take(part.rows, outcome.value[0])
+                bar.advance(len(part.rows))
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(filled.told())
             raise
@@ -105,7 +104,7 @@ def fill(
 class Part(NamedTuple):
     """Rows to be filled together."""
 
-    index: range
+    rows: range
     seed: int
 
 
@@ -127,8 +126,8 @@ class _Filled:
         """What is there, and how to go on."""
         count = int(self._done.sum())
         return (
-            f"{count:,} of {len(self._done):,} rows are there: a mask given as `resume` says which, "
-            "and the same call with it goes on."
+            f"{count:,} of {len(self._done):,} rows are there: a mask given as `resume` says "
+            "which, and the same call with it goes on."
         )
 
     def failure(self, index: range, error: BaseException) -> FillFailed:
@@ -152,7 +151,7 @@ def _fill_part(
     part: Part,
 ) -> list[torch.Tensor | None]:
     """In a worker: the views of one part, filled; None for those that lie in shared memory."""
-    index = part.index
+    index = part.rows
     views = [
         room((len(index), *shape), dtype) if tensor is None else tensor[index.start : index.stop]
         for tensor, (shape, dtype) in zip(shared, shapes, strict=True)
@@ -166,21 +165,49 @@ def _fill_part(
     return [view if tensor is None else None for view, tensor in zip(views, shared, strict=True)]
 
 
-def _takes_seed(fn: Callable[..., Any]) -> bool:
+def _takes_seed(fn: Callable[..., Any], tensors: int) -> bool:
     """Whether the seed is given by its name, as it must be after `*views`."""
+    form = f"fn(index_range, {'view, ' if tensors == 1 else f'{tensors} views, '}seed)"
+    if not callable(fn):
+        raise UsageError("fn", "must be a function", found=repr(fn), do=f"It is called as {form}.")
     try:
-        parameters = inspect.signature(fn).parameters.values()
+        signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some built-in functions do not tell
         return False
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(
+    takes_seed = any(
         (one.name == "seed" and one.kind in by_name) or one.kind is inspect.Parameter.VAR_KEYWORD
-        for one in parameters
+        for one in signature.parameters.values()
     )
+    given = [None] * (1 + tensors)
+    try:
+        signature.bind(*given, seed=0) if takes_seed else signature.bind(*given, 0)
+    except TypeError as error:
+        raise UsageError(
+            "fn",
+            f"must take {form}",
+            found=f"{_name(fn)}{signature}: {error}",
+            do="Give it a parameter for each of these.",
+        ) from None
+    return takes_seed
+
+
+def _whole_number(name: str, value: Any, *, at_least: int, do: str) -> None:
+    try:
+        whole_number(name, value, at_least=at_least)
+    except UsageError as error:
+        raise UsageError(name, error.rule, found=error.found, do=do) from None
 
 
 def _tensors(out: Any) -> list[torch.Tensor]:
     given = list(out) if isinstance(out, (tuple, list)) else [out]
+    if any(isinstance(one, np.ndarray) and not one.flags.writeable for one in given):
+        raise UsageError(
+            "out",
+            "must be writable",
+            found="an array that can only be read",
+            do='Open a file with np.memmap(..., mode="r+"), or copy the array.',
+        )
     tensors = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in given]
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0:
@@ -189,6 +216,7 @@ def _tensors(out: Any) -> list[torch.Tensor]:
                 "must be a tensor with rows, or several of them",
                 found=f"a {type(tensor).__name__}"
                 + (" without dimensions" if isinstance(tensor, torch.Tensor) else ""),
+                do="Make one first, such as torch.empty(rows, 512, dtype=torch.uint8).",
             )
     lengths = {len(tensor) for tensor in tensors}
     if len(lengths) != 1:
@@ -196,6 +224,7 @@ def _tensors(out: Any) -> list[torch.Tensor]:
             "out",
             "must be tensors of the same length",
             found=f"lengths {', '.join(str(len(tensor)) for tensor in tensors) or 'of none'}",
+            do="Each has a row for each row of the others.",
         )
     return [tensor.detach() for tensor in tensors]
 
@@ -222,10 +251,8 @@ def _mask(resume: torch.Tensor | None, rows: int) -> torch.Tensor:
 
 def _rows_of_part(tensors: Sequence[torch.Tensor], chunk: int | str) -> int:
     if chunk != "auto":
-        if not isinstance(chunk, str):
-            whole_number("chunk", chunk, at_least=1)
-            return int(chunk)
-        raise UsageError("chunk", 'must be a number of rows or "auto"', found=repr(chunk))
+        _whole_number("chunk", chunk, at_least=1, do='Leave it out, or say "auto".')
+        return int(chunk)
     rows = len(tensors[0])
     row = sum(math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
     return max(1, min(-(-rows // PARTS), PART_BYTES // max(1, row)))

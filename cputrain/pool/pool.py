@@ -28,8 +28,6 @@ from cputrain.shared import pipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from cputrain.machine import Budget
-
 _pools = itertools.count()
 
 
@@ -73,12 +71,12 @@ class Pool(multiprocessing_pool.Pool):
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         self._options = Options(timeout, retries, progress).checked()
-        budget = _budget()
-        self._processes = processes or budget.physical_cores
+        self._processes = processes or _cores()
         self._ctx = context_for(context)
         method = self._ctx.get_start_method()
         setup = Setup(
-            cpus=budget.cpus if hasattr(os, "sched_setaffinity") else (),
+            # as this thread's, which a server that forks them may not share
+            cpus=tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (),
             seed=seed_from(torch.initial_seed(), next(_pools)),
             initializer=initializer,
             initargs=tuple(initargs),
@@ -99,14 +97,17 @@ class Pool(multiprocessing_pool.Pool):
 
     @property
     def _pool(self) -> list[Any]:
-        return [worker.process for worker in self._engine.workers]
+        return [worker.process for worker in self._engine.crew.workers]
 
     def __del__(self, _warn: Any = None, RUN: Any = None) -> None:  # noqa: N803
         if self._state == multiprocessing_pool.RUN:
             import warnings
 
             warnings.warn(
-                f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self
+                f"unclosed running multiprocessing pool {self!r}",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
             )
 
     def _repopulate_pool(self) -> None:
@@ -218,13 +219,10 @@ class Pool(multiprocessing_pool.Pool):
         options: Options,
     ) -> list[Any]:
         result = _listed(self, iterable, chunksize)
-        if not options.progress:
+        with Bar(_name(func), len(result.items), shown=options.progress) as bar:
+            result.bar = bar
             made: list[Any] = self._begin(kind, func, result, options).get()
             return made
-        with Bar(_name(func), len(result.items)) as bar:
-            result.bar = bar
-            made = self._begin(kind, func, result, options).get()
-        return made
 
     def _begin(
         self, kind: Kind, func: Callable[..., Any], result: _ListResult, options: Options
@@ -245,7 +243,7 @@ class Pool(multiprocessing_pool.Pool):
         self,
         func: Callable[[Any], Any],
         iterable: Iterable[Any],
-        chunksize: int = 1,
+        chunksize: int | None = 1,
         *,
         ahead: int | None = None,
         timeout: float | None = None,
@@ -264,7 +262,7 @@ class Pool(multiprocessing_pool.Pool):
         self,
         func: Callable[[Any], Any],
         iterable: Iterable[Any],
-        chunksize: int = 1,
+        chunksize: int | None = 1,
         *,
         ahead: int | None = None,
         timeout: float | None = None,
@@ -279,13 +277,14 @@ class Pool(multiprocessing_pool.Pool):
         self,
         func: Callable[[Any], Any],
         iterable: Iterable[Any],
-        chunksize: int,
+        chunksize: int | None,
         ahead: int | None,
         options: Options,
         *,
         ordered: bool,
     ) -> LazyResults:
         self._check_running()
+        chunksize = 1 if chunksize is None else chunksize
         if chunksize < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize}")
         if ahead is not None:
@@ -324,7 +323,7 @@ class Pool(multiprocessing_pool.Pool):
         self._engine.join()
 
 
-class _ListResult(multiprocessing_pool.MapResult):  # type: ignore[type-arg]  (not at run time)
+class _ListResult(multiprocessing_pool.MapResult):  # type: ignore[type-arg]
     """The result of a call with a list, chunk by chunk."""
 
     items: Sequence[Any] = ()
@@ -335,7 +334,7 @@ class _ListResult(multiprocessing_pool.MapResult):  # type: ignore[type-arg]  (n
         if self.bar is not None:
             left = len(self._value) - i * self.chunksize
             self.bar.advance(min(self.chunksize, left))
-        super()._set(i, success_result)
+        super()._set(i, success_result)  # type: ignore[misc]
 
 
 def _listed(
@@ -360,9 +359,9 @@ def _listed(
     return result
 
 
-def _budget() -> Budget:
+def _cores() -> int:
     try:
-        return read_machine(detail=False).budget
+        return read_machine(detail=False).budget.physical_cores
     except SourceError:
         for end in pipe():  # if there are no descriptors left, this says so
             os.close(end)

@@ -77,7 +77,7 @@ def starting(method: str, context: Any) -> Iterator[None]:
 
 def _prepare_server(context: Any) -> None:
     """Have the server import torch once, for all workers; it must not inherit a blocked signal."""
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server = forkserver._forkserver
     preload = [*server._preload_modules]
     if _PRELOADED not in preload:
         context.set_forkserver_preload([*preload, _PRELOADED])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.errors import UsageError
 from cputrain.pool.packets import LONGEST, Kind, Part, TaskPacket, points_to
@@ -24,13 +24,6 @@ _BUNDLE_MOST = 64
 
 _IN_PLACE = 1024
 """Bytes of a function's pickle that go with each task; a longer one lies in a block."""
-
-
-class Result(Protocol):
-    """Where what came of a task goes."""
-
-    def _set(self, i: int, obj: tuple[bool, Any]) -> None:
-        """What came of one task, by its number: (True, a value) or (False, an exception)."""
 
 
 class Options(NamedTuple):
@@ -81,7 +74,7 @@ class Call:
 
     def __init__(
         self,
-        result: Result,
+        result: Any,
         function: Callable[..., Any],
         kind: Kind,
         name: str,
@@ -90,6 +83,7 @@ class Call:
         same_items: bool = True,
     ) -> None:
         self.result = result
+        """Where what comes of tasks goes, as one of multiprocessing's pool."""
         self.function = function
         self.kind = kind
         self.name = name
@@ -137,6 +131,10 @@ class Call:
         """So long for so many items: what is slower counts at once, what is faster in time."""
         each = nanoseconds // max(1, items)
         self.pace = each if each > self.pace else (3 * self.pace + each) // 4
+
+    def weighs(self, size: int) -> None:
+        """A result has taken so many bytes."""
+        self.heaviest = max(self.heaviest, size)
 
     def bundle(self, waiting: int, processes: int) -> int:
         """How many tasks are to go together, when so many wait."""

@@ -1,10 +1,9 @@
 """A process that forks a pool's workers, and does nothing else.
 
-It is forked when the pool is made, by the thread that makes it. Whatever the script does later, this
-process stays as it was then: one thread, no lock taken. A worker that replaces another one is forked
-by it too; one that were forked in the midst of a running script would inherit locks that nobody
-gives back, of the standard output, of an import, of torch's generator. It also forks the first
-workers while the script goes on.
+It is forked when the pool is made, by the thread that makes it, and stays as the script was then:
+one thread, no lock taken. A worker that replaces another one is forked by it, too. Were it forked
+in the midst of a running script, it would inherit locks that nobody gives back: of the standard
+output, of an import, of torch's generator. The first workers are forked while the script goes on.
 """
 
 from __future__ import annotations
@@ -215,7 +214,7 @@ def _run(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, leave_to_the_pool)
     gc.freeze()  # a collection in a worker would otherwise copy the pages of all that it looks at
-    children: dict[int, Any] = {}
+    children: dict[Any, Any] = {}
     while True:
         for ready in connection.wait([ours, *children]):
             if ready is not ours:

@@ -13,7 +13,7 @@ import time
 import traceback
 from functools import partial
 from itertools import count, starmap
-from multiprocessing.pool import MaybeEncodingError
+from multiprocessing import pool as multiprocessing_pool
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -155,9 +155,8 @@ class _Worker:
         self._tasks = ends.tasks.fileno()
         self._ends = ends
         self._slot = ends.slot
-        self._writer = Writer(ends.memory)
+        self._writer = Writer(ends.memory, self._take_back)
         _writers[:] = [self._writer]
-        self._wrote = False
         self._arguments = ends.arguments.privately()
         ends.arguments.close_descriptor()
         self._reader = PrivateReader(self._arguments)
@@ -275,8 +274,6 @@ class _Worker:
 
     def packed(self, value: Any) -> tuple[bytes, list[Lent]]:
         """A value as it is sent."""
-        if self._wrote:
-            self._take_back()
         data, lent = pack(value, self._writer)
         if len(data) > DIRECT:
             try:
@@ -284,7 +281,6 @@ class _Worker:
                 data = b""
             except ArenaFullError:
                 pass  # then all of it goes through the pipe
-        self._wrote = self._wrote or bool(lent)
         return data, lent
 
     def _take_back(self) -> None:
@@ -343,11 +339,12 @@ def _unpacked(part: Part, buffers: list[Any]) -> Any:
     return unpack(memoryview(buffers.pop()), buffers)
 
 
-def _unsent(error: Exception, value: Any) -> MaybeEncodingError:
+def _unsent(error: Exception, value: Any) -> Exception:
     try:
-        return MaybeEncodingError(error, value)
+        unsent: Exception = multiprocessing_pool.MaybeEncodingError(error, value)
     except Exception:  # of the value's own description: its type must do
-        return MaybeEncodingError(error, type(value))
+        unsent = multiprocessing_pool.MaybeEncodingError(error, type(value))
+    return unsent
 
 
 def _explained(error: BaseException) -> Raised:

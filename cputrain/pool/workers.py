@@ -74,6 +74,11 @@ class Worker:
             memory.close_descriptor()
 
     @property
+    def refusal(self) -> int:
+        """Why the system would not start it, as it numbers errors; 0 otherwise."""
+        return self.process.refused if isinstance(self.process, Born) else 0
+
+    @property
     def is_started(self) -> bool:
         """Whether its process is known."""
         return not isinstance(self.process, Born) or self.process.sentinel >= 0
@@ -92,12 +97,8 @@ class Worker:
     def has_ended(self) -> bool:
         """Whether its process has, or has never begun."""
         if not self.is_started:
-            return bool(self.process.refused)
+            return bool(self.refusal)
         return bool(connection.wait([self.sentinel], 0))
-
-    def kill(self) -> None:
-        """End it at once."""
-        self.process.kill()
 
     def join(self) -> str:
         """Wait for its end, and tell how it ended."""

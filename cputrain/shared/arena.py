@@ -123,7 +123,7 @@ class Memory:
 
     def read(self, offset: int, size: int) -> Any:
         """A copy of what all processes see there."""
-        copied = np.empty(size, np.uint8)
+        copied: Any = np.empty(size, np.uint8)
         done = 0
         while done < size:
             done += os.preadv(self._descriptor, [memoryview(copied)[done:]], offset + done)
@@ -194,8 +194,10 @@ class _Block:
 class Writer:
     """The writing side: hands out blocks, and uses again those that nobody holds."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, ask: Callable[[], None] | None = None) -> None:
         self._memory = memory
+        self._ask = ask
+        """Finds out what has been given back; asked when no block is free."""
         self._begin = memory.address
         self._next = 0
         self._blocks: dict[int, _Block] = {}
@@ -264,14 +266,12 @@ class Writer:
         if tokens := _drained(self._ended):
             self._give_back(tokens)
         wanted = _rounded(size)
-        for fitting in (wanted, *(s for s in sorted(self._free) if wanted < s <= wanted * 5 // 4)):
-            if blocks := self._free.get(fitting):
-                block = blocks.pop()
-                if block.offset in self._hollow:
-                    self._hollow.discard(block.offset)
-                else:
-                    self._free_bytes -= block.size
-                return block
+        block = self._free_one(wanted)
+        if block is None and self._ask is not None and self._blocks:
+            self._ask()
+            block = self._free_one(wanted)
+        if block is not None:
+            return block
         if self._next + wanted > self._memory.size:
             raise ArenaFullError
         if self._free_bytes > max(KEPT_FREE, 2 * wanted):
@@ -280,6 +280,17 @@ class Writer:
         self._next += wanted
         self._blocks[block.offset] = block
         return block
+
+    def _free_one(self, wanted: int) -> _Block | None:
+        for fitting in (wanted, *(s for s in sorted(self._free) if wanted < s <= wanted * 5 // 4)):
+            if blocks := self._free.get(fitting):
+                block = blocks.pop()
+                if block.offset in self._hollow:
+                    self._hollow.discard(block.offset)
+                else:
+                    self._free_bytes -= block.size
+                return block
+        return None
 
     def _trim(self) -> None:
         """Give the memory of free blocks back to the system; their addresses stay."""

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import StorageWeakRef, fd_id, shared_cache, storage_from_cache
 
 from cputrain.errors import ResourceError
@@ -30,9 +31,10 @@ class SharedStorage:
     @staticmethod
     def can_hold(tensor: torch.Tensor) -> bool:
         """Whether this tensor can be opened elsewhere, by us."""
-        return (
-            tensor.is_shared() and torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
-        )
+        if not tensor.is_shared() or get_sharing_strategy() != "file_descriptor":
+            return False
+        # a tensor that is mapped from a file of the user's has no descriptor any more
+        return tensor.untyped_storage()._share_fd_cpu_()[0] >= 0
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         descriptor, size = self._storage._share_fd_cpu_()
@@ -70,7 +72,7 @@ def _opened(pid: int, descriptor: int, file: tuple[int, int], size: int) -> torc
                     found="that the process which made it has let go of it",
                     do="Keep a reference to it until the result has come.",
                 )
-            storage = torch.UntypedStorage._new_shared_fd_cpu(own, size)
+            storage = torch.UntypedStorage._new_shared_fd_cpu(own, size)  # type: ignore[attr-defined]
         finally:
             os.close(own)
         shared_cache[file] = StorageWeakRef(storage)

@@ -75,6 +75,7 @@ def test_the_workloads_are_listed_with_what_they_are(tmp_path):
         "mlp",
         "resnet50",
         "loaders",
+        "pools",
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import multiprocessing
 import os
 import random
 import signal
@@ -60,6 +62,7 @@ def end_at(number: int, way: str, item: int) -> int:
 
 
 def end(way: str) -> None:
+    faulthandler.disable()  # of pytest, which would write to the terminal
     if way == "SIGKILL":
         os.kill(os.getpid(), signal.SIGKILL)
     elif way == "SIGTERM":
@@ -167,9 +170,9 @@ class Bomb:
         return self.reduced
 
 
-def explode(pool: int) -> None:
+def explode() -> None:
     """Only where the pool is."""
-    if os.getpid() == pool:
+    if multiprocessing.parent_process() is None:
         raise ArithmeticError("boom")
 
 
@@ -187,7 +190,7 @@ def unsendable(kind: str) -> Any:
 
 
 def bomb(kind: str) -> Any:
-    return Bomb(explode, os.getppid()) if kind == "raises" else Bomb(sys.exit, 3)
+    return Bomb(explode) if kind == "raises" else Bomb(sys.exit, 3)
 
 
 # what a worker is like
@@ -350,6 +353,10 @@ def runs(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def in_session(leader: int) -> list[int]:

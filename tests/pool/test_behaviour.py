@@ -82,7 +82,7 @@ def test_a_pool_is_one_of_multiprocessings() -> None:
     assert isinstance(pool, multiprocessing.pool.Pool)
     assert pool._processes == len(pool._pool) == 2
     assert "RUN" in repr(pool)
-    assert all(worker.is_alive() for worker in pool._pool)
+    assert all(worker.is_alive() and worker.exitcode is None for worker in pool._pool)
     pool.close()
     assert "CLOSE" in repr(pool)
     with pytest.raises(ValueError, match="not running"):
@@ -472,6 +472,13 @@ def test_all_calls_of_a_pool_show_a_bar_if_it_is_asked_for_there() -> None:
         assert pool.apply(f.double, (1,)) == 2
         assert pool.map_async(f.double, range(3)).get() == [0, 2, 4]
     assert [line.split()[2] for line in err.getvalue().splitlines()] == ["7/7", "8/8"]
+
+
+def test_a_bar_survives_any_number_of_errors(pool: Pool) -> None:
+    for _ in range(3):
+        with redirect_stderr(io.StringIO()), pytest.raises(ArithmeticError):
+            pool.map(f.raises, ["plain"] * 6, 1, progress=True)
+    assert pool.map(f.double, range(9)) == list(range(0, 18, 2))
 
 
 def test_a_bar_is_left_as_it_is_by_an_error(pool: Pool) -> None:

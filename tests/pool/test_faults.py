@@ -109,6 +109,24 @@ def test_all_idle_workers_can_be_killed_at_once() -> None:
             assert pool.map(f.double, range(40), chunksize=1) == list(range(0, 80, 2))
 
 
+def test_a_pool_survives_or_tells_the_loss_of_the_process_that_starts_its_workers() -> None:
+    with Pool(2, context="fork") as pool:
+        pool.map(f.double, range(10))
+        starter = f.parent_of(pool._pool[0].pid)
+        if starter != os.getpid():
+            os.kill(starter, signal.SIGKILL)
+        for _ in range(3):
+            try:
+                assert pool.map_async(f.double, range(40)).get(15) == list(range(0, 80, 2))
+                os.kill(pool._pool[0].pid, signal.SIGKILL)
+            except (TaskLost, IndexError, ProcessLookupError):
+                continue
+        begin = time.monotonic()
+        pool.close()
+        pool.join()
+        assert time.monotonic() - begin < 5
+
+
 def test_a_task_whose_worker_died_is_run_again_as_often_as_asked(tmp_path: Path) -> None:
     with Pool(2) as pool:
         once = partial(f.killed_once, str(tmp_path / "mark"))

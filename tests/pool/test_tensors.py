@@ -268,7 +268,7 @@ def test_a_tensor_in_shared_memory_stays_shared(method: str) -> None:
     shared = torch.zeros(3000, dtype=torch.int64).share_memory_()
     tasks = 30 if method == "spawn" else 600
     with Pool(2, context=method) as pool:
-        before = f.descriptors()
+        before = _descriptors_at_work(pool)
         counts = pool.starmap(f.add_at, [(shared, index) for index in range(tasks)], chunksize=1)
         assert shared.tolist() == [1] * tasks + [0] * (3000 - tasks)
         counts += pool.imap(f.add_at_once, ((shared, index) for index in range(tasks)))
@@ -285,7 +285,7 @@ def test_a_tensor_in_shared_memory_stays_shared(method: str) -> None:
 def test_many_shared_tensors_cost_no_descriptors_once_they_are_gone() -> None:
     with Pool(1, context="fork") as pool:
         counts = []
-        before = f.descriptors()
+        before = _descriptors_at_work(pool)
         for number in range(200):
             shared = torch.zeros(3000, dtype=torch.int64).share_memory_()
             counts.append(pool.apply(f.add_at, (shared, number)))
@@ -294,6 +294,12 @@ def test_many_shared_tensors_cost_no_descriptors_once_they_are_gone() -> None:
         assert max(counts[50:]) <= max(counts[:50])
         gc.collect()
         assert f.descriptors() <= before
+
+
+def _descriptors_at_work(pool: Pool) -> int:
+    pool.map(f.nap, [0.01] * 8, chunksize=1)
+    assert all(worker.pid for worker in pool._pool)
+    return f.descriptors()
 
 
 # for how long
@@ -348,12 +354,14 @@ def test_the_memory_of_arguments_is_used_again(pool: Pool) -> None:
 
 
 def test_a_pool_leaves_no_memory_behind() -> None:
+    gc.collect()
+    before = f.shared_bytes()
     for _ in range(3):
         with Pool(2, context="fork") as pool:
             pool.map(f.same, [torch.ones(MEBIBYTE)] * 4, chunksize=1)
         del pool
     gc.collect()
-    assert f.shared_bytes() == 0
+    assert f.shared_bytes() <= before
 
 
 # one copy

@@ -119,7 +119,7 @@ def main() -> None:
     losses, accuracy = learn(loader, recordings[:UNSEEN], answers[:UNSEEN], options.steps)
     end = time.perf_counter()
 
-    digest = hashlib.sha256(recordings.numpy()).hexdigest()[:12]
+    digest = hashlib.sha256(recordings.numpy().data).hexdigest()[:12]
     print(f"{rows:,} recordings made in {made - begin:.1f} s ({digest})")
     print(f"{len(losses):,} steps in {end - made:.1f} s, {accuracy:.1%} of unseen answers right")
     result = {

@@ -1,0 +1,268 @@
+"""The tasks of a pool that wait, and those that are on their way."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import termios
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from cputrain.errors import ResourceError
+from cputrain.pool.packets import LONGEST, STOP, with_ticket
+from cputrain.pool.tasks import Bundle
+from cputrain.shared import ArenaFullError, End, Memory, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from cputrain.pool.packets import ResultPacket
+    from cputrain.pool.tasks import Call, Task
+    from cputrain.pool.workers import Worker
+
+AHEAD = 32
+"""Tasks that may wait in the pipe, so that a worker finds its next one without us."""
+
+AHEAD_BYTES = 64 << 20
+"""Bytes of arguments beyond which no task waits but one for each worker."""
+
+_LOST_AFTER = 0.25
+"""Seconds after which a task that was taken, but by none of the workers, went with a dead one."""
+
+
+class Dispatch:
+    """Sends tasks, in order, and no more than a few ahead of the workers.
+
+    Scripts submit in their threads and the engine hears of results in its own, so all is done
+    with the lock held.
+    """
+
+    def __init__(self, processes: int, failed: Callable[[Task, BaseException], None]) -> None:
+        self._processes = processes
+        self._failed = failed
+        """Told of a task that cannot be sent; not while the lock is held."""
+        self.lock = threading.RLock()
+        self.arguments = Memory.create()
+        self.writer = Writer(self.arguments)
+        try:
+            read, write = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+        except OSError as error:
+            raise ResourceError.of(error, "a pool", "got no pipe") from error
+        self.pipe, self._write = End(read), End(write)
+        os.set_blocking(write, False)
+        with suppress(OSError):  # more than this user may have: then fewer tasks wait in it
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, (AHEAD + processes) * LONGEST)
+        self._waiting: deque[Task] = deque()
+        self.sent: dict[int, Task] = {}
+        """On their way, by their tickets."""
+        self._bytes = 0
+        self.timed = 0
+        """How many of them may take only so long."""
+        self.bundles = 0
+        """How many of them are bundles."""
+        self._ticket = 0
+        self._suspects: set[int] = set()
+        self.look_again_at: float | None = None
+        """When it is known whether a task was lost."""
+        self._doubtful: list[Any] = []
+
+    # -- going out
+
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Tasks to be done after all others."""
+        with self.lock:
+            self._waiting.extend(tasks)
+            self.send()
+
+    def again(self, tasks: list[Task]) -> None:
+        """Tasks to be done before all others, as they have been on their way already."""
+        with self.lock:
+            self._waiting.extendleft(reversed(tasks))
+
+    def send(self) -> None:
+        """Put waiting tasks into the pipe."""
+        with self.lock:
+            while self._waiting and self._has_room():
+                task = self._next()
+                packet = self._packet_of(task)
+                if packet is None:
+                    if self._waiting and self._waiting[0] is task:
+                        return  # when something has ended there will be room
+                    continue
+                self._ticket += 1
+                try:
+                    os.write(self._write.fileno(), with_ticket(packet, self._ticket))
+                except BlockingIOError:
+                    self._waiting.appendleft(task)
+                    return  # as above
+                task.ticket = self._ticket
+                self.sent[task.ticket] = task
+                self._count(task, 1)
+
+    def _has_room(self) -> bool:
+        ahead = AHEAD if self._bytes < AHEAD_BYTES else self._processes
+        return len(self.sent) < self._processes + ahead
+
+    def _next(self) -> Task:
+        """The next task, or a bundle of the next ones."""
+        task = self._waiting.popleft()
+        most = task.call.bundle(len(self._waiting) + 1, self._processes)
+        if most == 1 or isinstance(task, Bundle):
+            return task
+        tasks = [task]
+        while self._waiting and len(tasks) < most and self._waiting[0].call is task.call:
+            if isinstance(self._waiting[0], Bundle):
+                break
+            tasks.append(self._waiting.popleft())
+        return Bundle(tasks) if len(tasks) > 1 else task
+
+    def _packet_of(self, task: Task) -> bytearray | None:
+        """Nothing if it must wait, or cannot be sent."""
+        try:
+            return task.pack(self.writer)
+        except ArenaFullError:
+            if self.sent:
+                self._waiting.appendleft(task)
+                return None
+            error: Exception = ResourceError(
+                task.named(),
+                "must have arguments that fit into shared memory",
+                found=f"no room in {self.arguments.size >> 20} MiB",
+                do="Give it smaller pieces, or raise the limit on addresses: ulimit -v.",
+            )
+        except Exception as reason:  # whatever cannot be pickled: the caller is told
+            error = reason
+        if isinstance(task, Bundle):
+            task.call.may_bundle = False
+            self.again(task.each())
+        else:
+            self._failed(task, error)
+        return None
+
+    def _count(self, task: Task, sign: int) -> None:
+        self._bytes += sign * task.bytes
+        self.timed += sign * (task.call.timeout is not None)
+        self.bundles += sign * isinstance(task, Bundle)
+
+    # -- coming back
+
+    def take_out(self, task: Task) -> None:
+        """It is on its way no more."""
+        with self.lock:
+            if self.sent.pop(task.ticket, None) is not None:
+                self._count(task, -1)
+
+    def settle(self, worker: Worker, packet: ResultPacket) -> Task | None:
+        """Book what a worker tells; the task it is about, unless that has been given up."""
+        with self.lock:
+            task = self.sent.get(packet.ticket)
+            if task is not None:
+                self.take_out(task)
+                task.call.took(packet.took, len(task.each()))
+                task.call.weighs(sum(one.size for one in packet.result.lent))
+                if packet.kept:
+                    lent = {(one.offset, one.generation): one for one in task.lent}
+                    self.writer.keep([lent[token] for token in set(packet.kept)])
+                    worker.kept.update(packet.kept)
+                if isinstance(task, Bundle):
+                    task.release(self.writer)
+            if packet.ended:
+                self.writer.give_back(packet.ended)
+                worker.kept.difference_update(packet.ended)
+            return task
+
+    def end(self, task: Task) -> None:
+        """It will not be done again."""
+        with self.lock:
+            task.release(self.writer)
+            task.call.ended(1, self.writer)
+
+    def complete(self, call: Call) -> None:
+        """No more tasks of this call follow."""
+        with self.lock:
+            call.complete = True
+            call.ended(0, self.writer)
+
+    def forget(self, call: Call) -> int:
+        """Nobody waits for what is still to come of a call; how many tasks will not be done."""
+        with self.lock:
+            dropped = sum(len(task.each()) for task in self._waiting if task.call is call)
+            self._waiting = deque(task for task in self._waiting if task.call is not call)
+            call.complete = True
+            call.ended(dropped, self.writer)
+        return dropped
+
+    def clear(self) -> list[Task]:
+        """All of them; none is left."""
+        with self.lock:
+            tasks = [*self.sent.values(), *self._waiting]
+            for task in list(self.sent.values()):
+                self.take_out(task)
+            self._waiting.clear()
+        return [one for task in tasks for one in task.each()]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits and nothing is on its way."""
+        return not self.sent and not self._waiting
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there is more than the pipe may hold."""
+        return bool(self._waiting)
+
+    # -- lost
+
+    def look_for_lost(self, workers: Iterable[Worker]) -> None:
+        """A worker has died: perhaps after it had taken a task, and before it could say so."""
+        self._suspects = self._taken_by_none(workers)
+        self.look_again_at = time.monotonic() + _LOST_AFTER if self._suspects else None
+
+    def recover_lost(self, workers: Iterable[Worker]) -> None:
+        """What nobody has begun by now will be sent again."""
+        with self.lock:
+            lost = self._suspects & self._taken_by_none(workers)
+            self.look_again_at = None
+            for task in [self.sent[ticket] for ticket in sorted(lost, reverse=True)]:
+                self.take_out(task)
+                # should a worker have it after all, its arguments must stay as they are
+                self._doubtful.append(task.lent)
+                task.lent, task.packet = [], None
+                self._waiting.appendleft(task)
+
+    def _taken_by_none(self, workers: Iterable[Worker]) -> set[int]:
+        """Tasks that are out of the pipe, but that no worker has begun."""
+        with self.lock:
+            waiting = array.array("i", [0])
+            fcntl.ioctl(self.pipe.fileno(), termios.FIONREAD, waiting)
+            in_pipe = waiting[0]
+            taken = set()
+            for ticket, task in reversed(self.sent.items()):
+                assert task.packet is not None
+                if in_pipe > 0:
+                    in_pipe -= len(task.packet)
+                else:
+                    taken.add(ticket)
+            return taken - {one.slot.read().ticket for one in workers}
+
+    # -- the end
+
+    def stop(self, workers: int) -> None:
+        """Have so many workers end when they have done all that is in the pipe."""
+        with suppress(BlockingIOError):  # who finds none finds the pipe's end
+            for _ in range(workers):
+                os.write(self._write.fileno(), STOP)
+
+    def close_write(self) -> None:
+        """Nothing more is sent."""
+        self._write.close()
+
+    def close(self) -> None:
+        """Let go of the pipe and the memory."""
+        self._write.close()
+        self.pipe.close()
+        self.arguments.close_descriptor()
