@@ -71,15 +71,28 @@ class Crew:
 
     def start(self) -> None:
         """Start those that are missing."""
-        with self._starting():
-            if self._template is None and self.setup.forked and Template.can_run():
-                with starting_workers(self._is_over):
-                    self._template = Template(self._process, self._shared, self.setup)
-                self._poll.register(self._template.fileno(), select.POLLIN)
-            while len(self.workers) < self._processes:
-                self.workers.append(self._start_one())
+        if self._template is None:
+            with self._starting():
+                self._begin()
+        self._fill_up()
         for worker in self.workers:
             self._hear(worker)
+
+    def _begin(self) -> None:
+        """Fork what this process must fork itself."""
+        if not (self.setup.forked and Template.can_run()):
+            self._fill_up()
+            return
+        if not self._started:
+            # the first one does not have to wait for the template, as nothing else runs yet
+            self.workers.append(self._start_one())
+        with starting_workers(self._is_over):
+            self._template = Template(self._process, self._shared, self.setup)
+        self._poll.register(self._template.fileno(), select.POLLIN)
+
+    def _fill_up(self) -> None:
+        while len(self.workers) < self._processes:
+            self.workers.append(self._start_one())
 
     def _start_one(self) -> Worker:
         worker = Worker(Slot(self._shared.slots, self._places.pop()))

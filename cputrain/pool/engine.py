@@ -175,7 +175,11 @@ class Engine:
             self._broken.__cause__ = error
             raise
         finally:
-            self._end()
+            try:
+                self._end()
+            finally:
+                self._callbacks.end()
+                self._close_ends()
 
     def _is_done(self) -> bool:
         if self._terminated:
@@ -384,8 +388,6 @@ class Engine:
         for result in list(self.calls.values()):
             if isinstance(result, Feed):
                 result.stop(self._broken)
-        self._callbacks.end()
-        self._close_ends()
 
     def _close_ends(self) -> None:
         self.crew.close()

@@ -10,6 +10,7 @@ from multiprocessing import TimeoutError as PoolTimeout
 from multiprocessing import pool as multiprocessing_pool
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cputrain.errors import TaskLost
 from cputrain.pool.tasks import Call, Task
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Feed:
         with self._changed:
             count = self._sizes.pop(i)
             self._open -= 1
-            if self._bar is not None:
+            if self._bar is not None and not isinstance(obj[1], TaskLost):
                 self._bar.advance(count)
             if self._discards:
                 self._consumed += count

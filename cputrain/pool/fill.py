@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.random  # a worker seeds it only where it has been loaded
 import torch
 
 from cputrain.errors import FillFailed, UsageError
@@ -16,6 +17,7 @@ from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_all, seed_from
 from cputrain.pool.tasks import whole_number
 from cputrain.pool.worker import room
+from cputrain.shared.shared_tensors import SharedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,7 +77,7 @@ def fill(
         _fill_part,
         fn,
         takes_seed,
-        [tensor if tensor.is_shared() else None for tensor in tensors],
+        [tensor if _stays_shared(tensor) else None for tensor in tensors],
         [(tensor.shape[1:], tensor.dtype) for tensor in tensors],
     )
     pool = Pool(
@@ -197,6 +199,16 @@ def _whole_number(name: str, value: Any, *, at_least: int, do: str) -> None:
         whole_number(name, value, at_least=at_least)
     except UsageError as error:
         raise UsageError(name, error.rule, found=error.found, do=do) from None
+
+
+def _stays_shared(tensor: torch.Tensor) -> bool:
+    """Whether a worker that is sent it writes where it lies, and not to a copy."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        and SharedStorage.can_hold(tensor)
+    )
 
 
 def _tensors(out: Any) -> list[torch.Tensor]:

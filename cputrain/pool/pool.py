@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cputrain.errors import SourceError, UsageError
+from cputrain.errors import SourceError, TaskLost, UsageError
 from cputrain.machine import read_machine
 from cputrain.pool.engine import Engine
 from cputrain.pool.feed import Feed, LazyResults
@@ -75,8 +75,7 @@ class Pool(multiprocessing_pool.Pool):
         self._ctx = context_for(context)
         method = self._ctx.get_start_method()
         setup = Setup(
-            # as this thread's, which a server that forks them may not share
-            cpus=tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (),
+            cpus=() if method == "fork" else _cpus(),
             seed=seed_from(torch.initial_seed(), next(_pools)),
             initializer=initializer,
             initargs=tuple(initargs),
@@ -327,13 +326,13 @@ class _ListResult(multiprocessing_pool.MapResult):  # type: ignore[type-arg]
     """The result of a call with a list, chunk by chunk."""
 
     items: Sequence[Any] = ()
+    length = 0
     chunksize = 0
     bar: Bar | None = None
 
     def _set(self, i: int, success_result: tuple[bool, Any]) -> None:
-        if self.bar is not None:
-            left = len(self._value) - i * self.chunksize
-            self.bar.advance(min(self.chunksize, left))
+        if self.bar is not None and not isinstance(success_result[1], TaskLost):
+            self.bar.advance(min(self.chunksize, self.length - i * self.chunksize))
         super()._set(i, success_result)  # type: ignore[misc]
 
 
@@ -355,7 +354,7 @@ def _listed(
     result = _ListResult(
         pool, chunksize, len(items), _guarded(callback), error_callback=_guarded(error_callback)
     )
-    result.items, result.chunksize = items, chunksize
+    result.items, result.length, result.chunksize = items, len(items), chunksize
     return result
 
 
@@ -366,6 +365,11 @@ def _cores() -> int:
         for end in pipe():  # if there are no descriptors left, this says so
             os.close(end)
         raise
+
+
+def _cpus() -> tuple[int, ...]:
+    """Where this thread may run: a server that forks workers may have been given less."""
+    return tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 
 
 def _guarded(callback: Callable[[Any], Any] | None) -> Callable[[Any], None] | None:

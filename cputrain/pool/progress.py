@@ -91,7 +91,7 @@ class Bar:
             Rate(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=console(sys.stderr),
+            console=console(sys.stderr, aside=True),
         )
         self._task = self._progress.add_task(self._name, total=self._total)
         with self._unseen():

@@ -29,7 +29,7 @@ _OURS = "cputrain pool"
 
 def context_for(asked: Any) -> Any:
     """The multiprocessing context that was asked for, by itself or by name, or the best one."""
-    if asked is not None and not isinstance(asked, str):
+    if hasattr(asked, "get_start_method"):
         return asked
     if asked is None:
         asked, _ = for_pools(sys.platform, others_run=others_run())

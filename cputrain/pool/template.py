@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _REQUEST = struct.Struct("<QQQ")
 _REPLY = struct.Struct("<Bqq")
+_UNKNOWN = 255
+"""The exit code of a process of which nobody has told; multiprocessing's, too."""
+
 _STARTED, _REFUSED, _ENDED = range(3)
 
 
@@ -81,7 +84,9 @@ class Born:
 
     def is_alive(self) -> bool:
         """Whether it runs."""
-        return self.exitcode is None and self.sentinel >= 0 and not self._has_ended()
+        if self.exitcode is not None or self.refused:
+            return False
+        return self.sentinel < 0 or not self._has_ended()
 
     def _has_ended(self) -> bool:
         return bool(connection.wait([self.sentinel], 0))
@@ -111,7 +116,9 @@ class Born:
                 return
 
     def close(self) -> None:
-        """Let go of its descriptor."""
+        """It has ended: let go of its descriptor."""
+        if self.exitcode is None:
+            self.exitcode = _UNKNOWN
         sentinel, self.sentinel = self.sentinel, -1
         if sentinel >= 0:
             os.close(sentinel)

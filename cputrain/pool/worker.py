@@ -83,7 +83,7 @@ class Setup(NamedTuple):
     """How a worker is set up."""
 
     cpus: tuple[int, ...]
-    """Where it may run; empty where the platform has no masks."""
+    """Where it may run; empty if that is inherited, or the platform has no masks."""
     seed: int
     initializer: Callable[..., Any] | None
     initargs: Sequence[Any]

@@ -13,14 +13,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def console(stream: TextIO | None = None) -> Console:
-    """A console on a stream, standard output by default, wide enough when nobody looks."""
+def console(stream: TextIO | None = None, *, aside: bool = False) -> Console:
+    """A console on a stream, standard output by default, wide enough when nobody looks.
+
+    Where nobody reads it any more the program ends, unless what is shown is only said `aside`.
+    """
     from rich.console import Console
+
+    class Aside(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
 
     stream = stream or sys.stdout
     forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
     width = None if stream.isatty() or os.environ.get("COLUMNS") else 120
-    return Console(
+    return (Aside if aside else Console)(
         file=stream, force_terminal=forced or None, width=width, highlight=False, emoji=False
     )
 

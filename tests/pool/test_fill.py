@@ -56,6 +56,14 @@ def counted(counts: torch.Tensor, rows: range, view: torch.Tensor, seed: int) ->
     view.zero_()
 
 
+def too_few(rows: range, view: torch.Tensor) -> None:
+    pass
+
+
+def too_many(rows: range, view: torch.Tensor, other: torch.Tensor, seed: int) -> None:
+    pass
+
+
 def who(rows: range, view: torch.Tensor, seed: int) -> None:
     time.sleep(0.02)
     view.fill_(os.getpid())
@@ -338,6 +346,25 @@ def test_a_shared_tensor_is_written_where_it_lies(method: str) -> None:
     assert bool((quietly(torch.zeros(300, 3000), whether_shared, context=method) == 1).all())
 
 
+def test_a_shared_tensor_that_is_seen_conjugated_is_filled() -> None:
+    shared = torch.zeros(300, 3, dtype=torch.complex64).share_memory_().conj()
+    assert torch.equal(quietly(shared, numbered), expected(300).to(torch.complex64))
+
+
+def test_a_tensor_that_is_shared_by_a_name_is_filled(tmp_path: Path) -> None:
+    text = """
+from cputrain import fill
+def numbered(rows, view, seed):
+    view[:] = torch.arange(rows.start, rows.stop)
+if __name__ == "__main__":
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    out = fill(torch.zeros(300).share_memory_(), numbered, processes=2, progress=False)
+    print(torch.equal(out, torch.arange(300.0)))
+"""
+    code, out, err = ended(tmp_path, text)
+    assert (code, out) == (0, "True\n"), err
+
+
 def test_a_mix_of_shared_and_own_tensors_is_filled() -> None:
     pair = torch.empty(50, 3).share_memory_(), torch.empty(50)
     quietly(pair, both, seed=1)
@@ -475,7 +502,7 @@ def test_a_part_that_takes_too_long_is_told_with_its_rows() -> None:
 
 def test_a_function_that_cannot_be_sent_is_told() -> None:
     with pytest.raises(FillFailed, match=r"pickle.*lambda|lambda.*pickle") as raised:
-        quietly(torch.zeros(10), lambda rows, view, seed: None, context="forkserver")
+        quietly(torch.zeros(10), lambda *_: None, context="forkserver")
     assert raised.value.failed.start == 0
     assert not raised.value.done.any()  # type: ignore[attr-defined]
 
@@ -543,11 +570,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "resume is a list": ({"resume": [False] * 10}, "resume must be .*found list"),
     "fn is no function": ({"fn": 5}, "fn must be a function; found 5.*index_range, view, seed"),
     "fn takes too few": (
-        {"fn": lambda rows, view: None},
-        "fn must take .*found <lambda>.*too many",
+        {"fn": too_few},
+        "fn must take .*found too_few.*too many",
     ),
     "fn takes too many": (
-        {"fn": lambda rows, view, other, seed: None},
+        {"fn": too_many},
         "fn must take .*missing a required argument: 'other'",
     ),
     "timeout 0": ({"timeout": 0}, "timeout must be .*found 0"),
