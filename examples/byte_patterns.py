@@ -1,4 +1,4 @@
-"""Data that takes as long to make as to learn: made on all cores, then learned.
+"""Data made row by row, by ordinary code on all cores; then a small network learns from it.
 
 A sensor leaves recordings of 512 bytes. Does it hum, and was it knocked on? Both drown in noise:
 the hum has any pitch and phase, the knock comes at any moment.

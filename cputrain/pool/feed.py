@@ -25,13 +25,13 @@ _AT_ONCE = (list, tuple, range, str, bytes)
 _AHEAD = 4
 """Tasks for each process that are worked on before their results are asked for."""
 
-_AHEAD_LIGHT = 64
+_AHEAD_LIGHT = 256
 """The same while their results are small."""
 
 _AHEAD_BYTES = 32 << 20
 """What they may hold for each process, to be small."""
 
-_AT_ONCE_MOST = 64
+_AT_ONCE_MOST = 256
 """Tasks that are begun together."""
 
 
@@ -119,7 +119,7 @@ class Feed:
     def _fill(self) -> None:
         # several tasks at once: a lock and a look at the pipe for each would cost more than they
         room = self._room()
-        if self._exhausted or (room < self._most() / self._chunksize / 4 and self._open):
+        if self._exhausted or (room < self._most() / self._chunksize / 2 and self._open):
             return
         with self._taking:
             while not self._exhausted and (room := self._room()) >= 1:

@@ -32,7 +32,6 @@ from cputrain.pool.packets import (
 )
 from cputrain.pool.seeds import seed_all
 from cputrain.shared import (
-    SMALLEST,
     ArenaFullError,
     PrivateReader,
     Writer,
@@ -42,6 +41,7 @@ from cputrain.shared import (
     pack,
     unpack,
 )
+from cputrain.shared.arena import SMALLEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cputrain.shared.arena import (
-    SMALLEST,
     ArenaFullError,
     Lent,
     Memory,
@@ -18,7 +17,6 @@ from cputrain.shared.packing import pack, unpack
 from cputrain.shared.shared_tensors import are_kept, forget_opened
 
 __all__ = [
-    "SMALLEST",
     "ArenaFullError",
     "End",
     "Inbox",

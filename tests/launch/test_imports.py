@@ -84,3 +84,15 @@ def test_the_arrow_of_the_design_is_kept(folder: str) -> None:
             if top == "cputrain" and folder != "launch":
                 known = any(name == rule or name.startswith(f"{rule}.") for rule in allowed)
                 assert known, f"{path} imports {name}"
+
+
+APART = ("backends", "data", "opencl", "pool", "split")
+"""Parts that know of one another only what their packages export."""
+
+
+@pytest.mark.parametrize("part", [part for part in APART if (ROOT / "cputrain" / part).exists()])
+def test_parts_do_not_reach_into_one_another(part: str) -> None:
+    inner = tuple(f"cputrain.{other}." for other in APART if other != part)
+    for path in sorted((ROOT / "cputrain" / part).rglob("*.py")):
+        for name in imports_of(path):
+            assert not name.startswith(inner), f"{path} imports {name}"

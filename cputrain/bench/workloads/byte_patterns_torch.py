@@ -1,4 +1,4 @@
-"""Data that takes as long to make as to learn, with torch's own pool and loader.
+"""Data made row by row, then learned by a small network, with torch's own pool and loader.
 
 The counterpart of examples/byte_patterns.py: the same data, batches, weights and losses.
 """
