@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from cputrain import DataLoader, fill
 
-LENGTH, UNSEEN, BATCH, GOAL = 512, 4_000, 64, 0.98
+LENGTH, UNSEEN, BATCH = 512, 4_000, 64
 MOMENTS = torch.arange(LENGTH)
 RINGING = (-0.96) ** MOMENTS
 
@@ -51,7 +51,11 @@ def as_input(recordings: torch.Tensor) -> torch.Tensor:
 
 
 def learn(
-    loader: DataLoader, recordings: torch.Tensor, answers: torch.Tensor, steps: int | None
+    loader: DataLoader,
+    recordings: torch.Tensor,
+    answers: torch.Tensor,
+    goal: float,
+    steps: int | None,
 ) -> tuple[list[float], float]:
     """The losses, and the accuracy with the recordings that are not in the loader."""
     loss_of = nn.BCEWithLogitsLoss()
@@ -73,7 +77,7 @@ def learn(
                 right = (model(as_input(recordings)) > 0) == (answers > 0.5)
             accuracy = right.float().mean().item()
             print(f"epoch {epoch:2d}  loss {losses[-1]:.6f}  accuracy {accuracy:.1%}", flush=True)
-            if accuracy >= GOAL or len(losses) == steps:
+            if accuracy >= goal or len(losses) == steps:
                 return losses, accuracy
     return losses, accuracy
 
@@ -81,6 +85,7 @@ def learn(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=40_000, help="recordings (default: 40000)")
+    parser.add_argument("--goal", type=float, default=0.98, help="accuracy (default: 0.98)")
     parser.add_argument("--steps", type=int, help="how long to learn (default: to the goal)")
     parser.add_argument("--json", action="store_true", help="end with a line for cputrain bench")
     options = parser.parse_args()
@@ -100,7 +105,8 @@ def main() -> None:
         shuffle=True,
         num_workers=2,
     )
-    losses, accuracy = learn(loader, recordings[:UNSEEN], answers[:UNSEEN], options.steps)
+    known = recordings[:UNSEEN], answers[:UNSEEN]
+    losses, accuracy = learn(loader, *known, options.goal, options.steps)
     end = time.perf_counter()
 
     digest = hashlib.sha256(recordings.numpy().data).hexdigest()[:12]

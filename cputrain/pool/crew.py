@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cputrain.errors import CputrainError, ResourceError, WorkerDied
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.slots import Slot
-from cputrain.pool.template import Shared, Template
+from cputrain.pool.template import TEMPLATE_GONE, Shared, Template
 from cputrain.pool.workers import Worker
 from cputrain.shared import End, starting_workers
 
@@ -91,7 +91,8 @@ class Crew:
         self._poll.register(self._template.fileno(), select.POLLIN)
 
     def _fill_up(self) -> None:
-        while len(self.workers) < self._processes:
+        # one that has done its last task may take its time to end, and keeps its place
+        while len(self.workers) < self._processes and self._places:
             self.workers.append(self._start_one())
 
     def _start_one(self) -> Worker:
@@ -156,7 +157,8 @@ class Crew:
         """Let go of those that the system would not start; why, if nobody is left."""
         error = None
         for worker in [one for one in self.workers if one.refusal]:
-            error = OSError(worker.refusal, os.strerror(worker.refusal))
+            if worker.refusal != TEMPLATE_GONE:  # the next one is asked of another
+                error = OSError(worker.refusal, os.strerror(worker.refusal))
             self._deafen(worker)
             self.workers.remove(worker)
             self._dismiss(worker)

@@ -109,6 +109,8 @@ class Engine:
             call.complete = complete
             if self._broken is None and not self._terminated:
                 self._dispatch.add(tasks)
+                if self._dispatch.timed or self._dispatch.bundles:
+                    self.wake()  # there is something to wait for that no worker tells of
                 return
         error = self._broken or terminated()
         for task in tasks:

@@ -61,7 +61,12 @@ class Pool(multiprocessing_pool.Pool):
         self._state = multiprocessing_pool.INIT
         if processes is not None:
             if not hasattr(processes, "__index__"):
-                raise UsageError("processes", "must be a whole number", found=repr(processes))
+                raise UsageError(
+                    "processes",
+                    "must be a whole number",
+                    found=repr(processes),
+                    do="Leave it out to have one for each core.",
+                )
             if processes < 1:
                 raise ValueError("Number of processes must be at least 1")
         if maxtasksperchild is not None and (

@@ -26,4 +26,5 @@ def seed_all(seed: int) -> None:
     if "numpy.random" in sys.modules:  # otherwise it seeds itself when it is loaded
         import numpy.random
 
-        numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        # `random` begins with the same two numbers; the third makes it another stream
+        numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])

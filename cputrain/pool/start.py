@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SOFT = 1
 
-_PRELOADED = "cputrain.pool.worker"
+_PRELOADED = "cputrain.pool.preloaded"
 
 _OURS = "cputrain pool"
 """How names of threads begin that may run while a process is forked: they touch what is theirs."""
@@ -76,12 +76,19 @@ def starting(method: str, context: Any) -> Iterator[None]:
 
 
 def _prepare_server(context: Any) -> None:
-    """Have the server import torch once, for all workers; it must not inherit a blocked signal."""
+    """Have the server import torch once, for all workers.
+
+    Ctrl-C is blocked until it has: the server would break off with a traceback of its own.
+    """
     server = forkserver._forkserver
     preload = [*server._preload_modules]
     if _PRELOADED not in preload:
         context.set_forkserver_preload([*preload, _PRELOADED])
-    forkserver.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _put_openmp_away() -> None:

@@ -66,7 +66,12 @@ class Options(NamedTuple):
 def whole_number(name: str, value: Any, *, at_least: int) -> None:
     """Raise if a parameter is not one, or too small."""
     if not hasattr(value, "__index__") or value < at_least:
-        raise UsageError(name, f"must be a whole number, {at_least} or more", found=repr(value))
+        raise UsageError(
+            name,
+            f"must be a whole number, {at_least} or more",
+            found=repr(value),
+            do="Leave it out for the default.",
+        )
 
 
 class Call:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _REQUEST = struct.Struct("<QQQ")
 _REPLY = struct.Struct("<Bqq")
+TEMPLATE_GONE = errno.ECHILD
+"""Why a worker was not started whose template has been killed."""
+
 _UNKNOWN = 255
 """The exit code of a process of which nobody has told; multiprocessing's, too."""
 
@@ -178,7 +181,7 @@ class Template:
                 if not message:
                     self.is_alive = False
                     for born in self._asked.values():
-                        born.not_started(errno.ECHILD)
+                        born.not_started(TEMPLATE_GONE)
                     self._asked.clear()
                     break
                 self._hear(*_REPLY.unpack(message))

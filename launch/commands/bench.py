@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 OPTIONS = (
     Option(flag="--repeats", takes="N", help="rounds, each runs both ways once (default: 5)"),
     Option(flag="--launch-args", takes="'ARGS'", help="options for cputrain launch"),
+    Option(
+        flag="--against", takes="SCRIPT", help="what plain python runs (default: the same script)"
+    ),
     Option(flag="--json", help="one JSON document with every run"),
     Option(flag="--markdown", help="a table for a page or a report"),
     Option(flag="--list", help="name the workloads that come with cputrain, and stop"),
@@ -73,9 +76,11 @@ def main(argv: Sequence[str]) -> int:
         return _pools(parsed)
     repeats = _repeats(parsed.values.get("--repeats", "5"))
     launch_arguments = split_quoted(parsed, "--launch-args")
+    against = _against(parsed.values.get("--against"))
     documents = []
     for title, script in _scripts(parsed.rest):
-        comparison = _compare(title, script, launch_arguments, repeats)
+        plain = script if against is None else (against, *script[1:])
+        comparison = _compare(title, plain, script, launch_arguments, repeats)
         if parsed.has("--json"):
             documents.append({"workload": title, **comparison.as_json()})
         elif parsed.has("--markdown"):
@@ -106,8 +111,28 @@ def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     return [(os.path.basename(rest[0]), tuple(rest))]
 
 
+def _against(named: str | None) -> str | None:
+    """The script that stands for how it is done without cputrain."""
+    from cputrain.bench import workloads
+
+    if named is None or os.path.isfile(named):
+        return named
+    known = workloads()
+    if named not in known:
+        raise NotFound(
+            f"the script {named} of --against",
+            f"must be a file, or one of the workloads {', '.join(known)}",
+            do="cputrain bench --list tells what they are.",
+        )
+    return str(known[named])
+
+
 def _compare(
-    title: str, script: Sequence[str], launch_arguments: Sequence[str], repeats: int
+    title: str,
+    plain: Sequence[str],
+    script: Sequence[str],
+    launch_arguments: Sequence[str],
+    repeats: int,
 ) -> Comparison:
     from cputrain.bench import compare
 
@@ -117,7 +142,7 @@ def _compare(
     # -P: the working folder must not put a module of its own in the launcher's way
     launch = (sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_arguments)
     return compare(
-        {"python": (sys.executable, *script), "cputrain launch": (*launch, *script)},
+        {"python": (sys.executable, *plain), "cputrain launch": (*launch, *script)},
         repeats=repeats,
         on_run=narrate,
     )
@@ -157,10 +182,12 @@ def _markdown(title: str, comparison: Comparison) -> str:
 def _list() -> None:
     from cputrain.bench import description, workloads
 
-    for name, path in workloads().items():
-        print(f"{name:<12}{description(path)}")
-    print(f"{'loaders':<12}DataLoaders side by side: torch's, cputrain's, SPDL's, a loop by hand.")
-    print(f"{'pools':<12}Pools of processes side by side: cputrain's, torch's, joblib's, mpire's.")
+    lines = {name: description(path) for name, path in workloads().items()}
+    lines["loaders"] = "DataLoaders side by side: torch's, cputrain's, SPDL's, a loop by hand."
+    lines["pools"] = "Pools of processes side by side: cputrain's, torch's, joblib's, mpire's."
+    width = max(map(len, lines)) + 2
+    for name, line in lines.items():
+        print(f"{name:<{width}}{line}")
 
 
 def _loaders(before: Parsed) -> int:

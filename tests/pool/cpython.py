@@ -10,15 +10,18 @@ import multiprocessing.managers
 import multiprocessing.pool
 import sys
 import unittest
+from typing import Any
+
 from test import _test_multiprocessing as theirs
 from test.support import script_helper
-from typing import Any
 
 from cputrain.pool import Pool
 
 multiprocessing.pool.Pool = Pool  # type: ignore[misc]  # before anything has looked it up
 multiprocessing.managers.SyncManager.register(
-    "Pool", Pool, multiprocessing.managers.PoolProxy  # type: ignore[attr-defined]
+    "Pool",
+    Pool,
+    multiprocessing.managers.PoolProxy,  # type: ignore[attr-defined]
 )
 
 NAMES = ("Pool", "TestInitializers", "TestStdinBadfiledescriptor")

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cputrain.errors import ResourceError
 from cputrain.shared.arena import (
     KEPT_FREE,
     SMALLEST,
@@ -32,7 +33,6 @@ from cputrain.shared.arena import (
     _rounded,
     starting_workers,
 )
-from cputrain.errors import ResourceError
 
 PAGE = mmap.PAGESIZE
 

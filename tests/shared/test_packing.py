@@ -15,11 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cputrain.data.messages import Result
+from cputrain.data.payload import Payload
 from cputrain.shared.arena import SMALLEST, Lent, Memory, Reader, Writer
 from cputrain.shared.links import Inbox, Outbox, pipe
-from cputrain.data.messages import Result
 from cputrain.shared.packing import pack, unpack
-from cputrain.data.payload import Payload
 from tests.data.alike import assert_alike
 
 

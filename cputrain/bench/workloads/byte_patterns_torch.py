@@ -15,7 +15,7 @@ import torch.multiprocessing
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-LENGTH, UNSEEN, BATCH, GOAL = 512, 4_000, 64, 0.98
+LENGTH, UNSEEN, BATCH = 512, 4_000, 64
 PART = 500
 MOMENTS = torch.arange(LENGTH)
 RINGING = (-0.96) ** MOMENTS
@@ -71,6 +71,7 @@ def learn(
     loader: DataLoader[tuple[torch.Tensor, ...]],
     recordings: torch.Tensor,
     answers: torch.Tensor,
+    goal: float,
     steps: int | None,
 ) -> tuple[list[float], float]:
     loss_of = nn.BCEWithLogitsLoss()
@@ -92,7 +93,7 @@ def learn(
                 right = (model(as_input(recordings)) > 0) == (answers > 0.5)
             accuracy = right.float().mean().item()
             print(f"epoch {epoch:2d}  loss {losses[-1]:.6f}  accuracy {accuracy:.1%}", flush=True)
-            if accuracy >= GOAL or len(losses) == steps:
+            if accuracy >= goal or len(losses) == steps:
                 return losses, accuracy
     return losses, accuracy
 
@@ -100,6 +101,7 @@ def learn(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=40_000, help="recordings (default: 40000)")
+    parser.add_argument("--goal", type=float, default=0.98, help="accuracy (default: 0.98)")
     parser.add_argument("--steps", type=int, help="how long to learn (default: to the goal)")
     options = parser.parse_args()
     rows = max(options.rows, UNSEEN + BATCH)
@@ -116,7 +118,8 @@ def main() -> None:
         shuffle=True,
         num_workers=2,
     )
-    losses, accuracy = learn(loader, recordings[:UNSEEN], answers[:UNSEEN], options.steps)
+    known = recordings[:UNSEEN], answers[:UNSEEN]
+    losses, accuracy = learn(loader, *known, options.goal, options.steps)
     end = time.perf_counter()
 
     digest = hashlib.sha256(recordings.numpy().data).hexdigest()[:12]
