@@ -51,7 +51,8 @@ def fill(
 
     `resume` is a boolean tensor with an element for each row: true where nothing is to be done.
     A part with rows that are missing is made again as a whole. The mask is kept up to date while
-    rows are filled, so that one that was interrupted can be given again. `timeout` is for one part, `retries` for parts whose process died.
+    rows are filled, so that one that was interrupted can be given again. `timeout` is for one
+    part, `retries` for parts whose process died.
     """
     tensors = _tensors(out)
     takes_seed = _takes_seed(fn, len(tensors))
