@@ -112,7 +112,8 @@ class Crew:
         return worker
 
     def _is_over(self) -> bool:
-        return not self.workers and not self.leaving
+        # the template has inherited it, too, and so will whom it forks next
+        return not self.workers and not self.leaving and self._template is None
 
     # -- listening
 
@@ -258,8 +259,11 @@ class Crew:
         """Let go of everything."""
         for worker in self.everybody:
             worker.close()
+        self.workers.clear()
+        self.leaving.clear()
         if self._template is not None:
             self._template.close()
+            self._template = None
         self._life.close()
         self._shared.life.close()
         self._shared.slots.close_descriptor()

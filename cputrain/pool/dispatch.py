@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import ResourceError
-from cputrain.pool.packets import LONGEST, STOP, with_ticket
+from cputrain.pool.packets import LONGEST, STOP, Part, with_ticket
 from cputrain.pool.tasks import Bundle
-from cputrain.shared import ArenaFullError, End, Memory, Writer
+from cputrain.shared import ArenaFullError, End, Memory, Writer, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,7 +47,7 @@ class Dispatch:
         """Told of a task that cannot be sent; not while the lock is held."""
         self.lock = threading.RLock()
         self.arguments = Memory.create()
-        self.writer = Writer(self.arguments)
+        self.writer = Writer(self.arguments, threads=min(8, len(os.sched_getaffinity(0))))
         try:
             read, write = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
         except OSError as error:
@@ -81,7 +81,20 @@ class Dispatch:
     def again(self, tasks: list[Task]) -> None:
         """Tasks to be done before all others, as they have been on their way already."""
         with self.lock:
+            for task in tasks:
+                task.unpack(self.writer)
             self._waiting.extendleft(reversed(tasks))
+
+    def prepare(self, task: Task) -> None:
+        """Pack its arguments as they are now, since they may change before there is room."""
+        with self.lock:
+            try:
+                task.prepare(self.writer)
+            except ArenaFullError:
+                task.part = Part(*pack(task.arguments, None, sharing=True))
+            except Exception as error:  # whatever cannot be pickled: told when its turn comes
+                task.failure = error
+            task.call.weighs(sum(one.size for one in task.lent))
 
     def send(self) -> None:
         """Put waiting tasks into the pipe."""
@@ -137,6 +150,7 @@ class Dispatch:
         except Exception as reason:  # whatever cannot be pickled: the caller is told
             error = reason
         if isinstance(task, Bundle):
+            task.release(self.writer)
             task.call.may_bundle = False
             self.again(task.each())
         else:
@@ -165,14 +179,14 @@ class Dispatch:
                 task.call.took(packet.took, len(task.each()))
                 task.call.weighs(sum(one.size for one in packet.result.lent))
                 if packet.kept:
-                    lent = {(one.offset, one.generation): one for one in task.lent}
+                    lent = {(one.offset, one.generation): one for one in task.all_lent()}
                     self.writer.keep([lent[token] for token in set(packet.kept)])
                     worker.kept.update(packet.kept)
                 if isinstance(task, Bundle):
                     task.release(self.writer)
-            if packet.ended:
-                self.writer.give_back(packet.ended)
-                worker.kept.difference_update(packet.ended)
+            ended = worker.kept.intersection(packet.ended)  # what it was set up with is not in it
+            self.writer.give_back(list(ended))
+            worker.kept -= ended
             return task
 
     def end(self, task: Task) -> None:
@@ -230,8 +244,8 @@ class Dispatch:
             for task in [self.sent[ticket] for ticket in sorted(lost, reverse=True)]:
                 self.take_out(task)
                 # should a worker have it after all, its arguments must stay as they are
-                self._doubtful.append(task.lent)
-                task.lent, task.packet = [], None
+                self._doubtful.append(task.all_lent())
+                self.writer.keep(task.all_lent())
                 self._waiting.appendleft(task)
 
     def _taken_by_none(self, workers: Iterable[Worker]) -> set[int]:

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import CputrainError, InternalError, ResourceError
@@ -21,8 +22,8 @@ from cputrain.pool.dispatch import Dispatch
 from cputrain.pool.feed import Feed
 from cputrain.pool.outcomes import fate_of, not_set_up, outcome_of, said, terminated
 from cputrain.pool.packets import Part, ResultPacket, Status
-from cputrain.pool.tasks import Bundle
-from cputrain.shared import End, pack
+from cputrain.pool.tasks import Bundle, packed, tokens_of
+from cputrain.shared import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,17 +97,21 @@ class Engine:
         """Have all workers read the same, instead of one after the other its own."""
         writer = self._dispatch.writer
         try:
-            data, lent = pack((setup.initializer, setup.initargs), writer, sharing=True)
+            part, lasts = packed((setup.initializer, setup.initargs), writer)
         except Exception:  # what only a process's start can share, as locks, says so itself
             return setup
-        lent.append(writer.lend(memoryview(data)))
-        return setup._replace(initializer=None, initargs=(), packed=Part(b"", lent))
+        if not lasts:
+            writer.give_back(tokens_of(part.lent))
+            return setup
+        self._original = setup  # holds what workers that start later may open
+        block = writer.lend(memoryview(part.data))
+        return setup._replace(initializer=None, initargs=(), packed=Part(b"", [*part.lent, block]))
 
     def submit(self, call: Call, tasks: list[Task], *, complete: bool) -> None:
         """Have tasks of a call done, in this order; `complete` if no more of it follow."""
         with self._dispatch.lock:
             call.begun(len(tasks))
-            call.complete = complete
+            call.complete = call.complete or complete
             if self._broken is None and not self._terminated:
                 self._dispatch.add(tasks)
                 if self._dispatch.timed or self._dispatch.bundles:
@@ -131,6 +136,10 @@ class Engine:
     def complete(self, call: Call) -> None:
         """No more tasks of this call follow."""
         self._dispatch.complete(call)
+
+    def prepare(self, task: Task) -> None:
+        """Pack what a task is given, as it is now."""
+        self._dispatch.prepare(task)
 
     def forget(self, call: Call) -> int:
         """Nobody waits for what is still to come of a call; how many tasks will not be done."""
@@ -158,12 +167,21 @@ class Engine:
             self.thread.join()
 
     def terminate(self) -> None:
-        """End everything now."""
+        """End everything now, and wait until it has ended."""
+        self.end_soon()
+        if os.getpid() == self._owner and threading.current_thread() is not self.thread:
+            self.thread.join()
+
+    def end_soon(self) -> None:
+        """End everything; called by the collector, too, in whichever thread that runs.
+
+        So it waits for nothing, unless the interpreter ends.
+        """
         if os.getpid() != self._owner:
             return
         self._terminated = True
         self.wake()
-        if threading.current_thread() is not self.thread:
+        if util.is_exiting() and threading.current_thread() is not self.thread:
             self.thread.join()
 
     # -- the thread

@@ -140,8 +140,12 @@ class Feed:
                 ended = True
                 break
             with self._changed:
+                if self._exhausted:  # nothing more is wanted since it was asked
+                    break
                 first = self._taken
                 tasks.append(Task(self._call, self._begin(len(items)), first, items))
+            if self._threaded:  # an iterator may hand out the same thing again, changed
+                self._engine.prepare(tasks[-1])
         if tasks:
             self._engine.submit(self._call, tasks, complete=False)
         if error is not None:

@@ -96,7 +96,7 @@ class Pool(multiprocessing_pool.Pool):
         )
         self._cache = self._engine.calls
         self._engine.start()
-        self._terminate = util.Finalize(self, self._engine.terminate, exitpriority=15)
+        self._terminate = util.Finalize(self, self._engine.end_soon, exitpriority=15)
         self._state = multiprocessing_pool.RUN
 
     @property
@@ -319,6 +319,7 @@ class Pool(multiprocessing_pool.Pool):
         """End all workers now; what is still waited for raises."""
         self._state = multiprocessing_pool.TERMINATE
         self._terminate()
+        self._engine.terminate()
 
     def join(self) -> None:
         """Wait until all workers have ended, after close or terminate."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from multiprocessing import resource_sharer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.errors import UsageError
@@ -109,22 +111,25 @@ class Call:
         self._packed: Part | None = None
         self._memo: _Memo | None = None
 
-    def function_in(self, writer: Writer) -> Part:
-        """The function, packed once; one more holder of its blocks."""
-        if self._packed is None:
-            data, lent = pack(self.function, self.memo_in(writer), sharing=True)
-            if len(data) > _IN_PLACE:
-                lent.append(writer.lend(memoryview(data)))
-                data = b""
-            self._packed = Part(data, lent)
-        if self._packed.lent:
-            writer.keep(self._packed.lent)
-        return self._packed
+    def function_in(self, writer: Writer) -> tuple[Part, bool]:
+        """The function, packed once if that will do, and whether it does.
 
-    def arguments_in(self, writer: Writer, payload: Any) -> Part:
-        """The arguments of one task."""
-        place = self.memo_in(writer) if self._same_items else writer
-        return Part(*pack(payload, place, sharing=True))
+        Its blocks have one more holder.
+        """
+        if self._packed is not None:
+            writer.keep(self._packed.lent)
+            return self._packed, True
+        part, lasts = packed(self.function, self.memo_in(writer))
+        if len(part.data) > _IN_PLACE:
+            part = Part(b"", [*part.lent, writer.lend(memoryview(part.data))])
+        if lasts:
+            self._packed = part
+            writer.keep(part.lent)
+        return part, lasts
+
+    def arguments_in(self, writer: Writer, payload: Any) -> tuple[Part, bool]:
+        """The arguments of one task, and whether they can be sent again."""
+        return packed(payload, self.memo_in(writer) if self._same_items else writer)
 
     def memo_in(self, writer: Writer) -> _Memo:
         """What this call has sent."""
@@ -159,7 +164,7 @@ class Call:
 
     def _release(self, writer: Writer) -> None:
         if self._packed is not None:
-            writer.give_back(_tokens(self._packed.lent))
+            writer.give_back(tokens_of(self._packed.lent))
             self._packed = None
         if self._memo is not None:
             self._memo.release()
@@ -174,10 +179,13 @@ class Task:
         "attempts",
         "bytes",
         "call",
+        "failure",
         "first",
         "index",
+        "lasts",
         "lent",
         "packet",
+        "part",
         "ticket",
     )
 
@@ -187,33 +195,63 @@ class Task:
         self.first = first
         """The number of its first item."""
         self.arguments = arguments
+        self.part: Part | None = None
+        """The arguments, once they have been packed."""
+        self.failure: Exception | None = None
+        """Why they cannot be."""
+        self.lasts = True
+        """Whether what has been packed can be sent again."""
         self.attempts = 0
         self.ticket = 0
         self.packet: bytearray | None = None
         self.lent: list[Lent] = []
         self.bytes = 0
-        """What its arguments take in shared memory."""
+        """What it takes in shared memory."""
 
-    @property
-    def kind(self) -> Kind:
-        """How the function is applied."""
-        return self.call.kind
+    def prepare(self, writer: Writer) -> Part:
+        """Its arguments, packed as they are now; their blocks are held until `release`."""
+        if self.failure is not None:
+            raise self.failure
+        if self.part is None:
+            self.part, self.lasts = self.call.arguments_in(writer, self.arguments)
+            self.lent = list(self.part.lent)
+            if self.lasts:
+                self.arguments = None
+        return self.part
 
     def pack(self, writer: Writer) -> bytearray:
-        """Its packet, made once; its blocks are held until `release`."""
+        """Its packet, made once."""
         if self.packet is None:
-            function = self.call.function_in(writer)
-            self.lent = list(function.lent)
-            arguments = self.call.arguments_in(writer, self.arguments)
-            self.lent += arguments.lent
-            timed = self.call.timeout is not None
-            packet = TaskPacket(0, self.kind, timed, function, arguments).encode()
-            if len(packet) > LONGEST:
-                self.lent.append(writer.lend(memoryview(packet), in_place=False))
-                packet = points_to(self.lent[-1])
-            self.packet = packet
-            self.bytes = sum(one.size for one in self.lent)
+            self._seal(writer, self.call.kind, self.prepare(writer))
+        assert self.packet is not None
         return self.packet
+
+    def _seal(self, writer: Writer, kind: Kind, arguments: Part) -> None:
+        function, lasts = self.call.function_in(writer)
+        lent = list(function.lent)
+        try:
+            timed = self.call.timeout is not None
+            packet = TaskPacket(0, kind, timed, function, arguments).encode()
+            if len(packet) > LONGEST:
+                lent.append(writer.lend(memoryview(packet), in_place=False))
+                packet = points_to(lent[-1])
+        except BaseException:
+            writer.give_back(tokens_of(lent))
+            raise
+        self.lent += lent
+        self.lasts = self.lasts and lasts
+        self.packet = packet
+        self.bytes = sum(one.size for one in self.all_lent())
+
+    def all_lent(self) -> list[Lent]:
+        """Its blocks, and those of what it stands for."""
+        return self.lent
+
+    def unpack(self, writer: Writer) -> None:
+        """It is to be sent again: make anew what can be sent only once."""
+        if not self.lasts:
+            writer.give_back(tokens_of(self.lent))
+            self.lent, self.packet, self.part, self.lasts = [], None, None, True
 
     def each(self) -> list[Task]:
         """The tasks that this stands for."""
@@ -222,10 +260,9 @@ class Task:
     def release(self, writer: Writer) -> None:
         """It has ended; only what a worker has kept is still in use."""
         if self.lent:
-            writer.give_back(_tokens(self.lent))
+            writer.give_back(tokens_of(self.lent))
             self.lent = []
-        self.packet = None
-        self.arguments = None
+        self.packet = self.part = self.arguments = None
 
     def named(self, item: int = 0) -> str:
         """As messages call it."""
@@ -241,14 +278,27 @@ class Bundle(Task):
 
     def __init__(self, tasks: list[Task]) -> None:
         first = tasks[0]
-        super().__init__(first.call, first.index, first.first, [one.arguments[0] for one in tasks])
+        super().__init__(first.call, first.index, first.first, None)
         self.tasks = tasks
         self.revoked: tuple[int, int] | None = None
         """Since when (nanoseconds) and from which item on the rest is wanted back."""
 
-    @property
-    def kind(self) -> Kind:
-        return Kind.APART
+    def pack(self, writer: Writer) -> bytearray:
+        """Each task's arguments are a pickle of their own, as if it went alone."""
+        if self.packet is None:
+            parts = [task.prepare(writer) for task in self.tasks]
+            data = pickle.dumps([(bytes(part.data), len(part.lent)) for part in parts], 5)
+            lent = [one for part in parts for one in part.lent]
+            self._seal(writer, Kind.APART, Part(data, lent))
+        assert self.packet is not None
+        return self.packet
+
+    def all_lent(self) -> list[Lent]:
+        return [*self.lent, *(one for task in self.tasks for one in task.lent)]
+
+    def unpack(self, writer: Writer) -> None:
+        for task in self.tasks:
+            task.unpack(writer)
 
     def each(self) -> list[Task]:
         return self.tasks
@@ -263,7 +313,22 @@ class Bundle(Task):
         return rest
 
 
-def _tokens(lent: list[Lent]) -> list[tuple[int, int]]:
+def packed(thing: Any, writer: Writer | _Memo) -> tuple[Part, bool]:
+    """Something packed, and whether it can be unpacked more than once.
+
+    What multiprocessing sends by a descriptor is handed out by a server, to whoever asks first.
+    """
+    before = _handed_out()
+    data, lent = pack(thing, writer, sharing=True)
+    return Part(data, lent), _handed_out() == before
+
+
+def _handed_out() -> int:
+    return int(resource_sharer._resource_sharer._key)
+
+
+def tokens_of(lent: list[Lent]) -> list[tuple[int, int]]:
+    """As blocks are given back."""
     return [(one.offset, one.generation) for one in lent]
 
 
@@ -302,7 +367,7 @@ class _Memo:
 
     def release(self) -> None:
         """Nothing of this call comes again."""
-        self._writer.give_back(_tokens([self._known[place][0] for place in self._held]))
+        self._writer.give_back(tokens_of([self._known[place][0] for place in self._held]))
         self._held.clear()
         self._known.clear()
 

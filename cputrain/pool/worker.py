@@ -216,17 +216,18 @@ class _Worker:
         if packet.kind is not Kind.APART:
             return self._outcome(partial(self._value, packet, lent))
         try:
-            function, items = self._parts(packet, lent)
+            function, buffers = self._function_and_buffers(packet, lent)
         except BaseException as error:
             return Status.RAISED, *self.packed(_explained(error))
         outcomes: list[tuple[Status, bytes, int]] = []
         lents: list[Lent] = []
-        for number, item in enumerate(items):
+        for number, (item, blocks) in enumerate(pickle.loads(packet.arguments.data)):
             if number:
                 if self._slot.is_limited(packet.ticket, number):
                     break  # the pool has another worker do the rest
                 self._slot.begin_item(number)
-            status, data, own = self._outcome(partial(function, item))
+            status, data, own = self._outcome(partial(_apply, function, item, buffers[:blocks]))
+            del buffers[:blocks]
             outcomes.append((status, data, len(own)))
             lents += own
         return Status.DONE, pickle.dumps(outcomes, 5), lents
@@ -241,15 +242,16 @@ class _Worker:
         except Exception as error:  # whatever the value is made of: the pool must be told
             return Status.RAISED, *self.packed(_explained(_unsent(error, value)))
 
-    def _parts(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Any, Any]:
-        """The function and its arguments."""
+    def _function_and_buffers(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Any, list[Any]]:
+        """What is called, and what its arguments lie on."""
         buffers = self._reader.leases(lent)
         of_function = len(packet.function.lent)
-        function = self._function(packet.function, buffers[:of_function])
-        return function, _unpacked(packet.arguments, buffers[of_function:])
+        return self._function(packet.function, buffers[:of_function]), buffers[of_function:]
 
     def _value(self, packet: TaskPacket, lent: list[Lent]) -> Any:
-        function, arguments = self._parts(packet, lent)
+        function, buffers = self._function_and_buffers(packet, lent)
+        arguments = _unpacked(packet.arguments, buffers)
+        del buffers
         if packet.kind is Kind.CALL:
             args, kwds = arguments
             return function(*args, **kwds)
@@ -260,7 +262,7 @@ class _Worker:
     def _function(self, part: Part, buffers: list[Any]) -> Any:
         """What a task calls; one that is found by its name is looked up once."""
         known, function = self._known
-        if part.data == known:
+        if part.data and part.data == known:
             return function
         function = _unpacked(part, buffers)
         if type(function) is FunctionType:
@@ -331,6 +333,12 @@ def _flush() -> None:
             stream.flush()
         except (AttributeError, ValueError, OSError):  # there is none, or nobody reads it
             continue
+
+
+def _apply(function: Any, item: bytes, buffers: list[Any]) -> Any:
+    (argument,) = unpack(item, buffers)
+    del buffers
+    return function(argument)
 
 
 def _unpacked(part: Part, buffers: list[Any]) -> Any:

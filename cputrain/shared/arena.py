@@ -31,6 +31,12 @@ SMALLEST = 8192
 _WRITTEN = 1 << 16
 """Bytes from which on the system writes faster than it finds memory page by page."""
 
+_HUGE = 32 << 20
+"""Bytes from which on several threads are worth their start."""
+
+_MANY = 4
+"""Threads that together find memory faster, page by page, than the system does for one."""
+
 KEPT_FREE = 64 << 20
 """Bytes of free blocks that an arena may keep for sizes that may come again."""
 
@@ -129,14 +135,20 @@ class Memory:
             done += os.preadv(self._descriptor, [memoryview(copied)[done:]], offset + done)
         return copied
 
-    def write(self, offset: int, source: Any, *, fresh: bool) -> None:
-        """Copy bytes there; where no memory has been found yet, the system does both at once."""
-        size, done = source.nbytes, 0
-        if fresh and size >= _WRITTEN and self._descriptor >= 0:
-            while done < size:
-                done += os.pwrite(self._descriptor, memoryview(source)[done:], offset + done)
-            return
-        np.copyto(np.frombuffer(self.map, np.uint8, size, offset), source)
+    def write(self, offset: int, source: Any, threads: int, *, fresh: bool) -> None:
+        """Copy bytes there, in the way that finds memory for them fastest."""
+        target = np.frombuffer(self.map, np.uint8, source.nbytes, offset)
+        if threads >= _MANY and source.nbytes >= _HUGE:
+            _copy_together(target, source, threads)
+        elif fresh and source.nbytes >= _WRITTEN and self._descriptor >= 0:
+            self._pwrite(offset, memoryview(source))
+        else:
+            np.copyto(target, source)
+
+    def _pwrite(self, offset: int, left: memoryview) -> None:
+        while left:
+            written = os.pwrite(self._descriptor, left, offset)
+            left, offset = left[written:], offset + written
 
     def empty(self, offset: int, size: int) -> bool:
         """Give a part back to the system; false where the system knows no way."""
@@ -168,6 +180,19 @@ class Memory:
         return int(np.frombuffer(self.map, np.uint8, 1).__array_interface__["data"][0])
 
 
+def _copy_together(target: Any, source: Any, threads: int) -> None:
+    step = -(-source.nbytes // threads)
+    begins = range(0, source.nbytes, step)
+    copies = [
+        threading.Thread(target=np.copyto, args=(target[at : at + step], source[at : at + step]))
+        for at in begins
+    ]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.join()
+
+
 def _room_for_addresses() -> int:
     """As much as there is memory, and a small part of what addresses are limited to."""
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -194,8 +219,12 @@ class _Block:
 class Writer:
     """The writing side: hands out blocks, and uses again those that nobody holds."""
 
-    def __init__(self, memory: Memory, ask: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, memory: Memory, ask: Callable[[], None] | None = None, *, threads: int = 1
+    ) -> None:
         self._memory = memory
+        self._threads = threads
+        """How many may copy what is very large."""
         self._ask = ask
         """Finds out what has been given back; asked when no block is free."""
         self._begin = memory.address
@@ -222,7 +251,7 @@ class Writer:
             block = self._blocks.get(offset) if in_place else None
             if block is None or block.holders == 0 or source.nbytes > block.size:
                 block = self._take(source.nbytes)
-                self._memory.write(block.offset, source, fresh=block.fresh)
+                self._memory.write(block.offset, source, self._threads, fresh=block.fresh)
                 block.fresh = False
             block.holders += 1
             return Lent(block.offset, source.nbytes, block.generation)
@@ -430,17 +459,16 @@ class PrivateReader:
         _readers.add(self)
 
     def leases(self, lent: list[Lent]) -> list[Any]:
-        """The bytes that were lent; those still in use since an earlier time, as copies."""
+        """The bytes that were lent; those that are in use already, as copies."""
         if not lent:
             return []
         made: list[Any] = []
-        before = Counter(self._live)
         for one in lent:
             token = (one.offset, one.generation)
-            if before[token]:
+            if self._live[token]:
                 made.append(self._memory.read(one.offset, one.size))
                 continue
-            if not self._live[token] and one.offset in self._leased:
+            if one.offset in self._leased:
                 self._memory.forget(one.offset, one.size)
             self._live[token] += 1
             self._leased.add(one.offset)

@@ -102,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=40_000, help="recordings (default: 40000)")
     parser.add_argument("--goal", type=float, default=0.98, help="accuracy (default: 0.98)")
+    parser.add_argument("--json", action="store_true", help="end with a line of JSON, as always")
     parser.add_argument("--steps", type=int, help="how long to learn (default: to the goal)")
     options = parser.parse_args()
     rows = max(options.rows, UNSEEN + BATCH)
