@@ -165,11 +165,17 @@ class Crew:
             self._dismiss(worker)
         return error if not self.workers else None
 
-    def has_hung_up(self, worker: Worker) -> None:
-        """Nothing more comes through its pipe."""
+    def has_hung_up(self, worker: Worker) -> bool:
+        """Nothing more comes through its pipe; true if it is lost, as nobody else tells of it."""
         end = worker.inbox.fileno()
         if self._ears.pop(end, None) is not None:
             self._poll.unregister(end)
+        if worker.is_started or (
+            self._template is not None and worker.was_asked_of(self._template)
+        ):
+            return False
+        worker.process.not_started(TEMPLATE_GONE)
+        return True
 
     def _deafen(self, worker: Worker) -> None:
         for ears in (self._ears, self._sentinels):
@@ -202,9 +208,12 @@ class Crew:
         self._places.append(worker.slot.number)
         worker.close()
 
-    def is_ready(self, worker: Worker) -> None:
+    def is_ready(self, worker: Worker, pid: int) -> None:
         """It has been set up."""
         worker.ready = True
+        if not worker.is_started:  # by a template that was killed before it could tell
+            worker.process.started(pid)
+            self._hear(worker)
         self._failed_starts = 0
 
     def hopeless(self, how: str) -> CputrainError | None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import ResourceError
+from cputrain.pool.outcomes import terminated
 from cputrain.pool.packets import LONGEST, STOP, Part, with_ticket
 from cputrain.pool.tasks import Bundle
 from cputrain.shared import ArenaFullError, End, Memory, Writer, pack
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from cputrain.pool.packets import ResultPacket
-    from cputrain.pool.tasks import Call, Task
+    from cputrain.pool.tasks import Task
     from cputrain.pool.workers import Worker
 
 AHEAD = 32
@@ -37,8 +38,9 @@ _LOST_AFTER = 0.25
 class Dispatch:
     """Sends tasks, in order, and no more than a few ahead of the workers.
 
-    Scripts submit in their threads and the engine hears of results in its own, so all is done
-    with the lock held.
+    Scripts submit in their threads, and the engine hears of results in its own. What is sent is
+    pickled with the lock held, and pickling may call whatever a script has written: so whoever
+    submits waits for no lock, but leaves it to who has it.
     """
 
     def __init__(self, processes: int, failed: Callable[[Task, BaseException], None]) -> None:
@@ -72,11 +74,16 @@ class Dispatch:
 
     # -- going out
 
-    def add(self, tasks: Iterable[Task]) -> None:
-        """Tasks to be done after all others."""
-        with self.lock:
-            self._waiting.extend(tasks)
+    def add(self, tasks: list[Task]) -> bool:
+        """Tasks to be done after all others; false if somebody must be told to send them."""
+        self._waiting.extend(tasks)
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
             self.send()
+        finally:
+            self.lock.release()
+        return True
 
     def again(self, tasks: list[Task]) -> None:
         """Tasks to be done before all others, as they have been on their way already."""
@@ -101,6 +108,10 @@ class Dispatch:
         with self.lock:
             while self._waiting and self._has_room():
                 task = self._next()
+                if task.call.over:
+                    for one in task.each():
+                        self._failed(one, terminated())
+                    continue
                 packet = self._packet_of(task)
                 if packet is None:
                     if self._waiting and self._waiting[0] is task:
@@ -194,21 +205,6 @@ class Dispatch:
         with self.lock:
             task.release(self.writer)
             task.call.ended(1, self.writer)
-
-    def complete(self, call: Call) -> None:
-        """No more tasks of this call follow."""
-        with self.lock:
-            call.complete = True
-            call.ended(0, self.writer)
-
-    def forget(self, call: Call) -> int:
-        """Nobody waits for what is still to come of a call; how many tasks will not be done."""
-        with self.lock:
-            dropped = sum(len(task.each()) for task in self._waiting if task.call is call)
-            self._waiting = deque(task for task in self._waiting if task.call is not call)
-            call.complete = True
-            call.ended(dropped, self.writer)
-        return dropped
 
     def clear(self) -> list[Task]:
         """All of them; none is left."""

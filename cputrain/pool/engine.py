@@ -20,7 +20,7 @@ from cputrain.pool.callbacks import Callbacks
 from cputrain.pool.crew import Crew
 from cputrain.pool.dispatch import Dispatch
 from cputrain.pool.feed import Feed
-from cputrain.pool.outcomes import fate_of, not_set_up, outcome_of, said, terminated
+from cputrain.pool.outcomes import fate_of, lost_with, not_set_up, outcome_of, said, terminated
 from cputrain.pool.packets import Part, ResultPacket, Status
 from cputrain.pool.tasks import Bundle, packed, tokens_of
 from cputrain.shared import End
@@ -57,6 +57,9 @@ class Engine:
         """Results that are not complete, by the number of their call."""
         self._closing = False
         self._terminated = False
+        self._over = False
+        """Nothing is sent any more."""
+        self._thread: threading.Thread | None = None
         self._broken: CputrainError | None = None
         """Why no worker can be started."""
         self._asked: deque[Callable[[], None]] = deque()
@@ -74,6 +77,11 @@ class Engine:
         self.crew.listen_to(wake_read)
         Engine._all.add(self)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it."""
+        return os.getpid() == self._owner
+
     # -- what a pool asks for
 
     def start(self) -> None:
@@ -83,15 +91,15 @@ class Engine:
             self.crew.setup = self._packed(setup)
         try:
             self.crew.start()
-        except BaseException:
+        except Exception:
             for worker in self.crew.workers:
                 worker.process.terminate()
             for worker in self.crew.workers:
                 worker.process.join()
             self._close_ends()
             raise
-        self.thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
-        self.thread.start()
+        self._thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
+        self._thread.start()
 
     def _packed(self, setup: Setup) -> Setup:
         """Have all workers read the same, instead of one after the other its own."""
@@ -109,17 +117,12 @@ class Engine:
 
     def submit(self, call: Call, tasks: list[Task], *, complete: bool) -> None:
         """Have tasks of a call done, in this order; `complete` if no more of it follow."""
-        with self._dispatch.lock:
-            call.begun(len(tasks))
-            call.complete = call.complete or complete
-            if self._broken is None and not self._terminated:
-                self._dispatch.add(tasks)
-                if self._dispatch.timed or self._dispatch.bundles:
-                    self.wake()  # there is something to wait for that no worker tells of
-                return
-        error = self._broken or terminated()
-        for task in tasks:
-            self._finish(task, False, error)
+        call.begun(len(tasks), complete=complete)
+        sent = self._dispatch.add(tasks)
+        if self._over or self._broken is not None:
+            self._break(self._broken or terminated())
+        elif not sent or self._dispatch.timed or self._dispatch.bundles:
+            self.wake()  # there is something to send, or to wait for that no worker tells of
 
     def do(self, action: Callable[[], None]) -> None:
         """Have something done by the thread; can be asked for anywhere, by a finalizer too."""
@@ -135,17 +138,18 @@ class Engine:
 
     def complete(self, call: Call) -> None:
         """No more tasks of this call follow."""
-        self._dispatch.complete(call)
+        call.begun(0, complete=True)
+        call.ended(0, self._dispatch.writer)
 
     def prepare(self, task: Task) -> None:
         """Pack what a task is given, as it is now."""
         self._dispatch.prepare(task)
 
-    def forget(self, call: Call) -> int:
-        """Nobody waits for what is still to come of a call; how many tasks will not be done."""
-        dropped = self._dispatch.forget(call)
+    def forget(self, call: Call) -> None:
+        """Nobody waits for what is still to come of a call: what has not been sent is lost."""
+        call.over = True
+        self.complete(call)
         self.wake()
-        return dropped
 
     def start_missing(self) -> None:
         """Start workers in the place of those that have ended."""
@@ -163,26 +167,32 @@ class Engine:
         for result in list(self.calls.values()):
             if isinstance(result, Feed):
                 result.lift()
-        if threading.current_thread() is not self.thread:
-            self.thread.join()
+        self._join_thread()
 
     def terminate(self) -> None:
         """End everything now, and wait until it has ended."""
+        if not self.is_ours:
+            return
         self.end_soon()
-        if os.getpid() == self._owner and threading.current_thread() is not self.thread:
-            self.thread.join()
+        if self._thread is None or self._thread.ident is None:
+            self._run()  # the start was interrupted before there was a thread
+        self._join_thread()
+
+    def _join_thread(self) -> None:
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def end_soon(self) -> None:
         """End everything; called by the collector, too, in whichever thread that runs.
 
         So it waits for nothing, unless the interpreter ends.
         """
-        if os.getpid() != self._owner:
+        if not self.is_ours:
             return
         self._terminated = True
         self.wake()
-        if util.is_exiting() and threading.current_thread() is not self.thread:
-            self.thread.join()
+        if util.is_exiting():
+            self._join_thread()
 
     # -- the thread
 
@@ -297,12 +307,12 @@ class Engine:
     def _receive(self, worker: Worker) -> None:
         for message in worker.inbox.receive():
             self._take(worker, ResultPacket.decode(message))
-        if worker.inbox.ended:
-            self.crew.has_hung_up(worker)
+        if worker.inbox.ended and self.crew.has_hung_up(worker):
+            self._dispatch.look_for_lost(self.crew.everybody)
 
     def _take(self, worker: Worker, packet: ResultPacket) -> None:
         if packet.status is Status.READY:
-            self.crew.is_ready(worker)
+            self.crew.is_ready(worker, packet.ticket)
             return
         if packet.status is Status.BYE:
             worker.leaving = True
@@ -381,17 +391,21 @@ class Engine:
             with self._dispatch.lock:
                 task.release(self._dispatch.writer)
             item = 0
+        culprit = task.each()[-1]
         for one in task.each():
             one.attempts += 1
             if one.attempts <= one.call.retries:
                 self._dispatch.again([one])
-            else:
+            elif one is culprit:
                 fate = fate_of(one, item, how, killed=bool(worker.killed_for))
                 self._finish(one, False, fate)
+            else:
+                self._finish(one, False, lost_with(one, culprit, how))
 
     def _break(self, error: CputrainError) -> None:
         """Nothing can be done any more."""
-        self._broken = error
+        if not self._over:
+            self._broken = error
         for task in self._dispatch.clear():
             self._finish(task, False, error)
 
@@ -400,8 +414,7 @@ class Engine:
             self._dispatch.stop(len(self.crew.workers))
         self._dispatch.close_write()
         self.crew.end(now=lambda: self._terminated or self._broken is not None)
-        with self._dispatch.lock:
-            self._terminated = True
+        self._terminated = self._over = True
         self._break(self._broken or terminated())
         while self._asked:
             self._asked.popleft()()
@@ -417,7 +430,7 @@ class Engine:
 
     def close_in_child(self) -> None:
         """In a process forked off the pool's: so that each side sees the other end."""
-        if os.getpid() != self._owner:
+        if not self.is_ours:
             self.crew.close_in_child()
             self._dispatch.close_write()
 

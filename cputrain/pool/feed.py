@@ -239,6 +239,10 @@ class Feed:
     def _has_next(self) -> bool:
         return bool(self._ready) or (self._exhausted and not self._open)
 
+    def send_singly(self) -> None:
+        """Have no items travel together."""
+        self._call.may_bundle = False
+
     # -- the end
 
     def lift(self, *, discards: bool = False) -> None:
@@ -256,8 +260,8 @@ class Feed:
             if error is not None and not self._exhausted:
                 self._ready.append(Outcome(self._tasks, 0, False, error))
             self._exhausted = True
-            self._open -= self._engine.forget(self._call)
             self._changed.notify_all()
+        self._engine.forget(self._call)
         self._settle()
 
 
@@ -290,6 +294,11 @@ class LazyResults:
         """What came of one more task; StopIteration at the end."""
         self._begun = True
         return self._feed.next_outcome()
+
+    def send_singly(self) -> LazyResults:
+        """Have no items travel together; this."""
+        self._feed.send_singly()
+        return self
 
     def close(self) -> None:
         """Nothing more is wanted."""

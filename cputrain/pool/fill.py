@@ -89,7 +89,7 @@ def fill(
     )
     with pool, Bar(_name(fn), rows, shown=progress) as bar:
         bar.advance(rows - sum(len(part.rows) for part in parts))
-        outcomes = pool.imap_unordered(call, parts)
+        outcomes = pool.imap_unordered(call, parts).send_singly()
         try:
             for _ in parts:
                 outcome = outcomes.next_outcome()
@@ -160,11 +160,12 @@ def _fill_part(
         for tensor, (shape, dtype) in zip(shared, shapes, strict=True)
     ]
     seed_all(part.seed)
+    given = [view[:] for view in views]  # whose shapes it may change
     with torch.no_grad():
         if takes_seed:
-            fn(index, *views, seed=part.seed)
+            fn(index, *given, seed=part.seed)
         else:
-            fn(index, *views, part.seed)
+            fn(index, *given, part.seed)
     return [view if tensor is None else None for view, tensor in zip(views, shared, strict=True)]
 
 

@@ -71,6 +71,16 @@ def fate_of(task: Task, item: int, how: str, *, killed: bool) -> TaskLost:
     return WorkerDied(task.named(item), f"lost its worker{tried}", found=how, do=_advice(how))
 
 
+def lost_with(task: Task, culprit: Task, how: str) -> TaskLost:
+    """Of a small task whose result had not been sent when another one ended their worker."""
+    return WorkerDied(
+        task.named(),
+        f"lost its result, as {culprit.named()} ended their worker",
+        found=how,
+        do="retries=1 runs both again.",
+    )
+
+
 def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 

@@ -127,7 +127,7 @@ class Status(IntEnum):
     """What a worker tells."""
 
     READY = 0
-    """It has been set up."""
+    """It has been set up; the ticket is the number of its process."""
     DONE = 1
     """The value that a task returned."""
     RAISED = 2

@@ -95,9 +95,26 @@ class Pool(multiprocessing_pool.Pool):
             partial(starting, method, self._ctx),
         )
         self._cache = self._engine.calls
-        self._engine.start()
         self._terminate = util.Finalize(self, self._engine.end_soon, exitpriority=15)
+        try:
+            self._engine.start()
+        except Exception:  # nothing of it is left
+            self._terminate.cancel()
+            raise
+        except BaseException:
+            self._engine.terminate()
+            raise
         self._state = multiprocessing_pool.RUN
+
+    def _check_running(self) -> None:
+        super()._check_running()  # type: ignore[misc]
+        if not self._engine.is_ours:
+            raise UsageError(
+                "a pool",
+                "must be used by the process that made it",
+                found=f"process {os.getpid()}, which was forked off that one",
+                do="Make another pool here.",
+            )
 
     @property
     def _pool(self) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from multiprocessing import resource_sharer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,8 +98,10 @@ class Call:
         """As messages call it."""
         self.timeout = options.timeout
         self.retries = options.retries
-        self.complete = False
-        """All its tasks have been submitted."""
+        self.over = False
+        """Nobody waits for what has not been sent."""
+        self._complete = False
+        self._lock = threading.Lock()
         self.may_bundle = kind is Kind.EACH and not same_items and options.timeout is None
         """Whether tasks of one item each may go together, where they are small."""
         self.pace = 0
@@ -121,7 +124,11 @@ class Call:
             return self._packed, True
         part, lasts = packed(self.function, self.memo_in(writer))
         if len(part.data) > _IN_PLACE:
-            part = Part(b"", [*part.lent, writer.lend(memoryview(part.data))])
+            try:
+                part = Part(b"", [*part.lent, writer.lend(memoryview(part.data))])
+            except BaseException:
+                writer.give_back(tokens_of(part.lent))
+                raise
         if lasts:
             self._packed = part
             writer.keep(part.lent)
@@ -152,14 +159,18 @@ class Call:
             return 1
         return min(_BUNDLE_MOST, _BUNDLE_TIME // self.pace, waiting // (2 * processes))
 
-    def begun(self, tasks: int) -> None:
-        """So many tasks have been submitted; with the engine's lock held, as the next."""
-        self._open += tasks
+    def begun(self, tasks: int, *, complete: bool) -> None:
+        """So many tasks have been submitted; `complete` if no more follow."""
+        with self._lock:
+            self._open += tasks
+            self._complete = self._complete or complete
 
     def ended(self, tasks: int, writer: Writer) -> None:
         """So many have ended."""
-        self._open -= tasks
-        if self.complete and not self._open:
+        with self._lock:
+            self._open -= tasks
+            over = self._complete and not self._open
+        if over:
             self._release(writer)
 
     def _release(self, writer: Writer) -> None:

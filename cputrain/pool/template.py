@@ -54,7 +54,7 @@ class Born:
     daemon = False
 
     def __init__(self, template: Template) -> None:
-        self._template = template
+        self.template = template
         self._pid = 0
         self._known = threading.Event()
         self.exitcode: int | None = None
@@ -115,7 +115,7 @@ class Born:
         end = None if timeout is None else time.monotonic() + timeout
         while self.exitcode is None and self.sentinel >= 0:
             left = 0.1 if end is None else min(0.1, end - time.monotonic())
-            if left <= 0 or not self._template.listen(left):
+            if left <= 0 or not self.template.listen(left):
                 return
 
     def close(self) -> None:
@@ -141,7 +141,11 @@ class Template:
         with theirs:
             self.process = process(target=_run, args=(theirs, self._socket, process, shared, setup))
             self.process.name = self.process.name.replace("Process", "PoolTemplate")
-            self.process.start()
+            try:
+                self.process.start()
+            except OSError as error:
+                self._socket.close()
+                raise ResourceError.of(error, "a pool's worker", "was not started") from error
         self.is_alive = True
 
     @staticmethod
@@ -166,6 +170,9 @@ class Template:
             try:
                 message = _REQUEST.pack(slot.number, seed, memory.size)
                 socket.send_fds(self._socket, [message], descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                born.not_started(TEMPLATE_GONE)
+                return born
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
                     raise
@@ -177,12 +184,12 @@ class Template:
         """Hear what has happened to workers; false if it will never tell again."""
         with self._lock:
             while self.is_alive and connection.wait([self._socket], timeout):
-                message = self._socket.recv(_REPLY.size)
-                if not message:
+                try:
+                    message = self._socket.recv(_REPLY.size)
+                except OSError:
+                    message = b""
+                if not message:  # a worker of which it has not told tells of itself, if it lives
                     self.is_alive = False
-                    for born in self._asked.values():
-                        born.not_started(TEMPLATE_GONE)
-                    self._asked.clear()
                     break
                 self._hear(*_REPLY.unpack(message))
                 timeout = 0.0
@@ -191,7 +198,8 @@ class Template:
     def _hear(self, kind: int, number: int, value: int) -> None:
         if kind == _STARTED:
             self._born[value] = self._asked.pop(number)
-            self._born[value].started(value)
+            if self._born[value].sentinel < 0:
+                self._born[value].started(value)
         elif kind == _REFUSED:
             self._asked.pop(number).not_started(value)
         elif number in self._born:

@@ -129,7 +129,7 @@ def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | Non
     except BaseException as error:
         worker.send(0, Status.NOT_SET_UP, *worker.packed(_explained(error)))
         return
-    worker.send(0, Status.READY, b"", [])
+    worker.send(os.getpid(), Status.READY, b"", [])
     worker.work(setup.most_tasks)
 
 

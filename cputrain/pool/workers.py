@@ -73,6 +73,10 @@ class Worker:
             returned.close()
             memory.close_descriptor()
 
+    def was_asked_of(self, template: Template) -> bool:
+        """Whether this one is to tell of it."""
+        return isinstance(self.process, Born) and self.process.template is template
+
     @property
     def refusal(self) -> int:
         """Why the system would not start it, as it numbers errors; 0 otherwise."""
