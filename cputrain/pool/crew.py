@@ -94,6 +94,8 @@ class Crew:
         # one that has done its last task may take its time to end, and keeps its place
         while len(self.workers) < self._processes and self._places:
             self.workers.append(self._start_one())
+        if not self._places and self.leaving:
+            self.leaving[0].process.kill()  # so long that there is none left: it will not end
 
     def _start_one(self) -> Worker:
         worker = Worker(Slot(self._shared.slots, self._places.pop()))
@@ -122,7 +124,7 @@ class Crew:
         self._poll.register(descriptor, select.POLLIN)
 
     def _hear(self, worker: Worker) -> None:
-        if worker.inbox.fileno() not in self._ears:
+        if worker.inbox.fileno() not in self._ears and not worker.inbox.ended:
             self._ears[worker.inbox.fileno()] = worker
             self._poll.register(worker.inbox.fileno(), select.POLLIN)
         if worker.is_started and worker.sentinel not in self._sentinels:
@@ -151,7 +153,7 @@ class Crew:
             self._poll.unregister(self._template.fileno())
             self._template.close()
             self._template = None
-        for worker in self.workers:
+        for worker in self.everybody:  # one may have done its last task before this was read
             self._hear(worker)
 
     def refused(self) -> OSError | None:

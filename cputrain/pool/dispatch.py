@@ -10,12 +10,12 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cputrain.errors import ResourceError
 from cputrain.pool.outcomes import terminated
 from cputrain.pool.packets import LONGEST, STOP, Part, with_ticket
-from cputrain.pool.tasks import Bundle
+from cputrain.pool.tasks import Bundle, tokens_of
 from cputrain.shared import ArenaFullError, End, Memory, Writer, pack
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cputrain.pool.packets import ResultPacket
     from cputrain.pool.tasks import Task
     from cputrain.pool.workers import Worker
+    from cputrain.shared import Lent
 
 AHEAD = 32
 """Tasks that may wait in the pipe, so that a worker finds its next one without us."""
@@ -67,10 +68,12 @@ class Dispatch:
         self.bundles = 0
         """How many of them are bundles."""
         self._ticket = 0
+        self._closed = False
         self._suspects: set[int] = set()
         self.look_again_at: float | None = None
         """When it is known whether a task was lost."""
-        self._doubtful: list[Any] = []
+        self._doubtful: dict[int, list[Lent]] = {}
+        """Blocks of tasks that were sent again, though a worker may have them after all."""
 
     # -- going out
 
@@ -106,26 +109,36 @@ class Dispatch:
     def send(self) -> None:
         """Put waiting tasks into the pipe."""
         with self.lock:
-            while self._waiting and self._has_room():
+            while self._waiting and not self._closed and self._has_room():
                 task = self._next()
-                if task.call.over:
-                    for one in task.each():
-                        self._failed(one, terminated())
-                    continue
-                packet = self._packet_of(task)
-                if packet is None:
-                    if self._waiting and self._waiting[0] is task:
-                        return  # when something has ended there will be room
-                    continue
-                self._ticket += 1
                 try:
-                    os.write(self._write.fileno(), with_ticket(packet, self._ticket))
-                except BlockingIOError:
+                    if not self._send(task):
+                        return  # when something has ended there will be room
+                except BaseException:  # an interrupt of the thread that submits, say
+                    self.take_out(task)
                     self._waiting.appendleft(task)
-                    return  # as above
-                task.ticket = self._ticket
-                self.sent[task.ticket] = task
-                self._count(task, 1)
+                    raise
+
+    def _send(self, task: Task) -> bool:
+        """False if it must wait, and waits."""
+        if task.call.over:
+            for one in task.each():
+                self._failed(one, terminated())
+            return True
+        packet = self._packet_of(task)
+        if packet is None:
+            return not (self._waiting and self._waiting[0] is task)
+        self._ticket += 1
+        task.ticket = self._ticket
+        self.sent[task.ticket] = task
+        self._count(task, 1)
+        try:
+            os.write(self._write.fileno(), with_ticket(packet, self._ticket))
+        except BlockingIOError:
+            self.take_out(task)
+            self._waiting.appendleft(task)
+            return False
+        return True
 
     def _has_room(self) -> bool:
         ahead = AHEAD if self._bytes < AHEAD_BYTES else self._processes
@@ -185,6 +198,7 @@ class Dispatch:
         """Book what a worker tells; the task it is about, unless that has been given up."""
         with self.lock:
             task = self.sent.get(packet.ticket)
+            self.writer.give_back(tokens_of(self._doubtful.pop(packet.ticket, [])))
             if task is not None:
                 self.take_out(task)
                 task.call.took(packet.took, len(task.each()))
@@ -240,7 +254,7 @@ class Dispatch:
             for task in [self.sent[ticket] for ticket in sorted(lost, reverse=True)]:
                 self.take_out(task)
                 # should a worker have it after all, its arguments must stay as they are
-                self._doubtful.append(task.all_lent())
+                self._doubtful[task.ticket] = task.all_lent()
                 self.writer.keep(task.all_lent())
                 self._waiting.appendleft(task)
 
@@ -269,7 +283,9 @@ class Dispatch:
 
     def close_write(self) -> None:
         """Nothing more is sent."""
-        self._write.close()
+        with self.lock:
+            self._closed = True
+            self._write.close()
 
     def close(self) -> None:
         """Let go of the pipe and the memory."""

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _PATIENCE = 0.02
 """Seconds that an item of a bundle may take before the others are given to somebody else."""
 
+_PAUSE = 0.5
+"""Seconds until a worker is asked for again that the system has refused."""
+
 _LONG = 3600.0
 """Seconds; the system's clock for waiting takes no more than some weeks."""
 
@@ -57,6 +60,7 @@ class Engine:
         """Results that are not complete, by the number of their call."""
         self._closing = False
         self._terminated = False
+        self._start_again_at = 0.0
         self._over = False
         """Nothing is sent any more."""
         self._thread: threading.Thread | None = None
@@ -243,6 +247,8 @@ class Engine:
         times = []
         if self._dispatch.look_again_at is not None:
             times.append(self._dispatch.look_again_at - now)
+        if self._start_again_at > now:
+            times.append(self._start_again_at - now)
         if self._dispatch.bundles:
             times.append(_PATIENCE)
         if self._dispatch.timed:
@@ -260,11 +266,17 @@ class Engine:
         return [worker.slot.read() for worker in self.crew.workers]
 
     def _replace(self) -> None:
+        missing = len(self.crew.workers) < self.processes
         refused = self.crew.refused()
+        if len(self.crew.workers) < self.processes and not missing:
+            self._start_again_at = time.monotonic() + _PAUSE
+        if time.monotonic() < self._start_again_at:
+            return
         try:
             if len(self.crew.workers) < self.processes and refused is None:
                 self.start_missing()
         except OSError as error:
+            self._start_again_at = time.monotonic() + _PAUSE
             refused = error if not self.crew.workers else None
         if refused is not None:
             broken = ResourceError.of(refused, "a pool's worker", "was not started")

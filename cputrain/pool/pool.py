@@ -313,7 +313,15 @@ class Pool(multiprocessing_pool.Pool):
         name = f"{'imap' if ordered else 'imap_unordered'}({_name(func)})"
         feed = Feed(
             self._engine,
-            lambda feed: Call(feed, func, Kind.EACH, name, options, same_items=False),
+            lambda feed: Call(
+                feed,
+                func,
+                Kind.EACH,
+                name,
+                options,
+                same_items=False,
+                bundles=chunksize == 1,
+            ),
             iterable,
             chunksize=chunksize,
             ahead=ahead,

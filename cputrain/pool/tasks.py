@@ -89,6 +89,7 @@ class Call:
         options: Options,
         *,
         same_items: bool = True,
+        bundles: bool = False,
     ) -> None:
         self.result = result
         """Where what comes of tasks goes, as one of multiprocessing's pool."""
@@ -102,8 +103,8 @@ class Call:
         """Nobody waits for what has not been sent."""
         self._complete = False
         self._lock = threading.Lock()
-        self.may_bundle = kind is Kind.EACH and not same_items and options.timeout is None
-        """Whether tasks of one item each may go together, where they are small."""
+        self.may_bundle = bundles and options.timeout is None
+        """Whether tasks, of one item each, may go together where they are small."""
         self.pace = 0
         """Nanoseconds that an item takes; 0 as long as nobody knows."""
         self.heaviest = 0

@@ -157,9 +157,7 @@ class _Worker:
         self._slot = ends.slot
         self._writer = Writer(ends.memory, self._take_back)
         _writers[:] = [self._writer]
-        self._arguments = ends.arguments.privately()
-        ends.arguments.close_descriptor()
-        self._reader = PrivateReader(self._arguments)
+        self._reader = PrivateReader(ends.arguments)
         self._told: set[tuple[int, int]] = set()
         """Blocks of earlier tasks that the pool has been told are still held."""
         self._halves = b""
@@ -207,7 +205,7 @@ class _Worker:
             return None
         lent = pointed_to(packet)
         if lent is not None:
-            whole = self._arguments.read(lent.offset, lent.size)
+            whole = self._reader.read(lent)
             packet = TaskPacket.decode(memoryview(whole))._replace(ticket=ticket)
         return packet
 

@@ -448,10 +448,16 @@ class Reader:
 
 
 class PrivateReader:
-    """Reads memory that is mapped privately: each lease is as it was lent, whoever wrote to it."""
+    """Reads memory that is mapped privately: each lease is as it was lent, whoever wrote to it.
+
+    Where addresses are limited, all that it gives out are copies.
+    """
 
     def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+        try:
+            self._memory, self._copies = memory.privately(), False
+        except OSError:
+            self._memory, self._copies = memory, True
         self._ended: deque[tuple[int, int]] = deque()
         self._live: Counter[tuple[int, int]] = Counter()
         self._leased: set[int] = set()
@@ -465,7 +471,7 @@ class PrivateReader:
         made: list[Any] = []
         for one in lent:
             token = (one.offset, one.generation)
-            if self._live[token]:
+            if self._copies or self._live[token]:
                 made.append(self._memory.read(one.offset, one.size))
                 continue
             if one.offset in self._leased:
@@ -485,6 +491,10 @@ class PrivateReader:
             if self._live[token] <= 0:
                 del self._live[token]
         return tokens
+
+    def read(self, lent: Lent) -> Any:
+        """A copy of what was lent."""
+        return self._memory.read(lent.offset, lent.size)
 
     def live(self) -> Counter[tuple[int, int]]:
         """What is held now; asked after `returned`."""

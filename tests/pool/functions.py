@@ -455,3 +455,14 @@ def add_one_to_array(item: Any) -> float:
 def first_kept(_: object) -> list[float]:
     time.sleep(0.01)
     return [os.getpid(), float(len(KEPT))]
+
+
+def grown(items: list[int]) -> int:
+    """How long a list is after something has been added to it."""
+    items.append(1)
+    return len(items)
+
+
+def first_of(items: list[int]) -> int:
+    """The first item."""
+    return items[0]
