@@ -617,7 +617,7 @@ def test_an_iterator_may_hand_out_the_same_thing_again_changed(pool: Pool) -> No
 
 def test_a_function_with_much_to_carry_arrives_in_a_fresh_worker() -> None:
     with Pool(1) as fresh:
-        carried = functools.partial(f.add, list(range(5000)))
+        carried = partial(f.add, list(range(5000)))
         assert fresh.map(carried, [[1]]) == [[*range(5000), 1]]
 
 
