@@ -287,6 +287,11 @@ class Dispatch:
             self._closed = True
             self._write.close()
 
+    def close_in_child(self) -> None:
+        """In a process forked off the pool's, where another thread's lock is nobody's."""
+        self._closed = True
+        self._write.close()
+
     def close(self) -> None:
         """Let go of the pipe and the memory."""
         self._write.close()

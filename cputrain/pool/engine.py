@@ -444,7 +444,7 @@ class Engine:
         """In a process forked off the pool's: so that each side sees the other end."""
         if not self.is_ours:
             self.crew.close_in_child()
-            self._dispatch.close_write()
+            self._dispatch.close_in_child()
 
 
 class _Calls(dict[int, Any]):

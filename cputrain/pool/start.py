@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import UsageError
@@ -60,6 +60,8 @@ def others_run() -> str:
 @contextmanager
 def starting(method: str, context: Any) -> Iterator[None]:
     """While processes are started."""
+    if method != "fork":
+        resource_tracker.ensure_running()  # it would unblock what is blocked below
     if method == "forkserver":
         _prepare_server(context)
     else:
