@@ -71,6 +71,7 @@ def test_the_workloads_are_listed_with_what_they_are(tmp_path):
     """Each has a line of its own."""
     done = bench("--list", cwd=tmp_path)
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "byte_patterns_torch",
         "conv_loader",
         "mlp",
         "resnet50",
