@@ -39,8 +39,8 @@ class Ahead:
             daemon=True,
         )
         weakref.finalize(self, self._dropped.set)
-        _running.add(self)
         self._thread.start()
+        _running.add(self)
 
     def __iter__(self) -> Ahead:
         return self

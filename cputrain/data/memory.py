@@ -102,7 +102,10 @@ class MemoryIterator(_BaseDataLoaderIter):
             if not trial.ahead:
                 self._made = self._made.stop()
         elif trial.ahead:
-            self._made = Ahead(self._made)
+            try:
+                self._made = Ahead(self._made)
+            except RuntimeError:  # the system has no more threads for us
+                self._trial = None
         if trial.over:
             self._trial = None
 

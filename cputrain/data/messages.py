@@ -5,10 +5,9 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from cputrain.shared.arena import Lent
+from cputrain.shared.arena import LENT, Lent
 
 _HEADER = struct.Struct("<ddd?I")
-_BLOCK = struct.Struct("<QQI")
 
 
 class Result(NamedTuple):
@@ -32,12 +31,12 @@ class Result(NamedTuple):
         header = _HEADER.pack(
             self.making, self.collating, self.packing, self.in_block, len(self.lent)
         )
-        return b"".join((header, *(_BLOCK.pack(*one) for one in self.lent), self.data))
+        return b"".join((header, *(LENT.pack(*one) for one in self.lent), self.data))
 
     @classmethod
     def decode(cls, message: bytes) -> Result:
         """From bytes."""
         making, collating, packing, in_block, count = _HEADER.unpack_from(message)
-        end = _HEADER.size + count * _BLOCK.size
-        lent = [Lent(*one) for one in _BLOCK.iter_unpack(message[_HEADER.size : end])]
+        end = _HEADER.size + count * LENT.size
+        lent = [Lent(*one) for one in LENT.iter_unpack(message[_HEADER.size : end])]
         return cls(making, collating, packing, in_block, lent, memoryview(message)[end:])

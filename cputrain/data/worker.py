@@ -14,17 +14,14 @@ from torch.utils.data._utils import collate
 from cputrain.data.messages import Result
 from cputrain.data.next_epoch import Ahead, Forget
 from cputrain.data.random_states import ProcessStates
-from cputrain.shared.arena import SMALLEST, ArenaFullError, Writer
+from cputrain.shared.arena import Writer
 from cputrain.shared.one_thread import limit_numpy
-from cputrain.shared.packing import pack, unpack
+from cputrain.shared.packing import lay_apart, pack, room_for, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cputrain.data.transport import DoneEvent, WorkerEnds
-
-DIRECT = 16384
-"""Bytes of a pickle that go through the pipe; a longer one lies in the arena."""
 
 
 def serve(
@@ -151,15 +148,9 @@ class _Results:
             data, lent = pack(result, self._writer)
         except Exception as error:  # whatever the batch is made of: the loader must be told
             data, lent = pack((result[0], _unsendable(result[1], error)), self._writer)
-        in_block = False
-        if len(data) > DIRECT:
-            try:
-                lent.append(self._writer.lend(memoryview(data)))
-                data, in_block = b"", True
-            except ArenaFullError:
-                pass  # then all of it goes through the pipe
+        data = lay_apart(data, lent, self._writer)
         message = Result(
-            making, self._clock.collating, time.perf_counter() - now, in_block, lent, data
+            making, self._clock.collating, time.perf_counter() - now, not data, lent, data
         )
         try:
             self._send.send_bytes(message.encode())
@@ -215,22 +206,9 @@ def _collate_into(writer: Writer) -> None:
         ):
             made: torch.Tensor = torchs(batch, collate_fn_map=collate_fn_map)
             return made
-        return torch.stack(batch, 0, out=_room(writer, first, len(batch)))
+        return torch.stack(batch, 0, out=room_for((len(batch), *first.shape), first.dtype, writer))
 
     collate.default_collate_fn_map[torch.Tensor] = collate_tensor
-
-
-def _room(writer: Writer, sample: torch.Tensor, count: int) -> torch.Tensor:
-    shape = (count, *sample.shape)
-    size = count * sample.numel() * sample.element_size()
-    if size >= SMALLEST:
-        try:
-            flat = torch.frombuffer(writer.lease(size), dtype=torch.uint8)
-        except ArenaFullError:
-            pass  # it is copied later, by another way
-        else:
-            return flat.view(sample.dtype).view(shape)
-    return sample.new_empty(shape)
 
 
 def prepare_to_fork() -> None:

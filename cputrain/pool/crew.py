@@ -7,12 +7,12 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from cputrain.errors import CputrainError, ResourceError, WorkerDied
+from cputrain.errors import CputrainError, WorkerDied
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.slots import Slot
 from cputrain.pool.template import TEMPLATE_GONE, Shared, Template
 from cputrain.pool.workers import Worker
-from cputrain.shared import End, starting_workers
+from cputrain.shared import End, pipe, starting_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,10 +52,7 @@ class Crew:
         self._failed_starts = 0
         places = 2 * processes + 8
         self._places = list(range(places))
-        try:
-            life_read, life = os.pipe2(os.O_CLOEXEC)
-        except OSError as error:
-            raise ResourceError.of(error, "a pool", "got no pipe") from error
+        life_read, life = pipe(of="a pool")
         self._life = End(life)
         self._shared = Shared(tasks, End(life_read), arguments, Slot.room_for(places))
         self._poll = select.poll()
@@ -230,6 +227,15 @@ class Crew:
             'pool under `if __name__ == "__main__":`.',
         )
 
+    def abandon(self) -> None:
+        """End those that have just been started; not all could be."""
+        for worker in [one for one in self.workers if not one.is_born]:
+            worker.process.terminate()
+            worker.process.join()
+            self.workers.remove(worker)
+            self._dismiss(worker)
+        self.end(now=lambda: True)
+
     def end(self, *, now: Callable[[], bool]) -> None:
         """Wait until all have ended, and see to it if that is to be `now`."""
         begin = time.monotonic()
@@ -237,10 +243,15 @@ class Crew:
         left = self.everybody
         while left:
             if self._template is not None:
-                self._template.listen()
+                self._listen_to_template()
+            for worker in left:
+                if worker.inbox.ended:
+                    self.has_hung_up(worker)
             left = [worker for worker in left if not worker.has_ended()]
             if now():
                 late = time.monotonic() > begin + _GRACE
+                if late:
+                    self._life.close()  # it is deadly to a worker of which nobody has told, too
                 for worker in left:
                     if late:
                         worker.process.kill()

@@ -16,7 +16,7 @@ from cputrain.errors import ResourceError
 from cputrain.pool.outcomes import terminated
 from cputrain.pool.packets import LONGEST, STOP, Part, with_ticket
 from cputrain.pool.tasks import Bundle, tokens_of
-from cputrain.shared import ArenaFullError, End, Memory, Writer, pack
+from cputrain.shared import ArenaFullError, End, Memory, Writer, pack, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,14 +47,11 @@ class Dispatch:
     def __init__(self, processes: int, failed: Callable[[Task, BaseException], None]) -> None:
         self._processes = processes
         self._failed = failed
-        """Told of a task that cannot be sent; not while the lock is held."""
+        """Told of a task that cannot be sent, with the lock held."""
         self.lock = threading.RLock()
         self.arguments = Memory.create()
         self.writer = Writer(self.arguments, threads=min(8, len(os.sched_getaffinity(0))))
-        try:
-            read, write = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
-        except OSError as error:
-            raise ResourceError.of(error, "a pool", "got no pipe") from error
+        read, write = pipe(os.O_DIRECT, of="a pool")
         self.pipe, self._write = End(read), End(write)
         os.set_blocking(write, False)
         with suppress(OSError):  # more than this user may have: then fewer tasks wait in it
@@ -204,7 +201,7 @@ class Dispatch:
                 task.call.took(packet.took, len(task.each()))
                 task.call.weighs(sum(one.size for one in packet.result.lent))
                 if packet.kept:
-                    lent = {(one.offset, one.generation): one for one in task.all_lent()}
+                    lent = {one.token: one for one in task.all_lent()}
                     self.writer.keep([lent[token] for token in set(packet.kept)])
                     worker.kept.update(packet.kept)
                 if isinstance(task, Bundle):

@@ -23,7 +23,7 @@ from cputrain.pool.feed import Feed
 from cputrain.pool.outcomes import fate_of, lost_with, not_set_up, outcome_of, said, terminated
 from cputrain.pool.packets import Part, ResultPacket, Status
 from cputrain.pool.tasks import Bundle, packed, tokens_of
-from cputrain.shared import End
+from cputrain.shared import End, pipe, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,10 +73,7 @@ class Engine:
         self.crew = Crew(
             processes, process, setup, starting, self._dispatch.pipe, self._dispatch.arguments
         )
-        try:
-            wake_read, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise ResourceError.of(error, "a pool", "got no pipe") from error
+        wake_read, wake = pipe(os.O_NONBLOCK, of="a pool")
         self._wake_read, self._wake = End(wake_read), End(wake)
         self.crew.listen_to(wake_read)
         Engine._all.add(self)
@@ -93,17 +90,14 @@ class Engine:
         setup = self.crew.setup
         if not setup.forked and setup.initializer is not None:
             self.crew.setup = self._packed(setup)
+        self._thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
         try:
             self.crew.start()
+            start_thread(self._thread, "a pool")
         except Exception:
-            for worker in self.crew.workers:
-                worker.process.terminate()
-            for worker in self.crew.workers:
-                worker.process.join()
+            self.crew.abandon()
             self._close_ends()
             raise
-        self._thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
-        self._thread.start()
 
     def _packed(self, setup: Setup) -> Setup:
         """Have all workers read the same, instead of one after the other its own."""

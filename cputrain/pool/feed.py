@@ -10,8 +10,9 @@ from multiprocessing import TimeoutError as PoolTimeout
 from multiprocessing import pool as multiprocessing_pool
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cputrain.errors import TaskLost
+from cputrain.errors import ResourceError, TaskLost
 from cputrain.pool.tasks import Call, Task
+from cputrain.shared import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -88,7 +89,12 @@ class Feed:
         self._call = call(self)
         self._threaded = not isinstance(items, _AT_ONCE)
         if self._threaded:
-            threading.Thread(target=self._run, name="imap's iterator", daemon=True).start()
+            thread = threading.Thread(target=self._run, name="imap's iterator", daemon=True)
+            try:
+                start_thread(thread, "imap")
+            except ResourceError:
+                del engine.calls[self._job]
+                raise
         else:
             self._fill()
 

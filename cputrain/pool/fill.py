@@ -15,7 +15,7 @@ from cputrain.errors import FillFailed, UsageError
 from cputrain.pool.pool import Pool
 from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_all, seed_from
-from cputrain.pool.tasks import whole_number
+from cputrain.pool.tasks import name_of, whole_number
 from cputrain.pool.worker import room
 from cputrain.shared.shared_tensors import SharedStorage
 
@@ -61,9 +61,9 @@ def fill(
     if seed is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
     else:
-        _whole_number("seed", seed, at_least=0, do="Leave it out to have one drawn from torch's.")
+        whole_number("seed", seed, at_least=0, do="Leave it out to have one drawn from torch's.")
     if processes != "auto":
-        _whole_number("processes", processes, at_least=1, do='"auto" is one for each core.')
+        whole_number("processes", processes, at_least=1, do='"auto" is one for each core.')
     size = _rows_of_part(tensors, chunk)
     ranges = [range(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
     parts = [
@@ -87,7 +87,7 @@ def fill(
         timeout=timeout,
         retries=retries,
     )
-    with pool, Bar(_name(fn), rows, shown=progress) as bar:
+    with pool, Bar(name_of(fn, "fill"), rows, shown=progress) as bar:
         bar.advance(rows - sum(len(part.rows) for part in parts))
         outcomes = pool.imap_unordered(call, parts).send_singly()
         try:
@@ -190,17 +190,10 @@ def _takes_seed(fn: Callable[..., Any], tensors: int) -> bool:
         raise UsageError(
             "fn",
             f"must take {form}",
-            found=f"{_name(fn)}{signature}: {error}",
+            found=f"{name_of(fn, 'fill')}{signature}: {error}",
             do="Give it a parameter for each of these.",
         ) from None
     return takes_seed
-
-
-def _whole_number(name: str, value: Any, *, at_least: int, do: str) -> None:
-    try:
-        whole_number(name, value, at_least=at_least)
-    except UsageError as error:
-        raise UsageError(name, error.rule, found=error.found, do=do) from None
 
 
 def _stays_shared(tensor: torch.Tensor) -> bool:
@@ -265,14 +258,8 @@ def _mask(resume: torch.Tensor | None, rows: int) -> torch.Tensor:
 
 def _rows_of_part(tensors: Sequence[torch.Tensor], chunk: int | str) -> int:
     if chunk != "auto":
-        _whole_number("chunk", chunk, at_least=1, do='Leave it out, or say "auto".')
+        whole_number("chunk", chunk, at_least=1, do='Leave it out, or say "auto".')
         return int(chunk)
     rows = len(tensors[0])
     row = sum(math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
     return max(1, min(-(-rows // PARTS), PART_BYTES // max(1, row)))
-
-
-def _name(fn: Callable[..., Any]) -> str:
-    while isinstance(fn, partial):
-        fn = fn.func
-    return getattr(fn, "__name__", "fill")

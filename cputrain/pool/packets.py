@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from cputrain.shared import Lent
+from cputrain.shared.arena import LENT
 
 LONGEST = 4096
 """Bytes of a packet. A task that is longer lies in a block, and the packet says where."""
@@ -23,7 +24,6 @@ TOKEN = struct.Struct("<QI")
 
 _TASK = struct.Struct("<QBBIII")
 _RESULT = struct.Struct("<QBBIIIQ")
-_LENT = struct.Struct("<QQI")
 
 
 class Kind(IntEnum):
@@ -71,7 +71,7 @@ class TaskPacket(NamedTuple):
             len(self.arguments.lent),
             len(self.function.data),
         )
-        lent = [_LENT.pack(*one) for one in (*self.function.lent, *self.arguments.lent)]
+        lent = [LENT.pack(*one) for one in (*self.function.lent, *self.arguments.lent)]
         return bytearray().join((head, *lent, self.function.data, self.arguments.data))
 
     @classmethod
@@ -88,10 +88,10 @@ class TaskPacket(NamedTuple):
                 Part(view[_TASK.size : end], []),
                 Part(view[end:], []),
             )
-        middle = _TASK.size + of_function * _LENT.size
-        begin = middle + of_arguments * _LENT.size
-        function = [Lent(*one) for one in _LENT.iter_unpack(view[_TASK.size : middle])]
-        arguments = [Lent(*one) for one in _LENT.iter_unpack(view[middle:begin])]
+        middle = _TASK.size + of_function * LENT.size
+        begin = middle + of_arguments * LENT.size
+        function = [Lent(*one) for one in LENT.iter_unpack(view[_TASK.size : middle])]
+        arguments = [Lent(*one) for one in LENT.iter_unpack(view[middle:begin])]
         end = begin + length
         return cls(
             ticket,
@@ -170,7 +170,7 @@ class ResultPacket(NamedTuple):
         if not (self.kept or self.ended or self.result.lent):
             return head + self.result.data
         tokens = [TOKEN.pack(*token) for token in (*self.kept, *self.ended)]
-        lent = [_LENT.pack(*one) for one in self.result.lent]
+        lent = [LENT.pack(*one) for one in self.result.lent]
         return b"".join((head, *tokens, *lent, self.result.data))
 
     @classmethod
@@ -183,7 +183,7 @@ class ResultPacket(NamedTuple):
             return cls(ticket, _STATUSES[status], bool(last), [], [], took, part)
         kept_end = _RESULT.size + kept * TOKEN.size
         ended_end = kept_end + ended * TOKEN.size
-        begin = ended_end + lents * _LENT.size
+        begin = ended_end + lents * LENT.size
         return cls(
             ticket,
             _STATUSES[status],
@@ -193,6 +193,6 @@ class ResultPacket(NamedTuple):
             took,
             Part(
                 view[begin:],
-                [Lent(*one) for one in _LENT.iter_unpack(view[ended_end:begin])],
+                [Lent(*one) for one in LENT.iter_unpack(view[ended_end:begin])],
             ),
         )

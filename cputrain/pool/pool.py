@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-import threading
+import warnings
 from functools import partial
 from multiprocessing import pool as multiprocessing_pool
 from multiprocessing import util
@@ -15,13 +15,14 @@ import torch
 
 from cputrain.errors import SourceError, TaskLost, UsageError
 from cputrain.machine import read_machine
+from cputrain.pool.callbacks import guarded
 from cputrain.pool.engine import Engine
 from cputrain.pool.feed import Feed, LazyResults
 from cputrain.pool.packets import Kind
 from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.start import context_for, starting
-from cputrain.pool.tasks import Call, Options, Task, whole_number
+from cputrain.pool.tasks import Call, Options, Task, name_of, whole_number
 from cputrain.pool.worker import Setup
 from cputrain.shared import pipe
 
@@ -122,8 +123,6 @@ class Pool(multiprocessing_pool.Pool):
 
     def __del__(self, _warn: Any = None, RUN: Any = None) -> None:  # noqa: N803
         if self._state == multiprocessing_pool.RUN:
-            import warnings
-
             warnings.warn(
                 f"unclosed running multiprocessing pool {self!r}",
                 ResourceWarning,
@@ -150,10 +149,8 @@ class Pool(multiprocessing_pool.Pool):
         """Have `func(*args, **kwds)` called; the result is asked for with `get()`."""
         self._check_running()
         options = self._options.changed(timeout, retries)
-        result = multiprocessing_pool.ApplyResult(
-            self, _guarded(callback), _guarded(error_callback)
-        )
-        call = Call(result, func, Kind.CALL, f"apply({_name(func)})", options)
+        result = multiprocessing_pool.ApplyResult(self, guarded(callback), guarded(error_callback))
+        call = Call(result, func, Kind.CALL, f"apply({name_of(func)})", options)
         self._engine.submit(call, [Task(call, 0, 0, (tuple(args), dict(kwds)))], complete=True)
         return result
 
@@ -240,7 +237,7 @@ class Pool(multiprocessing_pool.Pool):
         options: Options,
     ) -> list[Any]:
         result = _listed(self, iterable, chunksize)
-        with Bar(_name(func), len(result.items), shown=options.progress) as bar:
+        with Bar(name_of(func), len(result.items), shown=options.progress) as bar:
             result.bar = bar
             made: list[Any] = self._begin(kind, func, result, options).get()
             return made
@@ -248,7 +245,7 @@ class Pool(multiprocessing_pool.Pool):
     def _begin(
         self, kind: Kind, func: Callable[..., Any], result: _ListResult, options: Options
     ) -> _ListResult:
-        name = f"{'map' if kind is Kind.EACH else 'starmap'}({_name(func)})"
+        name = f"{'map' if kind is Kind.EACH else 'starmap'}({name_of(func)})"
         call = Call(result, func, kind, name, options)
         tasks = [
             Task(call, index, first, result.items[first : first + result.chunksize])
@@ -310,7 +307,7 @@ class Pool(multiprocessing_pool.Pool):
             raise ValueError(f"Chunksize must be 1+, not {chunksize}")
         if ahead is not None:
             whole_number("ahead", ahead, at_least=1)
-        name = f"{'imap' if ordered else 'imap_unordered'}({_name(func)})"
+        name = f"{'imap' if ordered else 'imap_unordered'}({name_of(func)})"
         feed = Feed(
             self._engine,
             lambda feed: Call(
@@ -326,7 +323,7 @@ class Pool(multiprocessing_pool.Pool):
             chunksize=chunksize,
             ahead=ahead,
             ordered=ordered,
-            bar=Bar(_name(func), operator.length_hint(iterable) or None)
+            bar=Bar(name_of(func), operator.length_hint(iterable) or None)
             if options.progress
             else None,
         )
@@ -383,7 +380,7 @@ def _listed(
     if not items:
         chunksize = 0
     result = _ListResult(
-        pool, chunksize, len(items), _guarded(callback), error_callback=_guarded(error_callback)
+        pool, chunksize, len(items), guarded(callback), error_callback=guarded(error_callback)
     )
     result.items, result.length, result.chunksize = items, len(items), chunksize
     return result
@@ -401,25 +398,3 @@ def _cores() -> int:
 def _cpus() -> tuple[int, ...]:
     """Where this thread may run: a server that forks workers may have been given less."""
     return tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
-
-
-def _guarded(callback: Callable[[Any], Any] | None) -> Callable[[Any], None] | None:
-    """A callback that raises is told of, and its result can be had all the same."""
-    if callback is None:
-        return None
-
-    def call(value: Any) -> None:
-        try:
-            callback(value)
-        except BaseException as error:  # of the script's own function
-            threading.excepthook(
-                threading.ExceptHookArgs((type(error), error, error.__traceback__, None))
-            )
-
-    return call
-
-
-def _name(function: Any) -> str:
-    while isinstance(function, partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_sharer, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import UsageError
@@ -45,9 +45,10 @@ def context_for(asked: Any) -> Any:
 
 def others_run() -> str:
     """What else runs in this process, so that a fork would not be a whole one; empty if nothing."""
-    here = threading.get_ident()
+    # multiprocessing's server of descriptors waits in accept(), and is made anew after a fork
+    harmless = (threading.current_thread(), resource_sharer._resource_sharer._thread)
     for thread in threading.enumerate():
-        if thread.ident != here and not thread.name.startswith(_OURS):
+        if thread not in harmless and not thread.name.startswith(_OURS):
             return f"the thread {thread.name!r} runs"
     torch = sys.modules.get("torch")
     for kind in ("cuda", "xpu"):

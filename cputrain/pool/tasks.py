@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pickle
 import threading
+from functools import partial
 from multiprocessing import resource_sharer
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from cputrain.errors import UsageError
 from cputrain.pool.packets import LONGEST, Kind, Part, TaskPacket, points_to
 from cputrain.shared import Lent, Writer, pack
+from cputrain.shared.arena import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,15 +70,24 @@ class Options(NamedTuple):
         ).checked()
 
 
-def whole_number(name: str, value: Any, *, at_least: int) -> None:
+def whole_number(
+    name: str, value: Any, *, at_least: int, do: str = "Leave it out for the default."
+) -> None:
     """Raise if a parameter is not one, or too small."""
     if not hasattr(value, "__index__") or value < at_least:
         raise UsageError(
             name,
             f"must be a whole number, {at_least} or more",
             found=repr(value),
-            do="Leave it out for the default.",
+            do=do,
         )
+
+
+def name_of(function: Any, nameless: str = "") -> str:
+    """As messages and bars call a function."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", nameless or type(function).__name__)
 
 
 class Call:
@@ -341,7 +354,7 @@ def _handed_out() -> int:
 
 def tokens_of(lent: list[Lent]) -> list[tuple[int, int]]:
     """As blocks are given back."""
-    return [(one.offset, one.generation) for one in lent]
+    return [one.token for one in lent]
 
 
 class _Memo:
@@ -361,7 +374,7 @@ class _Memo:
         """As a writer does."""
         if raw.nbytes < REMEMBERED or not lasting:
             return self._writer.lend(raw, in_place=in_place)
-        place = (_address(raw), raw.nbytes)
+        place = (address_of(np.frombuffer(raw, np.uint8)), raw.nbytes)
         known = self._known.get(place)
         if known is not None and self._writer.keep([known[0]]):
             if place not in self._held and self._writer.keep([known[0]]):
@@ -382,9 +395,3 @@ class _Memo:
         self._writer.give_back(tokens_of([self._known[place][0] for place in self._held]))
         self._held.clear()
         self._known.clear()
-
-
-def _address(raw: memoryview) -> int:
-    import numpy as np
-
-    return int(np.frombuffer(raw, np.uint8).__array_interface__["data"][0])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.errors import ResourceError
 from cputrain.pool.slots import Slot
-from cputrain.pool.worker import Setup, WorkerEnds, die_with_pool, leave_to_the_pool, serve
+from cputrain.pool.worker import Setup, WorkerEnds, leave_signals_to_the_pool, serve
 from cputrain.shared import End, Memory, Sender
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _REQUEST = struct.Struct("<QQQ")
 _REPLY = struct.Struct("<Bqq")
+
 TEMPLATE_GONE = errno.ECHILD
 """Why a worker was not started whose template has been killed."""
 
@@ -209,10 +210,11 @@ class Template:
         """It ends when nobody can ask it for anything."""
         self.is_alive = False
         self._socket.close()
-        self.process.join(1.0)
+        if self.process.exitcode is None:
+            self.process.join(1.0)  # sees no end if a worker of it, which holds its pipes, lives on
         if self.process.exitcode is None:
             self.process.kill()
-            self.process.join()
+        self.process.join()
 
     def close_in_child(self) -> None:
         """In a process that was forked off the pool's."""
@@ -228,9 +230,7 @@ def _run(
 ) -> None:
     """In the template."""
     pools.close()
-    die_with_pool(shared.life)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, leave_to_the_pool)
+    leave_signals_to_the_pool(shared.life)
     gc.freeze()  # a collection in a worker would otherwise copy the pages of all that it looks at
     children: dict[Any, Any] = {}
     while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import pickle
 import select
@@ -32,26 +31,22 @@ from cputrain.pool.packets import (
 )
 from cputrain.pool.seeds import seed_all
 from cputrain.shared import (
-    ArenaFullError,
     PrivateReader,
     Writer,
     are_kept,
     forget_opened,
+    lay_apart,
     one_thread,
     pack,
+    room_for,
     unpack,
 )
-from cputrain.shared.arena import SMALLEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cputrain.pool.slots import Slot
     from cputrain.shared import End, Lent, Memory, Sender
-
-DIRECT = 16384
-"""Bytes of a result that go through the pipe; a longer one lies in the arena."""
-
 
 _F_SETSIG = 10
 
@@ -112,12 +107,8 @@ def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | Non
     """Run tasks until there are no more."""
     if close_others is not None:
         close_others()
-    die_with_pool(ends.life)
+    leave_signals_to_the_pool(ends.life)
     ends.life.close()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # the terminal tells every process of Ctrl-C; the pool's decides. An ignored signal would stay
-    # ignored in programs that a task starts, one with a handler does not
-    signal.signal(signal.SIGINT, leave_to_the_pool)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while it started
     if setup.cpus:
         _run_on(setup.cpus)
@@ -139,15 +130,7 @@ _writers: list[Writer] = []
 
 def room(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor for a task's result, where the result will not have to be copied to."""
-    size = math.prod(shape) * dtype.itemsize
-    if _writers and size >= SMALLEST:
-        try:
-            flat = torch.frombuffer(_writers[0].lease(size), dtype=torch.uint8)
-        except ArenaFullError:
-            pass  # it is copied later, by another way
-        else:
-            return flat.view(dtype).view(tuple(shape))
-    return torch.empty(shape, dtype=dtype)
+    return room_for(shape, dtype, _writers[0] if _writers else None)
 
 
 class _Worker:
@@ -171,7 +154,7 @@ class _Worker:
         if setup.packed is not None:
             lent = setup.packed.lent
             initializer, initargs = _unpacked(setup.packed, self._reader.leases(lent))
-            self._told.update((one.offset, one.generation) for one in lent)
+            self._told.update(one.token for one in lent)
         if initializer is not None:
             initializer(*initargs)
 
@@ -275,13 +258,7 @@ class _Worker:
     def packed(self, value: Any) -> tuple[bytes, list[Lent]]:
         """A value as it is sent."""
         data, lent = pack(value, self._writer)
-        if len(data) > DIRECT:
-            try:
-                lent.append(self._writer.lend(memoryview(data)))
-                data = b""
-            except ArenaFullError:
-                pass  # then all of it goes through the pipe
-        return data, lent
+        return lay_apart(data, lent, self._writer), lent
 
     def _take_back(self) -> None:
         try:
@@ -296,7 +273,7 @@ class _Worker:
         """Blocks of a task that are still in use, and those of earlier ones that no longer are."""
         self._reader.returned()
         live = self._reader.live()
-        own = {(one.offset, one.generation) for one in lent}
+        own = {one.token for one in lent}
         kept = [token for token in own if live[token] and token not in self._told]
         self._told.update(kept)
         ended = [token for token in self._told if not live[token]]
@@ -375,7 +352,16 @@ def _explained(error: BaseException) -> Raised:
 _life: list[int] = []
 
 
-def die_with_pool(life: End) -> None:
+def leave_signals_to_the_pool(life: End) -> None:
+    """Of a process of a pool: it ends when told to or with the pool's, and not by Ctrl-C."""
+    _die_with_pool(life)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # the terminal tells every process of Ctrl-C; the pool's decides. An ignored signal would stay
+    # ignored in programs that a task starts, one with a handler does not
+    signal.signal(signal.SIGINT, _leave_to_the_pool)
+
+
+def _die_with_pool(life: End) -> None:
     """Be killed by the system in the moment in which the pool's process ends, however it does.
 
     A signal is asked for when the other end of the pipe is closed. That is a matter of an opened
@@ -395,7 +381,7 @@ def die_with_pool(life: End) -> None:
         os._exit(1)
 
 
-def leave_to_the_pool(*_: object) -> None:
+def _leave_to_the_pool(*_: object) -> None:
     """Ctrl-C."""
 
 

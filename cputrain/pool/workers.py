@@ -73,6 +73,11 @@ class Worker:
             returned.close()
             memory.close_descriptor()
 
+    @property
+    def is_born(self) -> bool:
+        """Whether the template forks it."""
+        return isinstance(self.process, Born)
+
     def was_asked_of(self, template: Template) -> bool:
         """Whether this one is to tell of it."""
         return isinstance(self.process, Born) and self.process.template is template

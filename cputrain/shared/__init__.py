@@ -13,8 +13,9 @@ from cputrain.shared.arena import (
 )
 from cputrain.shared.links import End, Inbox, Outbox, Sender, pipe
 from cputrain.shared.one_thread import one_thread
-from cputrain.shared.packing import pack, unpack
+from cputrain.shared.packing import lay_apart, pack, room_for, unpack
 from cputrain.shared.shared_tensors import are_kept, forget_opened
+from cputrain.shared.threads import start_thread
 
 __all__ = [
     "ArenaFullError",
@@ -29,9 +30,12 @@ __all__ = [
     "Writer",
     "are_kept",
     "forget_opened",
+    "lay_apart",
     "one_thread",
     "pack",
     "pipe",
+    "room_for",
+    "start_thread",
     "starting_workers",
     "unpack",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+import struct
 import threading
 import weakref
 from collections import Counter, deque
@@ -50,12 +51,26 @@ class ArenaFullError(Exception):
     """No address is left for a block of this size; the caller sends the bytes another way."""
 
 
+LENT = struct.Struct("<QQI")
+"""A Lent on its way."""
+
+
+def address_of(array: Any) -> int:
+    """Where the bytes of an array begin in this process."""
+    return int(array.__array_interface__["data"][0])
+
+
 class Lent(NamedTuple):
     """A block as it is told to the reader."""
 
     offset: int
     size: int
     generation: int
+
+    @property
+    def token(self) -> tuple[int, int]:
+        """As it is given back."""
+        return self.offset, self.generation
 
 
 class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -71,7 +86,7 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
         """A lease that adds its token to `ended` when nothing holds it any more."""
         lease = cls.__new__(cls, size, np.uint8, memory.map, lent.offset)
         lease._ended = ended
-        lease._token = (lent.offset, lent.generation)
+        lease._token = lent.token
         return lease
 
     def __del__(self) -> None:
@@ -177,7 +192,7 @@ class Memory:
     @property
     def address(self) -> int:
         """Where the mapping begins in this process."""
-        return int(np.frombuffer(self.map, np.uint8, 1).__array_interface__["data"][0])
+        return address_of(np.frombuffer(self.map, np.uint8, 1))
 
 
 def _copy_together(target: Any, source: Any, threads: int) -> None:
@@ -188,9 +203,13 @@ def _copy_together(target: Any, source: Any, threads: int) -> None:
         for at in begins
     ]
     for copy in copies:
-        copy.start()
+        try:
+            copy.start()
+        except RuntimeError:  # the system has no more threads for us
+            copy.run()
     for copy in copies:
-        copy.join()
+        if copy.ident is not None:
+            copy.join()
 
 
 def _room_for_addresses() -> int:
@@ -246,7 +265,7 @@ class Writer:
     def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:  # noqa: ARG002
         """A block that holds these bytes: their own, if they are a block's, or a copy."""
         source = np.frombuffer(raw, np.uint8)
-        offset = int(source.__array_interface__["data"][0]) - self._begin
+        offset = address_of(source) - self._begin
         with self._lock:
             block = self._blocks.get(offset) if in_place else None
             if block is None or block.holders == 0 or source.nbytes > block.size:
@@ -385,7 +404,7 @@ class Reader:
         with self._lock:
             self._held += len(lent)
             for one in lent:
-                self._live[one.offset, one.generation] += 1
+                self._live[one.token] += 1
                 self._sizes[one.offset] = one.size
             if self._held - len(self._ended) > most or self._forked:
                 return [self._copy(one) for one in lent]
@@ -423,7 +442,7 @@ class Reader:
 
     def _copy(self, lent: Lent) -> Any:
         copied = np.frombuffer(self._memory.map, np.uint8, lent.size, lent.offset).copy()
-        self._ended.append((lent.offset, lent.generation))
+        self._ended.append(lent.token)
         return copied
 
     def _fence_fork(self, over: Callable[[], bool] | None = None) -> None:
@@ -470,7 +489,7 @@ class PrivateReader:
             return []
         made: list[Any] = []
         for one in lent:
-            token = (one.offset, one.generation)
+            token = one.token
             if self._copies or self._live[token]:
                 made.append(self._memory.read(one.offset, one.size))
                 continue

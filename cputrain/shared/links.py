@@ -167,9 +167,9 @@ def _framed(message: bytes) -> bytes:
     return b"".join((_LENGTH.pack(len(message)), message))
 
 
-def pipe() -> tuple[int, int]:
+def pipe(flags: int = 0, *, of: str = "a worker") -> tuple[int, int]:
     """The reading and the writing end of a pipe; an error that says what the system refused."""
     try:
-        return os.pipe()
+        return os.pipe2(flags | os.O_CLOEXEC) if flags else os.pipe()
     except OSError as error:
-        raise ResourceError.of(error, "a worker", "got no pipe") from error
+        raise ResourceError.of(error, of, "got no pipe") from error

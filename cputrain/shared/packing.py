@@ -8,6 +8,7 @@ array does so by itself. Whatever else can be sent between processes goes the wa
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from cputrain.shared.arena import SMALLEST, ArenaFullError, Lent
+from cputrain.shared.arena import SMALLEST, ArenaFullError, Lent, Writer
 from cputrain.shared.shared_tensors import SharedStorage
 
 if TYPE_CHECKING:
@@ -177,9 +178,37 @@ def pack(thing: Any, writer: Writes | None, *, sharing: bool = False) -> tuple[b
         _Packer(file, of_tensors, apart, copies, sharing).dump(thing)
     except BaseException:
         if writer is not None:
-            writer.give_back([(one.offset, one.generation) for one in lent])
+            writer.give_back([one.token for one in lent])
         raise
     return file.getvalue(), lent
+
+
+DIRECT = 16384
+"""Bytes of a pickle that go through the pipe; a longer one lies in the arena."""
+
+
+def lay_apart(data: bytes, lent: list[Lent], writer: Writer) -> bytes:
+    """A pickle as it goes through the pipe: nothing, if it lies in the last block from now on."""
+    if len(data) > DIRECT:
+        try:
+            lent.append(writer.lend(memoryview(data)))
+        except ArenaFullError:
+            return data  # then all of it goes through the pipe
+        return b""
+    return data
+
+
+def room_for(shape: Sequence[int], dtype: torch.dtype, writer: Writer | None) -> torch.Tensor:
+    """A tensor to be sent, where it will not have to be copied to, if there is such a place."""
+    size = math.prod(shape) * dtype.itemsize
+    if writer is not None and size >= SMALLEST:
+        try:
+            flat = torch.frombuffer(writer.lease(size), dtype=torch.uint8)
+        except ArenaFullError:
+            pass  # it is copied later, by another way
+        else:
+            return flat.view(dtype).view(tuple(shape))
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 _PLAIN = frozenset((int, float, bool, type(None)))

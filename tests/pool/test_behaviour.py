@@ -625,3 +625,9 @@ def test_workers_that_end_after_each_task_are_replaced_without_end() -> None:
     with Pool(1, maxtasksperchild=1) as brief:
         for _ in range(12):
             assert brief.map(f.double, range(8), chunksize=1) == list(range(0, 16, 2))
+
+
+def test_zz_who_runs() -> None:
+    from cputrain.pool.start import others_run
+
+    assert others_run() == ""
