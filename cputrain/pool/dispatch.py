@@ -211,11 +211,12 @@ class Dispatch:
             worker.kept -= ended
             return task
 
-    def end(self, task: Task) -> None:
-        """It will not be done again."""
+    def end(self, tasks: list[Task]) -> None:
+        """Those of one call that will not be done again."""
         with self.lock:
-            task.release(self.writer)
-            task.call.ended(1, self.writer)
+            for task in tasks:
+                task.release(self.writer)
+            tasks[0].call.ended(len(tasks), self.writer)
 
     def clear(self) -> list[Task]:
         """All of them; none is left."""

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
@@ -338,35 +339,56 @@ class Engine:
             success, value = outcome_of(packet.status, packet.result.data, leases)
             del leases
             for one in task.each():
-                self._finish(one, success, value)
+                self._finish([one], success, value)
             del value
         worker.give_back()
 
     def _finish_each(self, bundle: Bundle, data: bytes | memoryview, leases: list[Any]) -> None:
         """Tell what came of each task of a bundle; those that were not begun are sent again."""
-        outcomes = pickle.loads(data)
-        self._dispatch.again(bundle.cut(len(outcomes)))
+        told = pickle.loads(data)
+        self._dispatch.again(bundle.cut(len(told)))
         begin = 0
-        for task, (status, own, count) in zip(bundle.each(), outcomes, strict=False):
+        tasks: list[Task] = []
+        values: list[Any] = []
+        for task, one in zip(bundle.each(), told, strict=False):
+            if type(one) is not tuple:  # an atom
+                tasks.append(task)
+                values.append(one)
+                continue
+            status, own, count = one
             buffers = leases[begin : begin + count]
             begin += count
             success, value = outcome_of(status, own, buffers)
             del buffers
-            self._finish(task, success, [value] if success else value)
+            if success:
+                tasks.append(task)
+                values.append(value)
+            else:
+                if tasks:
+                    self._finish(tasks, True, values)
+                tasks, values = [], []
+                self._finish([task], False, value)
             del value
+        if tasks:
+            self._finish(tasks, True, values)
 
-    def _finish(self, task: Task, success: bool, value: Any) -> None:
-        self._dispatch.end(task)
-        result, index = task.call.result, task.index
+    def _finish(self, tasks: list[Task], success: bool, value: Any) -> None:
+        """Tasks of one call: a list of all their results, or the error of each."""
+        self._dispatch.end(tasks)
+        result = tasks[0].call.result
+        if isinstance(result, Feed):
+            result.set_each([task.index for task in tasks], success, value)
+            return
+        (task,) = tasks
         if self._terminated:
             result._callback = result._error_callback = None
         if result._callback or result._error_callback:
-            self._callbacks.put(lambda: result._set(index, (success, value)))
+            self._callbacks.put(partial(result._set, task.index, (success, value)))
         else:
-            result._set(index, (success, value))
+            result._set(task.index, (success, value))
 
     def _cannot_be_sent(self, task: Task, error: BaseException) -> None:
-        self.do(lambda: self._finish(task, False, error))
+        self.do(lambda: self._finish([task], False, error))
 
     # -- ends
 
@@ -404,16 +426,16 @@ class Engine:
                 self._dispatch.again([one])
             elif one is culprit:
                 fate = fate_of(one, item, how, killed=bool(worker.killed_for))
-                self._finish(one, False, fate)
+                self._finish([one], False, fate)
             else:
-                self._finish(one, False, lost_with(one, culprit, how))
+                self._finish([one], False, lost_with(one, culprit, how))
 
     def _break(self, error: CputrainError) -> None:
         """Nothing can be done any more."""
         if not self._over:
             self._broken = error
         for task in self._dispatch.clear():
-            self._finish(task, False, error)
+            self._finish([task], False, error)
 
     def _end(self) -> None:
         if not self._terminated and self._broken is None:

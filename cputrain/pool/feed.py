@@ -15,7 +15,7 @@ from cputrain.pool.tasks import Call, Task
 from cputrain.shared import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cputrain.pool.engine import Engine
     from cputrain.pool.progress import Bar
@@ -35,14 +35,19 @@ _AHEAD_BYTES = 32 << 20
 _AT_ONCE_MOST = 256
 """Tasks that are begun together."""
 
+_PARTS = 8
+"""How often new tasks are begun while as many as may be open end."""
+
 
 class Outcome(NamedTuple):
-    """What came of a task."""
+    """What came of a task, or of several that follow one another and all went well."""
 
     number: int
-    """Which of the call's tasks."""
+    """Which of the call's tasks, or the first of them."""
+    tasks: int
+    """How many."""
     items: int
-    """How many items it had."""
+    """How many items they had."""
     success: bool
     value: Any
     """A list of results, or the error."""
@@ -50,8 +55,6 @@ class Outcome(NamedTuple):
 
 class Feed:
     """Takes items, has them worked on, and holds the results until they are asked for."""
-
-    _callback = _error_callback = None
 
     def __init__(
         self,
@@ -71,12 +74,15 @@ class Feed:
         self._chunksize = chunksize
         self._ahead: int | None = None if ahead is None else max(ahead, chunksize)
         self._ordered = ordered
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._taking = threading.RLock()
         self._taken = 0
         """Items that have been taken."""
         self._tasks = 0
         self._consumed = 0
+        self._fill_at = 0
+        """When so many have been consumed, it is time to take more."""
         self._exhausted = False
         self._discards = False
         self._open = 0
@@ -88,6 +94,7 @@ class Feed:
         engine.calls[self._job] = self
         self._call = call(self)
         self._threaded = not isinstance(items, _AT_ONCE)
+        self._plain = type(items) in _AT_ONCE
         if self._threaded:
             thread = threading.Thread(target=self._run, name="imap's iterator", daemon=True)
             try:
@@ -124,15 +131,16 @@ class Feed:
 
     def _fill(self) -> None:
         # several tasks at once: a lock and a look at the pipe for each would cost more than they
-        room = self._room()
-        if self._exhausted or (room < self._most() / self._chunksize / 2 and self._open):
-            return
         with self._taking:
             while not self._exhausted and (room := self._room()) >= 1:
                 self._take(min(room, _AT_ONCE_MOST))
+            self._fill_at = self._taken - self._most() + self._most() // _PARTS
 
     def _take(self, most: int) -> None:
         """Take the items of some tasks, and have them done."""
+        if self._plain:
+            self._take_together(most)
+            return
         tasks: list[Task] = []
         error: BaseException | None = None
         ended = False
@@ -158,8 +166,25 @@ class Feed:
             with self._changed:
                 index = self._begin(1)
             self._exhaust()
-            self._set(index, (False, error))
+            self.set_each([index], False, error)
         elif ended:
+            self._exhaust()
+
+    def _take_together(self, most: int) -> None:
+        """The same from what cannot fail."""
+        size = self._chunksize
+        items = list(islice(self._items, size * most))
+        parts = [items[at : at + size] for at in range(0, len(items), size)]
+        with self._lock:
+            if self._exhausted:
+                return
+            tasks = [
+                Task(self._call, self._begin(len(part)), self._taken - len(part), part)
+                for part in parts
+            ]
+        if tasks:
+            self._engine.submit(self._call, tasks, complete=False)
+        if len(items) < size * most:
             self._exhaust()
 
     def _begin(self, items: int) -> int:
@@ -187,28 +212,40 @@ class Feed:
 
     # -- results
 
-    def _set(self, i: int, obj: tuple[bool, Any]) -> None:
-        with self._changed:
-            count = self._sizes.pop(i)
-            self._open -= 1
-            if self._bar is not None and not isinstance(obj[1], TaskLost):
-                self._bar.advance(count)
+    def set_each(self, numbers: Sequence[int], success: bool, value: Any) -> None:
+        """What came of these tasks: a list of all results, or the error of each."""
+        several = success and len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
+        with self._lock:
+            counts = [self._sizes.pop(number) for number in numbers]
+            self._open -= len(numbers)
+            if self._bar is not None and not isinstance(value, TaskLost):
+                self._bar.advance(sum(counts))
             if self._discards:
-                self._consumed += count
-            elif self._ordered:
-                self._early[i] = Outcome(i, count, *obj)
-                while self._next in self._early:
-                    self._ready.append(self._early.pop(self._next))
-                    self._next += 1
+                self._consumed += sum(counts)
+            elif several:
+                self._keep(Outcome(numbers[0], len(numbers), sum(counts), success, value))
             else:
-                self._ready.append(Outcome(i, count, *obj))
+                for number, count in zip(numbers, counts, strict=True):
+                    own = value[:count] if success else value
+                    self._keep(Outcome(number, 1, count, success, own))
+                    value = value[count:] if success else value
             self._changed.notify_all()
         if self._exhausted:
             self._settle()
 
+    def _keep(self, outcome: Outcome) -> None:
+        """Until it is asked for."""
+        if not self._ordered:
+            self._ready.append(outcome)
+            return
+        self._early[outcome.number] = outcome
+        while self._next in self._early:
+            self._ready.append(self._early.pop(self._next))
+            self._next += self._ready[-1].tasks
+
     def next(self, timeout: float | None = None) -> Any:
         """The next result; an error in its place is raised."""
-        with self._changed:
+        with self._lock:
             if not self._part:
                 outcome = self._awaited(timeout)
                 if not outcome.success:
@@ -217,13 +254,13 @@ class Feed:
                 self._part.extend(outcome.value)
             value = self._part.popleft()
             self._consume(1)
-        if not self._threaded:
+        if self._consumed >= self._fill_at and not self._threaded:
             self._fill()
         return value
 
     def next_outcome(self) -> Outcome:
         """What came of the next task, whether it is an error or not."""
-        with self._changed:
+        with self._lock:
             outcome = self._awaited(None)
             self._consume(outcome.items)
         if not self._threaded:
@@ -236,10 +273,11 @@ class Feed:
             self._changed.notify_all()
 
     def _awaited(self, timeout: float | None) -> Outcome:
-        if not self._changed.wait_for(self._has_next, timeout):
-            raise PoolTimeout
         if not self._ready:
-            raise StopIteration
+            if not self._changed.wait_for(self._has_next, timeout):
+                raise PoolTimeout
+            if not self._ready:
+                raise StopIteration
         return self._ready.popleft()
 
     def _has_next(self) -> bool:
@@ -264,7 +302,7 @@ class Feed:
         """Take no more items."""
         with self._changed:
             if error is not None and not self._exhausted:
-                self._ready.append(Outcome(self._tasks, 0, False, error))
+                self._ready.append(Outcome(self._tasks, 1, 0, False, error))
             self._exhausted = True
             self._changed.notify_all()
         self._engine.forget(self._call)

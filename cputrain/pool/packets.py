@@ -37,7 +37,9 @@ class Kind(IntEnum):
     """`function(*item)` for each item."""
     APART = 3
     """`function(item)` for each item, and each has an outcome of its own."""
-    STOP = 4
+    ATOMS = 4
+    """The same, of items that can share a pickle."""
+    STOP = 5
     """Nothing: the worker ends."""
 
 

@@ -14,6 +14,7 @@ from cputrain.errors import UsageError
 from cputrain.pool.packets import LONGEST, Kind, Part, TaskPacket, points_to
 from cputrain.shared import Lent, Writer, pack
 from cputrain.shared.arena import address_of
+from cputrain.shared.packing import is_atom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,14 +310,20 @@ class Bundle(Task):
         """Since when (nanoseconds) and from which item on the rest is wanted back."""
 
     def pack(self, writer: Writer) -> bytearray:
-        """Each task's arguments are a pickle of their own, as if it went alone."""
         if self.packet is None:
-            parts = [task.prepare(writer) for task in self.tasks]
-            data = pickle.dumps([(bytes(part.data), len(part.lent)) for part in parts], 5)
-            lent = [one for part in parts for one in part.lent]
-            self._seal(writer, Kind.APART, Part(data, lent))
+            self._seal(writer, *self._arguments(writer))
         assert self.packet is not None
         return self.packet
+
+    def _arguments(self, writer: Writer) -> tuple[Kind, Part]:
+        """Each task's are a pickle of their own, as if it went alone, unless all are atoms."""
+        if all(task.part is None for task in self.tasks):
+            items = [task.arguments[0] for task in self.tasks]
+            if all(map(is_atom, items)):
+                return Kind.ATOMS, Part(pickle.dumps(items, 5), [])
+        parts = [task.prepare(writer) for task in self.tasks]
+        data = pickle.dumps([(bytes(part.data), len(part.lent)) for part in parts], 5)
+        return Kind.APART, Part(data, [one for part in parts for one in part.lent])
 
     def all_lent(self) -> list[Lent]:
         return [*self.lent, *(one for task in self.tasks for one in task.lent)]

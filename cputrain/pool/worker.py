@@ -41,6 +41,7 @@ from cputrain.shared import (
     room_for,
     unpack,
 )
+from cputrain.shared.packing import is_atom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -194,23 +195,37 @@ class _Worker:
 
     def _run(self, packet: TaskPacket, lent: list[Lent]) -> Outcome:
         """What came of a task; nothing else of it is held any more."""
-        if packet.kind is not Kind.APART:
+        if packet.kind not in (Kind.APART, Kind.ATOMS):
             return self._outcome(partial(self._value, packet, lent))
         try:
             function, buffers = self._function_and_buffers(packet, lent)
         except BaseException as error:
             return Status.RAISED, *self.packed(_explained(error))
-        outcomes: list[tuple[Status, bytes, int]] = []
+        outcomes: list[Any] = []
         lents: list[Lent] = []
-        for number, (item, blocks) in enumerate(pickle.loads(packet.arguments.data)):
+        for number, item in enumerate(pickle.loads(packet.arguments.data)):
             if number:
                 if self._slot.is_limited(packet.ticket, number):
                     break  # the pool has another worker do the rest
                 self._slot.begin_item(number)
-            status, data, own = self._outcome(partial(_apply, function, item, buffers[:blocks]))
-            del buffers[:blocks]
-            outcomes.append((status, data, len(own)))
-            lents += own
+            if packet.kind is Kind.ATOMS:
+                work = partial(function, item)
+            else:
+                data, blocks = item
+                work = partial(_apply, function, data, buffers[:blocks])
+                del buffers[:blocks]
+            try:
+                value = work()
+            except BaseException as error:
+                outcome: Outcome = Status.RAISED, *self.packed(_explained(error))
+            else:
+                if is_atom(value):
+                    outcomes.append(value)
+                    continue
+                outcome = self._sent(value)
+                del value
+            outcomes.append((*outcome[:2], len(outcome[2])))
+            lents += outcome[2]
         return Status.DONE, pickle.dumps(outcomes, 5), lents
 
     def _outcome(self, work: Callable[[], Any]) -> Outcome:
@@ -218,6 +233,9 @@ class _Worker:
             value = work()
         except BaseException as error:
             return Status.RAISED, *self.packed(_explained(error))
+        return self._sent(value)
+
+    def _sent(self, value: Any) -> Outcome:
         try:
             return Status.DONE, *self.packed(value)
         except Exception as error:  # whatever the value is made of: the pool must be told

@@ -24,7 +24,7 @@ import numpy as np
 from cputrain.errors import ResourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 SMALLEST = 8192
 """Bytes below which a block costs more than a copy through a pipe."""
@@ -35,8 +35,8 @@ _WRITTEN = 1 << 16
 _HUGE = 32 << 20
 """Bytes from which on several threads are worth their start."""
 
-_MANY = 4
-"""Threads that together find memory faster, page by page, than the system does for one."""
+_PIECE = 4 << 20
+"""Bytes that one of them copies at a time."""
 
 KEPT_FREE = 64 << 20
 """Bytes of free blocks that an arena may keep for sizes that may come again."""
@@ -153,12 +153,22 @@ class Memory:
     def write(self, offset: int, source: Any, threads: int, *, fresh: bool) -> None:
         """Copy bytes there, in the way that finds memory for them fastest."""
         target = np.frombuffer(self.map, np.uint8, source.nbytes, offset)
-        if threads >= _MANY and source.nbytes >= _HUGE:
-            _copy_together(target, source, threads)
-        elif fresh and source.nbytes >= _WRITTEN and self._descriptor >= 0:
-            self._pwrite(offset, memoryview(source))
+        fresh = fresh and source.nbytes >= _WRITTEN and self._descriptor >= 0
+
+        def copied(part: slice) -> None:
+            np.copyto(target[part], source[part])
+
+        def written(part: slice) -> None:
+            self._pwrite(offset + part.start, memoryview(source[part]))
+
+        # the system writes to a file for one thread at a time, faster than one that finds its
+        # pages one by one; others can do so meanwhile
+        first = written if fresh else copied
+        if threads > 1 and source.nbytes >= _HUGE:
+            parts = [slice(at, at + _PIECE) for at in range(0, source.nbytes, _PIECE)]
+            _share_out(parts, first, *[copied] * (threads - 1))
         else:
-            np.copyto(target, source)
+            first(slice(0, source.nbytes))
 
     def _pwrite(self, offset: int, left: memoryview) -> None:
         while left:
@@ -195,21 +205,32 @@ class Memory:
         return address_of(np.frombuffer(self.map, np.uint8, 1))
 
 
-def _copy_together(target: Any, source: Any, threads: int) -> None:
-    step = -(-source.nbytes // threads)
-    begins = range(0, source.nbytes, step)
-    copies = [
-        threading.Thread(target=np.copyto, args=(target[at : at + step], source[at : at + step]))
-        for at in begins
-    ]
-    for copy in copies:
+def _share_out(parts: Iterable[slice], *ways: Callable[[slice], None]) -> None:
+    """Have each part copied in one of these ways, each in a thread; the first in this one."""
+    left = iter(parts)
+    lock = threading.Lock()
+
+    def work(copy: Callable[[slice], None]) -> None:
+        while True:
+            with lock:
+                part = next(left, None)
+            if part is None:
+                return
+            copy(part)
+
+    helpers = []
+    for way in ways[1:]:
+        helper = threading.Thread(target=work, args=(way,))
         try:
-            copy.start()
+            helper.start()
         except RuntimeError:  # the system has no more threads for us
-            copy.run()
-    for copy in copies:
-        if copy.ident is not None:
-            copy.join()
+            break
+        helpers.append(helper)
+    try:
+        work(ways[0])
+    finally:
+        for helper in helpers:
+            helper.join()
 
 
 def _room_for_addresses() -> int:

@@ -211,7 +211,7 @@ def room_for(shape: Sequence[int], dtype: torch.dtype, writer: Writer | None) ->
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-_PLAIN = frozenset((int, float, bool, type(None)))
+_NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 def _is_plain(thing: Any) -> bool:
@@ -219,10 +219,16 @@ def _is_plain(thing: Any) -> bool:
     kind = type(thing)
     if kind is list or kind is tuple:
         return len(thing) <= _FEW and all(map(_is_plain, thing))
-    return kind in _PLAIN or (kind is str and len(thing) < SMALLEST)
+    return is_atom(thing)
 
 
 _FEW = 8
+
+
+def is_atom(thing: Any) -> bool:
+    """Whether it never changes, holds nothing and is small: several can share a pickle."""
+    kind = type(thing)
+    return kind in _NUMBERS or (kind is str and len(thing) < SMALLEST)
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:
