@@ -121,9 +121,13 @@ class Pool(multiprocessing_pool.Pool):
     def _pool(self) -> list[Any]:
         return [worker.process for worker in self._engine.crew.workers]
 
-    def __del__(self, _warn: Any = None, RUN: Any = None) -> None:  # noqa: N803
-        if self._state == multiprocessing_pool.RUN:
-            warnings.warn(
+    def __del__(
+        self,
+        _warn: Any = warnings.warn,
+        RUN: str = multiprocessing_pool.RUN,  # noqa: N803  (modules may be gone when this runs)
+    ) -> None:
+        if self._state == RUN:
+            _warn(
                 f"unclosed running multiprocessing pool {self!r}",
                 ResourceWarning,
                 stacklevel=2,

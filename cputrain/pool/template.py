@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from multiprocessing import connection
+from multiprocessing import process as processes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.errors import ResourceError
@@ -27,7 +28,7 @@ from cputrain.shared import End, Memory, Sender
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_REQUEST = struct.Struct("<QQQ")
+_REQUEST = struct.Struct("<QQQQ")
 _REPLY = struct.Struct("<Bqq")
 
 TEMPLATE_GONE = errno.ECHILD
@@ -51,11 +52,11 @@ class Shared(NamedTuple):
 class Born:
     """A worker's process, as a Process of multiprocessing shows it."""
 
-    name = "PoolWorker"
     daemon = False
 
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: Template, name: str) -> None:
         self.template = template
+        self.name = name
         self._pid = 0
         self._known = threading.Event()
         self.exitcode: int | None = None
@@ -164,12 +165,15 @@ class Template:
 
     def bear(self, slot: Slot, seed: int, memory: Memory, descriptors: list[int]) -> Born:
         """Ask for a worker."""
-        born = Born(self)
+        # its number and name are those that it would have as this process's own child
+        count = next(processes._process_counter)
+        identity = (*processes.current_process()._identity, count)
+        born = Born(self, f"ForkPoolWorker-{':'.join(map(str, identity))}")
         with self._lock:
             self._asked[slot.number] = born
         while True:
             try:
-                message = _REQUEST.pack(slot.number, seed, memory.size)
+                message = _REQUEST.pack(slot.number, seed, memory.size, count)
                 socket.send_fds(self._socket, [message], descriptors)
             except (BrokenPipeError, ConnectionResetError):
                 born.not_started(TEMPLATE_GONE)
@@ -256,7 +260,7 @@ def _bear(
     message: bytes,
     descriptors: list[int],
 ) -> Any:
-    number, seed, size = _REQUEST.unpack(message)
+    number, seed, size, count = _REQUEST.unpack(message)
     results, returned, memory = descriptors
     ends = WorkerEnds(
         shared.tasks,
@@ -268,7 +272,8 @@ def _bear(
         Slot(shared.slots, number),
     )
     child = process(target=serve, args=(ends, setup._replace(seed=seed), ours.close))
-    child.name = child.name.replace("Process", "PoolWorker")
+    child._identity = (*processes.current_process()._identity[:-1], count)
+    child.name = f"ForkPoolWorker-{':'.join(map(str, child._identity))}"
     try:
         child.start()
     except OSError as error:

@@ -389,6 +389,11 @@ def until(condition: Any, seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
+def who(*_: object) -> tuple[str, tuple[int, ...]]:
+    """The worker's name and number."""
+    return multiprocessing.current_process().name, multiprocessing.current_process()._identity
+
+
 # scripts
 
 HEAD = """

@@ -29,7 +29,7 @@ from cputrain.errors import UsageError
 from cputrain.machine import read_machine
 from tests.launch.programs import PYTHON, in_terminal
 from tests.pool import functions as f
-from tests.pool.functions import HEAD, ended, gone, started, until
+from tests.pool.functions import HEAD, METHODS, ended, gone, started, until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -631,3 +631,26 @@ def test_zz_who_runs() -> None:
     from cputrain.pool.start import others_run
 
     assert others_run() == ""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_worker_has_a_number_of_its_own(method: str) -> None:
+    with Pool(3, context=method) as pool:
+        told = [pool.apply(f.who) for _ in range(2)] + pool.map(f.who, range(30), chunksize=1)
+        names = {worker.name for worker in pool._pool}
+    assert len(names) == 3
+    assert {name for name, _ in told} <= names
+    by_name = dict(told)
+    assert len(set(by_name.values())) == len(by_name)
+    assert all(name.endswith(f"PoolWorker-{number}") for name, (number,) in by_name.items())
+
+
+def test_a_pool_that_is_left_to_the_end_of_a_script_says_nothing(tmp_path: Path) -> None:
+    text = """
+import gc
+if __name__ == "__main__":
+    pool = Pool(2)
+    pool.cycle = pool
+    assert pool.map(f.double, range(4)) == [0, 2, 4, 6]
+"""
+    assert ended(tmp_path, text) == (0, "", "")
