@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from cputrain.bench.pools import CASES, absent, case_table, compare_pools, comparison
+from cputrain.bench.pools import CASES, absent, case_table, compare_pools, comparison, tasks
 from cputrain.bench.pools.cases import Case, case_called, cases
 from cputrain.bench.pools.comparison import compared, summarise
 from cputrain.bench.pools.contenders import CONTENDERS, Contender, Ways
@@ -100,8 +100,8 @@ def test_tables_say_what_was_run_and_that_little_work_says_nothing_of_speed(monk
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("pools", "--cases", "tensor"), "tensors, big, tiny, start"),
-        (("pools", "tensor"), "tensors, big, tiny, start"),
+        (("pools", "--cases", "tensor"), "tensors, big, fill, tiny, start"),
+        (("pools", "tensor"), "tensors, big, fill, tiny, start"),
         (("pools", "--rounds", "0"), "--rounds must be a whole number from 1"),
         (("pools", "--processes", "two"), "--processes must be a whole number from 1"),
         (("--repeats", "0", "pools"), "--repeats must be a whole number from 1"),
@@ -167,6 +167,7 @@ SOME = Contender(name="some", module="math", opened=lambda *_: anything())
         ("tiny-map", []),
         ("tensors-kept", [torch.zeros(1 << 12), torch.zeros(1 << 12)]),
         ("tensors-one-by-one", [(0.0, 0.0), (1.0, 0.0)]),
+        ("fill-rows", torch.zeros(2, 64, dtype=torch.uint8)),
     ],
 )
 def test_a_pool_with_other_results_is_not_compared(case, results):
@@ -204,11 +205,11 @@ def test_names_of_cases_are_unique_with_and_without_quick():
 
 
 def test_a_group_that_is_not_known_is_named():
-    with pytest.raises(UsageError, match="must be out of tensors, big, tiny, start"):
+    with pytest.raises(UsageError, match="must be out of tensors, big, fill, tiny, start"):
         compare_pools(["tensor"])
 
 
-def test_pools_are_asked_in_four_ways():
+def test_pools_are_asked_in_five_ways():
     """The way without a pool shows what each of them means."""
     alone = next(one for one in CONTENDERS if one.name == "no pool")
     with alone.opened(2, None) as ways:
@@ -217,12 +218,22 @@ def test_pools_are_asked_in_four_ways():
         assert ways.kept(math.isqrt, [4, 9], 1) == [2, 3]
         assert ways.with_partial(pow, 2, [3, 4]) == [8, 16]
         assert ways.with_argument(pow, 2, [3, 4]) == [8, 16]
+        out = torch.zeros(3, tasks.WIDTH, dtype=torch.uint8)
+        ways.filled(tasks.write_rows, out)
+        assert torch.equal(out, tasks.rows(tasks.write_rows, range(3)))
 
 
 def test_processor_time_grows():
     before = cpu_seconds()
     sum(range(1_000_000))
     assert cpu_seconds() > before
+
+
+def test_processor_time_of_a_worker_that_has_ended_counts():
+    """`fill` ends its workers before its time is read."""
+    before = cpu_seconds()
+    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+    assert cpu_seconds() > before + 0.1
 
 
 def test_the_comparison_of_pools_loads_no_torch():

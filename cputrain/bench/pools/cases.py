@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Literal
 
-    Way = Literal["one by one", "kept", "partial", "argument", "start", "start after threads"]
+    Way = Literal[
+        "one by one", "kept", "partial", "argument", "fill", "start", "start after threads"
+    ]
 
 CASES = {
     "tensors": "2,000 tensors of 1 MiB come back: taken one by one, and kept all",
     "big": "a tensor of 256 MiB goes to each of 200 tasks: in a partial, and as an argument",
+    "fill": "a tensor of 40,000 rows is filled, each in 100 µs",
     "tiny": "tasks of 10 µs: 100,000 in a map, 5,000 in an imap",
     "start": "from the constructor to the first result: in a fresh process, and after torch.mm",
 }
@@ -39,7 +42,7 @@ class Case(Record):
     """What each task calls."""
 
     count: int
-    """How many tasks there are."""
+    """How many tasks there are, or rows where a tensor is filled."""
 
     chunksize: int | None = None
     """Tasks that travel together; None for what a pool chooses by itself."""
@@ -84,6 +87,18 @@ def cases(group: str, quick: bool = False) -> list[Case]:
             for name, way, how in _ways(
                 ("partial", "partial", "in a partial (map)"),
                 ("argument", "argument", "as an argument (starmap)"),
+            )
+        ]
+    if group == "fill":
+        rows = 200 if quick else 40_000
+        return [
+            Case(
+                name="fill-rows",
+                title=f"a tensor is filled: {rows:,} rows of {tasks.WIDTH} bytes, 100 µs each",
+                way="fill",
+                function=tasks.write_rows,
+                count=rows,
+                alone=True,
             )
         ]
     if group == "tiny":

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cputrain.bench.pools import tasks
 from cputrain.record import Record
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class Ways(NamedTuple):
 
     with_argument: Callable[[Function, Any, Sequence[int]], list[Any]]
     """The same, the big thing given with each item."""
+
+    filled: Callable[[Function, Any], None]
+    """`function(rows, part of the tensor, seed)` writes all rows of a tensor."""
 
 
 class Contender(Record):
@@ -73,21 +77,37 @@ def _chunks(name: str, size: int | None) -> dict[str, int]:
     return {} if size is None else {name: size}
 
 
+def _with_imap(imap: Callable[..., Iterable[Any]]) -> Callable[[Function, Any], None]:
+    """A tensor is filled with what comes back: parts of as many rows as `fill` has in its own."""
+
+    def filled(function: Function, out: Any) -> None:
+        parts = tasks.parts(len(out))
+        made = imap(partial(tasks.rows, function), parts)
+        for part, rows in zip(parts, made, strict=True):
+            out[part.start : part.stop] = rows
+
+    return filled
+
+
 def _like_multiprocessing(pool: Any) -> Ways:
     return Ways(
         lambda function, items, size: pool.imap(function, items, **_chunks("chunksize", size)),
         lambda function, items, size: pool.map(function, items, **_chunks("chunksize", size)),
         lambda function, big, items: pool.map(partial(function, big), items),
         lambda function, big, items: pool.starmap(function, [(big, item) for item in items]),
+        _with_imap(pool.imap),
     )
 
 
 @contextmanager
 def _cputrain(processes: int, _big: Any) -> Iterator[Ways]:
-    from cputrain import Pool
+    from cputrain import Pool, fill
+
+    def filled(function: Function, out: Any) -> None:
+        fill(out, function, processes=processes, seed=0, progress=False)
 
     with Pool(processes) as pool:
-        yield _like_multiprocessing(pool)
+        yield _like_multiprocessing(pool)._replace(filled=filled)
 
 
 @contextmanager
@@ -110,6 +130,7 @@ def _futures(processes: int, _big: Any) -> Iterator[Ways]:
             ),
             lambda function, big, items: list(pool.map(partial(function, big), items)),
             lambda function, big, items: list(pool.map(function, [big] * len(items), items)),
+            _with_imap(pool.map),
         )
 
 
@@ -137,6 +158,7 @@ def _joblib(processes: int, _big: Any) -> Iterator[Ways]:
             lambda function, items, size: run("list", calls(function, items), size),
             lambda function, big, items: run("list", calls(partial(function, big.numpy()), items)),
             lambda function, big, items: with_argument(function, big.numpy(), items),
+            _with_imap(lambda function, items: run("generator", calls(function, items))),
         )
     finally:
         get_reusable_executor().shutdown()
@@ -152,6 +174,8 @@ def _mpire(processes: int, _big: Any) -> Iterator[Ways]:
             lambda function, items, size: pool.map(function, items, **_chunks("chunk_size", size)),
             lambda function, big, items: pool.map(partial(function, big), items),
             lambda function, big, items: pool.map(function, [(big, item) for item in items]),
+            # what is iterable it would take for several arguments
+            _with_imap(lambda function, items: pool.imap(function, [(item,) for item in items])),
         )
 
 
@@ -165,7 +189,7 @@ def _mpire_shared(processes: int, big: Any) -> Iterator[Ways]:
         return found
 
     with WorkerPool(processes, shared_objects=big, keep_alive=True) as pool:
-        yield Ways(_not_here, _not_here, given, given)
+        yield Ways(_not_here, _not_here, given, given, _not_here)
 
 
 def _not_here(*_: object) -> Any:
@@ -179,6 +203,7 @@ def _alone(_processes: int, _big: Any) -> Iterator[Ways]:
         lambda function, items, _: list(map(function, items)),
         lambda function, big, items: list(map(partial(function, big), items)),
         lambda function, big, items: list(starmap(function, [(big, item) for item in items])),
+        lambda function, out: function(range(len(out)), out, 0),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from functools import partial
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from cputrain.bench.pools import tasks
 from cputrain.errors import CputrainError
 from cputrain.record import Record
 
@@ -48,7 +50,8 @@ def run(case: Case, contender: Contender, processes: int) -> Run:
     torch.set_num_threads(1)
     items = range(case.count)
     big = torch.arange(case.elements, dtype=torch.float32) if case.elements else None
-    results: Sequence[Any]
+    results: Any
+    out = torch.zeros(case.count, tasks.WIDTH, dtype=torch.uint8) if case.way == "fill" else None
     with contender.opened(processes, big) as ways:
         _warm(case, contender, ways, big, processes)
         gc.collect()  # whoever comes first would pay for all that the imports have left
@@ -60,6 +63,9 @@ def run(case: Case, contender: Contender, processes: int) -> Run:
             results = ways.kept(case.function, items, case.chunksize)
         elif case.way == "partial":
             results = ways.with_partial(case.function, big, items)
+        elif out is not None:
+            ways.filled(case.function, out)
+            results = out
         else:
             results = ways.with_argument(case.function, big, items)
         seconds = time.perf_counter() - begin
@@ -93,8 +99,11 @@ def _start(case: Case, contender: Contender, processes: int) -> Run:
 def _warm(case: Case, contender: Contender, ways: Ways, big: Any, processes: int) -> None:
     """A few tasks, so that every worker runs; their results are compared, too."""
     items = range(4 * processes)
-    results: Sequence[Any]
-    if big is None:
+    results: Any
+    if case.way == "fill":
+        results = torch.zeros(len(items), tasks.WIDTH, dtype=torch.uint8)
+        ways.filled(case.function, results)
+    elif big is None:
         results = list(ways.one_by_one(case.function, items, 1))
     else:  # with a small one: what the big one costs is what is timed
         big = big if contender.given_early else big[:4096].clone()
@@ -113,6 +122,8 @@ def _check(
     case: Case, contender: Contender, results: Sequence[Any], big: Any, items: Sequence[int]
 ) -> None:
     function = case.function if big is None else partial(case.function, big)
+    if case.way == "fill":
+        function = partial(_row, case.function)
     if len(results) != len(items):
         raise _wrong(case, contender, f"{len(items)} results", str(len(results)))
     for result, item in zip(results, items, strict=True):
@@ -127,6 +138,10 @@ def _check(
             raise _wrong(case, contender, f"{expected} for {item}", str(result))
 
 
+def _row(write: Any, number: int) -> torch.Tensor:
+    return tasks.rows(write, range(number, number + 1))[0]
+
+
 def _wrong(case: Case, contender: Contender, expected: str, found: str) -> CputrainError:
     return CputrainError(
         f"the results of {contender.name!r} in {case.name}",
@@ -137,8 +152,9 @@ def _wrong(case: Case, contender: Contender, expected: str, found: str) -> Cputr
 
 
 def cpu_seconds() -> float:
-    """What this process and those that it has started have used so far."""
-    used = time.process_time()
+    """What this process and those that it has started have used."""
+    _, _, user, system, _ = os.times()  # of those that have ended
+    used = time.process_time() + user + system
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()

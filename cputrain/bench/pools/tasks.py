@@ -8,9 +8,13 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     import torch
+
+WIDTH = 64
+"""Bytes of a row of the tensor that is filled."""
 
 
 def mebibyte(number: int) -> torch.Tensor:
@@ -38,3 +42,30 @@ def tiny(number: int) -> int:
     for step in range(130):
         total = (total * 31 + step) & 0xFFFF
     return total
+
+
+def write_rows(numbers: Sequence[int], view: torch.Tensor, _seed: int = 0) -> None:
+    """Some 100 µs of Python for each row."""
+    import torch
+
+    for place, number in enumerate(numbers):
+        value, row = number, bytearray(WIDTH)
+        for step in range(1000):
+            value = (value * 31 + step) & 0xFFFF
+            row[step % WIDTH] = value & 0xFF
+        view[place] = torch.frombuffer(row, dtype=torch.uint8)
+
+
+def parts(count: int) -> list[range]:
+    """As many rows in a part as `fill` would choose."""
+    size = -(-count // 1024)
+    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
+def rows(write: Callable[..., None], numbers: Sequence[int]) -> torch.Tensor:
+    """A part as a tensor of its own."""
+    import torch
+
+    made = torch.empty(len(numbers), WIDTH, dtype=torch.uint8)
+    write(numbers, made)
+    return made
