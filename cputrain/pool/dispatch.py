@@ -198,8 +198,9 @@ class Dispatch:
             self.writer.give_back(tokens_of(self._doubtful.pop(packet.ticket, [])))
             if task is not None:
                 self.take_out(task)
-                task.call.took(packet.took, len(task.each()))
-                task.call.weighs(sum(one.size for one in packet.result.lent))
+                done = len(task.each())
+                task.call.took(packet.took, done)
+                task.call.weighs(sum(one.size for one in packet.result.lent) // done)
                 if packet.kept:
                     lent = {one.token: one for one in task.all_lent()}
                     self.writer.keep([lent[token] for token in set(packet.kept)])

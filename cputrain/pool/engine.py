@@ -421,6 +421,9 @@ class Engine:
             item = 0
         culprit = task.each()[-1]
         for one in task.each():
+            if one.call.repeatable and one is not culprit:
+                self._dispatch.again([one])
+                continue
             one.attempts += 1
             if one.attempts <= one.call.retries:
                 self._dispatch.again([one])

@@ -283,9 +283,13 @@ class Feed:
     def _has_next(self) -> bool:
         return bool(self._ready) or (self._exhausted and not self._open)
 
-    def send_singly(self) -> None:
-        """Have no items travel together."""
-        self._call.may_bundle = False
+    def bundle(self, nanoseconds: int) -> None:
+        """Have so much work travel together: nobody waits for one of the results.
+
+        Doing a task twice must do no harm.
+        """
+        self._call.bundle_time = self._call.bundle_below = nanoseconds
+        self._call.repeatable = True
 
     # -- the end
 
@@ -339,9 +343,9 @@ class LazyResults:
         self._begun = True
         return self._feed.next_outcome()
 
-    def send_singly(self) -> LazyResults:
-        """Have no items travel together; this."""
-        self._feed.send_singly()
+    def bundled(self, nanoseconds: int) -> LazyResults:
+        """As `Feed.bundle`; this."""
+        self._feed.bundle(nanoseconds)
         return self
 
     def close(self) -> None:

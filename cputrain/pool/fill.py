@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 PARTS = 1024
 """How many parts are made of a tensor, whatever the machine: the data must not depend on it."""
 
+TOGETHER = 50_000_000
+"""Nanoseconds of work that a process is sent at once, and tells of at once."""
+
 PART_BYTES = 32 << 20
 """Bytes that a part has at most, if a row has no more."""
 
@@ -89,15 +92,18 @@ def fill(
     )
     with pool, Bar(name_of(fn, "fill"), rows, shown=progress) as bar:
         bar.advance(rows - sum(len(part.rows) for part in parts))
-        outcomes = pool.imap_unordered(call, parts).send_singly()
+        outcomes = pool.imap_unordered(call, parts).bundled(TOGETHER)
         try:
-            for _ in parts:
+            left = len(parts)
+            while left:
                 outcome = outcomes.next_outcome()
-                part = parts[outcome.number]
+                told = parts[outcome.number : outcome.number + outcome.tasks]
                 if not outcome.success:
-                    raise filled.failure(part.rows, outcome.value) from outcome.value
-                filled.take(part.rows, outcome.value[0])
-                bar.advance(len(part.rows))
+                    raise filled.failure(told[0].rows, outcome.value) from outcome.value
+                for part, made in zip(told, outcome.value, strict=True):
+                    filled.take(part.rows, made)
+                    bar.advance(len(part.rows))
+                left -= len(told)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(filled.told())
             raise

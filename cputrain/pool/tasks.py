@@ -26,9 +26,12 @@ SMALL = 200_000
 """Nanoseconds. A task that takes less costs about as much to send as to do."""
 
 _BUNDLE_TIME = 500_000
-"""Nanoseconds of work that are sent together."""
+"""Nanoseconds of small tasks that are sent together."""
 
 _BUNDLE_MOST = 64
+
+_BUNDLE_BYTES = 32 << 20
+"""Bytes of results that come back together."""
 
 _IN_PLACE = 1024
 """Bytes of a function's pickle that go with each task; a longer one lies in a block."""
@@ -119,6 +122,12 @@ class Call:
         self._lock = threading.Lock()
         self.may_bundle = bundles and options.timeout is None
         """Whether tasks, of one item each, may go together where they are small."""
+        self.bundle_time = _BUNDLE_TIME
+        """Nanoseconds of work that are sent together."""
+        self.bundle_below = SMALL
+        """Nanoseconds. A task that takes as long goes alone."""
+        self.repeatable = False
+        """Whether one that lost its result, because another ended their worker, is done again."""
         self.pace = 0
         """Nanoseconds that an item takes; 0 as long as nobody knows."""
         self.heaviest = 0
@@ -165,14 +174,17 @@ class Call:
         self.pace = each if each > self.pace else (3 * self.pace + each) // 4
 
     def weighs(self, size: int) -> None:
-        """A result has taken so many bytes."""
+        """What has been sent or come back of one task has taken so many bytes."""
         self.heaviest = max(self.heaviest, size)
 
     def bundle(self, waiting: int, processes: int) -> int:
         """How many tasks are to go together, when so many wait."""
-        if not self.may_bundle or not 0 < self.pace < SMALL or waiting < 4 * processes:
+        small = 0 < self.pace < self.bundle_below
+        if not self.may_bundle or not small or waiting < 4 * processes:
             return 1
-        return min(_BUNDLE_MOST, _BUNDLE_TIME // self.pace, waiting // (2 * processes))
+        light = max(1, _BUNDLE_BYTES // max(1, self.heaviest))
+        quick = self.bundle_time // self.pace
+        return min(_BUNDLE_MOST, quick, light, waiting // (2 * processes))
 
     def begun(self, tasks: int, *, complete: bool) -> None:
         """So many tasks have been submitted; `complete` if no more follow."""

@@ -12,6 +12,7 @@ from cputrain.launch.options import Option, parse, split_quoted, usage
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
     from cputrain.bench import Comparison
     from cputrain.bench.loaders import LoaderComparison
@@ -30,25 +31,39 @@ OPTIONS = (
     Option(flag="--help", short="-h", help="show this and stop"),
 )
 
-LOADER_OPTIONS = (
-    Option(flag="--repeats", takes="N", help="rounds, each runs every loader once (default: 5)"),
-    Option(flag="--quick", help="tiny data, to see that all of it works"),
+TABLE_OPTIONS = (
     Option(flag="--json", help="one JSON document with every figure"),
     Option(flag="--markdown", help="tables for a page or a report"),
     Option(flag="--help", short="-h", help="show this and stop"),
 )
-"""Of `bench loaders`, behind that word."""
 
-POOL_OPTIONS = (
-    Option(flag="--cases", takes="A,B", help="groups of cases (default: all of them)"),
-    Option(flag="--rounds", takes="N", help="each runs every pool once (default: 5)"),
-    Option(flag="--processes", takes="N", help="in each pool (default: the cores)"),
-    Option(flag="--quick", help="very little to do, to see that all of it works"),
-    Option(flag="--json", help="one JSON document with every figure"),
-    Option(flag="--markdown", help="tables for a page or a report"),
-    Option(flag="--help", short="-h", help="show this and stop"),
-)
-"""Of `bench pools`, behind that word."""
+OTHERS: dict[str, tuple[tuple[Option, ...], str]] = {
+    "loaders": (
+        (
+            Option(
+                flag="--repeats", takes="N", help="rounds, each runs every loader once (default: 5)"
+            ),
+            Option(flag="--quick", help="tiny data, to see that all of it works"),
+            *TABLE_OPTIONS,
+        ),
+        "Runs torch's DataLoader, cputrain's, SPDL's (where it is installed) and a loop\n"
+        "by hand in turns, and checks that they hand out the same batches.",
+    ),
+    "pools": (
+        (
+            Option(flag="--cases", takes="A,B", help="groups of cases (default: all of them)"),
+            Option(flag="--rounds", takes="N", help="each runs every pool once (default: 5)"),
+            Option(flag="--processes", takes="N", help="in each pool (default: the cores)"),
+            Option(flag="--quick", help="very little to do, to see that all of it works"),
+            *TABLE_OPTIONS,
+        ),
+        "Runs cputrain's Pool, torch's, the standard library's ProcessPoolExecutor, and\n"
+        "joblib's and mpire's (where they are installed) in turns, each in a fresh\n"
+        "process, and checks their results.",
+    ),
+}
+"""What is compared without a script, by the word that asks for it: options behind it, and what is
+done. A package of cputrain.bench of that name does it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,10 +85,8 @@ def main(argv: Sequence[str]) -> int:
     if parsed.has("--list"):
         _list()
         return 0
-    if parsed.rest[:1] == ("loaders",):
-        return _loaders(parsed)
-    if parsed.rest[:1] == ("pools",):
-        return _pools(parsed)
+    if parsed.rest and parsed.rest[0] in OTHERS:
+        return _without_script(parsed.rest[0], parsed)
     repeats = _repeats(parsed.values.get("--repeats", "5"))
     launch_arguments = split_quoted(parsed, "--launch-args")
     against = _against(parsed.values.get("--against"))
@@ -190,93 +203,53 @@ def _list() -> None:
         print(f"{name:<{width}}{line}")
 
 
-def _loaders(before: Parsed) -> int:
-    """Compare DataLoaders; options stand before the word `loaders` or behind it."""
-    from cputrain.bench.loaders import CASES, compare_loaders
+def _without_script(what: str, before: Parsed) -> int:
+    """Compare loaders or pools; options stand before that word or behind it."""
+    from importlib import import_module
 
+    options, about = OTHERS[what]
+    bench = import_module(f"cputrain.bench.{what}")
     named: list[str] = []
     values, words = dict(before.values), before.rest[1:]
     while words:  # options and cases in any order: no script follows
-        behind = parse(words, LOADER_OPTIONS, "bench loaders")
+        behind = parse(words, options, f"bench {what}")
         values |= behind.values
         named += behind.rest[:1]
         words = behind.rest[1:]
     if "--help" in values:
-        cases = "\n".join(f"  {name:<32}{about}" for name, about in CASES.items())
-        print(
-            usage(
-                "bench loaders",
-                "[options] [CASE ...]",
-                "Runs torch's DataLoader, cputrain's, SPDL's (where it is installed) and a loop\n"
-                "by hand in turns, and checks that they hand out the same batches.\n\n"
-                f"cases (default: all of them):\n{cases}",
-                {"options": LOADER_OPTIONS},
-            )
-        )
+        cases = "\n".join(f"  {name:<32}{title}" for name, title in bench.CASES.items())
+        summary = f"{about}\n\ncases (default: all of them):\n{cases}"
+        print(usage(f"bench {what}", "[options] [CASE ...]", summary, {"options": options}))
         return 0
     if before.has("--launch-args"):
         raise UsageError(
-            "--launch-args", "has no effect on loaders", do="Leave it out: nothing is launched."
+            "--launch-args", f"has no effect on {what}", do="Leave it out: nothing is launched."
         )
-    comparison = compare_loaders(
-        named, repeats=_repeats(values.get("--repeats", "5")), quick="--quick" in values
-    )
+    comparison = (_loaders if what == "loaders" else _pools)(named, values)
     if "--json" in values:
         print(json.dumps(comparison.as_json(), indent=1))
     elif "--markdown" in values:
-        from cputrain.bench.loaders import as_markdown
         from cputrain.machine import read_machine
 
-        print(as_markdown(comparison, machine_line=read_machine().fingerprint()))
+        print(bench.as_markdown(comparison, machine_line=read_machine().fingerprint()))
     else:
-        _show_loaders(comparison)
+        _show_tables(bench, comparison)
     return 0
 
 
-def _show_loaders(comparison: LoaderComparison) -> None:
-    from cputrain.bench.loaders import absent, case_table, reading
-    from cputrain.report.terminal import console, show_table
+def _loaders(named: list[str], values: dict[str, str]) -> LoaderComparison:
+    from cputrain.bench.loaders import compare_loaders
 
-    out = console()
-    for case in comparison.cases:
-        head, rows = case_table(case)
-        show_table(out, head, rows, title=case.title)
-        if case.left_out:
-            print(f"{absent(case)}\n")
-    print(reading(comparison))
+    repeats = _repeats(values.get("--repeats", "5"))
+    return compare_loaders(named, repeats=repeats, quick="--quick" in values)
 
 
-def _pools(before: Parsed) -> int:
-    """Compare pools; options stand before the word `pools` or behind it."""
-    from cputrain.bench.pools import CASES, compare_pools
+def _pools(named: list[str], values: dict[str, str]) -> PoolComparison:
+    from cputrain.bench.pools import compare_pools
 
-    named: list[str] = []
-    values, words = dict(before.values), before.rest[1:]
-    while words:  # options and cases in any order: no script follows
-        behind = parse(words, POOL_OPTIONS, "bench pools")
-        values |= behind.values
-        named += behind.rest[:1]
-        words = behind.rest[1:]
-    if "--help" in values:
-        cases = "\n".join(f"  {name:<32}{about}" for name, about in CASES.items())
-        print(
-            usage(
-                "bench pools",
-                "[options] [CASE ...]",
-                "Runs cputrain's Pool, torch's, the standard library's ProcessPoolExecutor, and\n"
-                "joblib's and mpire's (where they are installed) in turns, each in a fresh\n"
-                f"process, and checks their results.\n\ncases:\n{cases}",
-                {"options": POOL_OPTIONS},
-            )
-        )
-        return 0
-    if before.has("--launch-args"):
-        raise UsageError(
-            "--launch-args", "has no effect on pools", do="Leave it out: nothing is launched."
-        )
-    named += [name for name in values.get("--cases", "").split(",") if name]
+    named = named + [name for name in values.get("--cases", "").split(",") if name]
     given = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
-    comparison = compare_pools(
+    return compare_pools(
         named,
         rounds=_repeats(values[given], given) if given else 5,
         processes=_repeats(values["--processes"], "--processes", "2")
@@ -284,29 +257,18 @@ def _pools(before: Parsed) -> int:
         else None,
         quick="--quick" in values,
     )
-    if "--json" in values:
-        print(json.dumps(comparison.as_json(), indent=1))
-    elif "--markdown" in values:
-        from cputrain.bench.pools import as_markdown
-        from cputrain.machine import read_machine
-
-        print(as_markdown(comparison, machine_line=read_machine().fingerprint()))
-    else:
-        _show_pools(comparison)
-    return 0
 
 
-def _show_pools(comparison: PoolComparison) -> None:
-    from cputrain.bench.pools import absent, case_table, reading
+def _show_tables(bench: ModuleType, comparison: LoaderComparison | PoolComparison) -> None:
     from cputrain.report.terminal import console, show_table
 
     out = console()
     for case in comparison.cases:
-        head, rows = case_table(case)
+        head, rows = bench.case_table(case)
         show_table(out, head, rows, title=case.title)
         if case.left_out:
-            print(f"{absent(case)}\n")
-    print(reading(comparison))
+            print(f"{bench.absent(case)}\n")
+    print(bench.reading(comparison))
 
 
 def _repeats(value: str, flag: str = "--repeats", advice: str = "5") -> int:

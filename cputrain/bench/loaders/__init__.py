@@ -12,7 +12,8 @@ from cputrain.bench.loaders.comparison import (
     LoaderSide,
     compare_loaders,
 )
-from cputrain.bench.loaders.tables import absent, as_markdown, case_table, reading
+from cputrain.bench.loaders.tables import as_markdown, case_table, reading
+from cputrain.bench.tables import absent
 
 __all__ = [
     "CASES",

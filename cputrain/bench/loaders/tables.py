@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from cputrain.bench.markdown import digits, duration, line
+from cputrain.bench.markdown import digits, duration
+from cputrain.bench.tables import NOTHING, known, measured, page, spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.bench.loaders.comparison import CaseResult, LoaderComparison, LoaderSide
+    from cputrain.bench.tables import Table
 
 COLUMNS = (
     "",
@@ -19,39 +21,15 @@ COLUMNS = (
 )
 
 
-def case_table(case: CaseResult) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The head and the rows of a case's table, without what it does not measure."""
-    rows = [_row(side) for side in case.sides]
-    kept = [
-        place
-        for place, _ in enumerate(COLUMNS)
-        if not place or any(row[place] != "–" for row in rows)
-    ]
-    return tuple(COLUMNS[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+def case_table(case: CaseResult) -> Table:
+    """The head and the rows of a case's table."""
+    return measured(COLUMNS, [_row(side) for side in case.sides])
 
 
 def as_markdown(comparison: LoaderComparison, *, machine_line: str) -> str:
     """The machine, a table for each case, and how to read them."""
-    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
-    lines = [f"{machine_line}; {versions}", ""]
-    for case in comparison.cases:
-        head, rows = case_table(case)
-        lines += [
-            f"### {case.title[0].upper()}{case.title[1:]}",
-            "",
-            line(head),
-            "| --- |" + " ---: |" * (len(head) - 1),
-            *(line(row) for row in rows),
-            "",
-        ]
-        lines += [f"{absent(case)}\n"] if case.left_out else []
-    return "\n".join([*lines, reading(comparison), ""])
-
-
-def absent(case: CaseResult) -> str:
-    """Who took no part in a case, and why."""
-    told = "; ".join(f"{name} ({reason})" for name, reason in case.left_out.items())
-    return f"Left out: {told}."
+    tables = [(case, case_table(case)) for case in comparison.cases]
+    return page(machine_line, comparison.versions, tables, reading(comparison))
 
 
 def reading(comparison: LoaderComparison) -> str:
@@ -70,10 +48,10 @@ def _row(side: LoaderSide) -> tuple[str, ...]:
         side.name,
         _speedup(side),
         duration(side.median),
-        _spread(side),
-        "–" if side.batches_per_second is None else digits(side.batches_per_second),
-        _time(side.cpu_seconds),
-        _time(side.cpu_seconds_beyond_samples),
+        spread(side),
+        known(side.batches_per_second, digits),
+        known(side.cpu_seconds, _time),
+        known(side.cpu_seconds_beyond_samples, _time),
     )
 
 
@@ -82,20 +60,11 @@ def _speedup(side: LoaderSide) -> str:
         return "1 (reference)"
     found = side.speedup
     if found is None:
-        return "–"
+        return NOTHING
     if len(side.seconds) == 1:
         return f"{digits(found.median)}×"
     return f"{digits(found.median)}× ({digits(found.lowest)} to {digits(found.highest)})"
 
 
-def _spread(side: LoaderSide) -> str:
-    if len(side.seconds) == 1:
-        return duration(side.median)
-    low, high = (duration(seconds) for seconds in side.quartiles)
-    return f"{duration(side.fastest)} to {duration(side.slowest)} ({low} to {high})"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
+def _time(seconds: float) -> str:
     return duration(seconds) if seconds >= 0 else f"−{duration(-seconds)}"

@@ -12,7 +12,8 @@ from cputrain.bench.pools.comparison import (
     PoolSide,
     compare_pools,
 )
-from cputrain.bench.pools.tables import absent, as_markdown, case_table, reading
+from cputrain.bench.pools.tables import as_markdown, case_table, reading
+from cputrain.bench.tables import absent
 
 __all__ = [
     "CASES",
