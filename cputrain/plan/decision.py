@@ -128,6 +128,24 @@ class Knob(Record):
         return "CPUTRAIN_" + self.name.upper()
 
 
+def switch(
+    knob: Knob, asked: Setting | None, *, change: Change, on: str, off: str, reason: str
+) -> Decision:
+    """A decision that is off unless somebody says on."""
+    chosen = asked is not None and asked.value == "on"
+    return Decision(
+        policy=knob.name,
+        value=chosen,
+        says=on if chosen else off,
+        reason=reason if asked is None else f"{asked.where} says so",
+        origin=Origin.RULE if asked is None else Origin.USER,
+        change=change if chosen else Change.NONE,
+        rejected={}
+        if chosen
+        else {"on": f"{reason if asked is None else f'{asked.where} says off'}; {knob.flag} on"},
+    )
+
+
 if TYPE_CHECKING:
 
     class Policy(Protocol):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from cputrain.plan import (
     allocator,
+    attention,
+    channels_last,
+    compiling,
     denormals,
     fused,
     huge_pages,
@@ -13,6 +16,7 @@ from cputrain.plan import (
     memory_policy,
     openmp,
     placement,
+    precision,
     start_method,
     threads,
     waits,
@@ -36,6 +40,10 @@ POLICIES: tuple[Policy, ...] = (
     start_method,
     denormals,
     fused,
+    channels_last,
+    precision,
+    attention,
+    compiling,
 )
 
 KNOBS = {policy.KNOB.name: policy.KNOB for policy in POLICIES if policy.KNOB.takes}

@@ -158,6 +158,10 @@ def _object(**fields: Callable[[object], bool]) -> Callable[[object], bool]:
     )
 
 
+def _one_of(*choices: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and value in choices
+
+
 def _method(value: object) -> bool:
     return isinstance(value, str) and value in METHODS
 
@@ -185,5 +189,9 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
     ),
     "flush_denormals": (_switch, "true or false"),
     "fused_optimizer": (_switch, "true or false"),
+    "channels_last": (_switch, "true or false"),
+    "precision": (_one_of("float32", "kernels", "bf16"), "float32, kernels or bf16"),
+    "attention": (_or_none(_one_of("math", "float32")), "math or float32, or null"),
+    "compile": (_switch, "true or false"),
 }
 """Whether a policy's value is one that can be carried out, and what it should be."""

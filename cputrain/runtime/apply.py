@@ -6,7 +6,19 @@ import atexit
 import os
 import sys
 
-from cputrain.runtime import denormals, fused, interop, loader, loader_cores, openmp, waits
+from cputrain.runtime import (
+    attention,
+    channels_last,
+    compiling,
+    denormals,
+    fused,
+    interop,
+    loader,
+    loader_cores,
+    openmp,
+    precision,
+    waits,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +54,13 @@ TRANSFORMS: tuple[Transform, ...] = (
     loader,
     loader_cores,
     openmp,
+    channels_last,
+    precision,
+    attention,
+    compiling,
 )
-"""Denormals first: the setting is inherited by the threads that anything else may start."""
+"""Denormals first: the setting is inherited by the threads that anything else may start. Compiling
+last: it is within all that is around a model's call."""
 
 
 def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> tuple[Applied, ...]:

@@ -13,6 +13,12 @@ AT_RUN_TIME = {
     "denormals flushed to zero",
     "fused optimizers",
     "short waits beside loader workers",
+    "convolutions channels last",
+    "bf16 inside matmuls and convolutions",
+    "bf16 autocast",
+    "attention by plain matmuls",
+    "attention kept in float32",
+    "models compiled",
 }
 """Intentions that the transforms report on themselves."""
 

@@ -1,0 +1,64 @@
+"""Has scaled_dot_product_attention use another kernel, or float32 within autocast."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+POLICY = "attention"
+
+
+class ByMatmuls:
+    """torch's composite of matmuls and a softmax."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._switch = torch.backends.cuda  # these switches are the CPU's, too
+        self._before = self._switch.flash_sdp_enabled()
+        self._switch.enable_flash_sdp(False)
+
+    def describe(self) -> str:
+        return "attention by plain matmuls"
+
+    def undo(self) -> None:
+        self._switch.enable_flash_sdp(self._before)
+
+
+class InFloat32:
+    """The fused kernel, given float32 where autocast would give it bf16."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        from functools import wraps
+
+        self._place: Any = torch.nn.functional
+        self._own = own = self._place.scaled_dot_product_attention
+        self._used = False
+
+        @wraps(own)
+        def attend(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
+            if query.dtype is not torch.bfloat16 or not query.is_cpu:
+                return own(query, key, value, attn_mask, **options)
+            self._used = True
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.float()
+            with torch.autocast("cpu", enabled=False):
+                made = own(query.float(), key.float(), value.float(), attn_mask, **options)
+            return made.to(query.dtype)
+
+        self._ours = attend
+        self._place.scaled_dot_product_attention = attend
+
+    def describe(self) -> str:
+        return "attention in float32" if self._used else ""
+
+    def undo(self) -> None:
+        if self._place.scaled_dot_product_attention is self._ours:
+            self._place.scaled_dot_product_attention = self._own
+
+
+def apply(torch: ModuleType, value: object) -> ByMatmuls | InFloat32 | None:
+    """Exchange the kernel."""
+    if value == "math":
+        return ByMatmuls(torch)
+    return InFloat32(torch) if value == "float32" else None
