@@ -350,7 +350,8 @@ def test_the_memory_of_arguments_is_used_again(pool: Pool) -> None:
         assert answer == number << 17
         if number % 200 == 100:
             seen.append(f.resident())
-    assert max(seen) < seen[0] + 48 * MEBIBYTE, [one // MEBIBYTE for one in seen]
+    # 2,000 MiB have gone through; 32 MiB for each process may be on their way at a time
+    assert max(seen) < seen[0] + 160 * MEBIBYTE, [one // MEBIBYTE for one in seen]
 
 
 def test_a_pool_leaves_no_memory_behind() -> None:
