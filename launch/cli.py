@@ -15,6 +15,7 @@ VERBS = {
     "launch": "run a training script faster, unchanged",
     "info": "what this machine is, and what of it may be used",
     "plan": "what launch would do, with every reason",
+    "tune": "find the fastest plan for a script by measuring, and keep it",
     "bench": "plain python against cputrain, side by side",
 }
 """Each is a module of cputrain.launch.commands with `main(argv) -> int`."""

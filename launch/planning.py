@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from types import MappingProxyType
 
 from cputrain.errors import PlanError, UsageError
 from cputrain.launch.settings import read_settings
@@ -32,6 +33,7 @@ SITE_FOLDER = os.path.join(
 
 PLAN_VARIABLE = "CPUTRAIN_PLAN"
 REPORT_VARIABLE = "CPUTRAIN_REPORT"
+TRIAL_VARIABLE = "CPUTRAIN_TRIAL"
 
 
 def plan_for(
@@ -39,8 +41,9 @@ def plan_for(
     machine: Machine | None = None,
     *,
     environment: Mapping[str, str] = os.environ,
+    tuned: Mapping[str, Setting] = MappingProxyType({}),
 ) -> Plan:
-    """The plan that `--plan` names, else a new one for the machine and command line."""
+    """The plan that `--plan` names, else a new one for the machine, command line and script."""
     path = parsed.values.get("--plan")
     machine = machine or read_machine(RootSource(), detail=False)
     if path is not None:
@@ -52,16 +55,37 @@ def plan_for(
                     do="The plan has decided on it already.",
                 )
         return _saved(path, machine)
-    return make_plan(machine, request_for(parsed, environment))
+    return make_plan(machine, request_for(parsed, environment, tuned))
 
 
-def request_for(parsed: Parsed, environment: Mapping[str, str]) -> Request:
+def tuned_settings(script: str, machine: Machine) -> tuple[dict[str, Setting], str]:
+    """What `cputrain tune` found for a script; and why it is not used, if it is not."""
+    if TRIAL_VARIABLE in os.environ:
+        return {}, ""
+    from cputrain.tune.store import load
+
+    tuned, why_not = load(script, machine.fingerprint(), machine.budget.cpus)
+    if tuned is None:
+        return {}, why_not
+    where = f"cputrain tune on {tuned.when}"
+    return {
+        name: Setting(value=value, where=where, measured=f"{where}: {tuned.reason}")
+        for name, value in tuned.settings.items()
+        if name in KNOBS and (value in KNOBS[name].choices or not KNOBS[name].choices)
+    }, ""
+
+
+def request_for(
+    parsed: Parsed,
+    environment: Mapping[str, str],
+    tuned: Mapping[str, Setting] = MappingProxyType({}),
+) -> Request:
     """What the user asked for, in an environment without what an outer launch has set."""
     environment = users_environment(environment)
     # an outer launch of the same rank has narrowed the mask to its share already
     divided = environment.get(PLANNED, "") == planned_rank(environment)
     return Request(
-        settings={**_outer_settings(os.environ), **read_settings(parsed, os.environ)},
+        settings={**tuned, **_outer_settings(os.environ), **read_settings(parsed, os.environ)},
         environment=environment,
         rank=None if divided else read_rank(environment),
         python=sys.version_info[:2],

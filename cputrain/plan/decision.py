@@ -80,6 +80,9 @@ class Setting(Record):
     where: str
     """Where it was typed: "--threads", "CPUTRAIN_THREADS", a file's path."""
 
+    measured: str = ""
+    """What a measurement found, where it was one that set it."""
+
 
 class Request(Record):
     """What the user asked for, and the process that is to be planned."""

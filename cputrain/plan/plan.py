@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cputrain.plan.decision import Change, Decision
+from cputrain.plan.decision import Change, Decision, Origin
 from cputrain.record import Record, plain
 
 TYPE_CHECKING = False
@@ -76,5 +76,15 @@ def make_plan(machine: Machine, request: Request) -> Plan:
     return Plan(
         machine=machine.fingerprint(),
         settings={name: found.value for name, found in request.settings.items()},
-        decisions=tuple(policy.decide(machine, request) for policy in POLICIES),
+        decisions=tuple(
+            _with_its_origin(policy.decide(machine, request), request) for policy in POLICIES
+        ),
     )
+
+
+def _with_its_origin(decision: Decision, request: Request) -> Decision:
+    """A setting that was found by measuring stands for the measurement, and not for the user."""
+    setting = request.setting(decision.policy)
+    if setting is None or not setting.measured or decision.origin is not Origin.USER:
+        return decision
+    return decision.replace(origin=Origin.MEASURED, reason=setting.measured)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 KNOB = Knob(
     name="precision",
     takes="auto|float32|kernels|bf16",
-    help="bits of arithmetic (kernels: bf16 inside matmuls and convolutions; bf16: autocast; auto: float32)",
+    help="bits of arithmetic (kernels: bf16 within matmuls and convolutions; bf16: autocast)",
     choices=("auto", "float32", "kernels", "bf16"),
 )
 

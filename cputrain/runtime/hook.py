@@ -68,6 +68,10 @@ def _apply(torch: ModuleType, reports: bool) -> None:
     from cputrain.runtime.carried import read_carried
 
     apply_plan(torch, read_carried(), reports=reports)
+    if "CPUTRAIN_TRIAL" in os.environ:
+        from cputrain.runtime.trial import watch
+
+        watch(torch)
 
 
 def _set_start_method(multiprocessing: ModuleType) -> None:

@@ -7,6 +7,7 @@ import sys
 
 from cputrain.launch import planning, process, target
 from cputrain.launch.options import Option, Parsed, parse, split_quoted, usage
+from cputrain.machine import RootSource, read_machine
 from cputrain.plan.policies import KNOBS
 
 TYPE_CHECKING = False
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
 
 FORM = "[options] script.py [its arguments] | -m module [...] | - | --cmd -- command [...]"
 
+PYTHON_OPTION = Option(
+    flag="--python-args",
+    takes="'ARGS'",
+    help="options for the interpreter: --python-args '-u -X dev'",
+)
+
 TARGET_OPTIONS = (
     Option(flag="--module", short="-m", help="the script is a module: -m package.train"),
     Option(flag="--cmd", help="run any command, not a Python script: --cmd -- torchrun train.py"),
-    Option(
-        flag="--python-args",
-        takes="'ARGS'",
-        help="options for the interpreter: --python-args '-u -X dev'",
-    ),
+    PYTHON_OPTION,
 )
 
 SHOW_OPTIONS = (
@@ -53,7 +56,9 @@ def main(argv: Sequence[str]) -> int:
         parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd")
     )
     program = target.find(what, os.environ)
-    plan = planning.plan_for(parsed)
+    machine = read_machine(RootSource(), detail=False)
+    tuned, stale = planning.tuned_settings(what.name, machine)
+    plan = planning.plan_for(parsed, machine, tuned=tuned)
     planning.check_preload(plan)
     start = start_of(plan, what, program, parsed)
     if parsed.has("--explain") and sys.stderr is not None:
@@ -65,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
         if sys.stdout is not None:  # as bytes: file names need not be text
             sys.stdout.buffer.write(os.fsencode(start.shell()) + b"\n")
         return 0
-    process.run(start, [*plan.warnings, *_deaf(parsed)], quiet=parsed.has("--quiet"))
+    notes = [*plan.warnings, *([stale] if stale else []), *_deaf(parsed)]
+    process.run(start, notes, quiet=parsed.has("--quiet"))
 
 
 def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> process.Start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from cputrain.launch import planning
 from cputrain.launch.commands.launch import KNOB_OPTIONS, TARGET_OPTIONS
@@ -38,7 +39,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     source = chosen_source(parsed)
     machine = read_machine(source, detail=not source.live)
-    plan = planning.plan_for(parsed, machine, environment=source.environment())
+    tuned, stale = {}, ""
+    if source.live and parsed.rest:
+        tuned, stale = planning.tuned_settings(parsed.rest[0], machine)
+    plan = planning.plan_for(parsed, machine, environment=source.environment(), tuned=tuned)
+    if stale:
+        print(f"cputrain plan: {stale}", file=sys.stderr)
     if source.live:
         planning.check_preload(plan)
     if parsed.has("--json"):

@@ -1,0 +1,217 @@
+"""Watches a trial of `cputrain tune`: times its steps, writes down its losses, ends it in time.
+
+Everything is seen through torch's own seams: the hook behind every optimizer's step, the function
+behind every `backward()`, and the iterators of DataLoaders.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+VARIABLE = "CPUTRAIN_TRIAL"
+"""What is asked for, as JSON: a descriptor to tell the result to, and how long to go on."""
+
+LOSSES = 100
+"""How many are written down."""
+
+FEW = 5
+"""Steps that are timed at least, however slow."""
+
+ROUNDING = 1e-5
+"""Relative noise, somewhat more than another order of additions makes in the sums of a gradient."""
+
+
+def watch(torch: ModuleType) -> Recorder | None:
+    """Start watching, if this process is on trial; those that it starts are not."""
+    asked = os.environ.pop(VARIABLE, "")
+    return Recorder(torch, **json.loads(asked)) if asked else None
+
+
+class Recorder:
+    """What was seen so far."""
+
+    def __init__(
+        self,
+        torch: ModuleType,
+        *,
+        fd: int,
+        warmup: int,
+        steps: int,
+        seconds: float,
+        begun: float,
+        disturbed: bool,
+    ) -> None:
+        self._fd = fd
+        self._warmup = warmup
+        self._most = steps
+        self._seconds = seconds
+        self._begun = begun
+        self._owner = os.getpid()
+        self._times: list[float] = []
+        self._waits: list[float] = []
+        self._losses: list[float] = []
+        self._optimizers: set[int] = set()
+        self._uses: set[str] = set()
+        self._waited = 0.0
+        self._waiting = False
+        self._timed: set[type] = set()
+        _seed(torch)
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        register_optimizer_step_post_hook(self._stepped)
+        if disturbed:
+            register_optimizer_step_pre_hook(_disturbance(torch))
+        self._hear_losses(torch)
+        self._see_attention(torch)
+        self._time_loaders()
+        atexit.register(self._tell, "ended")
+
+    def _stepped(self, optimizer: Any, *_: object) -> None:
+        if id(optimizer) not in self._optimizers:
+            self._optimizers.add(id(optimizer))
+            groups = optimizer.param_groups
+            if any(weight.dim() in (4, 5) for group in groups for weight in group["params"]):
+                self._uses.add("convolution")
+        self._times.append(time.perf_counter())
+        self._waits.append(self._waited)
+        timed = len(self._times) - self._warmup
+        if timed < FEW:
+            return
+        if timed >= self._most or self._times[-1] - self._times[self._warmup] >= self._seconds:
+            self._tell("enough")
+            self._end()
+
+    def _hear_losses(self, torch: ModuleType) -> None:
+        autograd: Any = torch.autograd
+        own = autograd.backward
+
+        def backward(tensors: Any, *args: Any, **options: Any) -> Any:
+            if len(self._losses) < LOSSES:
+                self._losses.append(_value(torch, tensors))
+            return own(tensors, *args, **options)
+
+        autograd.backward = backward
+
+    def _see_attention(self, torch: ModuleType) -> None:
+        place: Any = torch.nn.functional
+        own = place.scaled_dot_product_attention
+
+        def attend(*args: Any, **options: Any) -> Any:
+            self._uses.add("attention")
+            return own(*args, **options)
+
+        place.scaled_dot_product_attention = attend
+
+    def _time_loaders(self) -> None:
+        from torch.utils.data import DataLoader
+
+        kind: Any = DataLoader
+        own = kind.__iter__
+
+        def __iter__(loader: Any) -> Any:  # noqa: N807
+            made = own(loader)
+            self._time_next(type(made))
+            return made
+
+        kind.__iter__ = __iter__
+
+    def _time_next(self, kind: Any) -> None:
+        owner: Any = next((one for one in kind.__mro__ if "__next__" in vars(one)), None)
+        if owner is None or owner in self._timed:
+            return
+        self._timed.add(owner)
+        own = owner.__next__
+
+        def __next__(iterator: Any) -> Any:  # noqa: N807
+            if self._waiting:  # called by a subclass's own
+                return own(iterator)
+            self._uses.add("loader")
+            self._waiting, begin = True, time.perf_counter()
+            try:
+                return own(iterator)
+            finally:
+                self._waiting = False
+                self._waited += time.perf_counter() - begin
+
+        owner.__next__ = __next__
+
+    def _tell(self, how: str) -> None:
+        if os.getpid() != self._owner or self._fd < 0:
+            return
+        document = {
+            "how": how,
+            "before_first_step": (self._times[0] - self._begun) if self._times else None,
+            "times": self._times,
+            "waits": self._waits,
+            "losses": self._losses,
+            "optimizers": len(self._optimizers),
+            "uses": sorted(self._uses),
+            "warmup": self._warmup,
+            "peak_rss_bytes": _peak(),
+        }
+        fd, self._fd = self._fd, -1
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+
+    def _end(self) -> None:
+        """At once: what the script does at its end is for a run that got there."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(0)
+
+
+def _disturbance(torch: ModuleType) -> Callable[..., None]:
+    """Noise in every gradient: how far it goes is what rounding does to this script."""
+    generator = torch.Generator().manual_seed(1)
+
+    def disturb(optimizer: Any, *_: object) -> None:
+        with torch.no_grad():
+            for weight in (one for group in optimizer.param_groups for one in group["params"]):
+                slope = weight.grad
+                if slope is None or slope.is_sparse or not slope.is_cpu or slope.is_complex():
+                    continue
+                noise = torch.randn(slope.shape, generator=generator).to(slope.dtype)
+                size = float(slope.square().mean().sqrt())
+                slope.add_(noise, alpha=ROUNDING * size)
+
+    return disturb
+
+
+def _seed(torch: ModuleType) -> None:
+    import random
+
+    torch.manual_seed(0)
+    random.seed(0)
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        np.random.seed(0)
+
+
+def _value(torch: ModuleType, tensors: Any) -> float:
+    """The loss, or the sum of what backward starts from."""
+    each = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    with torch.no_grad():
+        return sum(float(one.detach().double().sum()) for one in each)
+
+
+def _peak() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

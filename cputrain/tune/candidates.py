@@ -1,0 +1,58 @@
+"""What tune tries: every knob, the cheapest first. To add one: a file in `knobs`, a line here."""
+
+from __future__ import annotations
+
+from cputrain.record import Record
+from cputrain.tune.knobs import (
+    allocator,
+    attention,
+    channels_last,
+    compiling,
+    loader,
+    precision,
+    threads,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from cputrain.machine import Machine
+    from cputrain.tune.trial import Outcome
+
+    class Knob(Protocol):
+        """A module that knows what is worth trying."""
+
+        KNOB: str
+        """The setting of the plan that it turns."""
+
+        def values(self, situation: Situation, /) -> list[str]:
+            """What to try besides what stands, the most promising first."""
+
+
+class Situation(Record):
+    """What is known before anything is tried."""
+
+    machine: Machine
+    """The machine."""
+
+    threads: int
+    """How many the plan by rules has."""
+
+    rules: Outcome
+    """A trial of the plan by rules."""
+
+    precision: str
+    """The least that the user allows: float32 or bf16."""
+
+
+KNOBS: tuple[Knob, ...] = (
+    threads,
+    channels_last,
+    precision,
+    attention,
+    allocator,
+    loader,
+    compiling,
+)
+"""Those that cost least to try first."""

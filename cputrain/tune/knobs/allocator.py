@@ -1,0 +1,14 @@
+"""Memory allocators that are installed."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.tune.candidates import Situation
+
+KNOB = "allocator"
+
+
+def values(situation: Situation) -> list[str]:
+    """Each that can be preloaded, and the system's as it is."""
+    return [*situation.machine.preloads, "default"]

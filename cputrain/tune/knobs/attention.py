@@ -1,0 +1,16 @@
+"""Another kernel of attention, or float32 for it within autocast."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.tune.candidates import Situation
+
+KNOB = "attention"
+
+
+def values(situation: Situation) -> list[str]:
+    """Where attention is computed."""
+    if "attention" not in situation.rules.uses:
+        return []
+    return ["math"] if situation.precision == "float32" else ["float32", "math"]

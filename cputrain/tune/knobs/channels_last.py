@@ -1,0 +1,14 @@
+"""Convolutions channels last."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.tune.candidates import Situation
+
+KNOB = "channels_last"
+
+
+def values(situation: Situation) -> list[str]:
+    """On, where there are convolutions."""
+    return ["on"] if "convolution" in situation.rules.uses else []

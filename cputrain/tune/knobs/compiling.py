@@ -1,0 +1,16 @@
+"""torch.compile."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.tune.candidates import Situation
+
+KNOB = "compile"
+
+
+def values(_situation: Situation) -> list[str]:
+    """On, where there is a compiler for what it writes."""
+    from shutil import which
+
+    return ["on"] if any(map(which, ("g++", "clang++", "c++"))) else []

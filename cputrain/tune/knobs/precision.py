@@ -1,0 +1,19 @@
+"""Fewer bits, where the user allows them and the CPU has instructions for them."""
+
+from __future__ import annotations
+
+from cputrain.plan.precision import multiplies_bf16
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.tune.candidates import Situation
+
+KNOB = "precision"
+
+
+def values(situation: Situation) -> list[str]:
+    """Autocast, and bf16 inside the kernels alone."""
+    allowed = situation.precision != "float32" and multiplies_bf16(situation.machine)
+    if not allowed:
+        return []
+    return ["bf16", "kernels"] if situation.precision == "bf16" else ["kernels"]

@@ -1,0 +1,247 @@
+"""One run of the user's script under one candidate plan, and what was seen of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+
+from cputrain.bench.compare import median
+from cputrain.record import Record
+from cputrain.runtime.trial import VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cputrain.launch.target import Target
+
+LONGEST = 600.0
+"""Seconds after which a trial is given up, by default."""
+
+SITE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "runtime", "site")
+
+NO_PLAN = '{"values":{},"says":[],"environment":{},"settings":{}}'
+"""What plain python is given, so that it is watched and otherwise left alone."""
+
+
+class Script(Record):
+    """What is tuned, and how its trials are run."""
+
+    target: Target
+    """The script and its arguments."""
+
+    launch: tuple[str, ...] = ()
+    """What the user said of every launch of it."""
+
+    python: tuple[str, ...] = ()
+    """Options for the interpreter."""
+
+    folder: str
+    """Where what trials print is kept."""
+
+    contained: bool = True
+    """Whether what a trial writes is thrown away."""
+
+    warmup: int = 3
+    """Steps that are not timed."""
+
+    steps: int = 30
+    """Steps that are."""
+
+    seconds: float = 6.0
+    """After so long fewer steps will do."""
+
+    longest: float = LONGEST
+    """Seconds after which a trial is given up."""
+
+
+class Outcome(Record):
+    """What came of a trial."""
+
+    settings: dict[str, str] | None
+    """The knobs of its plan; None for plain python."""
+
+    fault: str = ""
+    """Why it came to nothing; empty where it did."""
+
+    times: tuple[float, ...] = ()
+    """Between steps of optimizers, in seconds, without the warm-up."""
+
+    waits: tuple[float, ...] = ()
+    """How much of each was waiting for data."""
+
+    losses: tuple[float, ...] = ()
+    """What backward began with, from the first step on."""
+
+    optimizers: int = 0
+    """How many took steps."""
+
+    uses: tuple[str, ...] = ()
+    """Of "attention", "convolution" and "loader", those that were seen."""
+
+    before_first_step: float | None = None
+    """Seconds from the start of the process to the end of its first step."""
+
+    peak_rss_bytes: int | None = None
+    """Its largest resident memory."""
+
+    took: float = 0.0
+    """Seconds of the whole trial."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step: the median, of as many together as there are optimizers."""
+        size = max(1, self.optimizers)
+        each = [
+            sum(self.times[at : at + size]) / size
+            for at in range(0, len(self.times) - size + 1, size)
+        ]
+        return median(each)
+
+
+def run_trial(
+    script: Script, settings: dict[str, str] | None, *, disturbed: bool = False
+) -> Outcome:
+    """Run it until enough was seen; `disturbed` by as much as rounding makes. Raises no fault."""
+    scratch = tempfile.mkdtemp(prefix="cputrain-trial-")
+    name = "-".join(f"{knob}={value}" for knob, value in (settings or {"python": ""}).items())
+    base = os.path.join(
+        script.folder, "".join(c if c.isalnum() or c in "-=." else "_" for c in name)
+    )
+    begin = time.monotonic()
+    try:
+        with (
+            open(f"{base}.out", "wb") as out,
+            open(f"{base}.err", "wb") as err,
+            tempfile.TemporaryFile() as told,
+        ):
+            asked = {
+                "fd": told.fileno(),
+                "warmup": script.warmup,
+                "steps": script.steps,
+                "seconds": script.seconds,
+                "begun": time.perf_counter(),
+                "disturbed": disturbed,
+            }
+            child = _start(script, settings, scratch, out.fileno(), err.fileno(), asked)
+            try:
+                code = child.wait(script.longest)
+                fault = ""
+            except subprocess.TimeoutExpired:
+                code, fault = 0, f"it took no {script.steps} steps in {script.longest:g} s"
+            finally:
+                _end(child)
+            told.seek(0)
+            seen = told.read()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return _outcome(settings, fault, code, seen, f"{base}.err", time.monotonic() - begin)
+
+
+def _start(
+    script: Script,
+    settings: dict[str, str] | None,
+    scratch: str,
+    out: int,
+    err: int,
+    asked: dict[str, Any],
+) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, VARIABLE: json.dumps(asked)}
+    plain = script.target.argv(script.python)
+    if settings is None:
+        before = os.environ.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([SITE, *([before] if before else [])])
+        environment["CPUTRAIN_PLAN"] = NO_PLAN
+        command: Sequence[str] = plain
+    else:
+        knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in settings.items()]
+        command = _launched(script, knobs)
+    enter = None
+    if script.contained:
+        from cputrain.tune.contained import enter as contain
+
+        def enter() -> None:
+            contain(scratch)
+
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        env=environment,
+        pass_fds=(asked["fd"],),
+        start_new_session=True,
+        preexec_fn=enter,
+    )
+
+
+def _launched(script: Script, knobs: Sequence[str]) -> list[str]:
+    """The command line of a launch of it with these knobs."""
+    from shlex import join
+
+    target = script.target
+    kind = {"module": ["-m"], "command": ["--cmd", "--"]}.get(str(target.kind), [])
+    python = ["--python-args", join(script.python)] if script.python else []
+    # -P: the working folder must not put a module of its own in the launcher's way
+    return [
+        *(sys.executable, "-P", "-m", "cputrain.launch", "launch", "--quiet"),
+        *script.launch,
+        *knobs,
+        *python,
+        *kind,
+        target.name,
+        *target.arguments,
+    ]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The trial and all that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _outcome(
+    settings: dict[str, str] | None, fault: str, code: int, seen: bytes, err: str, took: float
+) -> Outcome:
+    document = json.loads(seen) if seen else {}
+    times = document.get("times", [])
+    warmup = document.get("warmup", 0)
+    if not fault and code != 0:
+        fault = f"it ended with {_ending(code)}: {_last_line(err)}"
+    elif not fault and not times:
+        fault = "no optimizer took a step"
+    elif not fault and len(times) < warmup + 3:
+        fault = f"it took {len(times)} steps only, and {warmup + 3} are needed"
+    if fault:
+        return Outcome(settings=settings, fault=fault, took=took)
+    waits = document["waits"]
+    return Outcome(
+        settings=settings,
+        times=tuple(b - a for a, b in zip(times[warmup - 1 :], times[warmup:], strict=False)),
+        waits=tuple(b - a for a, b in zip(waits[warmup - 1 :], waits[warmup:], strict=False)),
+        losses=tuple(document["losses"]),
+        optimizers=document["optimizers"],
+        uses=tuple(document["uses"]),
+        before_first_step=document["before_first_step"],
+        peak_rss_bytes=document["peak_rss_bytes"],
+        took=took,
+    )
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _last_line(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in file if line.strip()]
+    return lines[-1] if lines else f"it printed nothing; see {path}"

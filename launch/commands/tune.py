@@ -1,0 +1,195 @@
+"""`cputrain tune`: find the fastest plan for a script by measuring, and keep it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from cputrain.errors import UsageError
+from cputrain.launch import planning, target
+from cputrain.launch.commands.launch import KNOB_OPTIONS, PYTHON_OPTION
+from cputrain.launch.options import Option, parse, split_quoted, usage
+from cputrain.machine import RootSource, read_machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cputrain.launch.options import Parsed
+    from cputrain.machine import Machine
+    from cputrain.tune.search import Found, Trial
+    from cputrain.tune.trial import Script
+
+OPTIONS = (
+    PYTHON_OPTION,
+    Option(flag="--budget", takes="SECONDS", help="how long to search (default: 120s)"),
+    Option(flag="--steps", takes="N", help="steps that are timed in each trial (default: 30)"),
+    Option(flag="--yes", help="run trials even where what they write cannot be thrown away"),
+    Option(flag="--json", help="one JSON document with every trial"),
+    Option(flag="--help", short="-h", help="show this and stop"),
+)
+
+NOTABLE = 2.0
+"""Seconds by which a first step may come later without a word."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Search, say what was found, keep it."""
+    parsed = parse(argv, (*OPTIONS, *KNOB_OPTIONS), "tune")
+    if parsed.has("--help"):
+        print(
+            usage(
+                "tune",
+                "[options] script.py [its arguments]",
+                "Runs the script again and again for some steps, each time under another plan,\n"
+                "and keeps the fastest that learns as plain python does; cputrain launch uses it\n"
+                "from then on. A setting that is given stays; --precision bf16 allows fewer bits.",
+                {"options": OPTIONS, "settings": KNOB_OPTIONS},
+            )
+        )
+        return 0
+    what = target.read_target(parsed.rest, module=False, command=False)
+    if what.kind is not target.Kind.SCRIPT or what.name == "-":
+        raise UsageError(
+            "the script",
+            "must be a file, so that what is found for it can be found again",
+            found=what.name,
+            do="Say: cputrain tune train.py",
+        )
+    target.find(what, os.environ)
+    machine = read_machine(RootSource(), detail=False)
+    return _tune(parsed, what, machine)
+
+
+def _tune(parsed: Parsed, what: target.Target, machine: Machine) -> int:
+    import tempfile
+
+    from cputrain.tune.search import NothingToTuneError, Search
+
+    plan = planning.plan_for(parsed, machine)
+    budget = _seconds(parsed.values.get("--budget", "120"))
+    with tempfile.TemporaryDirectory(prefix="cputrain-tune-") as folder:
+        search = Search(
+            _script(parsed, what, folder, budget),
+            machine,
+            plan.value("threads"),
+            fixed={name: value for name, value in plan.settings.items() if name != "precision"},
+            precision=plan.settings.get("precision", "float32"),
+            budget=budget,
+            on_trial=_say,
+        )
+        try:
+            found = search.run()
+        except NothingToTuneError as error:
+            raise UsageError(
+                f"the script {what.name}",
+                "must train for some steps under plain python",
+                found=str(error),
+                do="--steps asks for fewer. Run it by itself to see more.",
+            ) from None
+    kept = _keep(what, machine, found)
+    if parsed.has("--json"):
+        print(json.dumps({"schema_version": 1, "kept_in": kept, **found.as_json()}, indent=1))
+    else:
+        _show(found, what)
+    return 0
+
+
+def _script(parsed: Parsed, what: target.Target, folder: str, budget: float) -> Script:
+    from cputrain.tune.trial import Script
+
+    contained = _can_contain()
+    if not contained and not parsed.has("--yes"):
+        raise UsageError(
+            "the trials",
+            "must not leave files behind",
+            found="a system that does not allow user namespaces with overlays",
+            do="What the script writes would be written at each trial: say --yes if that is all "
+            "right.",
+        )
+    return Script(
+        target=what,
+        python=tuple(split_quoted(parsed, "--python-args")),
+        folder=folder,
+        contained=contained,
+        steps=_count(parsed.values.get("--steps", "30")),
+        seconds=max(2.0, budget / 20),
+        longest=max(30.0, budget),
+    )
+
+
+def _can_contain() -> bool:
+    """Whether this system lets a trial be contained: tried in a process that does nothing else."""
+    import subprocess
+    import tempfile
+
+    code = (
+        "import sys; from cputrain.tune.contained import enter; sys.exit(bool(enter(sys.argv[1])))"
+    )
+    with tempfile.TemporaryDirectory(prefix="cputrain-trial-") as scratch:
+        command = [sys.executable, "-P", "-c", code, scratch]
+        done = subprocess.run(command, capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def _keep(what: target.Target, machine: Machine, found: Found) -> str | None:
+    from datetime import date
+
+    from cputrain.tune.store import Tuned, circumstances, save
+
+    tuned = Tuned(
+        settings=found.settings,
+        reason=found.reason,
+        when=date.today().isoformat(),
+        arguments=what.arguments,
+        evidence=found.as_json(),
+    )
+    try:
+        known = circumstances(what.name, machine.fingerprint(), machine.budget.cpus)
+        return save(what.name, known, tuned)
+    except OSError as error:
+        print(f"cputrain tune: what was found cannot be kept: {error}", file=sys.stderr)
+        return None
+
+
+def _say(trial: Trial) -> None:
+    if trial.settings is None:
+        name = "plain python"
+    else:
+        name = ", ".join(f"{knob} {value}" for knob, value in trial.settings.items()) or "rules"
+    time = "–" if trial.seconds is None else f"{trial.seconds * 1e3:.3g} ms"
+    speed = "" if trial.speedup is None else f"{trial.speedup:.2f}×"
+    mark = "" if trial.good else "rejected: "
+    print(
+        f"{trial.stage:<9}{name:<40}{time:>10}  {speed:>6}  {mark}{trial.says}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _show(found: Found, what: target.Target) -> None:
+    print(f"{found.reason[0].upper()}{found.reason[1:]}.")
+    if found.against_python is not None:
+        print(f"Against plain python: {found.against_python:.2f} times as fast.")
+    if found.first_step_later is not None and found.first_step_later > NOTABLE:
+        print(f"Its first step comes {found.first_step_later:.0f} s later.")
+    if found.settings:
+        print(f"cputrain launch {what.name} uses it from now on.")
+
+
+def _seconds(value: str) -> float:
+    number = value.removesuffix("s")
+    if not number.isascii() or not number.isdigit() or not 10 <= int(number) <= 86400:
+        raise UsageError(
+            "--budget", "must be seconds from 10 to 86400", found=repr(value), do="Try 120s."
+        )
+    return float(number)
+
+
+def _count(value: str) -> int:
+    if not value.isascii() or not value.isdigit() or not 5 <= int(value) <= 100_000:
+        raise UsageError(
+            "--steps", "must be a whole number from 5 to 100000", found=repr(value), do="Try 30."
+        )
+    return int(value)

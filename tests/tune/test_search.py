@@ -1,0 +1,133 @@
+"""The search, on a machine whose noise is known: what it chooses is faster, or the rules stay."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cputrain.machine import RootSource, read_machine
+from cputrain.tune.search import NothingToTuneError, Search
+from cputrain.tune.trial import Outcome
+
+MACHINE = read_machine(RootSource(), detail=False)
+LOSSES = tuple(1 / (1 + step) for step in range(30))
+
+
+class Machine:
+    """Runs in no time: each value makes a step so many times as long, with noise and drift."""
+
+    def __init__(self, factors: dict[tuple[str, str], float], *, seed: int = 0) -> None:
+        self.factors = factors
+        self.random = random.Random(seed)
+        self.runs: list[Any] = []
+        self.wrong: set[tuple[str, str]] = set()
+        self.failing: set[tuple[str, str]] = set()
+
+    def __call__(
+        self, _script: object, settings: dict[str, str] | None, *, disturbed: bool = False
+    ) -> Outcome:
+        pairs = set((settings or {}).items())
+        self.runs.append(settings)
+        if pairs & self.failing:
+            return Outcome(settings=settings, fault="it ended with exit code 1: boom", took=1.0)
+        step = 0.01 * (1.5 if settings is None else 1.0) * (1 + 0.2 * (len(self.runs) // 4 % 2))
+        for pair in pairs:
+            step *= self.factors.get(pair, 1.0)
+        step *= self.random.uniform(0.99, 1.01)
+        scale = 1.01 if pairs & self.wrong else 1.0 + 1e-7 * disturbed
+        return Outcome(
+            settings=settings,
+            times=(step,) * 20,
+            waits=(0.0,) * 20,
+            losses=tuple(scale * loss for loss in LOSSES),
+            optimizers=1,
+            took=0.0,
+        )
+
+
+def knob(name: str, *values: str) -> Any:
+    return SimpleNamespace(KNOB=name, values=lambda _: list(values))
+
+
+KNOBS = [knob("threads", "1", "2"), knob("a", "on"), knob("b", "on"), knob("c", "on")]
+
+
+def search(machine: Machine, **options: Any) -> Any:
+    values: Any = {"fixed": {}, "knobs": KNOBS, "run": machine, **options}
+    script: Any = None
+    return Search(script, MACHINE, 4, **values).run()
+
+
+def test_what_helps_is_put_together_and_what_does_not_is_left_out() -> None:
+    machine = Machine({("threads", "2"): 0.7, ("a", "on"): 0.8, ("b", "on"): 1.03})
+    found = search(machine)
+    assert found.settings == {"threads": "2", "a": "on"}
+    assert found.against_rules.median == pytest.approx(1 / 0.56, rel=0.25)
+    assert found.against_python == pytest.approx(1.5 / 0.56, rel=0.4)
+    assert "threads 2, a on" in found.reason
+    assert not found.reduced
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_slower_by_three_percent_is_not_chosen(seed: int) -> None:
+    found = search(Machine({("a", "on"): 1.03, ("b", "on"): 1.0}, seed=seed))
+    assert found.settings == {}
+    assert found.against_rules is None
+
+
+def test_two_searches_choose_equally_fast_plans() -> None:
+    factors = {("threads", "2"): 0.7, ("a", "on"): 0.8, ("c", "on"): 0.79}
+    chosen = [search(Machine(factors, seed=seed)).settings for seed in range(4)]
+    for settings in chosen:
+        speed = 1.0
+        for pair in settings.items():
+            speed *= factors.get(pair, 1.0)
+        assert speed == pytest.approx(0.7 * 0.8 * 0.79, rel=0.03)
+
+
+def test_what_is_wrong_or_fails_is_rejected_by_name_however_fast() -> None:
+    machine = Machine({("a", "on"): 0.1, ("b", "on"): 0.1, ("c", "on"): 0.9})
+    machine.wrong, machine.failing = {("a", "on")}, {("b", "on")}
+    found = search(machine)
+    assert found.settings == {"c": "on"}
+    rejected = {str(one.settings): one.says for one in found.trials if not one.good}
+    assert "its losses may differ by" in rejected["{'a': 'on'}"]
+    assert "boom" in rejected["{'b': 'on'}"]
+
+
+def test_what_the_user_has_set_stays() -> None:
+    machine = Machine({("threads", "2"): 0.5, ("a", "on"): 0.8})
+    found = search(machine, fixed={"threads": "4"})
+    assert found.settings == {"a": "on"}
+    assert all(one is None or one.get("threads") in ("4", "2") for one in machine.runs)
+    assert all(one is None or one["threads"] == "4" for one in machine.runs[2:])
+
+
+def test_without_time_the_rules_stay() -> None:
+    found = search(Machine({("a", "on"): 0.5}), budget=-1.0)
+    assert found.settings == {}
+    assert len(found.trials) == 2
+
+
+def test_an_interrupt_keeps_the_rules() -> None:
+    machine = Machine({("a", "on"): 0.5})
+
+    def run(*args: Any, **options: Any) -> Outcome:
+        if len(machine.runs) == 5:
+            raise KeyboardInterrupt
+        return machine(*args, **options)
+
+    found = search(machine, run=run)
+    assert found.settings == {}
+    assert "interrupted" in found.reason
+
+
+def test_a_script_that_does_not_train_is_told() -> None:
+    def run(*_: Any, **__: Any) -> Outcome:
+        return Outcome(settings=None, fault="no optimizer took a step")
+
+    with pytest.raises(NothingToTuneError, match="no optimizer took a step"):
+        search(Machine({}), run=run)
