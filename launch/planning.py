@@ -58,10 +58,20 @@ def plan_for(
     return make_plan(machine, request_for(parsed, environment, tuned))
 
 
-def tuned_settings(script: str, machine: Machine) -> tuple[dict[str, Setting], str]:
+def plan_for_script(parsed: Parsed, script: str, machine: Machine) -> tuple[Plan, str]:
+    """With what was tuned for the script, if it can be carried out; and why it is not, if not."""
+    if parsed.has("--plan") or TRIAL_VARIABLE in os.environ:
+        return plan_for(parsed, machine), ""
+    tuned, why_not = _tuned_settings(script, machine)
+    try:
+        return plan_for(parsed, machine, tuned=tuned), why_not
+    except UsageError as error:
+        plan = plan_for(parsed, machine)  # which raises where the fault is the user's
+        return plan, f"what was tuned is not used: {error}"
+
+
+def _tuned_settings(script: str, machine: Machine) -> tuple[dict[str, Setting], str]:
     """What `cputrain tune` found for a script; and why it is not used, if it is not."""
-    if TRIAL_VARIABLE in os.environ:
-        return {}, ""
     from cputrain.tune.store import load
 
     tuned, why_not = load(script, machine.fingerprint(), machine.budget.cpus)

@@ -108,6 +108,9 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[Tuned | None
             return None, ""
         if document["schema_version"] != SCHEMA_VERSION:
             return None, f"the tuned plan {path} is of another version of cputrain"
+        settings = document["settings"]
+        if not settings:  # the rules were best then, and are what a launch goes by anyhow
+            return None, ""
         before, now = document["circumstances"], circumstances(script, machine, cpus)
         changed = [name for name in now if before.get(name) != now[name]]
         if changed:
@@ -115,7 +118,6 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[Tuned | None
                 f"what was tuned is not used, as {_listed(changed)} changed since: "
                 f"cputrain tune {script}"
             )
-        settings = document["settings"]
         if not all(isinstance(one, str) for pair in settings.items() for one in pair):
             raise TypeError("settings that are no text")
         return Tuned(

@@ -38,9 +38,6 @@ class Script(Record):
     target: Target
     """The script and its arguments."""
 
-    launch: tuple[str, ...] = ()
-    """What the user said of every launch of it."""
-
     python: tuple[str, ...] = ()
     """Options for the interpreter."""
 
@@ -193,7 +190,6 @@ def _launched(script: Script, knobs: Sequence[str]) -> list[str]:
     # -P: the working folder must not put a module of its own in the launcher's way
     return [
         *(sys.executable, "-P", "-m", "cputrain.launch", "launch", "--quiet"),
-        *script.launch,
         *knobs,
         *python,
         *kind,

@@ -57,8 +57,7 @@ def main(argv: Sequence[str]) -> int:
     )
     program = target.find(what, os.environ)
     machine = read_machine(RootSource(), detail=False)
-    tuned, stale = planning.tuned_settings(what.name, machine)
-    plan = planning.plan_for(parsed, machine, tuned=tuned)
+    plan, stale = planning.plan_for_script(parsed, what.name, machine)
     planning.check_preload(plan)
     start = start_of(plan, what, program, parsed)
     if parsed.has("--explain") and sys.stderr is not None:

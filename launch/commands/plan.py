@@ -39,12 +39,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     source = chosen_source(parsed)
     machine = read_machine(source, detail=not source.live)
-    tuned, stale = {}, ""
     if source.live and parsed.rest:
-        tuned, stale = planning.tuned_settings(parsed.rest[0], machine)
-    plan = planning.plan_for(parsed, machine, environment=source.environment(), tuned=tuned)
-    if stale:
-        print(f"cputrain plan: {stale}", file=sys.stderr)
+        plan, stale = planning.plan_for_script(parsed, parsed.rest[0], machine)
+        if stale:
+            print(f"cputrain plan: {stale}", file=sys.stderr)
+    else:
+        plan = planning.plan_for(parsed, machine, environment=source.environment())
     if source.live:
         planning.check_preload(plan)
     if parsed.has("--json"):

@@ -78,6 +78,21 @@ def test_what_was_found_is_not_used_when_something_changed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    "settings", [{"allocator": "gone"}, {"threads": "many"}, {"threads": "1", "huge_pages": "?"}]
+)
+def test_what_cannot_be_carried_out_any_more_breaks_no_launch(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    path = script(tmp_path, "print('it runs')")
+    keep(tmp_path, path, settings)
+    done = launch(tmp_path, str(path))
+    assert (done.returncode, done.stdout) == (0, "it runs\n"), done.stderr
+    assert "huge_pages" in settings or "what was tuned is not used: cputrain tune" in done.stderr
+    wrong = complaint(launch(tmp_path, "--threads=none", str(path)))
+    assert "--threads" in wrong
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--budget", "soon", "x.py"), "--budget must be seconds from 10"),
