@@ -14,8 +14,14 @@ from cputrain.bench import description, workloads
 
 SMALL = {
     "conv_loader": ["--image", "16", "--batch", "4", "--workers", "1"],
+    "dlrm": ["--batch", "16", "--rows", "100"],
+    "gan": ["--batch", "2", "--width", "4"],
+    "gpt": ["--batch", "2", "--length", "16", "--width", "32"],
+    "lstm": ["--batch", "2", "--length", "5", "--width", "16"],
     "mlp": ["--samples", "256", "--epochs", "1"],
+    "mobilenet": ["--image", "32", "--batch", "2"],
     "resnet50": ["--image", "32", "--batch", "2"],
+    "unet": ["--image", "16", "--batch", "2"],
 }
 """What makes a workload small beside `--steps 1`, which every one takes."""
 

@@ -1,0 +1,91 @@
+"""A small GPT on random text, AdamW and clipping: matmuls, attention, and a large softmax."""
+
+import argparse
+import json
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """Attention, and a network at each place."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before = nn.LayerNorm(width)
+        self.mixed = nn.Linear(width, 3 * width)
+        self.joined = nn.Linear(width, width)
+        self.between = nn.LayerNorm(width)
+        self.network = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        query, key, value = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.mixed(self.before(x)).split(width, dim=2)
+        )
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, width))
+        out: torch.Tensor = x + self.network(self.between(x))
+        return out
+
+
+class GPT(nn.Module):
+    """Words and places in, the next word out."""
+
+    def __init__(self, words: int, length: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.places = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, words, bias=False)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(text.shape[1])
+        out: torch.Tensor = self.out(self.norm(self.blocks(self.words(text) + self.places(places))))
+        return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8, help="timed steps (default: 8)")
+    parser.add_argument("--batch", type=int, default=8, help="texts in a step (default: 8)")
+    parser.add_argument("--length", type=int, default=128, help="words of a text (default: 128)")
+    parser.add_argument("--width", type=int, default=256, help="numbers a word (default: 256)")
+    options = parser.parse_args()
+
+    torch.manual_seed(0)
+    words = 8000
+    model = GPT(words, options.length, options.width, layers=4, heads=8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    text = torch.randint(words, (options.batch, options.length + 1))
+
+    losses = []
+    seconds = []
+    for _ in range(1 + options.steps):  # the first warms up
+        begin = time.perf_counter()
+        made = model(text[:, :-1])
+        loss = functional.cross_entropy(made.view(-1, words), text[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - begin)
+
+    result = {
+        "losses": losses[:20],
+        "seconds_per_step": seconds[1:],
+        "samples_per_step": options.batch,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

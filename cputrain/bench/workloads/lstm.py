@@ -1,0 +1,63 @@
+"""An LSTM that models random text, Adam: many small matmuls, one after the other."""
+
+import argparse
+import json
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Model(nn.Module):
+    """Words in, the next word out."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.cells = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.out = nn.Linear(width, words)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        states, _ = self.cells(self.words(text))
+        out: torch.Tensor = self.out(states)
+        return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
+    parser.add_argument("--batch", type=int, default=20, help="texts in a step (default: 20)")
+    parser.add_argument("--length", type=int, default=35, help="words of a text (default: 35)")
+    parser.add_argument("--width", type=int, default=200, help="numbers a word (default: 200)")
+    options = parser.parse_args()
+
+    torch.manual_seed(0)
+    words = 10_000
+    model = Model(words, options.width)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    text = torch.randint(words, (options.batch, options.length + 1))
+
+    losses = []
+    seconds = []
+    for _ in range(1 + options.steps):  # the first warms up
+        begin = time.perf_counter()
+        loss = functional.cross_entropy(
+            model(text[:, :-1]).view(-1, words), text[:, 1:].reshape(-1)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - begin)
+
+    result = {
+        "losses": losses[:20],
+        "seconds_per_step": seconds[1:],
+        "samples_per_step": options.batch,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A depthwise MobileNet on random pictures, SGD: convolutions that move more than they compute."""
+
+import argparse
+import json
+import time
+
+import torch
+from torch import nn
+
+
+def convolution(
+    inside: int, outside: int, size: int, stride: int, groups: int = 1
+) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(
+            inside, outside, size, stride=stride, padding=size // 2, groups=groups, bias=False
+        ),
+        nn.BatchNorm2d(outside),
+        nn.ReLU(inplace=True),
+    )
+
+
+def mobilenet(classes: int = 1000) -> nn.Sequential:
+    """The network of Howard and others (2017)."""
+    layers: list[nn.Module] = [convolution(3, 32, 3, 2)]
+    inside = 32
+    for outside, stride in (
+        *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
+        *((512, 1),) * 5,
+        *((1024, 2), (1024, 1)),
+    ):
+        layers.append(convolution(inside, inside, 3, stride, groups=inside))
+        layers.append(convolution(inside, outside, 1, 1))
+        inside = outside
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, classes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8, help="timed steps (default: 8)")
+    parser.add_argument("--batch", type=int, default=16, help="pictures in a step (default: 16)")
+    parser.add_argument("--image", type=int, default=160, help="pixels of a side (default: 160)")
+    options = parser.parse_args()
+
+    torch.manual_seed(0)
+    model = mobilenet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_of = nn.CrossEntropyLoss()
+    images = torch.randn(options.batch, 3, options.image, options.image)
+    labels = torch.randint(1000, (options.batch,))
+
+    losses = []
+    seconds = []
+    for _ in range(1 + options.steps):  # the first warms up
+        begin = time.perf_counter()
+        loss = loss_of(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - begin)
+
+    result = {
+        "losses": losses[:20],
+        "seconds_per_step": seconds[1:],
+        "samples_per_step": options.batch,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
