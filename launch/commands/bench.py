@@ -25,6 +25,14 @@ OPTIONS = (
     Option(
         flag="--against", takes="SCRIPT", help="what plain python runs (default: the same script)"
     ),
+    Option(flag="--tune", takes="SECONDS", help="tune each script first, and compare that, too"),
+    Option(
+        flag="--precision",
+        takes="float32|bf16",
+        choices=("float32", "bf16"),
+        help="what tuning may use (default: float32)",
+    ),
+    Option(flag="--peers", help="compare other launchers that are installed, too"),
     Option(flag="--json", help="one JSON document with every run"),
     Option(flag="--markdown", help="a table for a page or a report"),
     Option(flag="--list", help="name the workloads that come with cputrain, and stop"),
@@ -93,7 +101,8 @@ def main(argv: Sequence[str]) -> int:
     documents = []
     for title, script in _scripts(parsed.rest):
         plain = script if against is None else (against, *script[1:])
-        comparison = _compare(title, plain, script, launch_arguments, repeats)
+        commands = _commands(parsed, plain, script, launch_arguments)
+        comparison = _compare(title, commands, repeats)
         if parsed.has("--json"):
             documents.append({"workload": title, **comparison.as_json()})
         elif parsed.has("--markdown"):
@@ -140,25 +149,52 @@ def _against(named: str | None) -> str | None:
     return str(known[named])
 
 
-def _compare(
-    title: str,
-    plain: Sequence[str],
-    script: Sequence[str],
-    launch_arguments: Sequence[str],
-    repeats: int,
-) -> Comparison:
+def _commands(
+    parsed: Parsed, plain: Sequence[str], script: Sequence[str], launch_arguments: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Every way to run it, by name."""
+    # -P: the working folder must not put a module of its own in the launcher's way
+    launch = (sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_arguments)
+    commands = {"python": (sys.executable, *plain), "cputrain launch": (*launch, *script)}
+    if parsed.has("--tune"):
+        knobs = _tuned(parsed, script, launch_arguments)
+        commands["tuned"] = (*launch, *knobs, *script)
+    if parsed.has("--peers"):
+        from cputrain.bench.peers import peers
+
+        commands |= {name: (*prefix, *plain) for name, prefix in peers().items()}
+    return commands
+
+
+def _tuned(
+    parsed: Parsed, script: Sequence[str], launch_arguments: Sequence[str]
+) -> tuple[str, ...]:
+    """The knobs that tuning finds for a script, which is not remembered."""
+    from cputrain.bench import workloads
+    from cputrain.launch import planning, target
+    from cputrain.launch.commands import launch
+    from cputrain.launch.commands.tune import find_plan, seconds_of
+    from cputrain.machine import read_machine
+
+    budget = seconds_of(parsed.values["--tune"], "--tune")
+    precision = parsed.values.get("--precision", "float32")
+    machine = read_machine(detail=False)
+    words = (*launch_arguments, f"--precision={precision}")
+    plan = planning.plan_for(parse(words, launch.OPTIONS, "launch"), machine)
+    # a workload takes few steps by itself; a trial ends when it has seen enough
+    more = ("--steps", "10000") if script[0] in workloads().values() else ()
+    what = target.read_target((*script, *more), module=False, command=False)
+    found = find_plan(what, machine, plan, budget=budget)
+    return tuple(f"--{knob.replace('_', '-')}={value}" for knob, value in found.settings.items())
+
+
+def _compare(title: str, commands: dict[str, tuple[str, ...]], repeats: int) -> Comparison:
     from cputrain.bench import compare
 
     def narrate(name: str, number: int, seconds: float) -> None:
         print(f"{title}: round {number} of {repeats}, {name} {seconds:.3g} s", file=sys.stderr)
 
-    # -P: the working folder must not put a module of its own in the launcher's way
-    launch = (sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_arguments)
-    return compare(
-        {"python": (sys.executable, *plain), "cputrain launch": (*launch, *script)},
-        repeats=repeats,
-        on_run=narrate,
-    )
+    return compare(commands, repeats=repeats, on_run=narrate)
 
 
 def _show(title: str, comparison: Comparison) -> None:

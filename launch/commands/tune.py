@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from cputrain.launch.options import Parsed
     from cputrain.machine import Machine
+    from cputrain.plan import Plan
     from cputrain.tune.search import Found, Trial
-    from cputrain.tune.trial import Script
 
 OPTIONS = (
     PYTHON_OPTION,
@@ -63,31 +63,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tune(parsed: Parsed, what: target.Target, machine: Machine) -> int:
-    import tempfile
-
-    from cputrain.tune.search import NothingToTuneError, Search
-
-    plan = planning.plan_for(parsed, machine)
-    budget = _seconds(parsed.values.get("--budget", "120"))
-    with tempfile.TemporaryDirectory(prefix="cputrain-tune-") as folder:
-        search = Search(
-            _script(parsed, what, folder, budget),
-            machine,
-            plan.value("threads"),
-            fixed={name: value for name, value in plan.settings.items() if name != "precision"},
-            precision=plan.settings.get("precision", "float32"),
-            budget=budget,
-            on_trial=_say,
-        )
-        try:
-            found = search.run()
-        except NothingToTuneError as error:
-            raise UsageError(
-                f"the script {what.name}",
-                "must train for some steps under plain python",
-                found=str(error),
-                do="--steps asks for fewer. Run it by itself to see more.",
-            ) from None
+    found = find_plan(
+        what,
+        machine,
+        planning.plan_for(parsed, machine),
+        budget=seconds_of(parsed.values.get("--budget", "120"), "--budget"),
+        steps=_count(parsed.values.get("--steps", "30")),
+        python=split_quoted(parsed, "--python-args"),
+        anyhow=parsed.has("--yes"),
+    )
     kept = _keep(what, machine, found)
     if parsed.has("--json"):
         print(json.dumps({"schema_version": 1, "kept_in": kept, **found.as_json()}, indent=1))
@@ -96,11 +80,24 @@ def _tune(parsed: Parsed, what: target.Target, machine: Machine) -> int:
     return 0
 
 
-def _script(parsed: Parsed, what: target.Target, folder: str, budget: float) -> Script:
+def find_plan(
+    what: target.Target,
+    machine: Machine,
+    plan: Plan,
+    *,
+    budget: float,
+    steps: int = 30,
+    python: Sequence[str] = (),
+    anyhow: bool = False,
+) -> Found:
+    """Search, telling of each trial on stderr; what the plan's settings say stays."""
+    import tempfile
+
+    from cputrain.tune.search import NothingToTuneError, Search
     from cputrain.tune.trial import Script
 
     contained = _can_contain()
-    if not contained and not parsed.has("--yes"):
+    if not contained and not anyhow:
         raise UsageError(
             "the trials",
             "must not leave files behind",
@@ -108,15 +105,34 @@ def _script(parsed: Parsed, what: target.Target, folder: str, budget: float) -> 
             do="What the script writes would be written at each trial: say --yes if that is all "
             "right.",
         )
-    return Script(
-        target=what,
-        python=tuple(split_quoted(parsed, "--python-args")),
-        folder=folder,
-        contained=contained,
-        steps=_count(parsed.values.get("--steps", "30")),
-        seconds=max(2.0, budget / 20),
-        longest=max(30.0, budget),
-    )
+    with tempfile.TemporaryDirectory(prefix="cputrain-tune-") as folder:
+        script = Script(
+            target=what,
+            python=tuple(python),
+            folder=folder,
+            contained=contained,
+            steps=steps,
+            seconds=max(2.0, budget / 20),
+            longest=max(30.0, budget),
+        )
+        search = Search(
+            script,
+            machine,
+            plan.value("threads"),
+            fixed={name: value for name, value in plan.settings.items() if name != "precision"},
+            precision=plan.settings.get("precision", "float32"),
+            budget=budget,
+            on_trial=_say,
+        )
+        try:
+            return search.run()
+        except NothingToTuneError as error:
+            raise UsageError(
+                f"the script {what.name}",
+                "must train for some steps under plain python",
+                found=str(error),
+                do="--steps asks for fewer. Run it by itself to see more.",
+            ) from None
 
 
 def _can_contain() -> bool:
@@ -178,11 +194,12 @@ def _show(found: Found, what: target.Target) -> None:
         print(f"cputrain launch {what.name} uses it from now on.")
 
 
-def _seconds(value: str) -> float:
+def seconds_of(value: str, flag: str) -> float:
+    """A budget as it is typed: 120, or 120s."""
     number = value.removesuffix("s")
     if not number.isascii() or not number.isdigit() or not 10 <= int(number) <= 86400:
         raise UsageError(
-            "--budget", "must be seconds from 10 to 86400", found=repr(value), do="Try 120s."
+            flag, "must be seconds from 10 to 86400", found=repr(value), do="Try 120s."
         )
     return float(number)
 

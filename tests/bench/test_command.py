@@ -1,10 +1,13 @@
 """`cputrain bench` as a user types it."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+
+from cputrain.bench import workloads
 
 SCRIPT = """
 import json
@@ -13,10 +16,11 @@ print(json.dumps({"losses": [2.0, 1.0], "seconds_per_step": [0.01, 0.01], "sampl
 """
 
 
-def bench(*arguments, cwd):
+def bench(*arguments, cwd, **variables):
     return subprocess.run(
         [sys.executable, "-P", "-m", "cputrain.launch", "bench", *arguments],
         cwd=cwd,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=120,
@@ -70,14 +74,43 @@ def test_options_after_the_script_are_the_scripts(tmp_path):
 def test_the_workloads_are_listed_with_what_they_are(tmp_path):
     """Each has a line of its own."""
     done = bench("--list", cwd=tmp_path)
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "byte_patterns_torch",
-        "conv_loader",
-        "mlp",
-        "resnet50",
-        "loaders",
-        "pools",
-    ]
+    named = [line.split()[0] for line in done.stdout.splitlines()]
+    assert named == [*workloads(), "loaders", "pools"]
+    assert {"gan", "gpt", "mlp", "resnet50"} <= set(named)
+
+
+def test_other_launchers_run_beside(script):
+    """Those that come with torch, each once."""
+    done = bench("--repeats", "1", "--peers", "--json", "train.py", cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["comparisons"]
+    names = [side["name"] for side in found["sides"]]
+    assert names[:2] == ["python", "cputrain launch"]
+    assert {"run_cpu", "torchrun"} <= set(names)
+
+
+@pytest.mark.slow
+def test_what_tuning_finds_runs_beside(tmp_path):
+    """It is found anew, compared, and not remembered."""
+    (tmp_path / "train.py").write_text(TRAINS)
+    done = bench(
+        "--repeats=1", "--tune=30", "--json", "train.py", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["comparisons"]
+    assert [side["name"] for side in found["sides"]] == ["python", "cputrain launch", "tuned"]
+    assert not (tmp_path / "cputrain").exists()
+
+
+TRAINS = """
+import torch
+weight = torch.zeros(4, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(40):
+    optimizer.zero_grad()
+    (weight - 1).square().sum().backward()
+    optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 def network(*sizes: int) -> nn.Sequential:
@@ -22,9 +21,10 @@ class Recommender(nn.Module):
 
     def __init__(self, tables: int, rows: int, width: int) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
-        for table in self.tables:
-            nn.init.uniform_(table.weight, -(rows**-0.5), rows**-0.5)
+        bags = [nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables)]
+        for bag in bags:
+            nn.init.uniform_(bag.weight, -(rows**-0.5), rows**-0.5)
+        self.tables = nn.ModuleList(bags)
         self.numbers = network(13, 256, width)
         self.top = network(width + (tables + 1) * tables // 2, 256, 128, 1)
 
@@ -49,6 +49,7 @@ def main() -> None:
     tables = 8
     model = Recommender(tables, options.rows, width=32)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
+    loss_of = nn.BCEWithLogitsLoss()
     numbers = torch.randn(options.batch, 13)
     categories = torch.randint(options.rows, (tables, options.batch, 4))
     clicked = torch.randint(2, (options.batch,)).float()
@@ -57,7 +58,7 @@ def main() -> None:
     seconds = []
     for _ in range(1 + options.steps):  # the first warms up
         begin = time.perf_counter()
-        loss = functional.binary_cross_entropy_with_logits(model(numbers, categories), clicked)
+        loss = loss_of(model(numbers, categories), clicked)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

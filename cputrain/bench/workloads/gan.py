@@ -6,7 +6,6 @@ import time
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 def maker(noise: int, width: int) -> nn.Sequential:
@@ -47,7 +46,7 @@ def main() -> None:
     ]
     real = torch.randn(options.batch, 3, 64, 64).tanh()
     yes, no = torch.ones(options.batch, 1), torch.zeros(options.batch, 1)
-    loss_of = functional.binary_cross_entropy_with_logits
+    loss_of = nn.BCEWithLogitsLoss()
 
     losses = []
     seconds = []

@@ -64,6 +64,7 @@ def main() -> None:
     words = 8000
     model = GPT(words, options.length, options.width, layers=4, heads=8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    loss_of = nn.CrossEntropyLoss()
     text = torch.randint(words, (options.batch, options.length + 1))
 
     losses = []
@@ -71,7 +72,7 @@ def main() -> None:
     for _ in range(1 + options.steps):  # the first warms up
         begin = time.perf_counter()
         made = model(text[:, :-1])
-        loss = functional.cross_entropy(made.view(-1, words), text[:, 1:].reshape(-1))
+        loss = loss_of(made.view(-1, words), text[:, 1:].reshape(-1))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

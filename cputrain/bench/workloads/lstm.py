@@ -6,7 +6,6 @@ import time
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 
 class Model(nn.Module):
@@ -36,15 +35,14 @@ def main() -> None:
     words = 10_000
     model = Model(words, options.width)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loss_of = nn.CrossEntropyLoss()
     text = torch.randint(words, (options.batch, options.length + 1))
 
     losses = []
     seconds = []
     for _ in range(1 + options.steps):  # the first warms up
         begin = time.perf_counter()
-        loss = functional.cross_entropy(
-            model(text[:, :-1]).view(-1, words), text[:, 1:].reshape(-1)
-        )
+        loss = loss_of(model(text[:, :-1]).view(-1, words), text[:, 1:].reshape(-1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
