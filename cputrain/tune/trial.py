@@ -96,7 +96,7 @@ class Outcome(Record):
     @property
     def step(self) -> float:
         """Seconds of a step: the median, of as many together as there are optimizers."""
-        size = max(1, self.optimizers)
+        size = min(max(1, self.optimizers), len(self.times))
         each = [
             sum(self.times[at : at + size]) / size
             for at in range(0, len(self.times) - size + 1, size)
@@ -109,10 +109,7 @@ def run_trial(
 ) -> Outcome:
     """Run it until enough was seen; `disturbed` by as much as rounding makes. Raises no fault."""
     scratch = tempfile.mkdtemp(prefix="cputrain-trial-")
-    name = "-".join(f"{knob}={value}" for knob, value in (settings or {"python": ""}).items())
-    base = os.path.join(
-        script.folder, "".join(c if c.isalnum() or c in "-=." else "_" for c in name)
-    )
+    base = os.path.join(script.folder, _file_name(settings))
     begin = time.monotonic()
     try:
         with (
@@ -141,6 +138,13 @@ def run_trial(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return _outcome(settings, fault, code, seen, f"{base}.err", time.monotonic() - begin)
+
+
+def _file_name(settings: dict[str, str] | None) -> str:
+    """What files about it are called."""
+    words = "-".join(f"{knob}={value}" for knob, value in (settings or {}).items())
+    name = "python" if settings is None else words or "rules"
+    return "".join(letter if letter.isalnum() or letter in "-=." else "_" for letter in name)
 
 
 def _start(

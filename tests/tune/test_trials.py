@@ -195,6 +195,14 @@ def test_scripts_of_all_kinds_are_seen(tmp_path: Path, name: str) -> None:
     assert (sum(python.waits) > 0) == (name == "a loader")
 
 
+def test_a_step_is_as_many_together_as_there_are_optimizers() -> None:
+    one = Outcome(settings={}, times=(1.0, 3.0, 1.0, 3.0), optimizers=2)
+    assert one.step == 2.0
+    assert one.replace(optimizers=1).step == 2.0
+    assert one.replace(times=(1.0, 1.0, 9.0), optimizers=1).step == 1.0
+    assert one.replace(optimizers=40).step == 2.0
+
+
 # losses
 
 
