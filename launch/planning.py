@@ -13,6 +13,7 @@ from cputrain.machine import RootSource, read_machine, read_rank
 from cputrain.plan import Request, Setting, make_plan, read_plan
 from cputrain.plan.policies import KNOBS
 from cputrain.runtime.share import PLANNED, planned_rank
+from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ SITE_FOLDER = os.path.join(
 
 PLAN_VARIABLE = "CPUTRAIN_PLAN"
 REPORT_VARIABLE = "CPUTRAIN_REPORT"
-TRIAL_VARIABLE = "CPUTRAIN_TRIAL"
 
 
 def plan_for(

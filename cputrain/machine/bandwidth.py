@@ -6,6 +6,7 @@ import json
 import os
 
 from cputrain.errors import UsageError
+from cputrain.machine.cache import cache_folder, write_json
 from cputrain.machine.memory_copy import CopyRun, available_bytes
 from cputrain.record import Record
 
@@ -77,10 +78,7 @@ def measure_bandwidth(
 
 def cache_file() -> str:
     """Where measurements are kept."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification: a relative one is ignored
-        base = os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "cputrain", "bandwidth.json")
+    return os.path.join(cache_folder(), "bandwidth.json")
 
 
 def load_bandwidth(key: str) -> tuple[Bandwidth | None, str | None]:
@@ -105,18 +103,8 @@ def save_bandwidth(key: str, value: Bandwidth) -> str | None:
         "schema_version": SCHEMA_VERSION,
         "bandwidth": {**_load(path)[0], key: value.as_json()},
     }
-    unfinished = f"{path}.{os.getpid()}"
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1)
-            os.replace(unfinished, path)
-        except OSError:
-            if os.path.exists(unfinished):
-                os.unlink(unfinished)
-            raise
+        write_json(path, document)
     except OSError as fault:
         return (
             f"{path} cannot be written ({fault.strerror or fault}), so the measured memory "

@@ -214,4 +214,5 @@ def _peak() -> int | None:
         import resource
     except ImportError:  # not on Windows
         return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

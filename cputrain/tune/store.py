@@ -11,11 +11,11 @@ import os
 import sys
 from zlib import crc32
 
+from cputrain.machine.cache import cache_folder, write_json
 from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
 SCHEMA_VERSION = 1
@@ -40,14 +40,11 @@ class Tuned(Record):
     """Everything that was found."""
 
 
-def path_of(script: str, environment: Mapping[str, str] = os.environ) -> str:
+def path_of(script: str) -> str:
     """The file of a script."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification: a relative one is ignored
-        base = os.path.join(os.path.expanduser("~"), ".cache")
     path = os.path.realpath(script)
     name = f"{os.path.basename(path)}-{crc32(os.fsencode(path)):08x}.json"
-    return os.path.join(base, "cputrain", "tuned", name)
+    return os.path.join(cache_folder(), "tuned", name)
 
 
 def circumstances(script: str, machine: str, cpus: tuple[int, ...]) -> dict[str, Any]:
@@ -85,11 +82,7 @@ def save(script: str, known: dict[str, Any], tuned: Tuned) -> str:
         "circumstances": known,
         **tuned.as_json(),
     }
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    unfinished = f"{path}.{os.getpid()}"
-    with open(unfinished, "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
-    os.replace(unfinished, path)
+    write_json(path, document)
     return path
 
 

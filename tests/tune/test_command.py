@@ -66,6 +66,8 @@ def test_a_launch_uses_what_was_found_and_the_users_word_goes_before(tmp_path: P
 def test_what_was_found_is_not_used_when_something_changed(tmp_path: Path) -> None:
     path = script(tmp_path, "import torch; print(torch.get_num_threads())")
     kept = keep(tmp_path, path, {"fused_optimizer": "off"})
+    assert [one.name for one in kept.parent.iterdir()] == [kept.name]
+    assert kept.stat().st_mode & 0o077 == 0  # nobody else's business
     path.write_text(path.read_text() + "\n# changed\n")
     done = launch(tmp_path, str(path))
     assert done.returncode == 0
