@@ -62,6 +62,15 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._transport.started()
         statistics.starting_s += time.perf_counter() - begin
 
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except RuntimeError as error:
+            # found when torch looked at its workers, or by its handler of SIGCHLD, anywhere in here
+            if not str(error).startswith("DataLoader worker (pid"):
+                raise
+            raise RuntimeError(f"{error}: {self._deaths()}") from error.__cause__
+
     def _next_data(self) -> Any:
         begin = time.perf_counter()
         try:
@@ -76,12 +85,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     def _try_get_data(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         while True:
-            try:
-                came, result = super()._try_get_data(*args, **kwargs)
-            except RuntimeError as error:
-                if "exited unexpectedly" not in str(error):
-                    raise
-                raise RuntimeError(f"{error}: {self._deaths()}") from error.__cause__
+            came, result = super()._try_get_data(*args, **kwargs)
             if came and isinstance(result[0], Ahead):
                 epoch, number = result[0]
                 if self._next_epoch is not None and epoch == self._next_epoch.number:

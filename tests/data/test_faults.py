@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Sampler
 
 from cputrain.data import DataLoader
 from tests.data.alike import assert_alike
@@ -133,6 +133,23 @@ def test_a_worker_that_ends_is_named_and_so_is_its_end(name: str, workers: int) 
     assert time.monotonic() - begin < 5
     assert str(pids[2 % workers]) in str(raised.value)
     assert "exited unexpectedly" in str(raised.value)
+
+
+class Slow(Sampler[list[int]]):
+    """Takes its time over each batch after the first four."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in range(20):
+            time.sleep(0.5 if batch > 3 else 0)
+            yield [2 * batch, 2 * batch + 1]
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "os._exit(7)"])
+def test_a_worker_that_ends_while_a_batch_is_chosen_is_named(name: str) -> None:
+    end, expected = ENDS[name]
+    iterator = iter(DataLoader(Ending(end), batch_sampler=Slow(), num_workers=2))
+    with pytest.raises(RuntimeError, match=expected):
+        list(iterator)
 
 
 def test_a_worker_that_is_killed_is_noticed_in_any_thread() -> None:
