@@ -24,8 +24,11 @@ VARIABLE = "CPUTRAIN_TRIAL"
 LOSSES = 100
 """How many are written down."""
 
-FEW = 5
-"""Steps that are timed at least, however slow."""
+FEW = 2
+"""Steps that are timed at least, and steps of warm-up, however slow."""
+
+PATIENCE = 4
+"""How many times as long as was asked for a trial goes on for the losses that are wanted."""
 
 ROUNDING = 1e-5
 """Relative noise, somewhat more than another order of additions makes in the sums of a gradient."""
@@ -48,6 +51,7 @@ class Recorder:
         warmup: int,
         steps: int,
         seconds: float,
+        losses: int,
         begun: float,
         disturbed: bool,
     ) -> None:
@@ -55,6 +59,7 @@ class Recorder:
         self._warmup = warmup
         self._most = steps
         self._seconds = seconds
+        self._wanted = losses
         self._begun = begun
         self._owner = os.getpid()
         self._times: list[float] = []
@@ -87,12 +92,22 @@ class Recorder:
                 self._uses.add("convolution")
         self._times.append(time.perf_counter())
         self._waits.append(self._waited)
-        timed = len(self._times) - self._warmup
-        if timed < FEW:
-            return
-        if timed >= self._most or self._times[-1] - self._times[self._warmup] >= self._seconds:
+        if self._is_enough():
             self._tell("enough")
             self._end()
+
+    def _is_enough(self) -> bool:
+        count, now = len(self._times), self._times[-1]
+        few = FEW * len(self._optimizers)
+        if few <= count < self._warmup and now - self._times[0] > self._seconds / 2:
+            self._warmup = count  # slow steps: rather time a few than warm up for long
+        timed = count - self._warmup
+        if timed < few:
+            return False
+        seconds = now - self._times[self._warmup - 1]
+        if timed >= self._most or seconds >= PATIENCE * self._seconds:
+            return True
+        return seconds >= self._seconds and len(self._losses) >= self._wanted
 
     def _hear_losses(self, torch: ModuleType) -> None:
         autograd: Any = torch.autograd

@@ -8,6 +8,7 @@ from cputrain.tune.knobs import (
     attention,
     channels_last,
     compiling,
+    huge_pages,
     loader,
     precision,
     threads,
@@ -18,13 +19,18 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from cputrain.machine import Machine
+    from cputrain.plan import Plan
     from cputrain.tune.trial import Outcome
 
     class Knob(Protocol):
         """A module that knows what is worth trying."""
 
         KNOB: str
-        """The setting of the plan that it turns."""
+        """The setting of the plan that it turns.
+
+        `IN_STEPS = True` says that values go one way: where they get slower and slower, the rest is
+        left out.
+        """
 
         def values(self, situation: Situation, /) -> list[str]:
             """What to try besides what stands, the most promising first."""
@@ -36,8 +42,8 @@ class Situation(Record):
     machine: Machine
     """The machine."""
 
-    threads: int
-    """How many the plan by rules has."""
+    plan: Plan
+    """The one by rules, with what the user has set."""
 
     rules: Outcome
     """A trial of the plan by rules."""
@@ -52,6 +58,7 @@ KNOBS: tuple[Knob, ...] = (
     precision,
     attention,
     allocator,
+    huge_pages,
     loader,
     compiling,
 )

@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
-MS_REC, MS_PRIVATE = 16384, 1 << 18
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 
 LEFT = ("/proc", "/sys", "/dev")
 """What holds no files of anybody."""
 
 
-def enter(scratch: str) -> list[str]:
+def enter(scratch: str, kept: str | None = None) -> list[str]:
     """Called in a process that is about to become the trial: from here on, it is contained.
 
-    `scratch` is an empty folder. Raises OSError where the system does not allow it. Returns the
-    folders that could not be, which are those that nobody may write to on most systems.
+    `scratch` is an empty folder; what is written to `kept` stays. Raises OSError where the system
+    does not allow it. Returns the folders that could not be, which are those that nobody may write
+    to on most systems.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group, here = os.getuid(), os.getgid(), os.getcwd()
@@ -40,6 +41,7 @@ def enter(scratch: str) -> list[str]:
     # an overlay's own folders must not lie in what it is over
     _call(libc.mount, b"tmpfs", os.fsencode(scratch), b"tmpfs", 0, None)
     inside = os.open(scratch, os.O_RDONLY)
+    beneath = None if kept is None else os.open(kept, os.O_RDONLY)
     open_to_writes = []
     try:
         for number, folder in enumerate(folders(places)):
@@ -47,8 +49,13 @@ def enter(scratch: str) -> list[str]:
                 _cover(libc.mount, folder, f"/proc/self/fd/{inside}/{number}")
             except OSError:
                 open_to_writes.append(folder)
+        if kept is not None:
+            own = f"/proc/self/fd/{beneath}"
+            _call(libc.mount, os.fsencode(own), os.fsencode(kept), None, MS_BIND, None)
     finally:
         os.close(inside)
+        if beneath is not None:
+            os.close(beneath)
     os.chdir(here)  # what it was in lies beneath now
     return [folder for folder in open_to_writes if os.access(folder, os.W_OK)]
 

@@ -9,10 +9,12 @@ turns: it must be faster in every turn, and by more than the noise, or the rules
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 from cputrain.bench.compare import Speedup, median
-from cputrain.record import Record
 from cputrain.tune.candidates import KNOBS, Situation
+from cputrain.tune.found import Found, NothingToTuneError, Silent, Trial, shown
+from cputrain.tune.ledger import Ledger
 from cputrain.tune.losses import check, reference
 from cputrain.tune.trial import run_trial
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.machine import Machine
+    from cputrain.plan import Plan
     from cputrain.tune.candidates import Knob
+    from cputrain.tune.found import Watcher
     from cputrain.tune.losses import Reference
     from cputrain.tune.trial import Outcome, Script
 
@@ -34,71 +38,23 @@ HELPS = 1.02
 BEATS = 1.03
 """How many times as fast the winner must be in the end."""
 
+CLEARLY = 1.1
+"""How many times as fast what ran but once must be to be kept when the search is interrupted."""
+
 TURNS = 3
 """How often the winner and the rules run in turns, if there is time."""
 
 BETWEEN = 2
 """Candidates between two runs of the rules."""
 
+WORSE = 2
+"""Values of a knob in steps, each slower than the one before, after which the rest is left out."""
+
+LONGEST_WAIT = 600.0
+"""Seconds of training that may pass before a first step that comes later has paid."""
+
 REDUCED = frozenset({"precision"})
 """Knobs whose values other than float32 have fewer bits."""
-
-
-class Trial(Record):
-    """A candidate, and what was found."""
-
-    stage: str
-    """ "python", "rules", "alone", "together" or "turns"."""
-
-    settings: Settings | None
-    """What it has beyond the rules; None for plain python."""
-
-    seconds: float | None
-    """Of a step; None where it came to nothing."""
-
-    speedup: float | None
-    """Against the rules at that time; None where there is nothing to compare."""
-
-    says: str
-    """What its losses say, or why it came to nothing."""
-
-    good: bool
-    """Whether it may be chosen."""
-
-
-class Found(Record):
-    """What a search came to."""
-
-    settings: Settings
-    """What the winner has beyond the rules; empty where the rules stay."""
-
-    against_rules: Speedup | None
-    """How many times as fast, in turns; None where the rules stay."""
-
-    against_python: float | None
-    """How many times as fast as plain python, from single runs."""
-
-    reason: str
-    """Why it was chosen, or why the rules stay."""
-
-    reduced: bool
-    """Whether it computes with fewer bits."""
-
-    loss_difference: float | None
-    """The largest from plain python's."""
-
-    first_step_later: float | None
-    """Seconds by which its first step ends later than that of the rules: compiling, mostly."""
-
-    trials: tuple[Trial, ...]
-    """Everything that was run."""
-
-    seconds: float
-    """How long that took."""
-
-
-class NothingToTuneError(Exception):
-    """Plain python did not train: its text says what it did."""
 
 
 class Search:
@@ -108,29 +64,33 @@ class Search:
         self,
         script: Script,
         machine: Machine,
-        threads: int,
+        plan: Plan,
         *,
         fixed: Mapping[str, str],
         precision: str = "float32",
         budget: float = 120.0,
-        on_trial: Callable[[Trial], None] = lambda _: None,
+        watcher: Watcher | None = None,
         knobs: Sequence[Knob] = KNOBS,
         run: Callable[..., Outcome] = run_trial,
     ) -> None:
         self._script = script
         self._machine = machine
-        self._threads = threads
+        self._plan = plan
         self._fixed = fixed
         self._precision = precision
-        self._end = time.monotonic() + budget
+        self._budget = budget
         self._begin = time.monotonic()
-        self._on_trial = on_trial
+        self._watcher = watcher or Silent()
         self._knobs = knobs
         self._run = run
         self._trials: list[Trial] = []
         self._pace = self._rules_gain = 0.0
         """Seconds of a step by the rules, at the latest; and how many times as fast as python."""
-        self._costs: list[float] = []
+        self._ledger = Ledger()
+        self._best: tuple[float, Settings] = (1.0, {})
+        """The fastest so far, from single runs: how many times as fast as the rules."""
+        self._ratios: list[float] = []
+        self._untried: list[str] = []
 
     def run(self) -> Found:
         """Search until there is nothing left to try, or no time."""
@@ -139,11 +99,11 @@ class Search:
         except KeyboardInterrupt:
             if self._pace == 0.0:
                 raise
-            return self._stays("interrupted before anything was confirmed")
+            return self._so_far()
 
     def left(self) -> float:
         """Seconds of the budget."""
-        return self._end - time.monotonic()
+        return self._begin + self._budget - time.monotonic()
 
     def _search(self) -> Found:
         python = self._plain()
@@ -155,10 +115,9 @@ class Search:
         self._rules_gain = python.step / rules.step
         self._pace = rules.step
         situation = Situation(
-            machine=self._machine, threads=self._threads, rules=rules, precision=self._precision
+            machine=self._machine, plan=self._plan, rules=rules, precision=self._precision
         )
-        helpful = self._alone(situation, known)
-        best = self._together(helpful, known)
+        best = self._together(self._alone(situation, known), known)
         if not best:
             return self._stays("nothing that was tried is faster")
         return self._in_turns(best, known)
@@ -166,8 +125,7 @@ class Search:
     # -- stages
 
     def _plain(self) -> Outcome:
-        outcome = self._run(self._script, None)
-        self._costs.append(outcome.took)
+        outcome = self._ran("python", None, thorough=True)
         if outcome.fault:
             raise NothingToTuneError(outcome.fault)
         self._note("python", None, outcome, None, "what the others are compared with")
@@ -175,112 +133,154 @@ class Search:
 
     def _disturbed(self) -> Outcome | None:
         """Plain python with another order of additions, and noise as small as rounding."""
-        other = str(self._threads // 2 if self._threads > 1 else 2)
-        outcome = self._run(self._script, {**_PLAIN, "threads": other}, disturbed=True)
-        self._costs.append(outcome.took)
+        threads = self._plan.value("threads")
+        plain = {**_PLAIN, "threads": str(threads // 2 if threads > 1 else 2)}
+        outcome = self._ran("python", plain, thorough=True, disturbed=True)
         return None if outcome.fault else outcome
 
     def _alone(self, situation: Situation, known: Reference) -> list[Settings]:
         """Every value by itself: those that help, the most helpful first."""
-        candidates = [
-            {knob.KNOB: value}
+        waiting = [
+            (knob.KNOB, list(knob.values(situation)), getattr(knob, "IN_STEPS", False))
             for knob in self._knobs
             if knob.KNOB not in self._fixed
-            for value in knob.values(situation)
         ]
         found: list[tuple[float, Settings]] = []
-        for at in range(0, len(candidates), BETWEEN):
-            before = self._pace
-            tried = [
-                (settings, self._try("alone", settings, known))
-                for settings in candidates[at : at + BETWEEN]
-                if self._has_time()
-            ]
-            if not tried:
-                break
-            rules = self._try("rules", {}, known)
-            self._pace = rules.step if rules is not None else before
-            for place, (settings, outcome) in enumerate(tried, 1):
-                if outcome is not None:
-                    # the machine may have changed its pace between the two runs of the rules
-                    part = place / (len(tried) + 1)
-                    speedup = (before + part * (self._pace - before)) / outcome.step
-                    if speedup >= HELPS:
-                        found.append((speedup, settings))
+        tried: list[tuple[Settings, Outcome | None]] = []
+        before = self._pace
+        for knob, values, in_steps in waiting:
+            steps: list[float] = []
+            for number, value in enumerate(values):
+                if not self._has_time(runs=1):
+                    self._untried += [f"{knob} {one}" for one in values[number:]]
+                    break
+                outcome = self._try("alone", {knob: value}, known)
+                tried.append(({knob: value}, outcome))
+                if len(tried) == BETWEEN:
+                    before = self._compare(tried, before, known, found)
+                    tried = []
+                steps.append(outcome.step if outcome is not None else float("inf"))
+                if in_steps and _is_worse_and_worse([self._pace, *steps]):
+                    break
+        if tried:
+            self._compare(tried, before, known, found)
         return [settings for _, settings in sorted(found, key=lambda one: -one[0])]
+
+    def _compare(
+        self,
+        tried: list[tuple[Settings, Outcome | None]],
+        before: float,
+        known: Reference,
+        found: list[tuple[float, Settings]],
+    ) -> float:
+        """What was tried between two runs of the rules, of which this makes the second."""
+        rules = self._try("rules", {}, known)
+        self._pace = rules.step if rules is not None else before
+        for place, (settings, outcome) in enumerate(tried, 1):
+            if outcome is not None:
+                # the machine may have changed its pace between the two
+                part = place / (len(tried) + 1)
+                speedup = (before + part * (self._pace - before)) / outcome.step
+                if speedup >= HELPS:
+                    found.append((speedup, settings))
+                    self._best = max(self._best, (speedup, settings), key=lambda one: one[0])
+        return self._pace
 
     def _together(self, helpful: list[Settings], known: Reference) -> Settings:
         """What helped, added to the best so far as long as it helps still."""
         best: Settings = {}
         for settings in helpful:
             more = {**best, **settings}
-            if not any(knob in best for knob in settings) and self._is_faster(more, best, known):
+            if any(knob in best for knob in settings):
+                continue
+            gain = self._gain(more, best, known)
+            if gain:
+                self._best = (self._best[0] * gain if best else gain, more)
                 best = more
         return best
 
-    def _is_faster(self, more: Settings, best: Settings, known: Reference) -> bool:
-        """A B, and B A if that looks well: what drifts in between touches both alike."""
+    def _gain(self, more: Settings, best: Settings, known: Reference) -> float:
+        """A B, and B A if that looks well: what drifts in between touches both alike.
+
+        How many times as fast it is with more; 0 where that is not worth it.
+        """
         totals = {True: 0.0, False: 0.0}
         for order in ((False, True), (True, False)):
-            if not self._has_time(runs=2):
-                return False
+            if not self._has_time(more, best):
+                self._untried.append(shown(more))
+                return 0.0
             for is_more in order:
                 outcome = self._try("together", more if is_more else best, known)
                 if outcome is None:
-                    return False
+                    return 0.0
                 totals[is_more] += outcome.step
             if totals[False] < HELPS * totals[True]:
-                return False
-        return True
+                return 0.0
+        return totals[False] / totals[True]
 
     def _in_turns(self, best: Settings, known: Reference) -> Found:
         """The winner against the rules: A B, B A, …"""
-        ratios: list[float] = []
-        delays: list[float] = []
-        worst = 0.0
         for turn in range(TURNS):
-            if turn and not self._has_time(runs=2):
+            if turn and not self._has_time({}, best):
                 break
             outcomes = {}
             for settings in ({}, best) if turn % 2 == 0 else (best, {}):
-                outcomes[bool(settings)] = self._try("turns", settings, known)
+                outcomes[bool(settings)] = self._try("turns", settings, known, thorough=True)
             rules, winner = outcomes[False], outcomes[True]
             if rules is None or winner is None:
                 return self._stays("the fastest failed when it was run again")
-            ratios.append(rules.step / winner.step)
-            delays.append((winner.before_first_step or 0.0) - (rules.before_first_step or 0.0))
-            worst = max(worst, check(known, winner.losses, reduced=_reduced(best)).worst or 0.0)
-        middle = median(ratios)
-        if min(ratios) <= 1.0 or middle < BEATS:
+            self._ratios.append(rules.step / winner.step)
+        middle, least = median(self._ratios), min(self._ratios)
+        turns = f"{least:.2f} to {max(self._ratios):.2f}"
+        if least <= 1.0 or middle < BEATS:
             return self._stays(
-                f"the fastest was {middle:.2f} times as fast ({min(ratios):.2f} to "
-                f"{max(ratios):.2f}), which is within the noise"
+                f"the fastest was {middle:.2f} times as fast ({turns}), which is within the noise"
             )
-        shown = ", ".join(f"{knob} {value}" for knob, value in best.items())
-        return self._found(
-            settings=best,
-            against_rules=Speedup(median=middle, lowest=min(ratios), highest=max(ratios)),
-            against_python=self._rules_gain * middle,
-            reason=f"{middle:.2f} times as fast as the rules with {shown} ({len(ratios)} turns, "
-            f"{min(ratios):.2f} to {max(ratios):.2f})",
-            reduced=_reduced(best),
-            loss_difference=worst,
-            first_step_later=median(delays),
+        return self._chosen(
+            best,
+            Speedup(median=middle, lowest=least, highest=max(self._ratios)),
+            f"{len(self._ratios)} turn{'s' * (len(self._ratios) > 1)}, {turns}",
         )
+
+    def _so_far(self) -> Found:
+        """What to make of a search that was interrupted."""
+        speedup, settings = self._best
+        if self._ratios:
+            speedup = median(self._ratios)
+        if not settings or speedup < CLEARLY:
+            return self._stays("interrupted before anything was clearly faster")
+        single = Speedup(median=speedup, lowest=speedup, highest=speedup)
+        return self._chosen(settings, single, "interrupted, so not confirmed in turns")
 
     # -- trials
 
-    def _try(self, stage: str, settings: Settings, known: Reference) -> Outcome | None:
+    def _try(
+        self, stage: str, settings: Settings, known: Reference, *, thorough: bool = False
+    ) -> Outcome | None:
         """A trial whose losses are right; None where it is no good."""
-        outcome = self._run(self._script, {**self._fixed, **settings})
-        self._costs.append(outcome.took)
+        outcome = self._ran(stage, settings, thorough=thorough)
         if outcome.fault:
+            self._ledger.add(settings, outcome, None)
             self._note(stage, settings, outcome, None, outcome.fault, good=False)
             return None
         verdict = check(known, outcome.losses, reduced=_reduced(settings))
+        self._ledger.add(settings, outcome, verdict.worst)
         speedup = self._pace / outcome.step if settings and self._pace else None
         self._note(stage, settings, outcome, speedup, verdict.says, good=verdict.good)
         return outcome if verdict.good else None
+
+    def _ran(
+        self, stage: str, settings: Settings | None, *, thorough: bool, disturbed: bool = False
+    ) -> Outcome:
+        self._watcher.begins(stage, None if disturbed else settings, self.left())
+        longest = self._budget if stage == "python" else max(30.0, self.left())
+        return self._run(
+            self._script,
+            settings if settings is None or disturbed else {**self._fixed, **settings},
+            disturbed=disturbed,
+            thorough=thorough,
+            longest=longest,
+        )
 
     def _note(
         self,
@@ -301,14 +301,39 @@ class Search:
             good=good,
         )
         self._trials.append(trial)
-        self._on_trial(trial)
+        self._watcher.ended(trial)
 
-    def _has_time(self, runs: int = 1) -> bool:
-        """For so many more, and for the turns that are to follow."""
-        return self.left() > median(self._costs) * (runs + 2)
+    def _has_time(self, *which: Settings, runs: int = 0) -> bool:
+        """For these, for as many others, and for a turn that is to follow."""
+        known = sum(map(self._ledger.cost, which))
+        return self.left() > known + self._ledger.usual_cost() * (runs + 2)
+
+    # -- what came of it
+
+    def _chosen(self, settings: Settings, speedup: Speedup, how: str) -> Found:
+        later = self._ledger.later(settings)
+        saved = self._pace * (1 - 1 / speedup.median)
+        pays_after = max(0, round(later / saved))
+        if pays_after * self._pace > LONGEST_WAIT:
+            return self._stays(
+                f"{shown(settings)} is {speedup.median:.2f} times as fast, but its first step "
+                f"comes {later:.0f} s later, which pays after {pays_after} steps only"
+            )
+        return Found(
+            settings=settings,
+            against_rules=speedup,
+            against_python=self._rules_gain * speedup.median,
+            reason=f"{speedup.median:.2f} times as fast as the rules with {shown(settings)} "
+            f"({how})",
+            reduced=_reduced(settings),
+            loss_difference=self._ledger.difference(settings),
+            first_step_later=later,
+            pays_after=pays_after,
+            **self._all(),
+        )
 
     def _stays(self, reason: str) -> Found:
-        return self._found(
+        return Found(
             settings={},
             against_rules=None,
             against_python=self._rules_gain or None,
@@ -316,14 +341,16 @@ class Search:
             reduced=False,
             loss_difference=None,
             first_step_later=None,
+            pays_after=None,
+            **self._all(),
         )
 
-    def _found(self, **values: Any) -> Found:
-        return Found(
-            **values,
-            trials=tuple(self._trials),
-            seconds=time.monotonic() - self._begin,
-        )
+    def _all(self) -> dict[str, Any]:
+        return {
+            "untried": tuple(self._untried),
+            "trials": tuple(self._trials),
+            "seconds": time.monotonic() - self._begin,
+        }
 
 
 _PLAIN = {
@@ -339,3 +366,8 @@ _PLAIN = {
 
 def _reduced(settings: Settings) -> bool:
     return any(settings.get(knob, "float32") != "float32" for knob in REDUCED)
+
+
+def _is_worse_and_worse(steps: Sequence[float]) -> bool:
+    last = steps[-WORSE - 1 :]
+    return len(last) > WORSE and all(b > a for a, b in pairwise(last))

@@ -42,9 +42,13 @@ class Tuned(Record):
 
 def path_of(script: str) -> str:
     """The file of a script."""
+    return os.path.join(cache_folder(), "tuned", f"{name_of(script)}.json")
+
+
+def name_of(script: str) -> str:
+    """What a script is called in the cache: its own name, and what tells it from its like."""
     path = os.path.realpath(script)
-    name = f"{os.path.basename(path)}-{crc32(os.fsencode(path)):08x}.json"
-    return os.path.join(cache_folder(), "tuned", name)
+    return f"{os.path.basename(path)}-{crc32(os.fsencode(path)):08x}"
 
 
 def circumstances(script: str, machine: str, cpus: tuple[int, ...]) -> dict[str, Any]:

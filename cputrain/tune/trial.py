@@ -14,7 +14,8 @@ from contextlib import suppress
 
 from cputrain.bench.compare import median
 from cputrain.record import Record
-from cputrain.runtime.trial import VARIABLE
+from cputrain.runtime.trial import FEW, VARIABLE
+from cputrain.tune.folders import COMPILED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 LONGEST = 600.0
 """Seconds after which a trial is given up, by default."""
+
+LOSSES = 12
+"""How many show a fault that appears with every tenth step."""
 
 SITE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "runtime", "site")
 
@@ -42,7 +46,7 @@ class Script(Record):
     """Options for the interpreter."""
 
     folder: str
-    """Where what trials print is kept."""
+    """Where what trials print is kept, two files for each, and what they compile."""
 
     contained: bool = True
     """Whether what a trial writes is thrown away."""
@@ -55,9 +59,6 @@ class Script(Record):
 
     seconds: float = 6.0
     """After so long fewer steps will do."""
-
-    longest: float = LONGEST
-    """Seconds after which a trial is given up."""
 
 
 class Outcome(Record):
@@ -105,11 +106,20 @@ class Outcome(Record):
 
 
 def run_trial(
-    script: Script, settings: dict[str, str] | None, *, disturbed: bool = False
+    script: Script,
+    settings: dict[str, str] | None,
+    *,
+    disturbed: bool = False,
+    thorough: bool = False,
+    longest: float = LONGEST,
 ) -> Outcome:
-    """Run it until enough was seen; `disturbed` by as much as rounding makes. Raises no fault."""
+    """Run it until enough was seen; `disturbed` by as much as rounding makes. Raises no fault.
+
+    One that is `thorough` goes on for as many losses as a comparison needs, even where a step takes
+    long. After `longest` seconds a trial is given up.
+    """
     scratch = tempfile.mkdtemp(prefix="cputrain-trial-")
-    base = os.path.join(script.folder, _file_name(settings))
+    base = os.path.join(script.folder, _file_name(script.folder, settings))
     begin = time.monotonic()
     try:
         with (
@@ -122,15 +132,16 @@ def run_trial(
                 "warmup": script.warmup,
                 "steps": script.steps,
                 "seconds": script.seconds,
+                "losses": LOSSES if thorough else 0,
                 "begun": time.perf_counter(),
                 "disturbed": disturbed,
             }
             child = _start(script, settings, scratch, out.fileno(), err.fileno(), asked)
             try:
-                code = child.wait(script.longest)
+                code = child.wait(longest)
                 fault = ""
             except subprocess.TimeoutExpired:
-                code, fault = 0, f"it took no {script.steps} steps in {script.longest:g} s"
+                code, fault = 0, f"it was not through with its steps after {longest:.0f} s"
             finally:
                 _end(child)
             told.seek(0)
@@ -140,11 +151,13 @@ def run_trial(
     return _outcome(settings, fault, code, seen, f"{base}.err", time.monotonic() - begin)
 
 
-def _file_name(settings: dict[str, str] | None) -> str:
-    """What files about it are called."""
+def _file_name(folder: str, settings: dict[str, str] | None) -> str:
+    """What files about it are called: its number, and what it is."""
+    number = sum(name.endswith(".out") for name in os.listdir(folder)) + 1
     words = "-".join(f"{knob}={value}" for knob, value in (settings or {}).items())
     name = "python" if settings is None else words or "rules"
-    return "".join(letter if letter.isalnum() or letter in "-=." else "_" for letter in name)
+    safe = "".join(letter if letter.isalnum() or letter in "-=." else "_" for letter in name)
+    return f"{number:02}-{safe[:100]}"
 
 
 def _start(
@@ -156,6 +169,9 @@ def _start(
     asked: dict[str, Any],
 ) -> subprocess.Popen[bytes]:
     environment = {**os.environ, VARIABLE: json.dumps(asked)}
+    compiled = os.path.join(script.folder, COMPILED)
+    os.makedirs(compiled, exist_ok=True)
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
     plain = script.target.argv(script.python)
     if settings is None:
         before = os.environ.get("PYTHONPATH")
@@ -170,7 +186,7 @@ def _start(
         from cputrain.tune.contained import enter as contain
 
         def enter() -> None:
-            contain(scratch)
+            contain(scratch, compiled)
 
     return subprocess.Popen(
         command,
@@ -219,8 +235,8 @@ def _outcome(
         fault = f"it ended with {_ending(code)}: {_last_line(err)}"
     elif not fault and not times:
         fault = "no optimizer took a step"
-    elif not fault and len(times) < warmup + 3:
-        fault = f"it took {len(times)} steps only, and {warmup + 3} are needed"
+    elif not fault and len(times) < warmup + FEW:
+        fault = f"it took {len(times)} steps only, and {warmup + FEW} are needed"
     if fault:
         return Outcome(settings=settings, fault=fault, took=took)
     waits = document["waits"]

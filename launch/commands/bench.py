@@ -175,6 +175,7 @@ def _tuned(
     from cputrain.launch.commands import launch
     from cputrain.launch.commands.tune import find_plan, seconds_of
     from cputrain.machine import read_machine
+    from cputrain.report.trials import watcher
 
     budget = seconds_of(parsed.values["--tune"], "--tune")
     precision = parsed.values.get("--precision", "float32")
@@ -184,7 +185,8 @@ def _tuned(
     # a workload takes few steps by itself; a trial ends when it has seen enough
     more = ("--steps", "10000") if script[0] in workloads().values() else ()
     what = target.read_target((*script, *more), module=False, command=False)
-    found = find_plan(what, machine, plan, budget=budget)
+    with watcher() as watching:
+        found = find_plan(what, machine, plan, budget=budget, watching=watching)
     return tuple(f"--{knob.replace('_', '-')}={value}" for knob, value in found.settings.items())
 
 

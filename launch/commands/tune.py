@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cputrain.launch.options import Parsed
     from cputrain.machine import Machine
     from cputrain.plan import Plan
-    from cputrain.tune.search import Found, Trial
+    from cputrain.tune.found import Found, Watcher
 
 OPTIONS = (
     PYTHON_OPTION,
@@ -63,15 +63,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tune(parsed: Parsed, what: target.Target, machine: Machine) -> int:
-    found = find_plan(
-        what,
-        machine,
-        planning.plan_for(parsed, machine),
-        budget=seconds_of(parsed.values.get("--budget", "120"), "--budget"),
-        steps=_count(parsed.values.get("--steps", "30")),
-        python=split_quoted(parsed, "--python-args"),
-        anyhow=parsed.has("--yes"),
-    )
+    from cputrain.report.trials import watcher
+
+    plan = planning.plan_for(parsed, machine)
+    budget = seconds_of(parsed.values.get("--budget", "120"), "--budget")
+    steps = _count(parsed.values.get("--steps", "30"))
+    with watcher() as watching:
+        found = find_plan(
+            what,
+            machine,
+            plan,
+            budget=budget,
+            steps=steps,
+            python=split_quoted(parsed, "--python-args"),
+            anyhow=parsed.has("--yes"),
+            watching=watching,
+        )
     kept = _keep(what, machine, found)
     if parsed.has("--json"):
         print(json.dumps({"schema_version": 1, "kept_in": kept, **found.as_json()}, indent=1))
@@ -89,11 +96,12 @@ def find_plan(
     steps: int = 30,
     python: Sequence[str] = (),
     anyhow: bool = False,
+    watching: Watcher | None = None,
 ) -> Found:
-    """Search, telling of each trial on stderr; what the plan's settings say stays."""
-    import tempfile
-
-    from cputrain.tune.search import NothingToTuneError, Search
+    """Search, telling whoever is watching; what the plan's settings say stays."""
+    from cputrain.tune.folders import trials_folder
+    from cputrain.tune.found import NothingToTuneError
+    from cputrain.tune.search import Search
     from cputrain.tune.trial import Script
 
     contained = _can_contain()
@@ -105,7 +113,7 @@ def find_plan(
             do="What the script writes would be written at each trial: say --yes if that is all "
             "right.",
         )
-    with tempfile.TemporaryDirectory(prefix="cputrain-tune-") as folder:
+    with trials_folder(what.name) as folder:
         script = Script(
             target=what,
             python=tuple(python),
@@ -113,16 +121,15 @@ def find_plan(
             contained=contained,
             steps=steps,
             seconds=max(2.0, budget / 20),
-            longest=max(30.0, budget),
         )
         search = Search(
             script,
             machine,
-            plan.value("threads"),
+            plan,
             fixed={name: value for name, value in plan.settings.items() if name != "precision"},
             precision=plan.settings.get("precision", "float32"),
             budget=budget,
-            on_trial=_say,
+            watcher=watching,
         )
         try:
             return search.run()
@@ -131,7 +138,7 @@ def find_plan(
                 f"the script {what.name}",
                 "must train for some steps under plain python",
                 found=str(error),
-                do="--steps asks for fewer. Run it by itself to see more.",
+                do=f"--steps asks for fewer. What it printed is in {folder}.",
             ) from None
 
 
@@ -169,27 +176,21 @@ def _keep(what: target.Target, machine: Machine, found: Found) -> str | None:
         return None
 
 
-def _say(trial: Trial) -> None:
-    if trial.settings is None:
-        name = "plain python"
-    else:
-        name = ", ".join(f"{knob} {value}" for knob, value in trial.settings.items()) or "rules"
-    time = "–" if trial.seconds is None else f"{trial.seconds * 1e3:.3g} ms"
-    speed = "" if trial.speedup is None else f"{trial.speedup:.2f}×"
-    mark = "" if trial.good else "rejected: "
-    print(
-        f"{trial.stage:<9}{name:<40}{time:>10}  {speed:>6}  {mark}{trial.says}",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
 def _show(found: Found, what: target.Target) -> None:
+    from cputrain.tune.folders import path_of_trials
+
     print(f"{found.reason[0].upper()}{found.reason[1:]}.")
     if found.against_python is not None:
         print(f"Against plain python: {found.against_python:.2f} times as fast.")
     if found.first_step_later is not None and found.first_step_later > NOTABLE:
-        print(f"Its first step comes {found.first_step_later:.0f} s later.")
+        print(
+            f"Its first step comes {found.first_step_later:.0f} s later, which has paid after "
+            f"{found.pays_after} steps."
+        )
+    if found.untried:
+        print(f"Not tried for want of time: {', '.join(found.untried)} (--budget gives more).")
+    if not all(trial.good for trial in found.trials):
+        print(f"What trials printed: {path_of_trials(what.name)}")
     if found.settings:
         print(f"cputrain launch {what.name} uses it from now on.")
 

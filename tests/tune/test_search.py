@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from cputrain.machine import RootSource, read_machine
-from cputrain.tune.search import NothingToTuneError, Search
+from cputrain.plan import Request, make_plan
+from cputrain.tune.found import NothingToTuneError
+from cputrain.tune.search import Search
 from cputrain.tune.trial import Outcome
 
 MACHINE = read_machine(RootSource(), detail=False)
+PLAN = make_plan(MACHINE, Request())
 LOSSES = tuple(1 / (1 + step) for step in range(30))
 
 
@@ -25,9 +28,15 @@ class Machine:
         self.runs: list[Any] = []
         self.wrong: set[tuple[str, str]] = set()
         self.failing: set[tuple[str, str]] = set()
+        self.late: dict[tuple[str, str], float] = {}
 
     def __call__(
-        self, _script: object, settings: dict[str, str] | None, *, disturbed: bool = False
+        self,
+        _script: object,
+        settings: dict[str, str] | None,
+        *,
+        disturbed: bool = False,
+        **_: object,
     ) -> Outcome:
         pairs = set((settings or {}).items())
         self.runs.append(settings)
@@ -44,12 +53,13 @@ class Machine:
             waits=(0.0,) * 20,
             losses=tuple(scale * loss for loss in LOSSES),
             optimizers=1,
+            before_first_step=2.0 + sum(self.late.get(pair, 0.0) for pair in pairs),
             took=0.0,
         )
 
 
-def knob(name: str, *values: str) -> Any:
-    return SimpleNamespace(KNOB=name, values=lambda _: list(values))
+def knob(name: str, *values: str, in_steps: bool = False) -> Any:
+    return SimpleNamespace(KNOB=name, values=lambda _: list(values), IN_STEPS=in_steps)
 
 
 KNOBS = [knob("threads", "1", "2"), knob("a", "on"), knob("b", "on"), knob("c", "on")]
@@ -58,7 +68,7 @@ KNOBS = [knob("threads", "1", "2"), knob("a", "on"), knob("b", "on"), knob("c", 
 def search(machine: Machine, **options: Any) -> Any:
     values: Any = {"fixed": {}, "knobs": KNOBS, "run": machine, **options}
     script: Any = None
-    return Search(script, MACHINE, 4, **values).run()
+    return Search(script, MACHINE, PLAN, **values).run()
 
 
 def test_what_helps_is_put_together_and_what_does_not_is_left_out() -> None:
@@ -102,7 +112,6 @@ def test_what_the_user_has_set_stays() -> None:
     machine = Machine({("threads", "2"): 0.5, ("a", "on"): 0.8})
     found = search(machine, fixed={"threads": "4"})
     assert found.settings == {"a": "on"}
-    assert all(one is None or one.get("threads") in ("4", "2") for one in machine.runs)
     assert all(one is None or one["threads"] == "4" for one in machine.runs[2:])
 
 
@@ -112,17 +121,73 @@ def test_without_time_the_rules_stay() -> None:
     assert len(found.trials) == 2
 
 
-def test_an_interrupt_keeps_the_rules() -> None:
-    machine = Machine({("a", "on"): 0.5})
+def interrupted(machine: Machine, after: int) -> Any:
+    """A search that is interrupted after so many runs."""
 
     def run(*args: Any, **options: Any) -> Outcome:
-        if len(machine.runs) == 5:
+        if len(machine.runs) == after:
             raise KeyboardInterrupt
         return machine(*args, **options)
 
-    found = search(machine, run=run)
+    return search(machine, run=run)
+
+
+@pytest.mark.parametrize("after", [7, 10, 15, 20])
+def test_an_interrupt_keeps_the_best_so_far(after: int) -> None:
+    found = interrupted(Machine({("threads", "2"): 0.5, ("a", "on"): 0.7}), after)
+    assert found.settings["threads"] == "2"
+    assert ("a" in found.settings) == (after == 20)
+    assert "interrupted" in found.reason or after == 20
+
+
+@pytest.mark.parametrize("after", [4, 8])
+def test_an_interrupt_keeps_the_rules_where_nothing_is_clearly_faster(after: int) -> None:
+    found = interrupted(Machine({("threads", "2"): 0.95}), after)
     assert found.settings == {}
     assert "interrupted" in found.reason
+
+
+def test_an_interrupt_before_there_is_anything_to_keep_is_one() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(Machine({}), 1)
+
+
+def test_values_in_steps_are_left_when_they_get_slower_and_slower() -> None:
+    machine = Machine({("n", str(n)): (1.5, 2.0, 3.0, 0.1)[n] for n in range(4)})
+    search(machine, knobs=[knob("n", *"0123", in_steps=True)])
+    assert {"n": "1"} in machine.runs
+    assert {"n": "2"} not in machine.runs
+    found = search(machine, knobs=[knob("n", *"0123")])
+    assert found.settings == {"n": "3"}
+
+
+def test_a_first_step_that_comes_late_must_pay() -> None:
+    machine = Machine({("a", "on"): 0.9})
+    machine.late = {("a", "on"): 20.0}
+    found = search(machine)
+    assert found.settings == {"a": "on"}
+    assert found.first_step_later == pytest.approx(20.0)
+    assert found.pays_after == pytest.approx(20 / 0.0011, rel=0.5)
+    machine.late = {("a", "on"): 600.0}
+    found = search(machine)
+    assert found.settings == {}
+    assert "its first step comes 600 s later" in found.reason
+
+
+def test_what_there_was_no_time_for_is_told() -> None:
+    found = search(Machine({}), budget=0.0)
+    assert found.untried == ("threads 1", "threads 2", "a on", "b on", "c on")
+
+
+def test_whoever_watches_hears_of_every_trial() -> None:
+    heard: list[Any] = []
+    watcher = SimpleNamespace(
+        begins=lambda stage, settings, left: heard.append((stage, settings, left > 0)),
+        ended=lambda trial: heard.append(trial),
+    )
+    found = search(Machine({("a", "on"): 0.8}), watcher=watcher)
+    assert heard[0] == ("python", None, True)
+    assert [one for one in heard if not isinstance(one, tuple)] == list(found.trials)
 
 
 def test_a_script_that_does_not_train_is_told() -> None:

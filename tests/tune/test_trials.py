@@ -43,7 +43,7 @@ def made(folder: Path, text: str, *arguments: str, **options: object) -> Script:
     kept = folder / "kept"
     kept.mkdir(exist_ok=True)
     target = Target(kind=Kind.SCRIPT, name=str(path), arguments=arguments)
-    values = {"steps": 20, "longest": 60.0, **options}
+    values = {"steps": 20, **options}
     return Script(target=target, folder=str(kept), **values)  # type: ignore[arg-type]
 
 
@@ -75,6 +75,27 @@ def test_steps_are_timed_and_losses_written_down_until_there_are_enough(tmp_path
     assert len(python.losses) == 23
     assert launched.losses == pytest.approx(python.losses, rel=1e-5)
     assert trial(one).losses == python.losses  # the seeds are fixed
+
+
+def test_slow_steps_are_few_unless_losses_are_wanted(tmp_path: Path) -> None:
+    slow = LOOP + "    import time; time.sleep(0.1)"
+    one = made(tmp_path, TRAINS + slow, seconds=0.15)
+    few, thorough = trial(one), run_trial(one, None, thorough=True)
+    assert (len(few.times), len(few.losses)) == (2, 4)
+    assert 5 <= len(thorough.times) <= 9  # four times as long, and no longer
+    assert thorough.losses[:4] == few.losses
+    assert len(run_trial(one.replace(seconds=0.6), None, thorough=True).losses) == 12
+
+
+def test_what_trials_print_and_compile_is_kept(tmp_path: Path) -> None:
+    compiled = "open(os.path.join(os.environ['TORCHINDUCTOR_CACHE_DIR'], 'made'), 'a').write('x')"
+    one = made(tmp_path, "print('hello')\n" + TRAINS + compiled + LOOP)
+    trial(one)
+    trial(one, {"threads": "1"})
+    kept = Path(one.folder)
+    assert (kept / "01-python.out").read_text() == "hello\n"
+    assert (kept / "02-threads=1.out").read_text() == "hello\n"
+    assert (kept / "compiled" / "made").read_text() == "xx"
 
 
 def test_a_trial_that_is_disturbed_shows_what_rounding_does(tmp_path: Path) -> None:
@@ -118,7 +139,7 @@ def test_nothing_that_a_trial_writes_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (LOOP.replace("200", "4"), "4 steps only, and 6 are needed"),
+        (LOOP.replace("200", "4"), "4 steps only, and 5 are needed"),
         ("", "no optimizer took a step"),
         ("input('how many steps? ')", "EOFError"),
         ("raise ValueError('no data')", "exit code 1: ValueError: no data"),
@@ -132,8 +153,8 @@ def test_a_script_that_does_not_train_says_why(tmp_path: Path, text: str, says: 
 
 def test_a_script_that_does_not_get_to_its_steps_is_ended(tmp_path: Path) -> None:
     text = "import subprocess, time; subprocess.Popen(['sleep', '61.5']); time.sleep(60)"
-    found = run_trial(made(tmp_path, text, longest=2.0), {})
-    assert found.fault == "it took no 20 steps in 2 s"
+    found = run_trial(made(tmp_path, text), {}, longest=2.0)
+    assert found.fault == "it was not through with its steps after 2 s"
     assert found.took < 30
     commands = Path("/proc").glob("[0-9]*/cmdline")
     assert not any(b"sleep\x0061.5" in read(path) for path in commands)

@@ -7,11 +7,12 @@ if TYPE_CHECKING:
     from cputrain.tune.candidates import Situation
 
 KNOB = "threads"
+IN_STEPS = True
 
 
 def values(situation: Situation) -> list[str]:
     """Half as many, a quarter, …, 1."""
-    found, count = [], situation.threads // 2
+    found, count = [], situation.plan.value("threads") // 2
     while count >= 1:
         found.append(str(count))
         count //= 2

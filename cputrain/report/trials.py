@@ -1,0 +1,135 @@
+"""A search while it goes on: a live table on a terminal, a line for each trial elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+from cputrain.tune.found import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from cputrain.tune.found import Trial
+
+HEAD = ("stage", "what", "a step", "speed", "")
+KEPT = 7
+"""Lines of a terminal that are no rows: the table's head and edges, and the note under it."""
+
+
+def cells(trial: Trial) -> tuple[str, str, str, str, str]:
+    """A trial, as a row of its table."""
+    return (
+        trial.stage,
+        shown(trial.settings),
+        "–" if trial.seconds is None else f"{trial.seconds * 1e3:.3g} ms",
+        "" if trial.speedup is None else f"{trial.speedup:.2f}×",
+        trial.says if trial.good else f"rejected: {trial.says}",
+    )
+
+
+class Lines:
+    """A line for each trial, when it is over."""
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def begins(self, stage: str, settings: dict[str, str] | None, left: float) -> None:
+        """Nothing yet."""
+
+    def ended(self, trial: Trial) -> None:
+        """Its line."""
+        stage, what, step, speed, says = cells(trial)
+        print(
+            f"{stage:<9}{what:<40}{step:>10}  {speed:>6}  {says}".rstrip(),
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class Live:
+    """The table, and under it what runs now and how much time is left."""
+
+    def __init__(self, out: Console) -> None:
+        from rich.live import Live as Display
+
+        self._rows: list[tuple[str, ...]] = []
+        self._good: list[bool] = []
+        self._now = ""
+        self._end = 0.0
+        self._out = out
+        self._display = Display(
+            console=out, get_renderable=self._rendered, refresh_per_second=2, transient=False
+        )
+
+    def __enter__(self) -> Live:
+        self._display.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._now = ""
+        self._display.stop()
+
+    def begins(self, stage: str, settings: dict[str, str] | None, left: float) -> None:
+        """What runs now."""
+        import time
+
+        self._now = f"{stage}: {shown(settings)}"
+        self._end = time.monotonic() + left
+        self._display.refresh()
+
+    def ended(self, trial: Trial) -> None:
+        """Its row."""
+        self._rows.append(cells(trial))
+        self._good.append(trial.good)
+        self._display.refresh()
+
+    def _rendered(self) -> RenderableType:
+        import time
+
+        from rich.console import Group
+        from rich.text import Text
+
+        # what no longer fits the screen is shown in the end
+        room = max(1, self._out.height - KEPT) if self._now else len(self._rows)
+        table = _table(self._rows[-room:], self._good[-room:])
+        if not self._now:
+            return table
+        left = self._end - time.monotonic()
+        clock = f"{left:.0f} s left" if left > 0 else "about to end"
+        note = Text(f"{self._now} …  {clock}; Ctrl-C keeps the best so far", style="dim")
+        return Group(table, note)
+
+
+def _table(rows: Sequence[tuple[str, ...]], good: Sequence[bool]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    for name in HEAD:
+        table.add_column(name, justify="right" if name in HEAD[2:4] else "left", overflow="fold")
+    for row, fine in zip(rows, good, strict=True):
+        table.add_row(*map(Text, row), style=None if fine else "red")
+    return table
+
+
+def watcher() -> Lines | Live:
+    """What fits standard error."""
+    from cputrain.report.terminal import console
+
+    if not sys.stderr.isatty():
+        return Lines()
+    return Live(console(sys.stderr, aside=True))
