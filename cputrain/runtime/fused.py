@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import sys
 
+from cputrain.runtime.touched_rows import TouchedRows
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +47,7 @@ class FusedOptimizers:
         self._strided = torch.strided
         self._orders = (torch.channels_last, torch.channels_last_3d)
         self._fused: dict[tuple[str, int], int] = {}
+        self._rows = TouchedRows(torch)
         self._exchanged: list[tuple[ModuleType, str, Any, Any]] = []
         for name in FUNCTIONS:
             module = sys.modules[f"torch.optim.{name}"]
@@ -57,19 +60,24 @@ class FusedOptimizers:
         from functools import wraps
 
         @wraps(update)
-        def choose(params: Any, grads: Any, *states: Any, **options: Any) -> None:
+        def choose(*lists: Any, **options: Any) -> None:
             # a compiler fuses by itself, and better when it sees each operation
             if (
-                not self._torch.compiler.is_compiling()
-                and self._may(options)
-                and all(type(found) is list for found in (params, grads, *states))
-                and self._worth_it(params)
-                and self._fit(params, grads, *_without_steps(name, states))
+                self._torch.compiler.is_compiling()
+                or not self._may(options)
+                or not all(type(found) is list for found in lists)
             ):
+                update(*lists, **options)
+                return
+            first = id(lists[0][0]) if lists[0] else 0
+            narrow, put_back = self._rows.narrowed(name, list(lists), options)
+            params, grads, *states = narrow
+            if self._worth_it(params) and self._fit(params, grads, *_without_steps(name, states)):
                 options["fused"] = True
                 shown = "AdamW" if options.get("decoupled_weight_decay") else FUNCTIONS[name]
-                self._fused[shown, id(params[0])] = len(params)
-            update(params, grads, *states, **options)
+                self._fused[shown, first] = len(params)
+            update(*narrow, **options)
+            put_back()
 
         return choose
 
@@ -124,14 +132,20 @@ class FusedOptimizers:
         tensors: dict[str, int] = {}
         for (name, _), count in self._fused.items():
             tensors[name] = tensors.get(name, 0) + count
-        return ", ".join(
-            f"fused {name} ({count} tensor{'s' * (count != 1)})" for name, count in tensors.items()
-        )
+        says = [f"fused {name} ({_tensors(count)})" for name, count in tensors.items()]
+        tables = len(self._rows.tables)
+        if tables:
+            says.append(f"updates of touched rows only ({_tensors(tables)})")
+        return ", ".join(says)
 
     def undo(self) -> None:
         for module, name, own, ours in self._exchanged:
             if getattr(module, name) is ours:
                 setattr(module, name, own)
+
+
+def _tensors(count: int) -> str:
+    return f"{count} tensor{'s' * (count != 1)}"
 
 
 def _without_steps(name: str, states: Sequence[list[Any]]) -> Sequence[list[Any]]:
