@@ -88,9 +88,9 @@ class TouchedRows:
     def _rows(self, grad: Any) -> Any:
         """Those that are not all zeros; None where it is not worth it."""
         some = grad[:: max(1, len(grad) // LOOKED_AT)]
-        if some.any(1).sum() > FEW * len(some):
+        if _are_touched(some).sum() > FEW * len(some):
             return None
-        rows = grad.any(1).nonzero().squeeze(1)
+        rows = _are_touched(grad).nonzero().squeeze(1)
         return rows if len(rows) <= FEW * len(grad) else None
 
 
@@ -101,6 +101,11 @@ def _leaves_zeros(name: str, options: dict[str, Any]) -> bool:
     if name == "sgd":
         return bool(options.get("momentum", 1) == 0)
     return bool(options.get("eps", 0) > 0)  # 0 / 0, else
+
+
+def _are_touched(grad: Any) -> Any:
+    """Which rows are not all zeros: several times as fast as `grad.any(1)`."""
+    return (grad.amax(1) != 0) | (grad.amin(1) != 0)
 
 
 def _nothing() -> None:

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
         """A module that knows what is worth trying."""
 
         KNOB: str
-        """The setting of the plan that it turns.
+        """The setting of the plan that it turns."""
 
-        `IN_STEPS = True` says that values go one way: where they get slower and slower, the rest is
-        left out.
-        """
+        IN_STEPS: bool
+        """Whether values go one way: where they get slower and slower, the rest is left out."""
 
         def values(self, situation: Situation, /) -> list[str]:
             """What to try besides what stands, the most promising first."""

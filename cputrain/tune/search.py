@@ -141,21 +141,24 @@ class Search:
     def _alone(self, situation: Situation, known: Reference) -> list[Settings]:
         """Every value by itself: those that help, the most helpful first."""
         waiting = [
-            (knob.KNOB, list(knob.values(situation)), getattr(knob, "IN_STEPS", False))
+            ([{knob.KNOB: value} for value in knob.values(situation)], knob.IN_STEPS)
             for knob in self._knobs
             if knob.KNOB not in self._fixed
         ]
+        if self._rules_gain < 1.0:  # whatever it is that is wrong with the rules
+            plain = {knob: value for knob, value in _PLAIN.items() if knob not in self._fixed}
+            waiting.insert(0, ([plain], False))
         found: list[tuple[float, Settings]] = []
         tried: list[tuple[Settings, Outcome | None]] = []
         before = self._pace
-        for knob, values, in_steps in waiting:
+        for candidates, in_steps in waiting:
             steps: list[float] = []
-            for number, value in enumerate(values):
+            for number, settings in enumerate(candidates):
                 if not self._has_time(runs=1):
-                    self._untried += [f"{knob} {one}" for one in values[number:]]
+                    self._untried += map(shown, candidates[number:])
                     break
-                outcome = self._try("alone", {knob: value}, known)
-                tried.append(({knob: value}, outcome))
+                outcome = self._try("alone", settings, known)
+                tried.append((settings, outcome))
                 if len(tried) == BETWEEN:
                     before = self._compare(tried, before, known, found)
                     tried = []

@@ -22,8 +22,11 @@ LOSSES = tuple(1 / (1 + step) for step in range(30))
 class Machine:
     """Runs in no time: each value makes a step so many times as long, with noise and drift."""
 
-    def __init__(self, factors: dict[tuple[str, str], float], *, seed: int = 0) -> None:
+    def __init__(
+        self, factors: dict[tuple[str, str], float], *, seed: int = 0, python: float = 1.5
+    ) -> None:
         self.factors = factors
+        self.python = python
         self.random = random.Random(seed)
         self.runs: list[Any] = []
         self.wrong: set[tuple[str, str]] = set()
@@ -42,7 +45,11 @@ class Machine:
         self.runs.append(settings)
         if pairs & self.failing:
             return Outcome(settings=settings, fault="it ended with exit code 1: boom", took=1.0)
-        step = 0.01 * (1.5 if settings is None else 1.0) * (1 + 0.2 * (len(self.runs) // 4 % 2))
+        step = (
+            0.01
+            * (self.python if settings is None else 1.0)
+            * (1 + 0.2 * (len(self.runs) // 4 % 2))
+        )
         for pair in pairs:
             step *= self.factors.get(pair, 1.0)
         step *= self.random.uniform(0.99, 1.01)
@@ -86,6 +93,16 @@ def test_what_is_slower_by_three_percent_is_not_chosen(seed: int) -> None:
     found = search(Machine({("a", "on"): 1.03, ("b", "on"): 1.0}, seed=seed))
     assert found.settings == {}
     assert found.against_rules is None
+
+
+def test_rules_that_are_slower_than_python_are_given_up() -> None:
+    rules = {("fused_optimizer", "off"): 0.5}
+    found = search(Machine(rules, python=0.55), knobs=[])
+    assert found.settings["fused_optimizer"] == "off"
+    assert found.settings["allocator"] == "default"
+    assert found.against_python > 0.9
+    fixed = search(Machine(rules, python=0.55), knobs=[], fixed={"allocator": "tuned"})
+    assert "allocator" not in fixed.settings
 
 
 def test_two_searches_choose_equally_fast_plans() -> None:

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from cputrain.tune.candidates import Situation
 
 KNOB = "channels_last"
+IN_STEPS = False
 
 
 def values(situation: Situation) -> list[str]:

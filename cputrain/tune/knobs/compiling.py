@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from cputrain.tune.candidates import Situation
 
 KNOB = "compile"
+IN_STEPS = False
 
 
 def values(_situation: Situation) -> list[str]:

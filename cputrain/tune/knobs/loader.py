@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from cputrain.tune.candidates import Situation
 
 KNOB = "loader"
+IN_STEPS = False
 
 WORTH = 0.05
 """Part of a step's time that must be waiting before another loader can matter."""

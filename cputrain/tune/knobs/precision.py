@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from cputrain.tune.candidates import Situation
 
 KNOB = "precision"
+IN_STEPS = False
 
 
 def values(situation: Situation) -> list[str]:
