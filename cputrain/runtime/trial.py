@@ -168,7 +168,7 @@ class Recorder:
             return
         document = {
             "how": how,
-            "before_first_step": (self._times[0] - self._begun) if self._times else None,
+            "before_timed": self._before_timed(),
             "times": self._times,
             "waits": self._waits,
             "losses": self._losses,
@@ -180,6 +180,12 @@ class Recorder:
         fd, self._fd = self._fd, -1
         with open(fd, "w", encoding="utf-8") as file:
             json.dump(document, file)
+
+    def _before_timed(self) -> float | None:
+        """Seconds until steps were timed: loading, compiling, warming up."""
+        if len(self._times) < self._warmup:
+            return None
+        return self._times[self._warmup - 1] - self._begun
 
     def _end(self) -> None:
         """At once: what the script does at its end is for a run that got there."""

@@ -62,8 +62,8 @@ class Found(Record):
     loss_difference: float | None
     """The largest from plain python's."""
 
-    first_step_later: float | None
-    """Seconds by which its first step ends later than that of the rules: compiling, mostly."""
+    later: float | None
+    """Seconds that it loses against the rules until it is warm: by compiling, mostly."""
 
     pays_after: int | None
     """Steps after which that is made up for."""

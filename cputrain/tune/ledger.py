@@ -1,4 +1,4 @@
-"""What trials took, by their settings: what another one would cost, and how late it begins."""
+"""What trials took, by their settings: what another one would cost, and how late it is warm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ledger:
         key = _key(settings)
         for kept, value in (
             (self._costs, outcome.took),
-            (self._starts, outcome.before_first_step),
+            (self._starts, outcome.before_timed),
             (self._differences, difference),
         ):
             if value is not None:
@@ -43,7 +43,7 @@ class Ledger:
         return max(self._costs.get(key, usual) for key in _parts(settings))
 
     def later(self, settings: Settings) -> float:
-        """Seconds by which its first step comes later than that of the rules, at the worst."""
+        """Seconds that it loses until it is warm, against the rules, at the worst."""
         late = max(self._starts.get(key, 0.0) for key in _parts(settings))
         return max(0.0, late - self._starts.get((), 0.0))
 

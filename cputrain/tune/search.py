@@ -51,7 +51,7 @@ WORSE = 2
 """Values of a knob in steps, each slower than the one before, after which the rest is left out."""
 
 LONGEST_WAIT = 600.0
-"""Seconds of training that may pass before a first step that comes later has paid."""
+"""Seconds of training that may pass before a later start has paid."""
 
 REDUCED = frozenset({"precision"})
 """Knobs whose values other than float32 have fewer bits."""
@@ -319,8 +319,8 @@ class Search:
         pays_after = max(0, round(later / saved))
         if pays_after * self._pace > LONGEST_WAIT:
             return self._stays(
-                f"{shown(settings)} is {speedup.median:.2f} times as fast, but its first step "
-                f"comes {later:.0f} s later, which pays after {pays_after} steps only"
+                f"{shown(settings)} is {speedup.median:.2f} times as fast, but starts "
+                f"{later:.0f} s later, which pays after {pays_after} steps only"
             )
         return Found(
             settings=settings,
@@ -330,7 +330,7 @@ class Search:
             f"({how})",
             reduced=_reduced(settings),
             loss_difference=self._ledger.difference(settings),
-            first_step_later=later,
+            later=later,
             pays_after=pays_after,
             **self._all(),
         )
@@ -343,7 +343,7 @@ class Search:
             reason=reason,
             reduced=False,
             loss_difference=None,
-            first_step_later=None,
+            later=None,
             pays_after=None,
             **self._all(),
         )

@@ -85,8 +85,8 @@ class Outcome(Record):
     uses: tuple[str, ...] = ()
     """Of "attention", "convolution" and "loader", those that were seen."""
 
-    before_first_step: float | None = None
-    """Seconds from the start of the process to the end of its first step."""
+    before_timed: float | None = None
+    """Seconds from the start of the process to the first step that is timed."""
 
     peak_rss_bytes: int | None = None
     """Its largest resident memory."""
@@ -247,7 +247,7 @@ def _outcome(
         losses=tuple(document["losses"]),
         optimizers=document["optimizers"],
         uses=tuple(document["uses"]),
-        before_first_step=document["before_first_step"],
+        before_timed=document["before_timed"],
         peak_rss_bytes=document["peak_rss_bytes"],
         took=took,
     )

@@ -31,7 +31,7 @@ OPTIONS = (
 )
 
 NOTABLE = 2.0
-"""Seconds by which a first step may come later without a word."""
+"""Seconds by which training may start later without a word."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -182,11 +182,8 @@ def _show(found: Found, what: target.Target) -> None:
     print(f"{found.reason[0].upper()}{found.reason[1:]}.")
     if found.against_python is not None:
         print(f"Against plain python: {found.against_python:.2f} times as fast.")
-    if found.first_step_later is not None and found.first_step_later > NOTABLE:
-        print(
-            f"Its first step comes {found.first_step_later:.0f} s later, which has paid after "
-            f"{found.pays_after} steps."
-        )
+    if found.later is not None and found.later > NOTABLE:
+        print(f"It starts {found.later:.0f} s later, which has paid after {found.pays_after} steps.")
     if found.untried:
         print(f"Not tried for want of time: {', '.join(found.untried)} (--budget gives more).")
     if not all(trial.good for trial in found.trials):

@@ -60,7 +60,7 @@ class Machine:
             waits=(0.0,) * 20,
             losses=tuple(scale * loss for loss in LOSSES),
             optimizers=1,
-            before_first_step=2.0 + sum(self.late.get(pair, 0.0) for pair in pairs),
+            before_timed=2.0 + sum(self.late.get(pair, 0.0) for pair in pairs),
             took=0.0,
         )
 
@@ -178,17 +178,17 @@ def test_values_in_steps_are_left_when_they_get_slower_and_slower() -> None:
     assert found.settings == {"n": "3"}
 
 
-def test_a_first_step_that_comes_late_must_pay() -> None:
+def test_a_late_start_must_pay() -> None:
     machine = Machine({("a", "on"): 0.9})
     machine.late = {("a", "on"): 20.0}
     found = search(machine)
     assert found.settings == {"a": "on"}
-    assert found.first_step_later == pytest.approx(20.0)
+    assert found.later == pytest.approx(20.0)
     assert found.pays_after == pytest.approx(20 / 0.0011, rel=0.5)
     machine.late = {("a", "on"): 600.0}
     found = search(machine)
     assert found.settings == {}
-    assert "its first step comes 600 s later" in found.reason
+    assert "starts 600 s later" in found.reason
 
 
 def test_what_there_was_no_time_for_is_told() -> None:

@@ -70,7 +70,7 @@ def test_steps_are_timed_and_losses_written_down_until_there_are_enough(tmp_path
     assert python.optimizers == 1
     assert python.step > 0
     assert python.peak_rss_bytes is not None
-    assert python.before_first_step is not None
+    assert python.before_timed is not None
     assert python.losses[0] > python.losses[-1] > 0
     assert len(python.losses) == 23
     assert launched.losses == pytest.approx(python.losses, rel=1e-5)
