@@ -183,7 +183,7 @@ def _show(found: Found, what: target.Target) -> None:
     if found.against_python is not None:
         print(f"Against plain python: {found.against_python:.2f} times as fast.")
     if found.later is not None and found.later > NOTABLE:
-        print(f"It starts {found.later:.0f} s later, which has paid after {found.pays_after} steps.")
+        print(f"It starts {found.later:.0f} s later, which pays after {found.pays_after} steps.")
     if found.untried:
         print(f"Not tried for want of time: {', '.join(found.untried)} (--budget gives more).")
     if not all(trial.good for trial in found.trials):
