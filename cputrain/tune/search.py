@@ -121,7 +121,7 @@ class Search:
         if not best:
             if all(trial.stage != "alone" for trial in self._trials):
                 usual = self._ledger.usual_cost()
-                return self._stays(f"a trial takes {usual:.0f} s, which left no time to try anything")
+                return self._stays(f"a trial takes {usual:.0f} s: no time was left for more")
             return self._stays("nothing that was tried is faster")
         return self._in_turns(best, known)
 

@@ -194,7 +194,7 @@ def test_a_late_start_must_pay() -> None:
 def test_what_there_was_no_time_for_is_told() -> None:
     found = search(Machine({}), budget=0.0)
     assert found.untried == ("threads 1", "threads 2", "a on", "b on", "c on")
-    assert "left no time to try anything" in found.reason
+    assert "no time was left for more" in found.reason
 
 
 def test_whoever_watches_hears_of_every_trial() -> None:
