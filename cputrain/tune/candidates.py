@@ -59,6 +59,8 @@ KNOBS: tuple[Knob, ...] = (
     allocator,
     huge_pages,
     loader,
-    compiling,
 )
-"""Those that cost least to try first."""
+"""Tried each alone, those that cost least first."""
+
+LATE: tuple[Knob, ...] = (compiling,)
+"""Those that cost much to try: on top of the best of the others, in the time that is left."""

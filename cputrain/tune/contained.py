@@ -60,6 +60,12 @@ def enter(scratch: str, kept: str | None = None) -> list[str]:
     return [folder for folder in open_to_writes if os.access(folder, os.W_OK)]
 
 
+def run(scratch: str, kept: str, *command: str) -> None:
+    """Become a command that is contained so."""
+    enter(scratch, kept)
+    os.execvp(command[0], command)
+
+
 def _cover(mount: object, folder: str, own: str) -> None:
     upper, work = f"{own}/upper", f"{own}/work"
     os.makedirs(upper)

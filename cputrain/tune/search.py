@@ -2,8 +2,9 @@
 
 First plain python, twice, for the losses; then the plan by rules, and every value of every knob
 alone, with the rules in between. What helped is added to the best so far, one after the other, the
-most helpful first, if the two are so in turns. In the end the winner and the plan by rules run in
-turns: it must be faster in every turn, and by more than the noise, or the rules stay.
+most helpful first, if the two are so in turns; what costs much to try comes after that. In the end
+the winner and the plan by rules run in turns: it must be faster in every turn, and by more than the
+noise, or the rules stay.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from itertools import pairwise
 
 from cputrain.bench.compare import Speedup, median
-from cputrain.tune.candidates import KNOBS, Situation
+from cputrain.tune.candidates import KNOBS, LATE, Situation
 from cputrain.tune.found import Found, NothingToTuneError, Silent, Trial, shown
 from cputrain.tune.ledger import Ledger
 from cputrain.tune.losses import check, reference
@@ -50,6 +51,9 @@ BETWEEN = 2
 WORSE = 2
 """Values of a knob in steps, each slower than the one before, after which the rest is left out."""
 
+SHORTEST = 20.0
+"""Seconds that a trial may take, however little time is left."""
+
 LONGEST_WAIT = 600.0
 """Seconds of training that may pass before a later start has paid."""
 
@@ -71,6 +75,7 @@ class Search:
         budget: float = 120.0,
         watcher: Watcher | None = None,
         knobs: Sequence[Knob] = KNOBS,
+        late: Sequence[Knob] = LATE,
         run: Callable[..., Outcome] = run_trial,
     ) -> None:
         self._script = script
@@ -82,6 +87,7 @@ class Search:
         self._begin = time.monotonic()
         self._watcher = watcher or Silent()
         self._knobs = knobs
+        self._late_knobs = late
         self._run = run
         self._trials: list[Trial] = []
         self._pace = self._rules_gain = 0.0
@@ -89,6 +95,8 @@ class Search:
         self._ledger = Ledger()
         self._best: tuple[float, Settings] = (1.0, {})
         """The fastest so far, from single runs: how many times as fast as the rules."""
+        self._pairs: list[tuple[Settings, list[float]]] = []
+        """What was put together with the rules alone, and how many times as fast as they it was."""
         self._ratios: list[float] = []
         self._untried: list[str] = []
 
@@ -118,8 +126,9 @@ class Search:
             machine=self._machine, plan=self._plan, rules=rules, precision=self._precision
         )
         best = self._together(self._alone(situation, known), known)
+        best = self._late(best, situation, known)
         if not best:
-            if all(trial.stage != "alone" for trial in self._trials):
+            if all(trial.stage in ("python", "rules") for trial in self._trials):
                 usual = self._ledger.usual_cost()
                 return self._stays(f"a trial takes {usual:.0f} s: no time was left for more")
             return self._stays("nothing that was tried is faster")
@@ -205,29 +214,50 @@ class Search:
                 best = more
         return best
 
-    def _gain(self, more: Settings, best: Settings, known: Reference) -> float:
+    def _late(self, best: Settings, situation: Situation, known: Reference) -> Settings:
+        """What costs much, on top of the best so far; the time for turns is kept."""
+        for knob in self._late_knobs:
+            if knob.KNOB in self._fixed:
+                continue
+            for value in knob.values(situation):
+                more = {**best, knob.KNOB: value}
+                gain = self._gain(more, best, known, kept=2 * self._ledger.cost(best))
+                if gain:
+                    self._best = (self._best[0] * gain if best else gain, more)
+                    best = more
+        return best
+
+    def _gain(
+        self, more: Settings, best: Settings, known: Reference, *, kept: float = 0.0
+    ) -> float:
         """A B, and B A if that looks well: what drifts in between touches both alike.
 
         How many times as fast it is with more; 0 where that is not worth it.
         """
-        totals = {True: 0.0, False: 0.0}
-        for order in ((False, True), (True, False)):
+        ratios: list[float] = []
+        for order in ((best, more), (more, best)):
             if not self._has_time(more, best):
                 self._untried.append(shown(more))
                 return 0.0
-            for is_more in order:
-                outcome = self._try("together", more if is_more else best, known)
+            steps = {}
+            for settings in order:
+                outcome = self._try("together", settings, known, kept=kept)
                 if outcome is None:
                     return 0.0
-                totals[is_more] += outcome.step
-            if totals[False] < HELPS * totals[True]:
+                steps[settings is more] = outcome.step
+            ratios.append(steps[False] / steps[True])
+            if median(ratios) < HELPS:
                 return 0.0
-        return totals[False] / totals[True]
+        if not best:
+            self._pairs.append((more, ratios))
+        return median(ratios)
 
     def _in_turns(self, best: Settings, known: Reference) -> Found:
         """The winner against the rules: A B, B A, …"""
-        for turn in range(TURNS):
-            if turn and not self._has_time({}, best):
+        # what was alone against the rules before has had turns of its own
+        self._ratios = next((ratios for settings, ratios in self._pairs if settings == best), [])
+        for turn in range(1 if self._ratios else 0, TURNS):
+            if self._ratios and not self._has_time({}, best):
                 break
             outcomes = {}
             for settings in ({}, best) if turn % 2 == 0 else (best, {}):
@@ -261,10 +291,16 @@ class Search:
     # -- trials
 
     def _try(
-        self, stage: str, settings: Settings, known: Reference, *, thorough: bool = False
+        self,
+        stage: str,
+        settings: Settings,
+        known: Reference,
+        *,
+        thorough: bool = False,
+        kept: float = 0.0,
     ) -> Outcome | None:
         """A trial whose losses are right; None where it is no good."""
-        outcome = self._ran(stage, settings, thorough=thorough)
+        outcome = self._ran(stage, settings, thorough=thorough, kept=kept)
         if outcome.fault:
             self._ledger.add(settings, outcome, None)
             self._note(stage, settings, outcome, None, outcome.fault, good=False)
@@ -276,10 +312,17 @@ class Search:
         return outcome if verdict.good else None
 
     def _ran(
-        self, stage: str, settings: Settings | None, *, thorough: bool, disturbed: bool = False
+        self,
+        stage: str,
+        settings: Settings | None,
+        *,
+        thorough: bool,
+        disturbed: bool = False,
+        kept: float = 0.0,
     ) -> Outcome:
+        """A trial; seconds that are kept for others are not for it."""
         self._watcher.begins(stage, None if disturbed else settings, self.left())
-        longest = self._budget if stage == "python" else max(30.0, self.left())
+        longest = self._budget if stage == "python" else max(SHORTEST, self.left() - kept)
         return self._run(
             self._script,
             settings if settings is None or disturbed else {**self._fixed, **settings},

@@ -45,6 +45,9 @@ class Script(Record):
     python: tuple[str, ...] = ()
     """Options for the interpreter."""
 
+    environment: dict[str, str]
+    """Without what an outer launch has set: plain python is to be plain."""
+
     folder: str
     """Where what trials print is kept, two files for each, and what they compile."""
 
@@ -168,26 +171,23 @@ def _start(
     err: int,
     asked: dict[str, Any],
 ) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, VARIABLE: json.dumps(asked)}
+    environment = {**script.environment, VARIABLE: json.dumps(asked)}
     compiled = os.path.join(script.folder, COMPILED)
     os.makedirs(compiled, exist_ok=True)
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
     plain = script.target.argv(script.python)
     if settings is None:
-        before = os.environ.get("PYTHONPATH")
+        before = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join([SITE, *([before] if before else [])])
         environment["CPUTRAIN_PLAN"] = NO_PLAN
         command: Sequence[str] = plain
     else:
         knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in settings.items()]
         command = _launched(script, knobs)
-    enter = None
     if script.contained:
-        from cputrain.tune.contained import enter as contain
-
-        def enter() -> None:
-            contain(scratch, compiled)
-
+        # in a process of its own, as this one may have threads, and those do not bear a fork
+        code = "import sys; from cputrain.tune.contained import run; run(*sys.argv[1:])"
+        command = [sys.executable, "-P", "-c", code, scratch, compiled, *command]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -196,7 +196,6 @@ def _start(
         env=environment,
         pass_fds=(asked["fd"],),
         start_new_session=True,
-        preexec_fn=enter,
     )
 
 

@@ -49,42 +49,52 @@ def main(argv: Sequence[str]) -> int:
             )
         )
         return 0
+    what = script_of(parsed, "cputrain tune")
+    machine = read_machine(RootSource(), detail=False)
+    return _tune(parsed, what, machine)
+
+
+def script_of(parsed: Parsed, command: str) -> target.Target:
+    """The script behind the options, which must be a file."""
     what = target.read_target(parsed.rest, module=False, command=False)
     if what.kind is not target.Kind.SCRIPT or what.name == "-":
         raise UsageError(
             "the script",
             "must be a file, so that what is found for it can be found again",
             found=what.name,
-            do="Say: cputrain tune train.py",
+            do=f"Say: {command} train.py",
         )
     target.find(what, os.environ)
-    machine = read_machine(RootSource(), detail=False)
-    return _tune(parsed, what, machine)
+    return what
 
 
 def _tune(parsed: Parsed, what: target.Target, machine: Machine) -> int:
     from cputrain.report.trials import watcher
 
-    plan = planning.plan_for(parsed, machine)
-    budget = seconds_of(parsed.values.get("--budget", "120"), "--budget")
-    steps = _count(parsed.values.get("--steps", "30"))
     with watcher() as watching:
-        found = find_plan(
-            what,
-            machine,
-            plan,
-            budget=budget,
-            steps=steps,
-            python=split_quoted(parsed, "--python-args"),
-            anyhow=parsed.has("--yes"),
-            watching=watching,
-        )
-    kept = _keep(what, machine, found)
+        found = find_as_asked(parsed, what, machine, watching)
+    kept = keep(what, machine, found)
     if parsed.has("--json"):
         print(json.dumps({"schema_version": 1, "kept_in": kept, **found.as_json()}, indent=1))
     else:
         _show(found, what)
     return 0
+
+
+def find_as_asked(
+    parsed: Parsed, what: target.Target, machine: Machine, watching: Watcher
+) -> Found:
+    """Search as the options say."""
+    return find_plan(
+        what,
+        machine,
+        planning.plan_for(parsed, machine),
+        budget=seconds_of(parsed.values.get("--budget", "120"), "--budget"),
+        steps=_count(parsed.values.get("--steps", "30")),
+        python=split_quoted(parsed, "--python-args"),
+        anyhow=parsed.has("--yes"),
+        watching=watching,
+    )
 
 
 def find_plan(
@@ -117,10 +127,11 @@ def find_plan(
         script = Script(
             target=what,
             python=tuple(python),
+            environment=planning.users_environment(os.environ),
             folder=folder,
             contained=contained,
             steps=steps,
-            seconds=max(2.0, budget / 20),
+            seconds=max(1.5, budget / 60),
         )
         search = Search(
             script,
@@ -156,7 +167,8 @@ def _can_contain() -> bool:
     return done.returncode == 0
 
 
-def _keep(what: target.Target, machine: Machine, found: Found) -> str | None:
+def keep(what: target.Target, machine: Machine, found: Found) -> str | None:
+    """Remember it for the next launch: the file, or None where that could not be."""
     from datetime import date
 
     from cputrain.tune.store import Tuned, circumstances, save

@@ -73,7 +73,7 @@ KNOBS = [knob("threads", "1", "2"), knob("a", "on"), knob("b", "on"), knob("c", 
 
 
 def search(machine: Machine, **options: Any) -> Any:
-    values: Any = {"fixed": {}, "knobs": KNOBS, "run": machine, **options}
+    values: Any = {"fixed": {}, "knobs": KNOBS, "late": [], "run": machine, **options}
     script: Any = None
     return Search(script, MACHINE, PLAN, **values).run()
 
@@ -103,6 +103,18 @@ def test_rules_that_are_slower_than_python_are_given_up() -> None:
     assert found.against_python > 0.9
     fixed = search(Machine(rules, python=0.55), knobs=[], fixed={"allocator": "tuned"})
     assert "allocator" not in fixed.settings
+
+
+def test_what_costs_much_is_tried_on_top_of_the_best() -> None:
+    late = [knob("late", "on")]
+    machine = Machine({("a", "on"): 0.8, ("late", "on"): 0.9})
+    assert search(machine, late=late).settings == {"a": "on", "late": "on"}
+    assert {"late": "on"} not in machine.runs
+    machine.factors["late", "on"] = 1.1
+    assert search(machine, late=late).settings == {"a": "on"}
+    alone = Machine({("late", "on"): 0.9})
+    assert search(alone, late=late).settings == {"late": "on"}
+    assert search(alone, late=late, fixed={"late": "off"}).settings == {}
 
 
 def test_two_searches_choose_equally_fast_plans() -> None:
@@ -185,6 +197,7 @@ def test_a_late_start_must_pay() -> None:
     assert found.settings == {"a": "on"}
     assert found.later == pytest.approx(20.0)
     assert found.pays_after == pytest.approx(20 / 0.0011, rel=0.5)
+    machine = Machine({("a", "on"): 0.9})
     machine.late = {("a", "on"): 600.0}
     found = search(machine)
     assert found.settings == {}
