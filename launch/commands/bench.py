@@ -30,7 +30,7 @@ OPTIONS = (
         flag="--precision",
         takes="float32|bf16",
         choices=("float32", "bf16"),
-        help="what tuning may use (default: float32)",
+        help="bf16: tune once more, with fewer bits allowed (default: float32)",
     ),
     Option(flag="--peers", help="compare other launchers that are installed, too"),
     Option(flag="--json", help="one JSON document with every run"),
@@ -157,8 +157,12 @@ def _commands(
     launch = (sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_arguments)
     commands = {"python": (sys.executable, *plain), "cputrain launch": (*launch, *script)}
     if parsed.has("--tune"):
-        knobs = _tuned(parsed, script, launch_arguments)
+        budget = parsed.values["--tune"]
+        knobs = _tuned(budget, "float32", script, launch_arguments)
         commands["tuned"] = (*launch, *knobs, *script)
+        if parsed.values.get("--precision") == "bf16":
+            knobs = _tuned(budget, "bf16", script, launch_arguments)
+            commands["tuned, bf16"] = (*launch, *knobs, *script)
     if parsed.has("--peers"):
         from cputrain.bench.peers import peers
 
@@ -167,7 +171,7 @@ def _commands(
 
 
 def _tuned(
-    parsed: Parsed, script: Sequence[str], launch_arguments: Sequence[str]
+    seconds: str, precision: str, script: Sequence[str], launch_arguments: Sequence[str]
 ) -> tuple[str, ...]:
     """The knobs that tuning finds for a script, which is not remembered."""
     from cputrain.bench import workloads
@@ -177,8 +181,7 @@ def _tuned(
     from cputrain.machine import read_machine
     from cputrain.report.trials import watcher
 
-    budget = seconds_of(parsed.values["--tune"], "--tune")
-    precision = parsed.values.get("--precision", "float32")
+    budget = seconds_of(seconds, "--tune")
     machine = read_machine(detail=False)
     words = (*launch_arguments, f"--precision={precision}")
     plan = planning.plan_for(parse(words, launch.OPTIONS, "launch"), machine)
