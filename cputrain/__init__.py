@@ -6,16 +6,24 @@ before a name that needs it.
 
 from __future__ import annotations
 
-__all__ = ["DataLoader", "Pool", "__version__", "fill"]
+__all__ = ["DataLoader", "Pool", "__version__", "fill", "setup"]
 
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.data import DataLoader
+    from cputrain.notebook import setup
     from cputrain.pool import Pool, fill
 
-_HOMES = {"DataLoader": "cputrain.data", "Pool": "cputrain.pool", "fill": "cputrain.pool"}
+_HOMES = {
+    "DataLoader": "cputrain.data",
+    "Pool": "cputrain.pool",
+    "fill": "cputrain.pool",
+    "load_ipython_extension": "cputrain.notebook",
+    "setup": "cputrain.notebook",
+    "unload_ipython_extension": "cputrain.notebook",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "s390x": 270}
 """The system call's number on each architecture; glibc has no function for it."""
 
-MPOL_INTERLEAVE = 3
+MPOL_DEFAULT, MPOL_INTERLEAVE = 0, 3
 
 
 class Start(Record):
@@ -59,7 +59,7 @@ def run(start: Start, say: Sequence[str], *, quiet: bool) -> NoReturn:
     """Become the program. `say` goes to standard error first, with what could not be set."""
     notes = list(say)
     if start.interleave is not None:
-        problem = _interleave(start.interleave)
+        problem = interleave(start.interleave)
         if problem:
             notes.append(problem)
     if start.cpus is not None:
@@ -106,21 +106,23 @@ def _become(program: str, argv: Sequence[str], environment: Mapping[str, str]) -
         ) from None
 
 
-def _interleave(nodes: Sequence[int]) -> str:
-    """Ask for interleaved memory; what stood in the way, or nothing."""
+def interleave(nodes: Sequence[int]) -> str:
+    """Ask for memory interleaved over nodes, the nearest one's where there are none; what stood in
+    the way, or nothing. It is for this thread and those it starts."""
     import ctypes
 
     number = SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
         return f"memory policies are not known on {os.uname().machine}; going on without"
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
-    words = max(nodes) // bits + 1
+    words = max(nodes, default=0) // bits + 1
     mask = (ctypes.c_ulong * words)()
     for node in nodes:
         mask[node // bits] |= 1 << node % bits
     libc = ctypes.CDLL(None, use_errno=True)
+    policy = MPOL_INTERLEAVE if nodes else MPOL_DEFAULT
     # the kernel reads one bit less than it is told, a fault as old as the call
-    if libc.syscall(number, MPOL_INTERLEAVE, mask, words * bits + 1) == 0:
+    if libc.syscall(number, policy, mask, words * bits + 1) == 0:
         return ""
     error = ctypes.get_errno()
     return (

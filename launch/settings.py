@@ -33,17 +33,19 @@ def read_settings(parsed: Parsed, environment: Mapping[str, str]) -> dict[str, S
                 do="Say for example [tool.cputrain] and, under it, threads = 4.",
             )
         for name, value in table.items():
-            knob = _known(name, path)
-            found.setdefault(knob.name, _checked(knob, _written(value), f"{name} in {path}"))
+            where = f"{name} in {path}"
+            knob = known(name, where)
+            found.setdefault(knob.name, checked(knob, written(value), where))
     for knob in KNOBS.values():
         if environment.get(knob.variable):
-            found[knob.name] = _checked(knob, environment[knob.variable], knob.variable)
+            found[knob.name] = checked(knob, environment[knob.variable], knob.variable)
         if parsed.has(knob.flag):
             found[knob.name] = Setting(value=parsed.values[knob.flag], where=knob.flag)
     return found
 
 
-def _checked(knob: Knob, value: str, where: str) -> Setting:
+def checked(knob: Knob, value: str, where: str) -> Setting:
+    """A setting that was not read from a table of options."""
     if knob.choices and value not in knob.choices:
         raise UsageError(
             where,
@@ -54,22 +56,23 @@ def _checked(knob: Knob, value: str, where: str) -> Setting:
     return Setting(value=value, where=where)
 
 
-def _known(name: str, path: str) -> Knob:
+def known(name: str, where: str) -> Knob:
+    """The knob of a name; an error that suggests what may have been meant."""
     knob = KNOBS.get(name.replace("-", "_"))
     if knob is None:
         from difflib import get_close_matches
 
         close = get_close_matches(name, KNOBS, n=1)
         raise UsageError(
-            f"{name} in {path}",
+            where,
             f"is no setting of cputrain; those are {', '.join(KNOBS)}",
             do=f"Did you mean {close[0]}?" if close else "Take it out.",
         )
     return knob
 
 
-def _written(value: Any) -> str:
-    """A value of TOML as it would be typed."""
+def written(value: Any) -> str:
+    """A value of TOML or Python as it would be typed."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)

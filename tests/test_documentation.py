@@ -43,6 +43,6 @@ def test_every_package_is_installed() -> None:
 
 def test_every_package_has_a_readme() -> None:
     """Its tree, the life of a value through it, and where to extend it."""
-    for folder in ("machine", "plan", "runtime", "report", "bench"):
+    for folder in ("machine", "plan", "runtime", "notebook", "report", "bench"):
         assert (ROOT / "cputrain" / folder / "README.md").exists(), folder
     assert (ROOT / "launch/README.md").exists()

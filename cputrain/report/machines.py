@@ -18,12 +18,20 @@ if TYPE_CHECKING:
 
 def show_machine(out: Console, machine: Machine, bandwidth: Bandwidth | None) -> None:
     """Facts, limits, budget, and what is worth a warning."""
-    show_pairs(out, machine.model_name or machine.vendor or "unknown CPU", _processor(machine))
-    show_pairs(out, "\nMemory", _memory(machine, bandwidth))
-    show_pairs(out, "\nAccelerators", _accelerators(machine))
-    show_pairs(out, "\nBudget", _budget(machine))
+    for at, (title, pairs) in enumerate(sections(machine, bandwidth)):
+        show_pairs(out, f"\n{title}" if at else title, pairs)
     for warning in _warnings(machine):
         out.print(f"\n[yellow]warning[/yellow] {warning}", soft_wrap=True)
+
+
+def sections(
+    machine: Machine, bandwidth: Bandwidth | None
+) -> Iterator[tuple[str, Iterator[tuple[str, object]]]]:
+    """Headings, and under each names and values; a value of None is left out."""
+    yield machine.model_name or machine.vendor or "unknown CPU", _processor(machine)
+    yield "Memory", _memory(machine, bandwidth)
+    yield "Accelerators", _accelerators(machine)
+    yield "Budget", _budget(machine)
 
 
 def _processor(machine: Machine) -> Iterator[tuple[str, object]]:

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def console(stream: TextIO | None = None, *, aside: bool = False) -> Console:
+def console(stream: TextIO | None = None, *, aside: bool = False, plain: bool = False) -> Console:
     """A console on a stream, standard output by default, wide enough when nobody looks.
 
-    Where nobody reads it any more the program ends, unless what is shown is only said `aside`.
+    Where nobody reads it any more the program ends, unless what is shown is only said `aside`. What
+    is to be a text has no colours, whatever the environment says: it is `plain`.
     """
     from rich.console import Console
 
@@ -28,7 +29,12 @@ def console(stream: TextIO | None = None, *, aside: bool = False) -> Console:
     forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
     width = None if stream.isatty() or os.environ.get("COLUMNS") else 120
     return (Aside if aside else Console)(
-        file=stream, force_terminal=forced or None, width=width, highlight=False, emoji=False
+        file=stream,
+        force_terminal=False if plain else forced or None,
+        force_jupyter=False,  # in a notebook it would show by itself what is meant for the stream
+        width=width,
+        highlight=False,
+        emoji=False,
     )
 
 

@@ -19,6 +19,7 @@ from cputrain.runtime import (
     precision,
     waits,
 )
+from cputrain.runtime.at_work import NOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,26 +64,31 @@ TRANSFORMS: tuple[Transform, ...] = (
 last: it is within all that is around a model's call."""
 
 
-def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> tuple[Applied, ...]:
+def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> None:
     """Start every transform that the plan asks for; at the end of the process, say what it did."""
-    applied = tuple(
-        found
-        for transform in TRANSFORMS
-        if transform.POLICY in carried.values
-        and (found := transform.apply(torch, carried.values[transform.POLICY])) is not None
-    )
+    NOW.launched = True
+    for transform in TRANSFORMS:
+        if transform.POLICY in carried.values:
+            start(transform, torch, carried.values[transform.POLICY])
+    NOW.values.update(carried.values)
     if reports:
-        atexit.register(_report, os.getpid(), carried, applied)
-    return applied
+        atexit.register(_report, os.getpid(), carried)
 
 
-def _report(owner: int, carried: Carried, applied: tuple[Applied, ...]) -> None:
+def start(transform: Transform, torch: ModuleType, value: object) -> None:
+    """Start one, and remember what there is to undo."""
+    found = transform.apply(torch, value)
+    if found is not None:
+        NOW.applied[transform.POLICY] = found
+
+
+def _report(owner: int, carried: Carried) -> None:
     # a forked child may end as a whole interpreter does; print(file=None) is standard output
     if os.getpid() != owner or sys.stderr is None:
         return
     from cputrain.runtime.report import summary
 
     try:
-        print(summary(carried, applied), file=sys.stderr, flush=True)
+        print(summary(carried, tuple(NOW.applied.values())), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # standard error is closed: nobody is listening
         return

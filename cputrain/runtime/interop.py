@@ -16,7 +16,7 @@ class Interop:
         self._count = count
 
     def describe(self) -> str:
-        return f"{self._count} inter-operator threads"
+        return f"{self._count} inter-operator thread{'s' * (self._count != 1)}"
 
     def undo(self) -> None:
         raise RuntimeError("torch sets the number of inter-operator threads once in a process")

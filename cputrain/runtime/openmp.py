@@ -35,7 +35,7 @@ def loaded_runtimes() -> set[str]:
     """The files of OpenMP runtimes that are mapped here; none where there is no such list."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            paths = {line.partition("/")[2].strip() for line in maps if "/" in line}
+            paths = {"/" + line.partition("/")[2].strip() for line in maps if "/" in line}
     except OSError:  # not Linux
         return set()
     return {path for path in paths if path.rpartition("/")[2].startswith(NAMES)}

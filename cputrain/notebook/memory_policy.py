@@ -1,0 +1,40 @@
+"""Where new pages come from, in a process that has pages already."""
+
+from __future__ import annotations
+
+from cputrain.launch.process import interleave
+from cputrain.notebook.too_late import RefusedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from cputrain.plan import Decision
+
+POLICY = "memory_policy"
+
+
+class Interleaved:
+    """The policy of this thread and those it starts; pages that are there stay where they are."""
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        problem = interleave(nodes)
+        if problem:
+            raise RefusedError(problem.partition(";")[0])
+
+    def describe(self) -> str:
+        return ""
+
+    def undo(self) -> None:
+        interleave(())
+
+
+def is_so(torch: ModuleType, decision: Decision) -> bool:  # noqa: ARG001  (as the others have it)
+    """Not known: the kernel is asked again, which does no harm."""
+    return False
+
+
+def apply(torch: ModuleType, decision: Decision) -> Interleaved:  # noqa: ARG001
+    """Set it."""
+    return Interleaved(decision.value["interleave"])

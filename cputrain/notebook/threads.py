@@ -1,0 +1,62 @@
+"""Threads of operators, in a process in which some may run already."""
+
+from __future__ import annotations
+
+from cputrain.runtime.openmp import loaded_runtimes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from cputrain.plan import Decision
+
+POLICY = "threads"
+
+OMP_PAUSE_SOFT = 1
+
+
+class Threads:
+    """The number, set."""
+
+    def __init__(self, torch: ModuleType, count: int) -> None:
+        self._torch = torch
+        self._count = count
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(count)
+
+    def describe(self) -> str:
+        return ""
+
+    def undo(self) -> None:
+        if self._torch.get_num_threads() == self._count:  # else the notebook chose since
+            self._torch.set_num_threads(self._before)
+
+
+def is_so(torch: ModuleType, decision: Decision) -> bool:
+    """Whether operators use so many."""
+    return bool(torch.get_num_threads() == decision.value)
+
+
+def apply(torch: ModuleType, decision: Decision) -> Threads:
+    """Have them use so many."""
+    return Threads(torch, decision.value)
+
+
+def begin_anew() -> bool:
+    """End OpenMP's threads; those that follow inherit what this thread has by then.
+
+    Whether denormals are flushed and where pages go is a thread's own, and inherited at its start.
+    False where an OpenMP runtime is loaded that has no way to do so.
+    """
+    paths = loaded_runtimes()
+    return bool(paths) and all("libgomp" in path and _end_threads(path) for path in paths)
+
+
+def _end_threads(path: str) -> bool:
+    import ctypes
+
+    try:
+        pause = ctypes.CDLL(path).omp_pause_resource_all
+    except (OSError, AttributeError):  # its file is gone, or it is older than OpenMP 5
+        return False
+    return bool(pause(OMP_PAUSE_SOFT) == 0)

@@ -1,0 +1,119 @@
+"""Values as HTML for notebooks: no scripts, nothing from elsewhere, and no colour of paper or ink.
+
+A notebook's theme is light or dark and nobody can ask which, so text has the theme's own colour and
+what is less important is fainter. Styles stand on the elements: a style sheet would be the page's.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from cputrain.report.machines import sections
+from cputrain.report.plain import said_of
+from cputrain.report.trials import HEAD, cells
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from cputrain.machine import Machine
+    from cputrain.notebook.outcome import Setup
+    from cputrain.plan import Plan
+    from cputrain.tune.found import Found, Trial
+
+LINE = "border:0;border-bottom:1px solid rgba(128,128,128,.35)"
+CELL = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;background:none"
+FAINT = "opacity:.6"
+MARKS = {
+    "applied": "✓",
+    "already so": "✓",
+    "in part": "◐",
+    "not applied": "✗",
+    "nothing to do": "·",
+}
+
+
+def plan_html(plan: Plan) -> str:
+    """Every decision with its reason, warnings under them."""
+    rows = [
+        (one.policy.replace("_", " "), one.says, str(one.origin), one.reason)
+        for one in plan.decisions
+    ]
+    return _table(
+        ("decision", "value", "by", "why"), rows, title=f"Plan for {plan.machine}"
+    ) + _warnings(plan.warnings)
+
+
+def machine_html(machine: Machine) -> str:
+    """Facts, limits and budget."""
+    parts = []
+    for title, pairs in sections(machine, None):
+        rows = [(name, str(value)) for name, value in pairs if value is not None]
+        parts += [_table((), rows, title=title)] if rows else []
+    channels = machine.memory.channels
+    return "".join(parts) + _warnings(() if channels is None else channels.warnings)
+
+
+def setup_html(setup: Setup) -> str:
+    """Every decision, and what happened to it."""
+    rows, faint = [], []
+    for step in setup.steps:
+        reason = setup.plan.decision(step.policy).reason
+        rows.append((f"{MARKS[step.effect]} {step.effect}", step.name, step.says,
+                     step.why or reason))  # fmt: skip
+        faint.append(step.effect == "nothing to do")
+    parts = [_table(("", "decision", "value", "why"), rows, faint=faint, title="cputrain")]
+    if setup.launched:
+        parts.append(note_html("This process was started by cputrain launch."))
+    if setup.restart:
+        parts.append(
+            f'<div style="margin:.4em 0">To have all of it: <code>{escape(setup.restart)}</code>'
+            "</div>"
+        )
+    return "".join(parts) + _warnings(setup.warnings)
+
+
+def found_html(found: Found) -> str:
+    """Every trial, and what the search came to."""
+    return trials_html(found.trials) + "".join(map(note_html, said_of(found)))
+
+
+def trials_html(trials: Sequence[Trial], now: str = "") -> str:
+    """Trials in a table, and what runs now."""
+    faint = [not trial.good for trial in trials]
+    return _table(HEAD, map(cells, trials), faint=faint) + (note_html(now) if now else "")
+
+
+def note_html(text: str) -> str:
+    """A sentence."""
+    return f'<div style="margin:.4em 0">{escape(text)}</div>'
+
+
+def _warnings(warnings: Iterable[str]) -> str:
+    return "".join(
+        f'<div style="margin:.4em 0"><b>warning</b> {escape(warning)}</div>' for warning in warnings
+    )
+
+
+def _table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    faint: Sequence[bool] = (),
+    title: str = "",
+) -> str:
+    """A table, its lines faint where they matter less."""
+    parts = [f'<div style="margin:.6em 0 .2em"><b>{escape(title)}</b></div>'] if title else []
+    parts.append('<table style="border-collapse:collapse;margin:0;width:auto">')
+    if head:
+        names = "".join(
+            f'<th style="{CELL};{LINE};font-weight:600">{escape(name)}</th>' for name in head
+        )
+        parts.append(f'<thead><tr style="background:none">{names}</tr></thead>')
+    parts.append("<tbody>")
+    for at, row in enumerate(rows):
+        style = f";{FAINT}" if at < len(faint) and faint[at] else ""
+        inside = "".join(f'<td style="{CELL};border:0">{escape(cell)}</td>' for cell in row)
+        parts.append(f'<tr style="background:none{style}">{inside}</tr>')
+    parts.append("</tbody></table>")
+    return "".join(parts)

@@ -1,0 +1,53 @@
+"""Values as text, for what shows a value by itself: a console of IPython, a notebook as text."""
+
+from __future__ import annotations
+
+import io
+
+from cputrain.report.machines import show_machine
+from cputrain.report.plans import show_plan
+from cputrain.report.terminal import console, show_table
+from cputrain.report.trials import HEAD, cells
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine import Machine
+    from cputrain.plan import Plan
+    from cputrain.tune.found import Found
+
+
+def plan_text(plan: Plan) -> str:
+    """Every decision with its reason."""
+    out = io.StringIO()
+    show_plan(console(out, plain=True), plan)
+    return _trimmed(out)
+
+
+def machine_text(machine: Machine) -> str:
+    """Facts, limits and budget."""
+    out = io.StringIO()
+    show_machine(console(out, plain=True), machine, None)
+    return _trimmed(out)
+
+
+def found_text(found: Found) -> str:
+    """Every trial, and what the search came to."""
+    out = io.StringIO()
+    show_table(console(out, plain=True), HEAD, map(cells, found.trials))
+    return "\n".join([_trimmed(out), *said_of(found)])
+
+
+def said_of(found: Found) -> list[str]:
+    """What a search came to, in sentences."""
+    said = [f"{found.reason[0].upper()}{found.reason[1:]}."]
+    if found.against_python is not None:
+        said.append(f"Against plain python: {found.against_python:.2f} times as fast.")
+    if found.later is not None and found.later >= 1:
+        said.append(f"Its first step comes {found.later:.0f} s later.")
+    if found.untried:
+        said.append(f"Not tried for want of time: {', '.join(found.untried)}.")
+    return said
+
+
+def _trimmed(out: io.StringIO) -> str:
+    return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
