@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cputrain.runtime.exchange import Exchanged
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -31,8 +33,8 @@ class InFloat32:
     def __init__(self, torch: ModuleType) -> None:
         from functools import wraps
 
-        self._place: Any = torch.nn.functional
-        self._own = own = self._place.scaled_dot_product_attention
+        place: Any = torch.nn.functional
+        own = place.scaled_dot_product_attention
         self._used = False
 
         @wraps(own)
@@ -46,15 +48,13 @@ class InFloat32:
                 made = own(query.float(), key.float(), value.float(), attn_mask, **options)
             return made.to(query.dtype)
 
-        self._ours = attend
-        self._place.scaled_dot_product_attention = attend
+        self._exchanged = Exchanged(place, "scaled_dot_product_attention", attend)
 
     def describe(self) -> str:
         return "attention in float32" if self._used else ""
 
     def undo(self) -> None:
-        if self._place.scaled_dot_product_attention is self._ours:
-            self._place.scaled_dot_product_attention = self._own
+        self._exchanged.undo()
 
 
 def apply(torch: ModuleType, value: object) -> ByMatmuls | InFloat32 | None:

@@ -30,6 +30,10 @@ def after(name: str, module: ModuleType, reports: bool) -> None:
         _guarded(lambda: _apply(module, reports))
     elif name == "multiprocessing":
         _guarded(lambda: _set_start_method(module))
+    elif name == "torch._dynamo":
+        _guarded(_have_ours_passed)
+    elif name == "safetensors.torch":
+        _guarded(lambda: _let_save(module))
 
 
 def _guarded(step: Callable[[], None]) -> None:
@@ -69,9 +73,23 @@ def _apply(torch: ModuleType, reports: bool) -> None:
 
     apply_plan(torch, read_carried(), reports=reports)
     if "CPUTRAIN_TRIAL" in os.environ:
+        from cputrain.runtime.at_work import NOW
         from cputrain.runtime.trial import watch
 
+        NOW.on_trial = True
         watch(torch)
+
+
+def _have_ours_passed() -> None:
+    from cputrain.runtime.exchange import have_them_passed
+
+    have_them_passed()
+
+
+def _let_save(safetensors: ModuleType) -> None:
+    from cputrain.runtime.memory_order import let_safetensors_save
+
+    let_safetensors_save(safetensors)
 
 
 def _set_start_method(multiprocessing: ModuleType) -> None:

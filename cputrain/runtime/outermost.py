@@ -1,12 +1,15 @@
 """Hears of every call of a module that is not within the call of another: a whole model's.
 
 Module.__call__ is exchanged on the class, so nothing is left on a module: it is pickled, copied and
-saved as the script made it. While a compiler reads a model, its own calls are left alone.
+saved as the script made it. While a compiler or a tracer reads a model, its calls are left alone.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+
+from cputrain.runtime.exchange import Exchanged, have_them_passed, pass_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +17,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    Around = Callable[[Any, Callable[[], Any]], Any]
-    """Given the model and the call: what the call returns."""
+    Around = Callable[..., Any]
+    """Given what makes the call, the model and the call's arguments: what the call returns."""
 
 
 class _Within(threading.local):
@@ -28,43 +31,101 @@ class Outermost:
     """The exchanged call, and who is around it."""
 
     def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
         self._kind: Any = torch.nn.Module
-        self._own = own = self._kind.__call__
+        self._own = call = self._kind.__call__
         self._arounds: list[Around] = []
+        self._chain: Around = call
+        self._tellings: list[Callable[[], None]] = []
         within = _Within()
         is_compiling = torch.compiler.is_compiling
-        surround = self._surround
+        is_tracing = torch.jit.is_tracing
 
         def __call__(self: Any, *args: Any, **options: Any) -> Any:  # noqa: N807
-            if is_compiling() or within.now:
-                return own(self, *args, **options)
+            if is_compiling() or within.now or is_tracing():
+                return call(self, *args, **options)
             within.now = True
             try:
-                return surround(self, lambda: own(self, *args, **options))
+                return chained()(self, *args, **options)
             finally:
                 within.now = False
 
+        def chained() -> Around:
+            return self._chain
+
         self._ours = __call__
+        pass_by(__call__.__code__, chained.__code__)
         self._kind.__call__ = __call__
+        self._compile = torch.compile
+        compiles: Any = torch.compile, self.compile
+        self._exchanged = [Exchanged(torch, "compile", self._telling(*compiles))]
+        if "torch.export" in sys.modules:
+            own = torch.export.export
+            exported = Exchanged(torch.export, "export", self._telling(own, own))
+            self._exchanged.append(exported)
 
     def add(self, around: Around) -> None:
         """From now on this is around each call; what is added later is within."""
         self._arounds.append(around)
+        self._link()
+        pass_by(self._chain.__code__, around.__code__)
 
     def remove(self, around: Around) -> None:
-        """It is no longer; with the last one, the class has its own call back."""
+        """It is no longer; with the last one, torch has its own back."""
         self._arounds.remove(around)
-        if not self._arounds and self._kind.__call__ is self._ours:
+        self._link()
+        if self._arounds:
+            return
+        if self._kind.__call__ is self._ours:
             self._kind.__call__ = self._own
+        for one in self._exchanged:
+            one.undo()
 
-    def _surround(self, model: Any, call: Callable[[], Any]) -> Any:
+    def tell(self, telling: Callable[[], None]) -> None:
+        """Call this once the script compiles something by itself."""
+        self._tellings.append(telling)
+
+    def compile(self, model: Any = None, **options: Any) -> Any:
+        """torch.compile, and nobody is told.
+
+        It wraps a module's call: that must be torch's, or what it compiles is ours around it, with
+        the module's hooks inside, and one cache for all modules.
+        """
+        import torch._dynamo  # noqa: F401  (it looks once for what a module's call is: ours)
+
+        have_them_passed()
+        if getattr(model, "__func__", None) is self._ours:
+            model = self._own.__get__(model.__self__)
+        current = self._kind.__call__
+        self._kind.__call__ = self._own
+        try:
+            return self._compile(model, **options)
+        finally:
+            self._kind.__call__ = current
+
+    def _telling(self, own: Any, instead: Any) -> Any:
+        from functools import wraps
+
+        @wraps(own)
+        def compiled(*args: Any, **options: Any) -> Any:
+            tellings, self._tellings = self._tellings, []
+            for telling in tellings:
+                telling()
+            return instead(*args, **options)
+
+        return compiled
+
+    def _link(self) -> None:
+        self._chain = self._own
         for around in reversed(self._arounds):
-            call = _within(around, model, call)
-        return call()
+            self._chain = _linked(around, self._chain)
 
 
-def _within(around: Around, model: Any, call: Callable[[], Any]) -> Callable[[], Any]:
-    return lambda: around(model, call)
+def _linked(around: Around, call: Around) -> Around:
+    def linked(model: Any, /, *args: Any, **options: Any) -> Any:
+        return around(call, model, *args, **options)
+
+    return linked
 
 
 _found: dict[ModuleType, Outermost] = {}
@@ -76,3 +137,11 @@ def outermost(torch: ModuleType) -> Outermost:
     if found is None or found._kind.__call__ is not found._ours:
         found = _found[torch] = Outermost(torch)
     return found
+
+
+def is_watched(torch: ModuleType) -> bool:
+    """Whether something looks at every operation: torch.func, or a mode that counts or fakes."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )

@@ -12,6 +12,8 @@ import os
 import sys
 import time
 
+from cputrain.runtime.exchange import Exchanged, pass_by
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +79,7 @@ class Recorder:
         )
 
         register_optimizer_step_post_hook(self._stepped)
+        pass_by(Recorder._stepped.__code__)
         if disturbed:
             register_optimizer_step_pre_hook(_disturbance(torch))
         self._hear_losses(torch)
@@ -118,7 +121,7 @@ class Recorder:
                 self._losses.append(_value(torch, tensors))
             return own(tensors, *args, **options)
 
-        autograd.backward = backward
+        Exchanged(autograd, "backward", backward)
 
     def _see_attention(self, torch: ModuleType) -> None:
         place: Any = torch.nn.functional
@@ -128,7 +131,7 @@ class Recorder:
             self._uses.add("attention")
             return own(*args, **options)
 
-        place.scaled_dot_product_attention = attend
+        Exchanged(place, "scaled_dot_product_attention", attend)
 
     def _time_loaders(self) -> None:
         from torch.utils.data import DataLoader

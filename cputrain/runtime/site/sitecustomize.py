@@ -13,9 +13,11 @@ class _Finder:
     """Finds modules as the other finders do, and has ours told when those it waits for load."""
 
     def __init__(self, plan):
-        self.waits_for = {"torch"}
+        self.waits_for = {"torch", "torch._dynamo"}
         if '"script":"' in plan:  # a start method for the script, which few plans have
             self.waits_for.add("multiprocessing")
+        if '"channels_last":true' in plan:
+            self.waits_for.add("safetensors.torch")
         # taken out at once, so that programs which this one starts keep silent
         self.reporter = os.getpid() if os.environ.pop("CPUTRAIN_REPORT", "") else None
 
