@@ -191,17 +191,19 @@ def test_values_in_steps_are_left_when_they_get_slower_and_slower() -> None:
 
 
 def test_a_late_start_must_pay() -> None:
-    machine = Machine({("a", "on"): 0.9})
-    machine.late = {("a", "on"): 20.0}
-    found = search(machine)
-    assert found.settings == {"a": "on"}
+    factors = {("a", "on"): 0.8, ("late", "on"): 0.8}
+    machine = Machine(factors)
+    machine.late = {("late", "on"): 20.0}
+    found = search(machine, late=[knob("late", "on")])
+    assert found.settings == {"a": "on", "late": "on"}
     assert found.later == pytest.approx(20.0)
-    assert found.pays_after == pytest.approx(20 / 0.0011, rel=0.5)
-    machine = Machine({("a", "on"): 0.9})
-    machine.late = {("a", "on"): 600.0}
-    found = search(machine)
-    assert found.settings == {}
-    assert "starts 600 s later" in found.reason
+    assert found.pays_after == pytest.approx(20 / 0.0036, rel=0.5)
+    machine = Machine(factors)
+    machine.late = {("late", "on"): 600.0}
+    found = search(machine, late=[knob("late", "on")])
+    assert found.settings == {"a": "on"}
+    assert "late on is 1.2" in found.reason
+    assert "times as fast again, but starts 600 s later, which pays after" in found.reason
 
 
 def test_what_there_was_no_time_for_is_told() -> None:
