@@ -39,6 +39,7 @@ class Compiled:
         self._compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._shared: Any = None
         self._graphs = 0
+        self._configured: list[tuple[Any, str, Any]] = []
         self._kinds: set[type] = set()
         self._count = 0
         self._ready = False
@@ -141,16 +142,14 @@ class Compiled:
         return self._shared
 
     def _inductor(self, graph: Any, inputs: Any) -> Any:
-        import torch._functorch.config
         from torch._inductor.compile_fx import compile_fx
 
+        torch = self._torch
         checkpoint = torch.ops.higher_order.tag_activation_checkpoint
         parts = (part for part in graph.modules() if isinstance(part, torch.fx.GraphModule))
         within = any(node.target is checkpoint for part in parts for node in part.graph.nodes)
         patches: dict[str, Any] = dict(EXACT_WITHIN_CHECKPOINTS if within else EXACT)
-        # scripts go through a graph again: backward(retain_graph=True)
-        with torch._functorch.config.patch(donated_buffer=False):
-            made = compile_fx(graph, inputs, config_patches=patches)
+        made = compile_fx(graph, inputs, config_patches=patches)
         self._graphs += 1
         return made
 
@@ -163,12 +162,18 @@ class Compiled:
         import warnings
 
         import torch._dynamo.config
+        import torch._functorch.config
 
+        self._configure(torch._functorch.config, "donated_buffer", value=False)  # retain_graph=True
         # what cannot be compiled runs as it is, and without a word unless somebody wants to hear it
-        torch._dynamo.config.suppress_errors = True
+        self._configure(torch._dynamo.config, "suppress_errors", value=True)
         if "TORCH_LOGS" not in os.environ:
             logging.getLogger("torch._dynamo").setLevel(logging.CRITICAL)
             warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor|functorch)\.")
+
+    def _configure(self, config: Any, name: str, *, value: bool) -> None:
+        self._configured.append((config, name, getattr(config, name)))
+        setattr(config, name, value)
 
     def describe(self) -> str:
         return f"{self._count} model{'s' * (self._count != 1)} compiled" if self._count else ""
@@ -177,6 +182,8 @@ class Compiled:
         self._outermost.remove(self._around)
         self._hook.remove()
         self._derivatives.undo()
+        for config, name, value in self._configured:
+            setattr(config, name, value)
 
 
 class _Derivatives:

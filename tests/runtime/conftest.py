@@ -1,13 +1,21 @@
-"""Both runs of the training script, made once: importing torch is what takes the time."""
+"""Both runs of the training script, made once: importing torch is what takes the time.
+
+And transforms, applied in this process for a test.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
+from cputrain.runtime import attention
 from tests.launch.programs import launch, plain
 
 SCRIPT = str(Path(__file__).with_name("training.py"))
@@ -33,3 +41,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     *warnings, line = ours.stderr.splitlines()
     assert len(warnings) == len(theirs.stderr.splitlines()), ours.stderr
     return Trained(json.loads(ours.stdout), json.loads(theirs.stdout), line)
+
+
+@pytest.fixture
+def applied() -> Iterator[Callable[[Any, Any], Any]]:
+    """Applies a transform, and undoes it after the test; nothing is left on torch's classes."""
+    call, compile, done = nn.Module.__call__, torch.compile, []  # noqa: A001
+
+    def apply(transform: Any, value: Any = True) -> Any:
+        found = transform.apply(torch, value)
+        done.append(found)
+        return found
+
+    yield apply
+    for found in reversed(done):
+        found.undo()
+    assert nn.Module.__call__ is call
+    assert "view" not in torch.Tensor.__dict__
+    assert functional.scaled_dot_product_attention.__module__ != attention.__name__
+    assert torch.compile is compile
