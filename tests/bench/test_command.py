@@ -99,7 +99,7 @@ def test_what_tuning_finds_runs_beside(tmp_path):
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["comparisons"]
     assert [side["name"] for side in found["sides"]] == ["python", "cputrain launch", "tuned"]
-    assert not (tmp_path / "cputrain").exists()
+    assert not (tmp_path / "cputrain" / "tuned").exists()
 
 
 TRAINS = """
