@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +320,9 @@ for _ in range(50):
 """)  # fmt: skip
     target = Target(kind=Kind.SCRIPT, name=str(path), arguments=())
     (tmp_path / "kept").mkdir()
-    found = run_trial(Script(target=target, folder=str(tmp_path / "kept"), steps=5), None)
+    kept = str(tmp_path / "kept")
+    made = Script(target=target, folder=kept, environment=dict(os.environ), steps=5)
+    found = run_trial(made, None)
     assert found.fault == ""
     (out,) = (tmp_path / "kept").glob("*.out")
     assert out.read_text() == "['nothing to do']\n"
