@@ -38,14 +38,17 @@ class InFloat32:
         self._used = False
 
         @wraps(own)
-        def attend(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
+        def attend(
+            query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
+        ) -> Any:
             if query.dtype is not torch.bfloat16 or not query.is_cpu:
-                return own(query, key, value, attn_mask, **options)
+                return own(query, key, value, attn_mask, *args, **options)
             self._used = True
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.float()
             with torch.autocast("cpu", enabled=False):
-                made = own(query.float(), key.float(), value.float(), attn_mask, **options)
+                wide = (query.float(), key.float(), value.float())
+                made = own(*wide, attn_mask, *args, **options)
             return made.to(query.dtype)
 
         self._exchanged = Exchanged(place, "scaled_dot_product_attention", attend)

@@ -93,7 +93,8 @@ class ChannelsLast:
         Scripts write to those through views, and a copy in the place of a view would be written to
         in vain.
         """
-        if is_watched(self._torch) or tensor.is_inference():
+        plain = type(tensor) in (self._torch.Tensor, self._torch.nn.Parameter)
+        if not plain or is_watched(self._torch) or tensor.is_inference():
             return False
         for weight in self._weights():
             if weight.data_ptr() == tensor.data_ptr() and weight.size() == tensor.size():
@@ -124,15 +125,19 @@ class ChannelsLast:
         from functools import wraps
 
         @wraps(own)
-        def made(model: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(model, self._torch.nn.Module):
-                self._seen.update(model.modules())
-                for parameter in model.parameters():
-                    if self._is_turned(parameter):
-                        self._lay_back(parameter)
-            return own(model, *args, **options)
+        def made(*args: Any, **options: Any) -> Any:
+            for one in (*args, *options.values()):
+                if isinstance(one, self._torch.nn.Module):
+                    self._leave_to_script(one)
+            return own(*args, **options)
 
         return made
+
+    def _leave_to_script(self, model: Any) -> None:
+        self._seen.update(model.modules())
+        for parameter in model.parameters():
+            if self._is_turned(parameter):
+                self._lay_back(parameter)
 
     def _is_turned(self, weight: Any) -> bool:
         found = self._turned.get(id(weight))

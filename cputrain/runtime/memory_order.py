@@ -123,10 +123,11 @@ def _drawn_alike(torch: ModuleType, name: str) -> Exchanged:
     own = getattr(torch, name)
 
     @wraps(own)
-    def drawn(tensor: Any, *args: Any, **options: Any) -> Any:
+    def drawn(*args: Any, **options: Any) -> Any:
+        tensor = args[0] if args else options.get("input")
         if "memory_format" not in options and not _draws_by_itself(torch, tensor):
             options["memory_format"] = torch.contiguous_format
-        return own(tensor, *args, **options)
+        return own(*args, **options)
 
     return Exchanged(torch, name, drawn)
 
@@ -134,7 +135,9 @@ def _drawn_alike(torch: ModuleType, name: str) -> Exchanged:
 def _draws_by_itself(torch: ModuleType, tensor: Any) -> bool:
     """In the order of plain python; under vmap it is vmap that draws."""
     return (
-        order_of(torch, tensor) is None or torch._C._functorch.peek_interpreter_stack() is not None
+        not isinstance(tensor, torch.Tensor)
+        or order_of(torch, tensor) is None
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 

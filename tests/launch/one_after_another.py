@@ -1,4 +1,5 @@
-"""Runs scripts, each in a fork of this process and a folder of its own: torch is loaded once.
+"""Runs scripts, each in a fork of this process and a folder of its own: what takes long to load is
+loaded once.
 
     one_after_another.py FOLDER SCRIPT…
 
@@ -9,13 +10,15 @@ ran.
 import os
 import runpy
 import sys
+import traceback
+from importlib import import_module
 
-import torch
-import torch._dynamo  # what the first optimizer loads
+LOADED = ("torch._dynamo", "lightning", "accelerate", "transformers.trainer")
+"""The first is what any optimizer loads."""
 
 
 def run(folder: str, script: str) -> None:
-    """The script, as python runs it; comes back in the fork, too."""
+    """The script, as python runs it."""
     base = os.path.join(folder, os.path.basename(script).removesuffix(".py"))
     os.makedirs(base)
     child = os.fork()
@@ -29,11 +32,21 @@ def run(folder: str, script: str) -> None:
         os.dup2(os.open(f"{base}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = [script]
     sys.path[0] = os.path.dirname(script)
-    runpy.run_path(script, run_name="__main__")
-    sys.exit()
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # to take an interpreter with all of that apart takes longer than most scripts
 
 
 if __name__ == "__main__":
-    assert torch._dynamo is not None
+    for module in LOADED:
+        import_module(module)
     for path in sys.argv[2:]:
         run(sys.argv[1], path)

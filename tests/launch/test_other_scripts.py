@@ -21,6 +21,9 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 EXACT = ("--channels-last=on", "--attention=math", "--loader=on", "--fused-optimizer=on")
 
+QUICK = {"OMP_NUM_THREADS": "1", "BACKEND": "aot_eager"}
+"""Tensors this small have no work for two threads; and which compiler compiled_already.py uses."""
+
 BF16 = (
     '{"values":{"precision":"bf16","channels_last":true,"attention":"float32"},"says":[],'
     '"environment":{},"settings":{}}'
@@ -49,7 +52,7 @@ def all_of_them(folder: Path, *before: str, **changes: str) -> dict[str, Ran]:
     driver = str(Path(__file__).with_name("one_after_another.py"))
     subprocess.run(
         [*before, driver, str(folder), *paths],
-        env=environment(folder, BACKEND="aot_eager", **changes),
+        env=environment(folder, **QUICK, **changes),
         stdin=subprocess.DEVNULL,
         check=True,
         timeout=600,
@@ -155,7 +158,7 @@ def test_a_script_does_not_notice_that_its_models_are_compiled(
     name: str, python: dict[str, Ran], tmp_path: Path
 ) -> None:
     path = str(SCRIPTS / f"{name}.py")
-    done = launch(tmp_path, "--compile=on", path, BACKEND="aot_eager")
+    done = launch(tmp_path, "--compile=on", path, **QUICK)
     assert done.returncode == 0, done.stderr
     found = [line for line in done.stdout.splitlines() if line.startswith("loss ")]
     losses = [float(line.removeprefix("loss ")) for line in found]
@@ -190,7 +193,7 @@ TUNED = {
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A home and a working folder of its own."""
-    for name, value in environment(tmp_path).items():
+    for name, value in environment(tmp_path, **QUICK).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -229,7 +232,7 @@ def test_tune_ends_with_a_clear_line_and_leaves_nothing_behind(name: str, tmp_pa
     path = work / f"{name}.py"
     path.write_bytes((SCRIPTS / f"{name}.py").read_bytes())
     words = ("tune", "--budget", "15s", "--steps", "5", str(path))
-    done = verb(tmp_path, *words, where=work)
+    done = verb(tmp_path, *words, where=work, **QUICK)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "rejected" not in done.stderr

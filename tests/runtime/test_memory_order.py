@@ -70,7 +70,7 @@ def test_random_numbers_are_those_of_plain_python(applied: Callable[..., Any]) -
             functional.dropout(hidden, 0.3),
             functional.dropout(hidden.clone(), 0.3, inplace=True),
             functional.dropout2d(hidden, 0.3),
-            torch.randn_like(hidden),
+            torch.randn_like(input=hidden),
             torch.rand_like(hidden, dtype=torch.float64),
             torch.rand(1),
         ]
@@ -130,7 +130,7 @@ def test_models_that_torch_jit_reads_lie_as_they_did(applied: Callable[..., Any]
     found = applied(channels_last)
     net = turned().eval()
     expected = net(X)
-    for made in (torch.jit.trace(net, X), torch.jit.script(net)):
+    for made in (torch.jit.trace(func=net, example_inputs=X), torch.jit.script(net)):
         assert torch.allclose(made(X), expected, atol=1e-5)
         assert net.conv.weight.is_contiguous()
     assert found.describe() == ""

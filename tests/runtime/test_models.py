@@ -318,7 +318,7 @@ def test_attention_in_float32_within_autocast(applied: Callable[..., Any]) -> No
     assert functional.scaled_dot_product_attention(q, k, v).dtype is torch.float32
     assert found.describe() == ""
     halves = [one.bfloat16() for one in (q, k, v)]
-    made = functional.scaled_dot_product_attention(*halves, mask, is_causal=False)
+    made = functional.scaled_dot_product_attention(*halves, mask, 0.0, is_causal=False)
     expected = functional.scaled_dot_product_attention(*(one.float() for one in halves))
     assert made.dtype is torch.bfloat16
     assert torch.equal(made, expected.bfloat16())
