@@ -39,7 +39,7 @@ BEATS = 1.03
 """How many times as fast the winner must be in the end."""
 
 CLEARLY = 1.1
-"""How many times as fast what ran but once must be to be kept when the search is interrupted."""
+"""How many times as fast what ran in turns only once, or not at all, must be to be kept."""
 
 TURNS = 3
 """How often the winner and the rules run in turns, if there is time."""
@@ -178,6 +178,8 @@ class Search:
             more = {**best, **settings}
             if any(knob in best for knob in settings):
                 continue
+            if not best and not self._runs.has_time(more, best):
+                return more  # a turn against the rules is what there is time for
             gain = self._gain(more, best, known)
             if gain:
                 self._best = (self._best[0] * gain if best else gain, more)
@@ -239,6 +241,10 @@ class Search:
                 return self._stays("the fastest failed when it was run again")
             self._ratios.append(rules.step / winner.step)
         middle, least = median(self._ratios), min(self._ratios)
+        if len(self._ratios) == 1 and middle < CLEARLY:
+            return self._stays(
+                f"the fastest was {middle:.2f} times as fast, once: no time was left for more"
+            )
         turns = f"{least:.2f} to {max(self._ratios):.2f}"
         if least <= 1.0 or middle < BEATS:
             return self._stays(

@@ -10,6 +10,7 @@ import pytest
 
 from cputrain.machine import RootSource, read_machine
 from cputrain.plan import Request, make_plan
+from cputrain.tune import runs
 from cputrain.tune.found import NothingToTuneError
 from cputrain.tune.search import Search
 from cputrain.tune.trial import Outcome
@@ -23,9 +24,15 @@ class Machine:
     """Runs in no time: each value makes a step so many times as long, with noise and drift."""
 
     def __init__(
-        self, factors: dict[tuple[str, str], float], *, seed: int = 0, python: float = 1.5
+        self,
+        factors: dict[tuple[str, str], float],
+        *,
+        seed: int = 0,
+        python: float = 1.5,
+        drift: float = 0.2,
     ) -> None:
         self.factors = factors
+        self.drift = drift
         self.python = python
         self.random = random.Random(seed)
         self.runs: list[Any] = []
@@ -48,7 +55,7 @@ class Machine:
         step = (
             0.01
             * (self.python if settings is None else 1.0)
-            * (1 + 0.2 * (len(self.runs) // 4 % 2))
+            * (1 + self.drift * (len(self.runs) // 4 % 2))
         )
         for pair in pairs:
             step *= self.factors.get(pair, 1.0)
@@ -210,6 +217,27 @@ def test_what_there_was_no_time_for_is_told() -> None:
     found = search(Machine({}), budget=0.0)
     assert found.untried == ("threads 1", "threads 2", "a on", "b on", "c on")
     assert "no time was left for more" in found.reason
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(0.7, True), (0.95, False)])
+def test_what_is_clearly_faster_in_one_turn_is_kept_when_time_is_short(
+    monkeypatch: pytest.MonkeyPatch, factor: float, kept: bool
+) -> None:
+    seconds = [0.0]
+
+    class Slow(Machine):
+        """Each run takes a second."""
+
+        def __call__(self, *args: Any, **options: Any) -> Outcome:
+            seconds[0] += 1
+            return super().__call__(*args, **options).replace(took=1.0)
+
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    machine = Slow({("a", "on"): factor}, drift=0.0)
+    found = search(machine, knobs=[knob("a", "on")], budget=8.0)
+    assert (found.settings == {"a": "on"}) is kept
+    assert len([trial for trial in found.trials if trial.stage == "turns"]) == 2
+    assert ("1 turn" if kept else "once: no time was left for more") in found.reason
 
 
 def test_whoever_watches_hears_of_every_trial() -> None:
