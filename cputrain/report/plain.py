@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from cputrain.plan import Plan
     from cputrain.tune.found import Found
 
+NOTABLE = 2.0
+"""Seconds by which training may start later without a word."""
+
 
 def plan_text(plan: Plan) -> str:
     """Every decision with its reason."""
@@ -42,10 +45,14 @@ def said_of(found: Found) -> list[str]:
     said = [f"{found.reason[0].upper()}{found.reason[1:]}."]
     if found.against_python is not None:
         said.append(f"Against plain python: {found.against_python:.2f} times as fast.")
-    if found.later is not None and found.later >= 1:
-        said.append(f"Its first step comes {found.later:.0f} s later.")
+    if found.later is not None and found.later > NOTABLE:
+        said.append(
+            f"It starts {found.later:.0f} s later, which pays after {found.pays_after} steps."
+        )
     if found.untried:
-        said.append(f"Not tried for want of time: {', '.join(found.untried)}.")
+        said.append(
+            f"Not tried for want of time: {', '.join(found.untried)} (--budget gives more)."
+        )
     return said
 
 

@@ -30,9 +30,6 @@ OPTIONS = (
     Option(flag="--help", short="-h", help="show this and stop"),
 )
 
-NOTABLE = 2.0
-"""Seconds by which training may start later without a word."""
-
 
 def main(argv: Sequence[str]) -> int:
     """Search, say what was found, keep it."""
@@ -189,15 +186,10 @@ def keep(what: target.Target, machine: Machine, found: Found) -> str | None:
 
 
 def _show(found: Found, what: target.Target) -> None:
+    from cputrain.report.plain import said_of
     from cputrain.tune.folders import path_of_trials
 
-    print(f"{found.reason[0].upper()}{found.reason[1:]}.")
-    if found.against_python is not None:
-        print(f"Against plain python: {found.against_python:.2f} times as fast.")
-    if found.later is not None and found.later > NOTABLE:
-        print(f"It starts {found.later:.0f} s later, which pays after {found.pays_after} steps.")
-    if found.untried:
-        print(f"Not tried for want of time: {', '.join(found.untried)} (--budget gives more).")
+    print("\n".join(said_of(found)))
     if not all(trial.good for trial in found.trials):
         print(f"What trials printed: {path_of_trials(what.name)}")
     if found.settings:

@@ -91,12 +91,12 @@ def test_a_search_is_shown_with_every_trial() -> None:
     )  # fmt: skip
     found = Found(
         settings={}, against_rules=None, against_python=1.5, reason=f"nothing {EVIL}",
-        reduced=False, loss_difference=None, later=7.0, pays_after=None,
+        reduced=False, loss_difference=None, later=7.0, pays_after=40,
         untried=("compile on",), trials=trials, seconds=1.0,
     )  # fmt: skip
     text = read(found_html(found))
     assert text.count(EVIL) == 2
     assert "200 ms" in text
     assert "rejected: no" in text
-    assert "Its first step comes 7 s later" in text
+    assert "It starts 7 s later, which pays after 40 steps." in text
     assert "compile on" in text
