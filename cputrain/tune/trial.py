@@ -174,7 +174,7 @@ def _start(
     environment = {**script.environment, VARIABLE: json.dumps(asked)}
     compiled = os.path.join(script.folder, COMPILED)
     os.makedirs(compiled, exist_ok=True)
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
+    environment["TORCHINDUCTOR_CACHE_DIR"] = compiled  # even where one is set, as torch itself does
     plain = script.target.argv(script.python)
     if settings is None:
         before = environment.get("PYTHONPATH")
