@@ -109,6 +109,8 @@ class Live:
             return table
         left = self._end - time.monotonic()
         clock = f"{left:.0f} s left" if left > 0 else "about to end"
+        if left == float("inf"):
+            clock = "until all is tried"
         note = Text(f"{self._now} …  {clock}; Ctrl-C keeps the best so far", style="dim")
         return Group(table, note)
 

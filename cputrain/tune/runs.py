@@ -7,6 +7,7 @@ import time
 from cputrain.tune.found import NothingToTuneError, Silent, Trial
 from cputrain.tune.ledger import Ledger
 from cputrain.tune.losses import check
+from cputrain.tune.trial import LONGEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 SHORTEST = 20.0
 """Seconds that a trial may take, however little time is left."""
+
+SLOW = 0.1
+"""Of the budget: a run of plain python that takes more is not repeated with half the threads."""
 
 REDUCED = frozenset({"precision"})
 """Knobs whose values other than float32 have fewer bits."""
@@ -55,6 +59,7 @@ class Runs:
         self._begin = time.monotonic()
         self.ledger = Ledger()
         self.trials: list[Trial] = []
+        self._python_took = 0.0
         self.pace = 0.0
         """Seconds of a step by the rules, at the latest."""
 
@@ -76,12 +81,18 @@ class Runs:
         outcome = self._ran("python", None, thorough=True)
         if outcome.fault:
             raise NothingToTuneError(outcome.fault)
+        self._python_took = outcome.took
         self._note("python", None, outcome, None, "what the others are compared with")
         return outcome
 
     def disturbed(self, threads: int) -> Outcome | None:
-        """Plain python with another order of additions, and noise as small as rounding."""
-        other = {**PLAIN, "threads": str(threads // 2 if threads > 1 else 2)}
+        """Plain python with another order of additions, and noise as small as rounding.
+
+        The order comes from half the threads. Where that takes long, the noise stands for both.
+        """
+        fewer = threads // 2 if threads > 1 else 2
+        takes_long = self._python_took > SLOW * self._budget
+        other = {**PLAIN, "threads": str(threads if takes_long else fewer)}
         outcome = self._ran("python", other, thorough=True, disturbed=True)
         return None if outcome.fault else outcome
 
@@ -125,7 +136,7 @@ class Runs:
             settings if settings is None or disturbed else {**self._fixed, **settings},
             disturbed=disturbed,
             thorough=thorough,
-            longest=longest,
+            longest=longest if longest < float("inf") else LONGEST,
         )
 
     def _note(

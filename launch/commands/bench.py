@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 
 from cputrain.errors import NotFound, UsageError
 from cputrain.launch.options import Option, parse, split_quoted, usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from cputrain.bench import Comparison
     from cputrain.bench.loaders import LoaderComparison
     from cputrain.bench.pools import PoolComparison
     from cputrain.launch.options import Parsed
+    from cputrain.tune.found import Found
 
 OPTIONS = (
     Option(flag="--repeats", takes="N", help="rounds, each runs both ways once (default: 5)"),
@@ -26,6 +28,10 @@ OPTIONS = (
         flag="--against", takes="SCRIPT", help="what plain python runs (default: the same script)"
     ),
     Option(flag="--tune", takes="SECONDS", help="tune each script first, and compare that, too"),
+    Option(
+        flag="--exhaustive",
+        help="with --tune: try every combination as well, which takes many times as long",
+    ),
     Option(
         flag="--precision",
         takes="float32|bf16",
@@ -98,17 +104,23 @@ def main(argv: Sequence[str]) -> int:
     repeats = _repeats(parsed.values.get("--repeats", "5"))
     launch_arguments = split_quoted(parsed, "--launch-args")
     against = _against(parsed.values.get("--against"))
+    if parsed.has("--exhaustive") and not parsed.has("--tune"):
+        raise UsageError("--exhaustive", "needs --tune", do="Try --tune 60 --exhaustive.")
     documents = []
     for title, script in _scripts(parsed.rest):
         plain = script if against is None else (against, *script[1:])
-        commands = _commands(parsed, plain, script, launch_arguments)
+        searches = _searches(parsed, script, launch_arguments)
+        commands = _commands(parsed, plain, script, launch_arguments, searches)
         comparison = _compare(title, commands, repeats)
         if parsed.has("--json"):
-            documents.append({"workload": title, **comparison.as_json()})
+            found = {name: one.as_json() for name, one in searches.items()}
+            documents.append({"workload": title, "searches": found, **comparison.as_json()})
         elif parsed.has("--markdown"):
             print(_markdown(title, comparison))
         else:
             _show(title, comparison)
+            for name, one in searches.items():
+                print(f"{name.capitalize()}, after {one.seconds:.0f} s: {one.reason}.")
     if parsed.has("--json"):
         print(json.dumps({"schema_version": 1, "comparisons": documents}, indent=1))
     return 0
@@ -149,20 +161,35 @@ def _against(named: str | None) -> str | None:
     return str(known[named])
 
 
+def _searches(
+    parsed: Parsed, script: Sequence[str], launch_arguments: Sequence[str]
+) -> dict[str, Found]:
+    """What tuning finds, by what it was allowed; nothing of it is remembered."""
+    if not parsed.has("--tune"):
+        return {}
+    search = partial(_search, parsed.values["--tune"], script, launch_arguments)
+    found = {"tuned": search("float32")}
+    if parsed.has("--exhaustive"):
+        found["best of all"] = search("float32", every=True)
+    if parsed.values.get("--precision") == "bf16":
+        found["tuned, bf16"] = search("bf16")
+    return found
+
+
 def _commands(
-    parsed: Parsed, plain: Sequence[str], script: Sequence[str], launch_arguments: Sequence[str]
+    parsed: Parsed,
+    plain: Sequence[str],
+    script: Sequence[str],
+    launch_arguments: Sequence[str],
+    searches: Mapping[str, Found],
 ) -> dict[str, tuple[str, ...]]:
     """Every way to run it, by name."""
     # -P: the working folder must not put a module of its own in the launcher's way
     launch = (sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_arguments)
     commands = {"python": (sys.executable, *plain), "cputrain launch": (*launch, *script)}
-    if parsed.has("--tune"):
-        budget = parsed.values["--tune"]
-        knobs = _tuned(budget, "float32", script, launch_arguments)
-        commands["tuned"] = (*launch, *knobs, *script)
-        if parsed.values.get("--precision") == "bf16":
-            knobs = _tuned(budget, "bf16", script, launch_arguments)
-            commands["tuned, bf16"] = (*launch, *knobs, *script)
+    for name, found in searches.items():
+        knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in found.settings.items()]
+        commands[name] = (*launch, *knobs, *script)
     if parsed.has("--peers"):
         from cputrain.bench.peers import peers
 
@@ -170,10 +197,14 @@ def _commands(
     return commands
 
 
-def _tuned(
-    seconds: str, precision: str, script: Sequence[str], launch_arguments: Sequence[str]
-) -> tuple[str, ...]:
-    """The knobs that tuning finds for a script, which is not remembered."""
+def _search(
+    seconds: str,
+    script: Sequence[str],
+    launch_arguments: Sequence[str],
+    precision: str,
+    *,
+    every: bool = False,
+) -> Found:
     from cputrain.bench import workloads
     from cputrain.launch import planning, target
     from cputrain.launch.commands import launch
@@ -181,7 +212,7 @@ def _tuned(
     from cputrain.machine import read_machine
     from cputrain.report.trials import watcher
 
-    budget = seconds_of(seconds, "--tune")
+    budget = float("inf") if every else seconds_of(seconds, "--tune")
     machine = read_machine(detail=False)
     words = (*launch_arguments, f"--precision={precision}")
     plan = planning.plan_for(parse(words, launch.OPTIONS, "launch"), machine)
@@ -189,8 +220,7 @@ def _tuned(
     more = ("--steps", "10000") if script[0] in workloads().values() else ()
     what = target.read_target((*script, *more), module=False, command=False)
     with watcher() as watching:
-        found = find_plan(what, machine, plan, budget=budget, watching=watching)
-    return tuple(f"--{knob.replace('_', '-')}={value}" for knob, value in found.settings.items())
+        return find_plan(what, machine, plan, budget=budget, watching=watching)
 
 
 def _compare(title: str, commands: dict[str, tuple[str, ...]], repeats: int) -> Comparison:

@@ -105,7 +105,11 @@ def find_plan(
     anyhow: bool = False,
     watching: Watcher | None = None,
 ) -> Found:
-    """Search, telling whoever is watching; what the plan's settings say stays."""
+    """Search, telling whoever is watching; what the plan's settings say stays.
+
+    With a budget that has no end every combination is tried.
+    """
+    from cputrain.tune.exhaustive import Exhaustive
     from cputrain.tune.folders import trials_folder
     from cputrain.tune.found import NothingToTuneError
     from cputrain.tune.search import Search
@@ -128,9 +132,9 @@ def find_plan(
             folder=folder,
             contained=contained,
             steps=steps,
-            seconds=max(1.5, budget / 60),
+            seconds=max(1.5, budget / 60) if budget < float("inf") else 2.0,
         )
-        search = Search(
+        search = (Search if budget < float("inf") else Exhaustive)(
             script,
             machine,
             plan,

@@ -89,6 +89,11 @@ def test_other_launchers_run_beside(script):
     assert {"run_cpu", "torchrun"} <= set(names)
 
 
+def test_every_combination_needs_a_search_to_measure(tmp_path):
+    done = bench("--exhaustive", "mlp", cwd=tmp_path)
+    assert (done.returncode, "--tune 60" in done.stderr) == (2, True)
+
+
 @pytest.mark.slow
 def test_what_tuning_finds_runs_beside(tmp_path):
     """It is found anew, compared, and not remembered."""

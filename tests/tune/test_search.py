@@ -11,6 +11,7 @@ import pytest
 from cputrain.machine import RootSource, read_machine
 from cputrain.plan import Request, make_plan
 from cputrain.tune import runs
+from cputrain.tune.exhaustive import Exhaustive
 from cputrain.tune.found import NothingToTuneError
 from cputrain.tune.search import Search
 from cputrain.tune.trial import Outcome
@@ -257,3 +258,38 @@ def test_a_script_that_does_not_train_is_told() -> None:
 
     with pytest.raises(NothingToTuneError, match="no optimizer took a step"):
         search(Machine({}), run=run)
+
+
+def test_every_combination_is_tried_and_the_fastest_is_found() -> None:
+    class Together(Machine):
+        """Two that help only with one another: a search that tries each alone misses them."""
+
+        def __call__(self, script: object, settings: Any, **rest: Any) -> Outcome:
+            outcome = super().__call__(script, settings, **rest)
+            both = (settings or {}).get("a") == (settings or {}).get("b") == "on"
+            return outcome.replace(times=tuple(t * (0.5 if both else 1.0) for t in outcome.times))
+
+    machine = Together({("a", "on"): 1.1, ("b", "on"): 1.05, ("c", "on"): 0.5}, drift=0.0)
+    machine.wrong = {("c", "on")}
+    script: Any = None
+    every = Exhaustive(script, MACHINE, PLAN, fixed={}, knobs=KNOBS, run=machine).run()
+    assert {**every.settings, "threads": ""} == {"a": "on", "b": "on", "threads": ""}
+    assert every.against_rules.median == pytest.approx(1 / (0.5 * 1.1 * 1.05), rel=0.1)
+    tried = [trial.settings for trial in every.trials if trial.stage == "every"]
+    assert len({str(settings) for settings in tried}) == 3 * 2 * 2 * 2
+    assert sum("c" in (settings or {}) for settings in tried) == 12  # once each
+    assert not search(machine).settings
+
+
+def test_a_slow_script_is_not_slowed_down_to_know_its_noise() -> None:
+    """Plain python again, with half the threads if that takes little of the time there is."""
+
+    class Slow(Machine):
+        def __call__(self, script: object, settings: Any, **rest: Any) -> Outcome:
+            return super().__call__(script, settings, **rest).replace(took=20.0)
+
+    usual = PLAN.value("threads")
+    for budget, threads in ((300.0, usual // 2 or 2), (150.0, usual)):
+        machine = Slow({})
+        search(machine, budget=budget)
+        assert machine.runs[1]["threads"] == str(threads)
