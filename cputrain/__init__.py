@@ -6,7 +6,7 @@ before a name that needs it.
 
 from __future__ import annotations
 
-__all__ = ["DataLoader", "Pool", "__version__", "fill", "setup"]
+__all__ = ["DataLoader", "Pool", "Split", "__version__", "fill", "setup"]
 
 __version__ = "0.1.0"
 
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from cputrain.data import DataLoader
     from cputrain.notebook import setup
     from cputrain.pool import Pool, fill
+    from cputrain.split import Split
 
 _HOMES = {
     "DataLoader": "cputrain.data",
     "Pool": "cputrain.pool",
+    "Split": "cputrain.split",
     "fill": "cputrain.pool",
     "load_ipython_extension": "cputrain.notebook",
     "setup": "cputrain.notebook",

@@ -17,6 +17,7 @@ from cputrain.plan import (
     openmp,
     placement,
     precision,
+    replicas,
     start_method,
     threads,
     waits,
@@ -42,6 +43,7 @@ POLICIES: tuple[Policy, ...] = (
     fused,
     channels_last,
     precision,
+    replicas,
     attention,
     compiling,
 )

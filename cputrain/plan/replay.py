@@ -191,6 +191,7 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
     "fused_optimizer": (_switch, "true or false"),
     "channels_last": (_switch, "true or false"),
     "precision": (_one_of("float32", "kernels", "bf16"), "float32, kernels or bf16"),
+    "replicas": (lambda value: value == "auto" or _count(value), "auto or a number of replicas"),
     "attention": (_or_none(_one_of("math", "float32")), "math or float32, or null"),
     "compile": (_switch, "true or false"),
 }

@@ -17,6 +17,7 @@ from cputrain.runtime import (
     loader_cores,
     openmp,
     precision,
+    replicas,
     waits,
 )
 from cputrain.runtime.at_work import NOW
@@ -57,6 +58,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     openmp,
     channels_last,
     precision,
+    replicas,
     attention,
     compiling,
 )

@@ -27,6 +27,14 @@ class _Within(threading.local):
     now = False
 
 
+_within = _Within()
+
+
+def be_within() -> None:
+    """From now on no call that this thread makes is a whole model's: it works for one that is."""
+    _within.now = True
+
+
 class Outermost:
     """The exchanged call, and who is around it."""
 
@@ -37,7 +45,7 @@ class Outermost:
         self._arounds: list[Around] = []
         self._chain: Around = call
         self._tellings: list[Callable[[], None]] = []
-        within = _Within()
+        within = _within
         is_compiling = torch.compiler.is_compiling
         is_tracing = torch.jit.is_tracing
 

@@ -11,6 +11,7 @@ from cputrain.tune.knobs import (
     huge_pages,
     loader,
     precision,
+    replicas,
     threads,
 )
 
@@ -53,6 +54,7 @@ class Situation(Record):
 
 KNOBS: tuple[Knob, ...] = (
     threads,
+    replicas,
     channels_last,
     precision,
     attention,

@@ -1,0 +1,64 @@
+"""How many replicas compute each batch of a model, in threads of the script's own process."""
+
+from __future__ import annotations
+
+from cputrain.errors import UsageError
+from cputrain.plan.cores import share_of, shortened
+from cputrain.plan.decision import Change, Decision, Knob, Origin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine import Machine
+    from cputrain.plan.decision import Request
+
+KNOB = Knob(
+    name="replicas",
+    takes="N|auto",
+    help="replicas that divide each batch (auto: the fastest of the first steps; left out: 1)",
+)
+
+
+def decide(machine: Machine, request: Request) -> Decision:
+    """One, unless the user or a measurement says more."""
+    asked = request.settings.get(KNOB.name)  # here, "auto" is not the same as nothing
+    if asked is None:
+        return _decision(
+            1, "how many pay depends on the script: a matter of measuring", Origin.RULE
+        )
+    share = share_of(machine, request)
+    compiled = request.setting("compile")
+    if asked.value != "1" and compiled is not None and compiled.value == "on":
+        raise UsageError(
+            asked.where, "does not go with compiled models", found=f"{compiled.where} on",
+            do="Leave one of the two out.",
+        )  # fmt: skip
+    if asked.value == "auto":
+        return _decision("auto", f"{asked.where} says so", Origin.USER)
+    most = len(share.fast)
+    if not (asked.value.isascii() and asked.value.isdigit()) or not 1 <= int(asked.value) <= most:
+        raise UsageError(
+            asked.where,
+            f"must be auto or a whole number from 1 to the {most} cores there are",
+            found=shortened(asked.value),
+            do="Leave it out for one.",
+        )
+    origin = Origin.MEASURED if asked.measured else Origin.USER
+    return _decision(int(asked.value), asked.measured or f"{asked.where} says so", origin)
+
+
+def _decision(value: int | str, reason: str, origin: Origin) -> Decision:
+    says = {
+        1: "batches undivided",
+        "auto": "batches divided among as many replicas as are fastest",
+    }.get(value, f"batches divided among {value} replicas")
+    return Decision(
+        policy=KNOB.name,
+        value=value,
+        says=says,
+        reason=reason,
+        origin=origin,
+        change=Change.EXACT,
+        rejected={"more": f"{reason}; {KNOB.flag} N divides each batch among N replicas"}
+        if value == 1
+        else {},
+    )

@@ -1,0 +1,66 @@
+"""Divides the batches of every model that the script calls among replicas."""
+
+from __future__ import annotations
+
+import weakref
+
+from cputrain.runtime.outermost import outermost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+POLICY = "replicas"
+
+
+class Replicas:
+    """The models that were called."""
+
+    def __init__(self, torch: ModuleType, count: int | None) -> None:
+        self._count = count
+        self._models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._divided: dict[int, int] = {}
+        self._reasons: dict[str, None] = {}
+        self._outermost = outermost(torch)
+        self._outermost.add(self._around)
+
+    def _around(self, call: Callable[..., Any], model: Any, /, *args: Any, **options: Any) -> Any:
+        splitter = self._models.get(model)
+        if splitter is None:
+            splitter = self._models[model] = self._new(model)
+        return splitter(call, args, options) if splitter else call(model, *args, **options)
+
+    def _new(self, model: Any) -> Any:
+        from cputrain.split import Split, splitter_of
+
+        if isinstance(model, Split) or next(model.parameters(), None) is None:
+            return False  # it does so itself; there is nothing to learn
+        return splitter_of(model, self._count, chose=self._chose, tell=self._refused)
+
+    def _chose(self, count: int, _gain: float) -> None:
+        self._divided[count] = self._divided.get(count, 0) + 1
+
+    def _refused(self, reason: str) -> None:
+        self._reasons[reason] = None
+
+    def describe(self) -> str:
+        parts = [
+            f"batches of {models} model{'s' * (models > 1)} divided among {count} replicas"
+            if count > 1
+            else f"batches of {models} model{'s' * (models > 1)} undivided: that is fastest"
+            for count, models in sorted(self._divided.items())
+        ]
+        parts += [f"batches undivided: {reason}" for reason in self._reasons]
+        return ", ".join(parts)
+
+    def undo(self) -> None:
+        self._outermost.remove(self._around)
+
+
+def apply(torch: ModuleType, value: object) -> Replicas | None:
+    """Wait for models to be called."""
+    if value == 1:
+        return None
+    return Replicas(torch, value if isinstance(value, int) else None)

@@ -1,0 +1,125 @@
+"""Batch normalisation over the whole batch, of which every replica has a part.
+
+Replicas meet twice: in the forward with the count, the mean and the variance of their part, in the
+backward with the two sums over the gradient that the mean and the variance depend on.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (as torch's own documentation has it)
+
+from cputrain.split.part import part_here
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from cputrain.split.part import Part
+
+    Own = Callable[..., Any]
+    Tensor = torch.Tensor
+
+aten = torch.ops.aten
+
+
+def replacements() -> list[tuple[Any, str, Callable[[Own], Own]]]:
+    """Where, which, and what makes ours of torch's."""
+    return [(F, "batch_norm", _functional)]
+
+
+def _functional(own: Own) -> Own:
+    @wraps(own)
+    def batch_norm(
+        input: Tensor,  # noqa: A002  (torch's name)
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        part = part_here()
+        if part is None or not training:
+            return own(  # type: ignore[no-any-return]
+                input, running_mean, running_var, weight, bias, training, momentum, eps
+            )
+        number = part.met
+        part.met += 1
+        normalised, mean, variance, count = WholeBatchNorm.apply(
+            input, weight, bias, eps, part, number
+        )
+        if running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
+                unbiased = variance * (count / (count - 1))
+                running_var.mul_(1 - momentum).add_(unbiased, alpha=momentum)
+        return normalised  # type: ignore[no-any-return]
+
+    return batch_norm
+
+
+class WholeBatchNorm(torch.autograd.Function):
+    """A part, normalised by what the whole has."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,  # noqa: A002  (torch's name)
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        part: Part,
+        number: int,
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        own_mean, own_variance = torch.batch_norm_update_stats(input, None, None, 0.0)
+        count = input.numel() // input.size(1)
+        everybody = part.meeting.meet(
+            ("norm", number), part.number, (count, own_mean, own_variance)
+        )
+        total = sum(one for one, _, _ in everybody)
+        if total < 2:
+            raise ValueError(
+                "Expected more than 1 value per channel when training, "
+                f"got input size {input.size()}"
+            )
+        counts = own_mean.new_tensor([one for one, _, _ in everybody]).unsqueeze(1)
+        means = torch.stack([one for _, one, _ in everybody])
+        variances = torch.stack([one for _, _, one in everybody])
+        mean = (counts * means).sum(0) / total
+        variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total
+        ctx.save_for_backward(input, weight, mean, variance)
+        ctx.eps, ctx.part, ctx.number, ctx.total = eps, part, number, total
+        ctx.mark_non_differentiable(mean, variance)
+        out = torch.batch_norm(input, weight, bias, mean, variance, False, 0.0, eps, False)
+        return out, mean, variance, total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: object) -> tuple[Any, ...]:
+        input_, weight, mean, variance = ctx.saved_tensors
+        part: Part = ctx.part
+        scaled, of_weight, of_bias = aten.native_batch_norm_backward(
+            gradient, input_, weight, mean, variance, None, None, False, ctx.eps, [True] * 3
+        )
+        everybody = part.meeting.meet(("norm, back", ctx.number), part.number, (of_weight, of_bias))
+        all_of_weight = torch.stack([one for one, _ in everybody]).sum(0) / ctx.total
+        all_of_bias = torch.stack([one for _, one in everybody]).sum(0) / ctx.total
+        # scaled - scale (all_of_bias + normalised all_of_weight), as one line a x + b
+        inverse = torch.rsqrt(variance + ctx.eps)
+        scale = inverse if weight is None else inverse * weight
+        slope = scale * inverse * all_of_weight
+        level = scale * all_of_bias - slope * mean
+        zero, one = torch.zeros_like(mean), torch.ones_like(mean)
+        line = torch.batch_norm(input_, slope, level, zero, one, False, 0.0, 0.0, False)
+        wanted = ctx.needs_input_grad
+        return (
+            scaled.sub_(line),
+            of_weight if wanted[1] else None,
+            of_bias if wanted[2] else None,
+            *(None, None, None),
+        )

@@ -1,0 +1,131 @@
+"""How many replicas: a number that was asked for, or the fastest of the script's own steps.
+
+Whatever their number, the result is the same; so what is measured are steps that count, and trying
+costs no more than the slower ones of them.
+"""
+
+from __future__ import annotations
+
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Protocol
+
+    class Choice(Protocol):
+        """Who says how many."""
+
+        def count(self, size: int, /, *, trains: bool) -> int:
+            """For the next call, with so many samples."""
+
+        def took(self, count: int, size: int, seconds: float) -> None:
+            """A call and its backward, with as many replicas as were said."""
+
+
+WARM_UP = 1
+"""Steps that are not counted after a change of their number."""
+
+MEASURED = 3
+"""Steps that are, of each number that is not clearly slower."""
+
+CLEARLY = 1.25
+"""How many times as slow as one replica a number is left out after its first step."""
+
+GAIN = 1.03
+"""How many times as fast several must be to be chosen."""
+
+SHORTER = 0.9
+"""Batches smaller than this part of the largest are not looked at: the last one of an epoch."""
+
+
+class Asked:
+    """Always the same."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def count(self, _size: int, *, trains: bool) -> int:  # noqa: ARG002  (called by this name)
+        """Whatever the call."""
+        return self._count
+
+    def took(self, count: int, size: int, seconds: float) -> None:
+        """It is not looked at."""
+
+
+class Measured(Record):
+    """What came of a measurement."""
+
+    count: int
+    """The number that was chosen."""
+
+    gain: float
+    """How many times as fast as one it was."""
+
+    seconds: dict[int, float]
+    """Of a sample, by the number of replicas."""
+
+
+class Fastest:
+    """One and each of the others in turns, for a few steps; then the fastest."""
+
+    def __init__(self, counts: Sequence[int], tell: Callable[[Measured], None]) -> None:
+        self._waiting = list(counts)
+        self._tell = tell
+        self._seconds: dict[int, list[float]] = {1: []}
+        self._largest = 0
+        self._turn: list[int] = []
+        self._skip = WARM_UP
+        self.chosen: int | None = None if counts else 1
+        """The number, once it is known."""
+
+    def count(self, size: int, *, trains: bool) -> int:
+        """One, until the fastest is known and where nothing is learned."""
+        if self.chosen is not None:
+            return self.chosen
+        if not trains or size < SHORTER * self._largest:
+            return 1
+        self._largest = max(self._largest, size)
+        if not self._turn:
+            self._turn = self._next()
+        return self._turn[0] if self._turn else self._decide()
+
+    def took(self, count: int, size: int, seconds: float) -> None:
+        """Counted, if it is of the number that is measured now."""
+        if self.chosen is not None or not self._turn or count != self._turn[0]:
+            return
+        if size < SHORTER * self._largest:
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        self._seconds.setdefault(count, []).append(seconds / size)
+        self._turn.pop(0)
+        self._skip = WARM_UP
+
+    def _next(self) -> list[int]:
+        """One, and the next number: again and again, unless it is clearly slower."""
+        while self._waiting:
+            count = self._waiting[0]
+            mine, ones = self._seconds.get(count, []), self._seconds[1]
+            slow = mine and min(mine) > CLEARLY * min(ones)
+            if not slow and len(mine) < MEASURED:
+                return [1, count] if len(mine) % 2 == 0 else [count, 1]
+            self._waiting.pop(0)
+        return []
+
+    def _decide(self) -> int:
+        middle = {count: _median(seconds) for count, seconds in self._seconds.items()}
+        best = min(middle, key=lambda count: middle[count])
+        # no slower in any of its steps than one is in the middle: noise is not taken for gain
+        if middle[1] < GAIN * middle[best] or max(self._seconds[best]) > middle[1]:
+            best = 1
+        self.chosen = best
+        self._tell(Measured(count=best, gain=middle[1] / middle[best], seconds=middle))
+        return best
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

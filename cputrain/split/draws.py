@@ -1,0 +1,153 @@
+"""Random numbers of a divided batch: those that the whole batch would have had.
+
+Every draw of a replica is a slice of the draw that an undivided forward would have made, from the
+same generator, at the same place in its sequence: the one who comes first makes it for all. So the
+numbers do not depend on how the batch is divided, or on who is faster.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from cputrain.errors import CputrainError
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cputrain.split.part import Part
+
+    Order = tuple[int, ...]
+    """Dimensions, the outermost in memory first."""
+
+    Fill = Callable[[torch.Size, Order], torch.Tensor]
+    """Makes a tensor of this shape, filled from the default generator in this order."""
+
+
+class DrawsDifferError(CputrainError, RuntimeError):
+    """Replicas did not draw the same."""
+
+
+class Divided(Record):
+    """How a draw is divided."""
+
+    dim: int | None
+    """The dimension along which it is; None where all parts have the same."""
+
+    order: Order
+    """How it lies in memory. A part with a single sample does not show it."""
+
+
+class _Draw:
+    """One draw for all parts."""
+
+    def __init__(self, state: torch.Tensor, parties: int) -> None:
+        self.state = state
+        """The generator's, before it."""
+        self.whole: torch.Tensor | None = None
+        """Kept until everybody has taken a slice."""
+        self.waiting = set(range(parties))
+
+
+class Draws:
+    """The draws of one call, in their order."""
+
+    def __init__(self, parties: int, known: Sequence[Divided] | None = None) -> None:
+        self._parties = parties
+        self._lock = threading.Lock()
+        self._draws: list[_Draw] = []
+        self._known = known
+        self._after = torch.default_generator.get_state()
+        self._unseen = False
+        self.found: list[Divided] = []
+        """How each is divided, where that is not known: what parts of different sizes ask for."""
+
+    @property
+    def unseen(self) -> bool:
+        """Whether anything else has drawn from the generator; known while dimensions are not."""
+        return self._unseen or not torch.equal(self._after, torch.default_generator.get_state())
+
+    def take(self, part: Part, shape: torch.Size, order: Order, fill: Fill) -> torch.Tensor:
+        """The part's slice of the next draw."""
+        number = part.drawn
+        part.drawn += 1
+        divided = self._divided(number, part, shape, order)
+        dim = divided.dim
+        if dim is None:
+            return self._whole(number, part, shape, divided.order, fill).clone()
+        rest = shape[dim] * part.size // (part.end - part.begin)
+        whole_shape = torch.Size([*shape[:dim], rest, *shape[dim + 1 :]])
+        whole = self._whole(number, part, whole_shape, divided.order, fill)
+        each = rest // part.size
+        return whole.narrow(dim, part.begin * each, (part.end - part.begin) * each)
+
+    def _divided(self, number: int, part: Part, shape: torch.Size, order: Order) -> Divided:
+        if self._known is not None:
+            if number >= len(self._known):
+                raise DrawsDifferError(
+                    "the model",
+                    "must draw as many random numbers in every forward",
+                    found=f"draw {number + 1} where there were {len(self._known)} before",
+                    do="Train it unsplit.",
+                )
+            return self._known[number]
+        own = (part.end - part.begin, shape, order)
+        everybody = part.meeting.meet(("draw", number), part.number, own)
+        divided = Divided(
+            dim=divided_dim([one for _, one, _ in everybody], [size for size, _, _ in everybody]),
+            order=max(everybody)[2],
+        )
+        if part.number == 0:
+            self.found.append(divided)
+        return divided
+
+    def _whole(
+        self, number: int, part: Part, shape: torch.Size, order: Order, fill: Fill
+    ) -> torch.Tensor:
+        with self._lock:
+            if number == len(self._draws):
+                # the next draw begins where this one ends, so others wait until it is made
+                before = torch.default_generator.get_state()
+                self._unseen |= self._known is None and not torch.equal(before, self._after)
+                self._draws.append(_Draw(before, self._parties))
+                self._draws[number].whole = fill(shape, order)
+                self._after = torch.default_generator.get_state()
+            draw = self._draws[number]
+            if part.number not in draw.waiting or draw.whole is None:
+                return self._again(draw, shape, order, fill)
+            whole = draw.whole
+            draw.waiting.remove(part.number)
+            if not draw.waiting:
+                draw.whole = None
+        if whole.shape != shape:
+            raise DrawsDifferError(
+                "the model",
+                "must draw the same random numbers in every replica",
+                found=f"shapes {tuple(whole.shape)} and {tuple(shape)}",
+                do="Train it unsplit.",
+            )
+        return whole
+
+    def _again(self, draw: _Draw, shape: torch.Size, order: Order, fill: Fill) -> torch.Tensor:
+        """As it was, for a part that runs a second time: what is recomputed in a backward."""
+        now = torch.default_generator.get_state()
+        torch.default_generator.set_state(draw.state)
+        try:
+            return fill(shape, order)
+        finally:
+            torch.default_generator.set_state(now)
+
+
+def divided_dim(shapes: list[torch.Size], sizes: list[int]) -> int | None:
+    """The dimension in which parts of these sizes differ as the sizes do; None where none does."""
+    first = shapes[0]
+    for dim in range(len(first)):
+        if all(
+            len(shape) == len(first) and shape[dim] * sizes[0] == first[dim] * size
+            for shape, size in zip(shapes, sizes, strict=True)
+        ) and any(shape[dim] != first[dim] for shape in shapes):
+            return dim
+    return None
