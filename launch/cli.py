@@ -16,6 +16,7 @@ VERBS = {
     "info": "what this machine is, and what of it may be used",
     "plan": "what launch would do, with every reason",
     "tune": "find the fastest plan for a script by measuring, and keep it",
+    "verify": "how far a batch in parts is from the whole one, on a script's own steps",
     "bench": "plain python against cputrain, side by side",
 }
 """Each is a module of cputrain.launch.commands with `main(argv) -> int`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 
-from cputrain.runtime.exchange import Exchanged, pass_by
+from cputrain.runtime.derivatives import Derivatives
+from cputrain.runtime.exchange import pass_by
 from cputrain.runtime.outermost import is_watched, outermost
 
 TYPE_CHECKING = False
@@ -43,7 +44,7 @@ class Compiled:
         self._kinds: set[type] = set()
         self._count = 0
         self._ready = False
-        self._derivatives = _Derivatives(torch)
+        self._derivatives = Derivatives(torch)
         self._outermost = outermost(torch)
         self._outermost.add(self._around)
         self._hook = register_optimizer_step_post_hook(self._stepped)
@@ -184,33 +185,6 @@ class Compiled:
         self._derivatives.undo()
         for config, name, value in self._configured:
             setattr(config, name, value)
-
-
-class _Derivatives:
-    """Whether the script asked for a derivative that it can differentiate again."""
-
-    def __init__(self, torch: ModuleType) -> None:
-        self.twice = False
-        # create_graph is given by name, or in this place
-        self._exchanged = [
-            Exchanged(torch.autograd, name, self._hearing(getattr(torch.autograd, name), at))
-            for name, at in (("backward", 3), ("grad", 4))
-        ]
-
-    def _hearing(self, own: Any, place: int) -> Any:
-        from functools import wraps
-
-        @wraps(own)
-        def hearing(*args: Any, **options: Any) -> Any:
-            if args[place] if len(args) > place else options.get("create_graph"):
-                self.twice = True
-            return own(*args, **options)
-
-        return hearing
-
-    def undo(self) -> None:
-        for one in self._exchanged:
-            one.undo()
 
 
 FOREVER = 1 << 62

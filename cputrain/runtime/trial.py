@@ -36,10 +36,18 @@ ROUNDING = 1e-5
 """Relative noise, somewhat more than another order of additions makes in the sums of a gradient."""
 
 
-def watch(torch: ModuleType) -> Recorder | None:
+def watch(torch: ModuleType) -> None:
     """Start watching, if this process is on trial; those that it starts are not."""
-    asked = os.environ.pop(VARIABLE, "")
-    return Recorder(torch, **json.loads(asked)) if asked else None
+    given = os.environ.pop(VARIABLE, "")
+    if not given:
+        return
+    asked = json.loads(given)
+    if "verify" in asked:
+        from cputrain.runtime.verifying import Verifier
+
+        Verifier(torch, **asked)
+    else:
+        Recorder(torch, **asked)
 
 
 class Recorder:
@@ -72,7 +80,7 @@ class Recorder:
         self._waited = 0.0
         self._waiting = False
         self._timed: set[type] = set()
-        _seed(torch)
+        seed(torch)
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
@@ -97,7 +105,7 @@ class Recorder:
         self._waits.append(self._waited)
         if self._is_enough():
             self._tell("enough")
-            self._end()
+            end()
 
     def _is_enough(self) -> bool:
         count, now = len(self._times), self._times[-1]
@@ -190,12 +198,13 @@ class Recorder:
             return None
         return self._times[self._warmup - 1] - self._begun
 
-    def _end(self) -> None:
-        """At once: what the script does at its end is for a run that got there."""
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        os._exit(0)
+
+def end() -> None:
+    """At once: what the script does at its end is for a run that got there."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(0)
 
 
 def _disturbance(torch: ModuleType) -> Callable[..., None]:
@@ -215,7 +224,8 @@ def _disturbance(torch: ModuleType) -> Callable[..., None]:
     return disturb
 
 
-def _seed(torch: ModuleType) -> None:
+def seed(torch: ModuleType) -> None:
+    """The same numbers in every trial, whatever the script does."""
     import random
 
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ from contextlib import ExitStack, nullcontext
 
 import torch
 
+from cputrain.errors import CputrainError
 from cputrain.split.batch import leaves_of
 from cputrain.split.meeting import Meeting
 from cputrain.split.part import Part
@@ -223,6 +224,10 @@ def _summed(crew: Crew | Alone, found: Sequence[Sequence[torch.Tensor | None]]) 
     return sums
 
 
+class TwiceError(CputrainError, RuntimeError):
+    """Somebody asked for gradients that can be differentiated again."""
+
+
 class Whole(torch.autograd.Function):
     """The call, as one step in the caller's graph."""
 
@@ -245,8 +250,15 @@ class Whole(torch.autograd.Function):
         return tuple(leaf for _, leaf in tensors)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # these would look as if they did not depend on the model
+            raise TwiceError(
+                "the model",
+                "gives no gradients that can be differentiated again while its batch is divided",
+                found="create_graph=True",
+                do="Call the model itself there, not the Split of it; or launch it without "
+                "--replicas.",
+            )
         given = [
             (number, ctx.together.dims[number], gradient)
             for number, gradient in zip(ctx.numbers, gradients, strict=True)

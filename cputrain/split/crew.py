@@ -163,26 +163,35 @@ def _nothing() -> None:
 
 
 _crews: dict[tuple[int, tuple[Any, ...]], Crew] = {}
-_users: dict[tuple[int, tuple[Any, ...]], weakref.WeakSet[Any]] = {}
+_users: dict[tuple[int, tuple[Any, ...]], set[int]] = {}
 
 
 def crew_of(places: Sequence[tuple[Cpus, ...]], user: object) -> Crew:
-    """The one on these cores: started when it is first asked for, and shared by all users."""
+    """The one on these cores: started when it is first asked for, and shared by all its users."""
     key = (os.getpid(), tuple(places))
     if key not in _crews:
         _crews[key] = Crew(places)
-    _users.setdefault(key, weakref.WeakSet()).add(user)
+        _users[key] = set()
+    if id(user) not in _users[key]:
+        _users[key].add(id(user))
+        weakref.finalize(user, _leave, id(user), key).atexit = False
     return _crews[key]
 
 
 def leave(user: object, places: Sequence[tuple[Cpus, ...]]) -> None:
-    """This one does not need it any more: with the last user it ends."""
-    key = (os.getpid(), tuple(places))
+    """This one does not need it any more."""
+    _leave(id(user), (os.getpid(), tuple(places)))
+
+
+def _leave(user: int, key: tuple[int, tuple[Any, ...]]) -> None:
+    """With the last user it ends."""
     if key not in _crews:
         return
     _users[key].discard(user)
     if not _users[key]:
-        _crews.pop(key).end()
+        crew = _crews.pop(key)
+        if key[0] == os.getpid():  # threads are not forked
+            crew.end()
 
 
 @atexit.register

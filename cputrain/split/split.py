@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cputrain.plan import Request
     from cputrain.split.choose import Choice, Measured
     from cputrain.split.splitter import Places
+    from cputrain.split.verify import Verification
 
 OWN = frozenset({"_stands_for", "_asked", "_splitter", "chosen"})
 """Attributes of the module itself; all others are the model's."""
@@ -79,6 +80,22 @@ class Split(nn.Module):
     def why_not(self) -> str:
         """Why the batch is not divided; empty where it is, or where nothing was tried yet."""
         return self._splitter.refused
+
+    @staticmethod
+    def verify(model: nn.Module, *args: Any, replicas: int = 2, **options: Any) -> Verification:
+        """How far the batch in so many parts is from the whole: a call, and its backward.
+
+        Tensor by tensor, in float64 and in float32. Nothing of it stays in the model.
+        """
+        from cputrain.split.verify import verify
+
+        count = _count(replicas)
+        if count is None or count < 2:
+            raise UsageError(
+                "replicas", "must be 2 or more to be verified", found=repr(replicas), do="Try 2."
+            )
+        whole = model._stands_for if isinstance(model, Split) else model
+        return verify(whole, args, options, replicas=count)
 
     # -- all else is the model's
 

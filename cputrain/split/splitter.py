@@ -12,7 +12,8 @@ import torch
 from cputrain.split import batch_norm, random_functions
 from cputrain.split.batch import DIMS, Arguments, ranges
 from cputrain.split.call import Call, Whole
-from cputrain.split.check import FEWEST, CannotSplitError, Way, find_way
+from cputrain.split.check import FEWEST, find_way
+from cputrain.split.compare import CannotSplitError, Way
 from cputrain.split.crew import Alone, crew_of, leave, within
 from cputrain.split.draws import Draws
 from cputrain.split.views import View, shape_of
@@ -67,7 +68,8 @@ class Splitter:
 
     def __call__(self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The model's call, divided if that gives the same."""
-        found = self._way(call, args, options) if self._places and self._may() else None
+        shape = shape_of(self._model) if self._places and self._may() else None
+        found = None if shape is None else self._way(call, args, options)
         if found is None:
             return call(self._model, *args, **options)
         arguments, way = found
@@ -75,7 +77,7 @@ class Splitter:
         count = min(self._choice.count(arguments.size, trains=trains), arguments.size)
         if count == 1 and not self.measures:
             return call(self._model, *args, **options)
-        return self._divided(call, arguments, way, count)
+        return self._divided(call, arguments, way, count, shape)
 
     @property
     def _model(self) -> nn.Module:
@@ -147,9 +149,9 @@ class Splitter:
         self.refused = reasons[0]
         self._tell(self.refused)
 
-    def _divided(self, call: Calls, arguments: Arguments, way: Way, count: int) -> Any:
+    def _divided(self, call: Calls, arguments: Arguments, way: Way, count: int, shape: Any) -> Any:
         crew = Alone() if count == 1 else self._crew(count)
-        views = self._current(way, count)
+        views = self._current((shape, way.changing), way, count)
         parts = ranges(arguments.size, self._shares or [1.0] * count)
         for view in views[: len(parts)]:
             view.refresh()
@@ -172,8 +174,7 @@ class Splitter:
         enough = min(number for number in self._places if number >= count)
         return crew_of(self._places[enough], self)
 
-    def _current(self, way: Way, count: int) -> list[View]:
-        shape = (shape_of(self._model), way.changing)
+    def _current(self, shape: Any, way: Way, count: int) -> list[View]:
         views = self._views.pop(shape, [])
         self._views[shape] = views  # the last one used is the last one in
         if len(self._views) > SHAPES:

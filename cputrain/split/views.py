@@ -121,16 +121,23 @@ def _container(value: Any, made: dict[int, Any]) -> Any:
     return type(value)(inside_list)
 
 
-def shape_of(model: nn.Module) -> tuple[Any, ...]:
-    """What a view depends on: where it is another, views are made anew."""
+def shape_of(model: nn.Module) -> tuple[Any, ...] | None:
+    """What a view depends on: where it is another, views are made anew.
+
+    None while there is something else in the place of a parameter, as within functional_call.
+    """
     found: list[Any] = []
     for module in model.modules():
         held = module.__dict__
         found.append(id(module))
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # it is not viewed
         found.extend(map(id, held.values()))
         found.extend(map(id, held["_modules"].values()))
         found.extend(map(id, held["_buffers"].values()))
         for parameter in held["_parameters"].values():
             if parameter is not None:
+                if type(parameter) is not nn.Parameter:
+                    return None
                 found += (id(parameter), parameter.data_ptr(), parameter.requires_grad)
     return tuple(found)

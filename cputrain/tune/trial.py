@@ -121,37 +121,65 @@ def run_trial(
     One that is `thorough` goes on for as many losses as a comparison needs, even where a step takes
     long. After `longest` seconds a trial is given up.
     """
+    begin = time.monotonic()
+    asked = {
+        "warmup": script.warmup,
+        "steps": script.steps,
+        "seconds": script.seconds,
+        "losses": LOSSES if thorough else 0,
+        "begun": time.perf_counter(),
+        "disturbed": disturbed,
+    }
+    watched = run_watched(script, settings, asked, longest=longest)
+    return _outcome(settings, watched, time.monotonic() - begin)
+
+
+class Watched(Record):
+    """What came of a process of the script."""
+
+    fault: str
+    """Why it was given up; empty where it was not."""
+
+    code: int
+    """Its exit code."""
+
+    seen: bytes
+    """What the watcher within told."""
+
+    errors: str
+    """The file of what it printed to stderr."""
+
+
+def run_watched(
+    script: Script,
+    settings: dict[str, str] | None,
+    asked: dict[str, Any],
+    *,
+    longest: float = LONGEST,
+) -> Watched:
+    """Run it with a watcher that is asked for this, until the watcher ends it."""
     scratch = tempfile.mkdtemp(prefix="cputrain-trial-")
     base = os.path.join(script.folder, _file_name(script.folder, settings))
-    begin = time.monotonic()
     try:
         with (
             open(f"{base}.out", "wb") as out,
             open(f"{base}.err", "wb") as err,
             tempfile.TemporaryFile() as told,
         ):
-            asked = {
-                "fd": told.fileno(),
-                "warmup": script.warmup,
-                "steps": script.steps,
-                "seconds": script.seconds,
-                "losses": LOSSES if thorough else 0,
-                "begun": time.perf_counter(),
-                "disturbed": disturbed,
-            }
+            asked = {"fd": told.fileno(), **asked}
             child = _start(script, settings, scratch, out.fileno(), err.fileno(), asked)
+            code, fault = 0, ""
             try:
                 code = child.wait(longest)
-                fault = ""
             except subprocess.TimeoutExpired:
-                code, fault = 0, f"it was not through with its steps after {longest:.0f} s"
+                fault = f"it was not through with its steps after {longest:.0f} s"
             finally:
                 _end(child)
             told.seek(0)
             seen = told.read()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return _outcome(settings, fault, code, seen, f"{base}.err", time.monotonic() - begin)
+    return Watched(fault=fault, code=code, seen=seen, errors=f"{base}.err")
 
 
 def _file_name(folder: str, settings: dict[str, str] | None) -> str:
@@ -224,15 +252,12 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _outcome(
-    settings: dict[str, str] | None, fault: str, code: int, seen: bytes, err: str, took: float
-) -> Outcome:
-    document = json.loads(seen) if seen else {}
+def _outcome(settings: dict[str, str] | None, watched: Watched, took: float) -> Outcome:
+    document = json.loads(watched.seen) if watched.seen else {}
     times = document.get("times", [])
     warmup = document.get("warmup", 0)
-    if not fault and code != 0:
-        fault = f"it ended with {_ending(code)}: {_last_line(err)}"
-    elif not fault and not times:
+    fault = fault_of(watched)
+    if not fault and not times:
         fault = "no optimizer took a step"
     elif not fault and len(times) < warmup + FEW:
         fault = f"it took {len(times)} steps only, and {warmup + FEW} are needed"
@@ -250,6 +275,13 @@ def _outcome(
         peak_rss_bytes=document["peak_rss_bytes"],
         took=took,
     )
+
+
+def fault_of(watched: Watched) -> str:
+    """Why it came to nothing; empty where it did not end by itself, or ended well."""
+    if watched.fault or watched.code == 0:
+        return watched.fault
+    return f"it ended with {_ending(watched.code)}: {_last_line(watched.errors)}"
 
 
 def _ending(code: int) -> str:

@@ -115,15 +115,7 @@ def find_plan(
     from cputrain.tune.search import Search
     from cputrain.tune.trial import Script
 
-    contained = _can_contain()
-    if not contained and not anyhow:
-        raise UsageError(
-            "the trials",
-            "must not leave files behind",
-            found="a system that does not allow user namespaces with overlays",
-            do="What the script writes would be written at each trial: say --yes if that is all "
-            "right.",
-        )
+    contained = is_contained(anyhow=anyhow)
     with trials_folder(what.name) as folder:
         script = Script(
             target=what,
@@ -152,6 +144,21 @@ def find_plan(
                 found=str(error),
                 do=f"--steps asks for fewer. What it printed is in {folder}.",
             ) from None
+
+
+def is_contained(*, anyhow: bool) -> bool:
+    """Whether what a trial writes is thrown away. Raises UsageError, unless `anyhow`."""
+    if _can_contain():
+        return True
+    if not anyhow:
+        raise UsageError(
+            "the trials",
+            "must not leave files behind",
+            found="a system that does not allow user namespaces with overlays",
+            do="What the script writes would be written at each trial: say --yes if that is all "
+            "right.",
+        )
+    return False
 
 
 def _can_contain() -> bool:

@@ -31,6 +31,10 @@ BF16 = (
 """A plan that no machine without such instructions would make."""
 
 
+DIVIDED = '{"values":{"replicas":2},"says":[],"environment":{},"settings":{}}'
+"""On a machine with a single core, too."""
+
+
 class Ran(NamedTuple):
     """What came of a script."""
 
@@ -83,6 +87,13 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 
 @pytest.fixture(scope="session")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """With every batch in two parts."""
+    folder = tmp_path_factory.mktemp("divided")
+    return all_of_them(folder, PYTHON, PYTHONPATH=SITE, CPUTRAIN_PLAN=DIVIDED)
+
+
+@pytest.fixture(scope="session")
 def reduced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     """Within bf16 autocast."""
     folder = tmp_path_factory.mktemp("bf16")
@@ -127,6 +138,18 @@ def compare(ours: Path, theirs: Path) -> None:
         if isinstance(value, torch.Tensor):
             assert value.stride() == other.stride()
             assert torch.allclose(value.double(), other.double(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_does_not_notice_that_its_batches_are_divided(
+    name: str, python: dict[str, Ran], divided: dict[str, Ran]
+) -> None:
+    theirs, ours = python[name], divided[name]
+    assert ours.code == "0", ours.err
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-3, abs=1e-6)
+    assert ours.said == theirs.said
+    assert ours.files() == theirs.files()
 
 
 @pytest.mark.slow

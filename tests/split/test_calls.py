@@ -186,9 +186,20 @@ def test_reentrant_checkpoints_are_left_as_they_are():
 def test_differentiating_twice_is_refused():
     _, split = pair(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
     x = torch.randn(6, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(split(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
-        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match=r"differentiated again .* found create_graph=True"):
+        torch.autograd.grad(split(x).sum(), x, create_graph=True)
+
+
+def test_parameters_that_a_call_brings_along():
+    whole, split = pair(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+    x = torch.randn(6, 4)
+    split(x)
+    others = {name: value * 2 for name, value in whole.named_parameters()}
+    found = torch.func.functional_call(split, others, (x,))
+    torch.testing.assert_close(found, torch.func.functional_call(whole, others, (x,)))
+    assert split.calls_divided == 1
+    torch.testing.assert_close(split(x), whole(x))
+    assert split.calls_divided == 2
 
 
 def test_frozen_parameters_have_no_gradient_and_may_thaw():

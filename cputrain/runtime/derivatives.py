@@ -1,0 +1,42 @@
+"""Hears whether a script asks for derivatives that it can differentiate again.
+
+What computes a model otherwise than torch does gives none of those: such a script is left as it is.
+It has asked by the time it has been through a whole step.
+"""
+
+from __future__ import annotations
+
+from cputrain.runtime.exchange import Exchanged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+
+class Derivatives:
+    """Whether the script asked for a derivative that it can differentiate again."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self.twice = False
+        # create_graph is given by name, or in this place
+        self._exchanged = [
+            Exchanged(torch.autograd, name, self._hearing(getattr(torch.autograd, name), at))
+            for name, at in (("backward", 3), ("grad", 4))
+        ]
+
+    def _hearing(self, own: Any, place: int) -> Any:
+        from functools import wraps
+
+        @wraps(own)
+        def hearing(*args: Any, **options: Any) -> Any:
+            if args[place] if len(args) > place else options.get("create_graph"):
+                self.twice = True
+            return own(*args, **options)
+
+        return hearing
+
+    def undo(self) -> None:
+        """Listen no longer."""
+        for one in self._exchanged:
+            one.undo()

@@ -1,0 +1,239 @@
+"""Runs a model once whole and once in parts, and puts beside each other what came of both.
+
+With the same random numbers, and on views of the model: not a buffer of it is touched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from cputrain.record import Record
+from cputrain.split.batch import Together, leaves_of
+from cputrain.split.call import Call
+from cputrain.split.draws import Divided, Draws, divided_dim
+from cputrain.split.views import View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from cputrain.split.batch import Arguments, Range
+    from cputrain.split.call import Calls
+    from cputrain.split.crew import Crew
+
+SMALL = 1e-2
+"""A gradient that is a smaller part than this of the largest is held against that: a bias before a
+batch norm has none but rounding."""
+
+
+class CannotSplitError(Exception):
+    """Why a model is left as it is, as half a sentence."""
+
+
+class Way(Record):
+    """How calls of one kind are divided."""
+
+    together: Together
+    """How outputs are put together."""
+
+    draws: tuple[Divided, ...]
+    """How each draw of random numbers is divided."""
+
+    changing: frozenset[str]
+    """Buffers that a forward writes to."""
+
+
+class Pair(Record):
+    """One tensor, from the whole batch and from its parts."""
+
+    what: str
+    """ "output", "buffer" or "gradient"."""
+
+    name: str
+    """Of the parameter or buffer; of an output, its number."""
+
+    whole: torch.Tensor
+    """From the whole batch."""
+
+    parts: torch.Tensor
+    """From its parts."""
+
+    least: float = 0.0
+    """A norm that the difference is held against at least."""
+
+    @property
+    def difference(self) -> float:
+        """How far the two are apart, relative to the norm; infinite where shapes differ."""
+        one, other = (tensor.detach().to_dense() for tensor in (self.whole, self.parts))
+        if one.shape != other.shape:
+            return float("inf")
+        if _equal(one, other):
+            return 0.0
+        if not (one.is_floating_point() or one.is_complex()):
+            return float("inf")
+        norm = max(float(one.norm()), self.least)
+        return float((one - other).norm()) / norm if norm else float("inf")
+
+
+class Compared:
+    """Both runs of one call."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Calls,
+        arguments: Arguments,
+        crew: Crew,
+        ranges: Sequence[Range],
+        *,
+        exactly: bool,
+        way: Way | None = None,
+    ) -> None:
+        """Raises CannotSplitError where the two cannot be put beside each other.
+
+        Without a way, parts must be of different sizes: these show it.
+        """
+        self._model = model
+        self._arguments = arguments
+        before = torch.get_rng_state()
+        every = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
+        self._alone = View(model, every, exactly=exactly)
+        args, options = arguments.built(arguments.part((0, arguments.size)))
+        self._inside, _ = leaves_of((args, options))
+        self._leaves, form = leaves_of(call(self._alone.model, *args, **options))
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        views = [View(model, every, exactly=exactly) for _ in ranges]
+        attributes = [_attributes(view.model) for view in views]
+        draws = Draws(len(ranges), None if way is None else way.draws)
+        self._divided = Call(crew, views, call, arguments, ranges, draws)
+        self._divided.forward()
+        for view, held in zip(views, attributes, strict=True):
+            _same_attributes(view.model, held)
+        if (way is None and draws.unseen) or not torch.equal(torch.get_rng_state(), after):
+            raise CannotSplitError(
+                "it draws random numbers in a way that cannot be divided (an nn.LSTM or nn.GRU "
+                "with dropout does, for example)"
+            )
+        self._first = views[0].model
+        self.way = way or Way(
+            together=self._together(form, [end - begin for begin, end in ranges]),
+            draws=tuple(draws.found),
+            changing=self._changing(),
+        )
+        """How such calls are divided."""
+
+    def pairs(self) -> Iterator[Pair]:
+        """Outputs, buffers and gradients."""
+        parts = [[_plain(leaf) for leaf in leaves] for leaves in self._divided.outputs]
+        both = zip(self._leaves, self.way.together.put(parts), strict=True)
+        for number, (whole, put) in enumerate(both):
+            if isinstance(whole, torch.Tensor):
+                name = str(number) if len(self._leaves) > 1 else ""
+                yield Pair(what="output", name=name, whole=whole, parts=put)
+        buffers = dict(self._first.named_buffers())
+        for name, buffer in self._alone.model.named_buffers():
+            yield Pair(what="buffer", name=name, whole=buffer, parts=buffers[name])
+        yield from self._gradients()
+
+    def _together(self, form: Any, sizes: Sequence[int]) -> Together:
+        """Along which dimension the parts of each output lie."""
+        if self._divided.form != form:
+            raise CannotSplitError("the form of its output depends on the size of the batch")
+        dims: list[int | None] = []
+        for number, leaf in enumerate(self._leaves):
+            parts = [leaves[number] for leaves in self._divided.outputs]
+            if not isinstance(leaf, torch.Tensor):
+                if any(part is not leaf and part != leaf for part in parts):
+                    raise CannotSplitError(
+                        f"its output {number} is {leaf!r}, and {parts[0]!r} for a part of the batch"
+                    )
+                dims.append(None)
+                continue
+            dim = divided_dim([part.shape for part in parts], list(sizes))
+            if dim is None and leaf.requires_grad and leaf.is_floating_point() and not leaf.dim():
+                raise CannotSplitError(
+                    "it returns a number made of the whole batch, a loss for example: have it "
+                    "return what the loss is made of"
+                )
+            dims.append(dim)
+        return Together(form=form, dims=tuple(dims))
+
+    def _changing(self) -> frozenset[str]:
+        after = dict(self._alone.model.named_buffers(remove_duplicate=False))
+        return frozenset(
+            name
+            for name, buffer in self._model.named_buffers(remove_duplicate=False)
+            if not _equal(after[name].to(buffer.dtype), buffer)
+        )
+
+    def _gradients(self) -> Iterator[Pair]:
+        """Of every parameter and input, for a random gradient of the outputs."""
+        numbers = [
+            number
+            for number, leaf in enumerate(self._leaves)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+        differentiable = self._arguments.differentiable
+        every = [self._inside[number] for number in differentiable] + self._alone.parameters
+        needed = [one.requires_grad for one in every]
+        if not numbers or not any(needed):
+            return
+        leaves, dims = self._leaves, self.way.together.dims
+        generator = torch.Generator().manual_seed(0)
+        given = [
+            torch.randn(leaves[number].shape, generator=generator).to(leaves[number].dtype)
+            for number in numbers
+        ]
+        parts = self._divided.backward(
+            [(number, dims[number], one) for number, one in zip(numbers, given, strict=True)],
+            needed,
+            keep=False,
+        )
+        wanted = [one for one, need in zip(every, needed, strict=True) if need]
+        whole = iter(
+            torch.autograd.grad(
+                [leaves[number] for number in numbers], wanted, given, allow_unused=True
+            )
+        )
+        names = [f"input {number}" for number in differentiable]
+        names += [name for name, _ in self._model.named_parameters()]
+        found = [
+            (name, next(whole), part)
+            for name, need, part in zip(names, needed, parts, strict=True)
+            if need
+        ]
+        largest = max((float(one.norm()) for _, one, _ in found if one is not None), default=0.0)
+        for name, one, other in found:
+            if (one is None) != (other is None):
+                raise CannotSplitError(f"the gradient of {name} is there or not, as it is divided")
+            if one is not None and other is not None:
+                yield Pair(
+                    what="gradient", name=name, whole=one, parts=other, least=SMALL * largest
+                )
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _attributes(model: nn.Module) -> list[dict[str, Any]]:
+    return [
+        {**module.__dict__, **{f"{name} ": one for name, one in module._buffers.items()}}
+        for module in model.modules()
+    ]
+
+
+def _same_attributes(model: nn.Module, before: Sequence[dict[str, Any]]) -> None:
+    after = _attributes(model)
+    for (name, module), held, holds in zip(model.named_modules(), before, after, strict=False):
+        for attribute, value in holds.items():
+            if attribute not in held or held[attribute] is not value:
+                where = f"{name} ({type(module).__name__})" if name else type(module).__name__
+                raise CannotSplitError(f"{where} sets self.{attribute.strip()} while it runs")
