@@ -69,7 +69,7 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> Tuning:
 
 
 def _search(shell: Any, parsed: Parsed, what: target.Target) -> Found:
-    machine = read_machine(RootSource(), detail=False)
+    machine = read_machine(RootSource())
     with _watching(shell) as watching:
         return tune.find_as_asked(parsed, what, machine, watching)
 

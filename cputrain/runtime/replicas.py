@@ -55,7 +55,9 @@ class Replicas:
 
         if isinstance(model, Split) or next(model.parameters(), None) is None:
             return False  # it does so itself; there is nothing to learn
-        return splitter_of(model, self._count, chose=self._chose, tell=self._refused)
+        return splitter_of(
+            model, self._count, chose=self._chose, tell=self._refused, falls_back=True
+        )
 
     def _chose(self, count: int, _gain: float) -> None:
         self._divided[count] = self._divided.get(count, 0) + 1

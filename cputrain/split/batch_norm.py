@@ -50,9 +50,8 @@ def _functional(own: Own) -> Own:
             )
         number = part.met
         part.met += 1
-        normalised, mean, variance, count = WholeBatchNorm.apply(
-            input, weight, bias, eps, part, number
-        )
+        apply: Any = WholeBatchNorm.apply
+        normalised, mean, variance, count = apply(input, weight, bias, eps, part, number)
         if running_mean is not None and running_var is not None:
             with torch.no_grad():
                 running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
@@ -76,7 +75,7 @@ class WholeBatchNorm(torch.autograd.Function):
         part: Part,
         number: int,
     ) -> tuple[Tensor, Tensor, Tensor, int]:
-        own_mean, own_variance = torch.batch_norm_update_stats(input, None, None, 0.0)
+        own_mean, own_variance = _statistics(input)
         count = input.numel() // input.size(1)
         everybody = part.meeting.meet(
             ("norm", number), part.number, (count, own_mean, own_variance)
@@ -92,6 +91,9 @@ class WholeBatchNorm(torch.autograd.Function):
         variances = torch.stack([one for _, _, one in everybody])
         mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total
+        # torch takes them in the type of the weights
+        kind = mean.dtype if weight is None else weight.dtype
+        mean, variance = mean.to(kind), variance.to(kind)
         ctx.save_for_backward(input, weight, mean, variance)
         ctx.eps, ctx.part, ctx.number, ctx.total = eps, part, number, total
         ctx.mark_non_differentiable(mean, variance)
@@ -123,3 +125,12 @@ class WholeBatchNorm(torch.autograd.Function):
             of_bias if wanted[2] else None,
             *(None, None, None),
         )
+
+
+def _statistics(part: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each channel; in float32 at least, as torch adds them up."""
+    if part.dtype not in (torch.bfloat16, torch.float16):
+        return torch.batch_norm_update_stats(part, None, None, 0.0)
+    # torch gives them in the type of running ones
+    zeros = torch.zeros(part.size(1))
+    return torch.batch_norm_update_stats(part, zeros, zeros + 1, 0.0)

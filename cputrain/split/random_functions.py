@@ -85,7 +85,7 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """Its dimensions as they lie in memory, the outermost first."""
     strides, order = tensor.stride(), list(range(tensor.dim()))
     if all(strides):  # of two alike, the one with a single element lies within the other
-        order.sort(key=lambda dim: (-strides[dim], tensor.size(dim) == 1))
+        order.sort(key=lambda dim: (-strides[dim], tensor.shape[dim] == 1))
     return tuple(order)
 
 
@@ -97,7 +97,7 @@ def contiguous(part: Part, shape: torch.Size, make: Callable[[torch.Size], Any])
 
 @_in_part
 def _in_place(own: Own, part: Part) -> Own:
-    def ours(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def ours(self: torch.Tensor, *args: Any, **options: Any) -> Any:
         return self.copy_(drawn(part, self, lambda empty: own(empty, *args, **options)))
 
     return ours
@@ -105,7 +105,7 @@ def _in_place(own: Own, part: Part) -> Own:
 
 @_in_part
 def _like(own: Own, part: Part) -> Own:
-    def ours(like: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def ours(like: torch.Tensor, *args: Any, **options: Any) -> Any:
         wants_gradient = options.pop("requires_grad", False)
         kind = torch.empty_like(
             like,
@@ -120,7 +120,7 @@ def _like(own: Own, part: Part) -> Own:
 
 @_in_part
 def _sized_first(own: Own, part: Part) -> Own:
-    def ours(*args: Any, **options: Any) -> torch.Tensor:
+    def ours(*args: Any, **options: Any) -> Any:
         shape = own(*args, **{**options, "device": "meta"}).shape
         options.pop("size", None)
         return contiguous(part, shape, lambda whole: own(whole, **options))
@@ -130,7 +130,7 @@ def _sized_first(own: Own, part: Part) -> Own:
 
 @_in_part
 def _sized_last(own: Own, part: Part) -> Own:
-    def ours(*args: Any, **options: Any) -> torch.Tensor:
+    def ours(*args: Any, **options: Any) -> Any:
         shape = own(*args, **{**options, "device": "meta"}).shape
         if "size" not in options:
             args = args[:-1]
@@ -141,11 +141,11 @@ def _sized_last(own: Own, part: Part) -> Own:
 
 @_in_part
 def _normal(own: Own, part: Part) -> Own:
-    def ours(mean: Any, std: Any = 1.0, *args: Any, **options: Any) -> torch.Tensor:
+    def ours(mean: Any, std: Any = 1.0, *args: Any, **options: Any) -> Any:
         tensors = [one for one in (mean, std) if isinstance(one, torch.Tensor)]
         if not tensors:
             return _sized_last(own)(mean, std, *args, **options)
-        like = torch.broadcast_tensors(*tensors)[0]
+        like = torch.broadcast_tensors(*tensors)[0]  # type: ignore[no-untyped-call]
         empty = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         return drawn(part, empty, lambda whole: own_normal(whole)) * std + mean
 
@@ -155,7 +155,7 @@ def _normal(own: Own, part: Part) -> Own:
 
 @_in_part
 def _bernoulli(_own: Own, part: Part) -> Own:
-    def ours(chance: torch.Tensor, p: float | None = None, **_options: Any) -> torch.Tensor:
+    def ours(chance: torch.Tensor, p: float | None = None, **_options: Any) -> Any:
         if p is None:
             return _compared(part, chance, chance)
         return torch.empty_like(chance).bernoulli_(p)
@@ -165,7 +165,7 @@ def _bernoulli(_own: Own, part: Part) -> Own:
 
 @_in_part
 def _bernoulli_in_place(own: Own, part: Part) -> Own:
-    def ours(self: torch.Tensor, p: Any = 0.5, **_options: Any) -> torch.Tensor:
+    def ours(self: torch.Tensor, p: Any = 0.5, **_options: Any) -> Any:
         if isinstance(p, torch.Tensor):
             return self.copy_(_compared(part, self, p.expand_as(self)))
         return self.copy_(drawn(part, self, lambda empty: own(empty, p)))
@@ -188,7 +188,7 @@ def _dropout(own: Own, part: Part) -> Own:
         training: bool | None = None,
         inplace: bool = False,
         train: bool | None = None,
-    ) -> torch.Tensor:
+    ) -> Any:
         active = next((one for one in (training, train) if one is not None), True)
         if not active or not 0 < p < 1 or input.numel() == 0:
             return own(input, p, active) if not inplace else own(input, p, active, True)
@@ -205,7 +205,7 @@ def _feature_dropout(own: Own, part: Part) -> Own:
         p: float = 0.5,
         training: bool = True,
         inplace: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         if not training or not 0 < p < 1 or input.dim() < 3 or input.numel() == 0:
             return own(input, p, training, inplace)
         shape = [*input.shape[:2], *[1] * (input.dim() - 2)]
@@ -231,7 +231,7 @@ def _attention(own: Own, _part: Part) -> Own:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         if dropout_p == 0.0:
             return own(
                 query,

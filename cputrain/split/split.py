@@ -131,7 +131,8 @@ class Split(nn.Module):
         return self._stands_for.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._stands_for._apply(fn, recurse)
+        apply: Any = self._stands_for._apply
+        apply(fn, recurse)
         return self
 
     def __getitem__(self, index: Any) -> Any:
@@ -160,11 +161,12 @@ def splitter_of(
     shares: Sequence[float] | None = None,
     chose: Callable[[int, float], None],
     tell: Callable[[str], None],
+    falls_back: bool = False,
 ) -> Splitter:
     """One for this model: with so many replicas, or with None as many as are fastest.
 
     `chose` hears of the number, and of how many times as fast as one that was; `tell` why a batch
-    is not divided.
+    is not divided. One that `falls_back` runs the whole batch where a part fails.
     """
     found = places(count)
 
@@ -173,7 +175,7 @@ def splitter_of(
         chose(measured.count, measured.gain)
 
     choice: Choice = Fastest(list(found), told) if count is None else Asked(count)
-    splitter = Splitter(model, found, choice, shares=shares, tell=tell)
+    splitter = Splitter(model, found, choice, shares=shares, tell=tell, falls_back=falls_back)
     return splitter
 
 
@@ -186,7 +188,7 @@ def places(count: int | None) -> dict[int, Places]:
     from cputrain.machine import read_machine
     from cputrain.plan.cores import share_of
 
-    machine = read_machine(detail=False)
+    machine = read_machine()
     cores = ordered(machine, share_of(machine, _request()).fast)[: torch.get_num_threads()]
     if count is None:
         return {one: parts(cores, one) for one in counts(machine, cores)}

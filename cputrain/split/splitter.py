@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Places = list[tuple[Cpus, ...]]
 
 
+_jit: Any = torch.jit
+
 SHAPES = 3
 """Views are kept for so many: a model in training, and in evaluation."""
 
@@ -51,12 +53,15 @@ class Splitter:
         *,
         shares: Sequence[float] | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        falls_back: bool = False,
     ) -> None:
+        """One that `falls_back` runs the whole batch where a part fails in its forward."""
         self._known = weakref.ref(model)
         self._places = places
         self._choice = choice
         self._shares = shares
         self._tell = tell
+        self._falls_back = falls_back
         self._owner = os.getpid()
         self._ways: dict[Any, tuple[int, Way] | None] = {}
         self._views: dict[Any, list[View]] = {}
@@ -77,7 +82,37 @@ class Splitter:
         count = min(self._choice.count(arguments.size, trains=trains), arguments.size)
         if count == 1 and not self.measures:
             return call(self._model, *args, **options)
-        return self._divided(call, arguments, way, count, shape)
+        if not self._falls_back:
+            return self._divided(call, arguments, way, count, shape)
+        put_back = self._kept(way)
+        try:
+            return self._divided(call, arguments, way, count, shape)
+        except Exception as error:  # the model's own, which the whole raises again; or ours
+            put_back()
+            whole = call(self._model, *args, **options)
+            self._places.clear()
+            self._refuse(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            return whole
+
+    def _kept(self, way: Way) -> Callable[[], None]:
+        """What puts random numbers and buffers back as they are now."""
+        state = torch.get_rng_state()
+        kept = [
+            (buffer, buffer.clone())
+            for name, buffer in self._model.named_buffers()
+            if name in way.changing
+        ]
+
+        def put_back() -> None:
+            torch.set_rng_state(state)
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+        return put_back
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = reason
+        self._tell(reason)
 
     @property
     def _model(self) -> nn.Module:
@@ -96,12 +131,17 @@ class Splitter:
             leave(self, self._places.pop(other))
 
     def _may(self) -> bool:
-        """Whether this is a call of the script's own, and nobody watches single operations."""
+        """Whether this is a call of the script's own, and nobody watches single operations.
+
+        A checkpoint around it does, and what it computes again in a backward.
+        """
         return not (
             within()
             or os.getpid() != self._owner
+            or torch._C._current_graph_task_id() != -1
+            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
             or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
+            or _jit.is_tracing()
             or torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()
             or torch._C._functorch.peek_interpreter_stack() is not None
@@ -146,8 +186,7 @@ class Splitter:
             except Exception as error:  # (a part alone does not fit it: told below)
                 reasons.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
         self._ways[kind] = None
-        self.refused = reasons[0]
-        self._tell(self.refused)
+        self._refuse(reasons[0])
 
     def _divided(self, call: Calls, arguments: Arguments, way: Way, count: int, shape: Any) -> Any:
         crew = Alone() if count == 1 else self._crew(count)
@@ -164,7 +203,8 @@ class Splitter:
         wanted = [arguments.leaves[number] for number in arguments.differentiable]
         leaves = one.outputs[0]
         if one.has_graph:
-            found = iter(Whole.apply(one, way.together, *wanted, *self._model.parameters()))
+            apply: Any = Whole.apply
+            found = iter(apply(one, way.together, *wanted, *self._model.parameters()))
             whole = [next(found) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         else:
             whole = way.together.put(one.outputs)

@@ -38,6 +38,11 @@ OPTIONS = (
         choices=("float32", "bf16"),
         help="bf16: tune once more, with fewer bits allowed (default: float32)",
     ),
+    Option(
+        flag="--replicas",
+        takes="LIST",
+        help="compare these numbers of replicas, too: 2,4,auto",
+    ),
     Option(flag="--peers", help="compare other launchers that are installed, too"),
     Option(flag="--json", help="one JSON document with every run"),
     Option(flag="--markdown", help="a table for a page or a report"),
@@ -190,6 +195,8 @@ def _commands(
     for name, found in searches.items():
         knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in found.settings.items()]
         commands[name] = (*launch, *knobs, *script)
+    for count in filter(None, parsed.values.get("--replicas", "").split(",")):
+        commands[f"{count} replicas"] = (*launch, f"--replicas={count}", *script)
     if parsed.has("--peers"):
         from cputrain.bench.peers import peers
 
@@ -213,7 +220,7 @@ def _search(
     from cputrain.report.trials import watcher
 
     budget = float("inf") if every else seconds_of(seconds, "--tune")
-    machine = read_machine(detail=False)
+    machine = read_machine()
     words = (*launch_arguments, f"--precision={precision}")
     plan = planning.plan_for(parse(words, launch.OPTIONS, "launch"), machine)
     # a workload takes few steps by itself; a trial ends when it has seen enough

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         )
         return 0
     what = script_of(parsed, "cputrain tune")
-    machine = read_machine(RootSource(), detail=False)
+    machine = read_machine(RootSource())
     return _tune(parsed, what, machine)
 
 

@@ -59,14 +59,15 @@ def test_the_workloads_are_those_in_the_folder():
     assert all(os.path.isfile(path) for path in workloads().values())
 
 
-def test_resnet50_has_the_parameters_it_is_known_for():
+@pytest.mark.parametrize(("depth", "parameters"), [(18, 11_689_512), (50, 25_557_032)])
+def test_a_resnet_has_the_parameters_it_is_known_for(depth, parameters):
     torch = pytest.importorskip("torch")
     spec = importlib.util.spec_from_file_location("resnet50", workloads()["resnet50"])
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with torch.device("meta"):
-        model = module.resnet50(classes=1000)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+        model = module.resnet(depth, classes=1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_the_comparison_loads_neither_torch_nor_dataclasses():

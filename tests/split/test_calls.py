@@ -176,6 +176,29 @@ def test_checkpoints_draw_again_what_they_drew():
         torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_the_model(reentrant):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 1))
+    whole, split = pair(model)
+    x = torch.randn(6, 4, requires_grad=True)
+    for one in (whole, split):
+        torch.manual_seed(4)
+        checkpoint(one, x, use_reentrant=reentrant).sum().backward()
+    for a, b in zip(whole.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_saved_tensors_may_be_kept_elsewhere():
+    whole, split = pair(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+    x = torch.randn(6, 4)
+    for one in (whole, split):
+        with torch.autograd.graph.save_on_cpu():
+            out = one(x)
+        out.sum().backward()
+    for a, b in zip(whole.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
 def test_reentrant_checkpoints_are_left_as_they_are():
     _, split = pair(Checkpointed(reentrant=True))
     with pytest.warns(UserWarning, match="use_reentrant=False"):
@@ -239,6 +262,24 @@ def test_fewer_bits_in_the_caller_are_fewer_bits_in_replicas():
     assert other.dtype == one.dtype == torch.bfloat16
     torch.testing.assert_close(one, other)
     assert split(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("wholly", [False, True])
+def test_batch_norm_with_fewer_bits(wholly):
+    """Within autocast, and in a model that is bf16 itself."""
+    torch.set_default_dtype(torch.float32)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+    whole, split = pair(model.bfloat16() if wholly else model)
+    x = torch.randn(9, 3, 6, 6).to(next(model.parameters()).dtype)
+    for one in (whole, split):
+        with torch.autocast("cpu", torch.bfloat16, enabled=not wholly):
+            out = one(x)
+        out.float().square().mean().backward()
+    assert split.calls_divided == 1
+    assert whole[1].running_mean.dtype == split[1].running_mean.dtype
+    for a, b in zip(whole.parameters(), split.parameters(), strict=True):
+        assert float((a.grad - b.grad).norm()) <= 0.05 * max(float(a.grad.norm()), 0.05)
+    torch.testing.assert_close(whole[1].running_var, split[1].running_var, rtol=0.01, atol=0.01)
 
 
 def test_sparse_gradients():

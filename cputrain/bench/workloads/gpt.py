@@ -58,11 +58,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="texts in a step (default: 8)")
     parser.add_argument("--length", type=int, default=128, help="words of a text (default: 128)")
     parser.add_argument("--width", type=int, default=256, help="numbers a word (default: 256)")
+    parser.add_argument("--layers", type=int, default=4, help="blocks (default: 4)")
+    parser.add_argument("--heads", type=int, default=8, help="of attention (default: 8)")
+    parser.add_argument("--words", type=int, default=8000, help="to choose from (default: 8000)")
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    words = 8000
-    model = GPT(words, options.length, options.width, layers=4, heads=8)
+    words = options.words
+    model = GPT(words, options.length, options.width, options.layers, options.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     loss_of = nn.CrossEntropyLoss()
     text = torch.randint(words, (options.batch, options.length + 1))

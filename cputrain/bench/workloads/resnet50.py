@@ -8,22 +8,41 @@ import torch
 from torch import nn
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, and a way past them."""
+def bottleneck(inside: int, width: int, stride: int) -> nn.Sequential:
+    """1x1, 3x3 and 1x1 convolutions."""
+    return nn.Sequential(
+        nn.Conv2d(inside, width, 1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(width, 4 * width, 1, bias=False),
+        nn.BatchNorm2d(4 * width),
+    )
 
-    def __init__(self, inside: int, width: int, stride: int) -> None:
+
+def basic(inside: int, width: int, stride: int) -> nn.Sequential:
+    """Two 3x3 convolutions."""
+    return nn.Sequential(
+        nn.Conv2d(inside, width, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(width, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+    )
+
+
+KINDS = {18: (basic, 1, (2, 2, 2, 2)), 50: (bottleneck, 4, (3, 4, 6, 3))}
+"""By depth: what a block is, how much wider it ends, and how many there are."""
+
+
+class Block(nn.Module):
+    """Convolutions, and a way past them."""
+
+    def __init__(self, body: nn.Module, inside: int, outside: int, stride: int) -> None:
         super().__init__()
-        outside = 4 * width
-        self.body = nn.Sequential(
-            nn.Conv2d(inside, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, outside, 1, bias=False),
-            nn.BatchNorm2d(outside),
-        )
+        self.body = body
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inside != outside:
             self.shortcut = nn.Sequential(
@@ -36,7 +55,7 @@ class Bottleneck(nn.Module):
         return out
 
 
-def resnet50(classes: int = 1000) -> nn.Sequential:
+def resnet(depth: int, classes: int = 1000) -> nn.Sequential:
     """The network of He and others (2015), its stride in the 3x3 convolution as is usual now."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
@@ -44,11 +63,13 @@ def resnet50(classes: int = 1000) -> nn.Sequential:
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
     ]
+    body, wider, blocks = KINDS[depth]
     inside = 64
-    for width, blocks, first_stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
-            layers.append(Bottleneck(inside, width, first_stride if block == 0 else 1))
-            inside = 4 * width
+    for width, count, first_stride in zip((64, 128, 256, 512), blocks, (1, 2, 2, 2), strict=True):
+        for number in range(count):
+            stride = first_stride if number == 0 else 1
+            layers.append(Block(body(inside, width, stride), inside, wider * width, stride))
+            inside = wider * width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, classes)]
     model = nn.Sequential(*layers)
     for module in model.modules():
@@ -62,10 +83,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="timed steps (default: 3)")
     parser.add_argument("--batch", type=int, default=16, help="pictures in a step (default: 16)")
     parser.add_argument("--image", type=int, default=224, help="pixels of a side (default: 224)")
+    parser.add_argument("--depth", type=int, default=50, choices=(18, 50), help="(default: 50)")
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    model = resnet50()
+    model = resnet(options.depth)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
     images = torch.randn(options.batch, 3, options.image, options.image)
