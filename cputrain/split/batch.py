@@ -52,8 +52,8 @@ class Arguments:
         leaves = tuple(
             (leaf.dim(), leaf.dtype, leaf.device.type, dim)
             if isinstance(leaf, torch.Tensor)
-            else leaf
-            if isinstance(leaf, int | float | str | bool | None)
+            else leaf  # what a model decides by; a number may be another in each call
+            if isinstance(leaf, str | bool | None)
             else type(leaf)
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         )

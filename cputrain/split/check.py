@@ -57,6 +57,8 @@ def look_at(model: nn.Module) -> None:
         where = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, torch.jit.ScriptModule):
             raise CannotSplitError(f"{where} is compiled by torch.jit")
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise CannotSplitError(f"{where} belongs to several processes: divide what is in it")
         if module.__dict__.get("_compiled_call_impl") is not None or hasattr(module, "_orig_mod"):
             raise CannotSplitError(f"{where} is compiled by torch.compile")
         for hooks in HOOKS:

@@ -45,19 +45,23 @@ def within() -> bool:
 class Member:
     """One thread, and the queue that it takes jobs from."""
 
-    def __init__(self, number: int, cores: Sequence[Cpus], ended: SimpleQueue[Any]) -> None:
+    def __init__(self, number: int, cores: Sequence[Cpus]) -> None:
         self.number = number
         self._cores = cores
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._ended = ended
+        self._jobs: SimpleQueue[tuple[Job, SimpleQueue[Any]] | None] = SimpleQueue()
+        self._owed: SimpleQueue[Any] | None = None
         self.thread = threading.Thread(
             target=self._run, name=f"cputrain-replica-{number}", daemon=True
         )
         self.thread.start()
 
-    def give(self, job: Job | None) -> None:
-        """Do this next; with None, end."""
-        self._jobs.put(job)
+    def give(self, job: Job, ended: SimpleQueue[Any]) -> None:
+        """Do this next, and put there what came of it."""
+        self._jobs.put((job, ended))
+
+    def end(self) -> None:
+        """Let the thread go."""
+        self._jobs.put(None)
 
     def interrupt(self) -> None:
         """Have it part from what it does, as soon as it is back in Python."""
@@ -73,24 +77,26 @@ class Member:
         torch.set_num_threads(len(self._cores))
         while True:
             try:
-                job = self._jobs.get()
-            except Parted:  # it came late, for a job that was through
-                continue
-            if job is None:
-                return
-            result, error = None, None
-            try:
-                result = job()
-            except BaseException as caught:  # (raised again where the job came from)
-                error = caught
-            self._tell(result, error)
-            del job, result, error  # nothing is kept alive until the next one
+                if not self._once():
+                    return
+            except Parted as parted:  # it may come between any two lines
+                if self._owed is not None:
+                    self._owed.put((self.number, None, parted))
+                    self._owed = None
 
-    def _tell(self, result: Any, error: BaseException | None) -> None:
+    def _once(self) -> bool:
+        given = self._jobs.get()
+        if given is None:
+            return False
+        job, self._owed = given
+        result, error = None, None
         try:
-            self._ended.put((self.number, result, error))
-        except Parted:
-            self._ended.put((self.number, result, error))
+            result = job()
+        except BaseException as caught:  # (raised again where the job came from)
+            error = caught
+        self._owed.put((self.number, result, error))
+        self._owed = None
+        return True
 
 
 class Crew:
@@ -98,8 +104,7 @@ class Crew:
 
     def __init__(self, places: Sequence[Sequence[Cpus]]) -> None:
         threads = torch.get_num_threads()
-        self._ended: SimpleQueue[Any] = SimpleQueue()
-        self.members = [Member(number, cores, self._ended) for number, cores in enumerate(places)]
+        self.members = [Member(number, cores) for number, cores in enumerate(places)]
         self._lock = threading.Lock()
         self.run([_nothing] * len(self.members))
         # what a thread says of its team is also what threads to come begin with
@@ -110,21 +115,31 @@ class Crew:
 
         An error in one ends the others where they meet, and is raised here as it was.
         """
+        ended: SimpleQueue[Any] = SimpleQueue()  # of its own: Ctrl-C may leave something in it
         with self._lock:
-            for member, job in zip(self.members, jobs, strict=False):
-                member.give(job)
-            return self._gather(len(jobs), meeting)
+            try:
+                for member, job in zip(self.members, jobs, strict=False):
+                    member.give(job, ended)
+                return self._gather(len(jobs), ended, meeting)
+            except BaseException:
+                if meeting is not None:  # nobody is to wait for a job that was not given
+                    meeting.part()
+                raise
 
-    def _gather(self, count: int, meeting: Meeting | None) -> list[Any]:
+    def _gather(self, count: int, ended: SimpleQueue[Any], meeting: Meeting | None) -> list[Any]:
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
         interrupt: BaseException | None = None
         while len(results) < count:
             try:
-                number, result, error = self._ended.get()
+                number, result, error = ended.get()
             except BaseException as caught:  # (Ctrl-C: raised when all are back)
                 interrupt = caught
-                self._part(count, results, meeting)
+                if meeting is not None:
+                    meeting.part()
+                for member in self.members[:count]:
+                    if member.number not in results:
+                        member.interrupt()
                 continue
             results[number] = result
             if error is not None:
@@ -137,17 +152,10 @@ class Crew:
             raise errors[number]
         return [results[number] for number in range(count)]
 
-    def _part(self, count: int, results: dict[int, Any], meeting: Meeting | None) -> None:
-        if meeting is not None:
-            meeting.part()
-        for member in self.members[:count]:
-            if member.number not in results:
-                member.interrupt()
-
     def end(self) -> None:
         """Let the threads go."""
         for member in self.members:
-            member.give(None)
+            member.end()
 
 
 class Alone:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from torch.compiler import is_compiling
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.split.batch import Range
@@ -45,4 +47,4 @@ class Part:
 
 def part_here() -> Part | None:
     """The one that this thread works on; None outside of replicas, and where it is the whole."""
-    return _now.part
+    return None if is_compiling() else _now.part

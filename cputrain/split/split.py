@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from cputrain.split.splitter import Places
     from cputrain.split.verify import Verification
 
-OWN = frozenset({"_stands_for", "_asked", "_splitter", "chosen"})
-"""Attributes of the module itself; all others are the model's."""
+OWN = frozenset({"_stands_for", "_asked", "_splitter", "chosen", "_compiled_call_impl"})
+"""Attributes of the module itself, beside its hooks; all others are the model's."""
 
 
 class Split(nn.Module):
@@ -66,6 +66,8 @@ class Split(nn.Module):
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """The model's, divided."""
+        if torch.compiler.is_compiling():  # a compiler is given the whole model
+            return self._stands_for(*args, **options)
         return self._splitter(type(self._stands_for).__call__, args, options)
 
     def _chose(self, count: int, gain: float) -> None:

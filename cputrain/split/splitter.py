@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     Places = list[tuple[Cpus, ...]]
 
 
-_jit: Any = torch.jit
-
 SHAPES = 3
 """Views are kept for so many: a model in training, and in evaluation."""
 
-
 TRIES = 3
 """Calls that are waited for because one dimension is too short to tell."""
+
+_jit: Any = torch.jit
 
 
 class Splitter:
@@ -73,12 +72,13 @@ class Splitter:
 
     def __call__(self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The model's call, divided if that gives the same."""
-        shape = shape_of(self._model) if self._places and self._may() else None
+        trains = torch.is_grad_enabled() and self._model.training
+        may = self._places and (trains or not self.measures) and self._may()
+        shape = shape_of(self._model) if may else None
         found = None if shape is None else self._way(call, args, options)
         if found is None:
             return call(self._model, *args, **options)
         arguments, way = found
-        trains = torch.is_grad_enabled() and self._model.training
         count = min(self._choice.count(arguments.size, trains=trains), arguments.size)
         if count == 1 and not self.measures:
             return call(self._model, *args, **options)
@@ -88,11 +88,12 @@ class Splitter:
         try:
             return self._divided(call, arguments, way, count, shape)
         except Exception as error:  # the model's own, which the whole raises again; or ours
-            put_back()
-            whole = call(self._model, *args, **options)
-            self._places.clear()
-            self._refuse(f"{type(error).__name__}: {' '.join(str(error).split())}")
-            return whole
+            fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        put_back()
+        whole = call(self._model, *args, **options)
+        self._places.clear()
+        self._refuse(fault)
+        return whole
 
     def _kept(self, way: Way) -> Callable[[], None]:
         """What puts random numbers and buffers back as they are now."""
@@ -140,7 +141,6 @@ class Splitter:
             or os.getpid() != self._owner
             or torch._C._current_graph_task_id() != -1
             or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-            or torch.compiler.is_compiling()
             or _jit.is_tracing()
             or torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()

@@ -115,6 +115,29 @@ def test_hooks_of_the_split_see_the_whole_batch():
     assert split.calls_divided == 1
 
 
+def test_a_compiler_is_given_the_whole_batch():
+    model = Named()
+    split = Split(model, replicas=2)
+    x = torch.randn(6, 4)
+    right = model.eval()(x)
+    split.compile(backend="eager", fullgraph=False)
+    torch.testing.assert_close(split(x), right)
+    assert model._compiled_call_impl is None
+    twin = torch.compile(Split(model, replicas=2), backend="eager")
+    torch.testing.assert_close(twin(x), right)
+
+
+def test_others_may_be_compiled_beside_it():
+    """Functions that know of parts are torch's own to a compiler: one graph, without a break."""
+    split = Split(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)), replicas=2)
+    x = torch.randn(6, 4)
+    split(x)
+    other = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.ReLU())
+    run = torch.compile(other, backend="aot_eager", fullgraph=True)
+    run(x).sum().backward()
+    assert other[0].weight.grad is not None
+
+
 def test_it_is_exported():
     assert cputrain.Split is Split
 
