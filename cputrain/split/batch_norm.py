@@ -78,7 +78,7 @@ class WholeBatchNorm(torch.autograd.Function):
         own_mean, own_variance = _statistics(input)
         count = input.numel() // input.size(1)
         everybody = part.meeting.meet(
-            ("norm", number), part.number, (count, own_mean, own_variance)
+            f"batch norm {number + 1}", part.number, (count, own_mean, own_variance)
         )
         total = sum(one for one, _, _ in everybody)
         if total < 2:
@@ -108,7 +108,9 @@ class WholeBatchNorm(torch.autograd.Function):
         scaled, of_weight, of_bias = aten.native_batch_norm_backward(
             gradient, input_, weight, mean, variance, None, None, False, ctx.eps, [True] * 3
         )
-        everybody = part.meeting.meet(("norm, back", ctx.number), part.number, (of_weight, of_bias))
+        everybody = part.meeting.meet(
+            f"batch norm {ctx.number + 1} on its way back", part.number, (of_weight, of_bias)
+        )
         all_of_weight = torch.stack([one for one, _ in everybody]).sum(0) / ctx.total
         all_of_bias = torch.stack([one for _, one in everybody]).sum(0) / ctx.total
         # scaled - scale (all_of_bias + normalised all_of_weight), as one line a x + b

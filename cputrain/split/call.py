@@ -134,6 +134,7 @@ class Call:
             inputs = [*self._inputs[part.number], *self._views[part.number].parameters]
             wanted = [one for one, need in zip(inputs, needed, strict=True) if need]
             if not outputs:
+                part.meeting.leave(part.number)
                 return [None] * len(inputs)
             with part if len(self._parts) > 1 else nullcontext():
                 found = iter(

@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import os
 import threading
+import time
 import weakref
 from queue import SimpleQueue
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     Job = Callable[[], Any]
 
 
+LONGEST = 10.0
+"""Seconds that Ctrl-C waits for what is not in Python: a backward, to its end."""
+
+
 class _Here(threading.local):
     """What this thread is."""
 
@@ -42,32 +47,71 @@ def within() -> bool:
     return _here.member
 
 
+class Interrupted(BaseException):
+    """Ctrl-C, for a member: raised in its thread as soon as that is back in Python."""
+
+
+class Round:
+    """What came of some jobs.
+
+    What is told stays: nothing is lost where Ctrl-C comes between two lines of who waits for it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._told: dict[int, tuple[Any, BaseException | None]] = {}
+        self.over = threading.Event()
+        """Set with the last."""
+
+    def tell(self, number: int, result: Any, error: BaseException | None) -> None:
+        """What came of the job of this member."""
+        self._told[number] = (result, error)
+        if len(self._told) == self._count:
+            self.over.set()
+
+    def results(self) -> list[Any]:
+        """In the order of members. Raises the first error that is not of another's making."""
+        errors = [
+            (isinstance(error, Parted), number, error)
+            for number, (_, error) in self._told.items()
+            if error is not None
+        ]
+        if errors:
+            raise min(errors, key=lambda one: one[:2])[2]
+        return [self._told[number][0] for number in range(self._count)]
+
+
 class Member:
     """One thread, and the queue that it takes jobs from."""
 
     def __init__(self, number: int, cores: Sequence[Cpus]) -> None:
         self.number = number
         self._cores = cores
-        self._jobs: SimpleQueue[tuple[Job, SimpleQueue[Any]] | None] = SimpleQueue()
-        self._owed: SimpleQueue[Any] | None = None
+        self._jobs: SimpleQueue[tuple[Job, Round] | None] = SimpleQueue()
+        self._guard = threading.Lock()
+        self._at_work = False
+        self._interrupted = False
         self.thread = threading.Thread(
             target=self._run, name=f"cputrain-replica-{number}", daemon=True
         )
         self.thread.start()
 
-    def give(self, job: Job, ended: SimpleQueue[Any]) -> None:
-        """Do this next, and put there what came of it."""
-        self._jobs.put((job, ended))
+    def give(self, job: Job, round_: Round) -> None:
+        """Do this next, and tell there what came of it."""
+        self._jobs.put((job, round_))
 
     def end(self) -> None:
         """Let the thread go."""
         self._jobs.put(None)
 
     def interrupt(self) -> None:
-        """Have it part from what it does, as soon as it is back in Python."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Parted)
-        )
+        """Have it leave the job that it is at."""
+        with self._guard:
+            if self._at_work:
+                self._interrupted = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Interrupted)
+                )
 
     def _run(self) -> None:
         _here.member = True
@@ -75,28 +119,29 @@ class Member:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {cpu for core in self._cores for cpu in core})
         torch.set_num_threads(len(self._cores))
-        while True:
-            try:
-                if not self._once():
-                    return
-            except Parted as parted:  # it may come between any two lines
-                if self._owed is not None:
-                    self._owed.put((self.number, None, parted))
-                    self._owed = None
+        while (given := self._jobs.get()) is not None:
+            job, round_ = given
+            round_.tell(self.number, *self._done(job))
+            del job, round_, given  # nothing is kept alive until the next one
 
-    def _once(self) -> bool:
-        given = self._jobs.get()
-        if given is None:
-            return False
-        job, self._owed = given
+    def _done(self, job: Job) -> tuple[Any, BaseException | None]:
+        """What came of a job; what interrupts it comes while this is on, or not at all."""
         result, error = None, None
         try:
+            self._at_work = True
             result = job()
         except BaseException as caught:  # (raised again where the job came from)
             error = caught
-        self._owed.put((self.number, result, error))
-        self._owed = None
-        return True
+        try:
+            with self._guard:
+                self._at_work = False
+            if self._interrupted and not isinstance(error, Interrupted):
+                for _ in range(20):  # it is on its way, and must not come later
+                    time.sleep(0.001)
+        except Interrupted as late:
+            error = error or late
+        self._at_work = self._interrupted = False
+        return result, error
 
 
 class Crew:
@@ -115,42 +160,26 @@ class Crew:
 
         An error in one ends the others where they meet, and is raised here as it was.
         """
-        ended: SimpleQueue[Any] = SimpleQueue()  # of its own: Ctrl-C may leave something in it
+        round_ = Round(len(jobs))
         with self._lock:
             try:
                 for member, job in zip(self.members, jobs, strict=False):
-                    member.give(job, ended)
-                return self._gather(len(jobs), ended, meeting)
-            except BaseException:
-                if meeting is not None:  # nobody is to wait for a job that was not given
-                    meeting.part()
+                    member.give(job, round_)
+                round_.over.wait()
+            except BaseException:  # Ctrl-C
+                self._come_back(meeting)
                 raise
+        return round_.results()
 
-    def _gather(self, count: int, ended: SimpleQueue[Any], meeting: Meeting | None) -> list[Any]:
-        results: dict[int, Any] = {}
-        errors: dict[int, BaseException] = {}
-        interrupt: BaseException | None = None
-        while len(results) < count:
-            try:
-                number, result, error = ended.get()
-            except BaseException as caught:  # (Ctrl-C: raised when all are back)
-                interrupt = caught
-                if meeting is not None:
-                    meeting.part()
-                for member in self.members[:count]:
-                    if member.number not in results:
-                        member.interrupt()
-                continue
-            results[number] = result
-            if error is not None:
-                errors[number] = error
-                if meeting is not None:
-                    meeting.part()
-        if interrupt is not None:
-            raise interrupt
-        for number in sorted(errors, key=lambda one: (isinstance(errors[one], Parted), one)):
-            raise errors[number]
-        return [results[number] for number in range(count)]
+    def _come_back(self, meeting: Meeting | None) -> None:
+        """Members leave what they are at; nobody is to wait for a job that was not given."""
+        if meeting is not None:
+            meeting.part()
+        last = Round(len(self.members))
+        for member in self.members:
+            member.interrupt()
+            member.give(_nothing, last)
+        last.over.wait(LONGEST)
 
     def end(self) -> None:
         """Let the threads go."""

@@ -11,8 +11,8 @@ import threading
 
 import torch
 
-from cputrain.errors import CputrainError
 from cputrain.record import Record
+from cputrain.split.meeting import PartsDifferError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
     Fill = Callable[[torch.Size, Order], torch.Tensor]
     """Makes a tensor of this shape, filled from the default generator in this order."""
-
-
-class DrawsDifferError(CputrainError, RuntimeError):
-    """Replicas did not draw the same."""
 
 
 class Divided(Record):
@@ -87,15 +83,13 @@ class Draws:
     def _divided(self, number: int, part: Part, shape: torch.Size, order: Order) -> Divided:
         if self._known is not None:
             if number >= len(self._known):
-                raise DrawsDifferError(
-                    "the model",
+                raise PartsDifferError.of(
                     "must draw as many random numbers in every forward",
-                    found=f"draw {number + 1} where there were {len(self._known)} before",
-                    do="Train it unsplit.",
+                    f"draw {number + 1} where there were {len(self._known)} before",
                 )
             return self._known[number]
         own = (part.end - part.begin, shape, order)
-        everybody = part.meeting.meet(("draw", number), part.number, own)
+        everybody = part.meeting.meet(f"draw {number + 1}", part.number, own)
         divided = Divided(
             dim=divided_dim([one for _, one, _ in everybody], [size for size, _, _ in everybody]),
             order=max(everybody)[2],
@@ -123,11 +117,9 @@ class Draws:
             if not draw.waiting:
                 draw.whole = None
         if whole.shape != shape:
-            raise DrawsDifferError(
-                "the model",
+            raise PartsDifferError.of(
                 "must draw the same random numbers in every replica",
-                found=f"shapes {tuple(whole.shape)} and {tuple(shape)}",
-                do="Train it unsplit.",
+                f"shapes {tuple(whole.shape)} and {tuple(shape)}",
             )
         return whole
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import threading
 
+from cputrain.errors import CputrainError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from typing import Any
 
 
+class PartsDifferError(CputrainError, RuntimeError):
+    """Replicas did not do the same, so that what one waits for will not come."""
+
+    @classmethod
+    def of(cls, rule: str, found: str) -> PartsDifferError:
+        """What they must do, and what they did."""
+        return cls("the model", rule, found=found, do="Train it unsplit.")
+
+
 class Parted(BaseException):
-    """Somebody else will not come: what this thread does is of no use any more.
+    """Somebody else has failed: what this thread does is of no use any more.
 
     Not an Exception: what a model catches must not hold it up.
     """
@@ -25,6 +36,7 @@ class Meeting:
         self._lock = threading.Lock()
         self._open: dict[Hashable, _Open] = {}
         self._parted = False
+        self._left: set[int] = set()
 
     def meet(self, key: Hashable, place: int, value: Any) -> list[Any]:
         """Wait for the others; the values of all, in the order of their places."""
@@ -33,21 +45,35 @@ class Meeting:
                 raise Parted
             here = self._open.setdefault(key, _Open(self.parties))
             here.values[place] = value
-            here.missing -= 1
+            here.missing.remove(place)
             if not here.missing:
                 del self._open[key]
-                here.everybody.set()
-        here.everybody.wait()
-        if here.missing:
+            if not here.missing or not here.missing.isdisjoint(self._left):
+                here.settled.set()
+        here.settled.wait()
+        if not here.missing:
+            return here.values
+        if self._parted:
             raise Parted
-        return here.values
+        raise PartsDifferError.of(
+            "must do the same with every part of a batch",
+            f"one part at {key}, and another through without it",
+        )
+
+    def leave(self, place: int) -> None:
+        """This one is through: whoever waits for it, or will, waits in vain."""
+        with self._lock:
+            self._left.add(place)
+            for here in self._open.values():
+                if place in here.missing:
+                    here.settled.set()
 
     def part(self) -> None:
         """Nobody waits any longer."""
         with self._lock:
             self._parted = True
             for here in self._open.values():
-                here.everybody.set()
+                here.settled.set()
 
 
 class _Open:
@@ -55,5 +81,5 @@ class _Open:
 
     def __init__(self, parties: int) -> None:
         self.values: list[Any] = [None] * parties
-        self.missing = parties
-        self.everybody = threading.Event()
+        self.missing = set(range(parties))
+        self.settled = threading.Event()

@@ -41,8 +41,12 @@ class Part:
         _now.part = self
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         _now.part = None
+        if error is None:
+            self.meeting.leave(self.number)
+        else:
+            self.meeting.part()
 
 
 def part_here() -> Part | None:

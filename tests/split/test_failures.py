@@ -87,6 +87,29 @@ def test_an_error_on_the_way_back_is_raised_too():
     split(torch.zeros(6, 2)).sum().backward()
 
 
+def test_parts_that_do_not_do_the_same_say_so_and_do_not_wait_for_ever():
+    """What a model does depends on its samples: one part has a batch norm more than the other."""
+
+    class Decides(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(2, 2)
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, x):
+            hidden = self.first(x)
+            return self.norm(hidden) if bool((x > 5).any()) else hidden
+
+    split = Split(Decides(), replicas=3)
+    x = torch.zeros(9, 2)
+    split(x).sum().backward()
+    x[4] = 6
+    with pytest.raises(RuntimeError, match="found one part at batch norm 1"):
+        split(x)
+    split(torch.zeros(9, 2)).sum().backward()
+    assert split.calls_divided == 2
+
+
 def run(program, **options):
     return subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
