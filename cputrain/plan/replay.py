@@ -162,6 +162,10 @@ def _one_of(*choices: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and value in choices
 
 
+def _replicas(value: object) -> bool:
+    return value == "auto" or _count(value)
+
+
 def _method(value: object) -> bool:
     return isinstance(value, str) and value in METHODS
 
@@ -191,7 +195,7 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
     "fused_optimizer": (_switch, "true or false"),
     "channels_last": (_switch, "true or false"),
     "precision": (_one_of("float32", "kernels", "bf16"), "float32, kernels or bf16"),
-    "replicas": (lambda value: value == "auto" or _count(value), "auto or a number of replicas"),
+    "replicas": (_or_none(_replicas), "auto, a number of replicas, or null"),
     "attention": (_or_none(_one_of("math", "float32")), "math or float32, or null"),
     "compile": (_switch, "true or false"),
 }

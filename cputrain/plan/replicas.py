@@ -23,7 +23,7 @@ def decide(machine: Machine, request: Request) -> Decision:
     asked = request.settings.get(KNOB.name)  # here, "auto" is not the same as nothing
     if asked is None:
         return _decision(
-            1, "how many pay depends on the script: a matter of measuring", Origin.RULE
+            None, "how many pay depends on the script: a matter of measuring", Origin.RULE
         )
     share = share_of(machine, request)
     compiled = request.setting("compile")
@@ -43,12 +43,15 @@ def decide(machine: Machine, request: Request) -> Decision:
             do="Leave it out for one.",
         )
     origin = Origin.MEASURED if asked.measured else Origin.USER
-    return _decision(int(asked.value), asked.measured or f"{asked.where} says so", origin)
+    count = int(asked.value)
+    return _decision(
+        count if count > 1 else None, asked.measured or f"{asked.where} says so", origin
+    )
 
 
-def _decision(value: int | str, reason: str, origin: Origin) -> Decision:
+def _decision(value: int | str | None, reason: str, origin: Origin) -> Decision:
     says = {
-        1: "batches undivided",
+        None: "batches undivided",
         "auto": "batches divided among as many replicas as are fastest",
     }.get(value, f"batches divided among {value} replicas")
     return Decision(
@@ -57,8 +60,8 @@ def _decision(value: int | str, reason: str, origin: Origin) -> Decision:
         says=says,
         reason=reason,
         origin=origin,
-        change=Change.EXACT,
+        change=Change.NONE if value is None else Change.EXACT,
         rejected={"more": f"{reason}; {KNOB.flag} N divides each batch among N replicas"}
-        if value == 1
+        if value is None
         else {},
     )

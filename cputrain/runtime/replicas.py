@@ -85,6 +85,6 @@ class Replicas:
 
 def apply(torch: ModuleType, value: object) -> Replicas | None:
     """Wait for models to be called."""
-    if value == 1:
+    if value is None:
         return None
     return Replicas(torch, value if isinstance(value, int) else None)
