@@ -13,6 +13,8 @@
     │   └── TaskTimeout   1    it ran longer than it may, and was killed; a TimeoutError
     ├── TaskError         1    a task's exception that could not be brought here as it was
     ├── FillFailed        1    a part of a tensor could not be filled; says which, and what is there
+    ├── PartsDiffer       1    replicas did not do the same with their parts of a batch
+    ├── DifferentiatedTwice 1  gradients of a divided batch cannot be differentiated again
     └── InternalError   125    a bug of ours; the message begins with [internal]
 
 A message says four things: the parameter, the rule, what was found, and what to do next.
@@ -125,6 +127,14 @@ class FillFailed(CputrainError, RuntimeError):
     """The rows that could not be filled."""
     done: object
     """A boolean tensor: which rows are there; what `fill` takes to go on."""
+
+
+class PartsDiffer(CputrainError, RuntimeError):
+    """Replicas did not do the same, so that what one waits for will not come."""
+
+
+class DifferentiatedTwice(CputrainError, RuntimeError):
+    """Somebody asked for gradients of a divided batch that can be differentiated again."""
 
 
 class InternalError(CputrainError):

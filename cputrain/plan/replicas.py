@@ -50,10 +50,8 @@ def decide(machine: Machine, request: Request) -> Decision:
 
 
 def _decision(value: int | str | None, reason: str, origin: Origin) -> Decision:
-    says = {
-        None: "batches undivided",
-        "auto": "batches divided among as many replicas as are fastest",
-    }.get(value, f"batches divided among {value} replicas")
+    many = "as many replicas as are fastest" if value == "auto" else f"{value} replicas"
+    says = "batches undivided" if value is None else f"batches divided among {many}"
     return Decision(
         policy=KNOB.name,
         value=value,

@@ -7,7 +7,7 @@ from contextlib import ExitStack, nullcontext
 
 import torch
 
-from cputrain.errors import CputrainError
+from cputrain.errors import DifferentiatedTwice
 from cputrain.split.batch import leaves_of
 from cputrain.split.meeting import Meeting
 from cputrain.split.part import Part
@@ -225,10 +225,6 @@ def _summed(crew: Crew | Alone, found: Sequence[Sequence[torch.Tensor | None]]) 
     return sums
 
 
-class TwiceError(CputrainError, RuntimeError):
-    """Somebody asked for gradients that can be differentiated again."""
-
-
 class Whole(torch.autograd.Function):
     """The call, as one step in the caller's graph."""
 
@@ -253,7 +249,7 @@ class Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():  # these would look as if they did not depend on the model
-            raise TwiceError(
+            raise DifferentiatedTwice(
                 "the model",
                 "gives no gradients that can be differentiated again while its batch is divided",
                 found="create_graph=True",

@@ -11,8 +11,8 @@ import threading
 
 import torch
 
+from cputrain.errors import PartsDiffer
 from cputrain.record import Record
-from cputrain.split.meeting import PartsDifferError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ class Draws:
     def _divided(self, number: int, part: Part, shape: torch.Size, order: Order) -> Divided:
         if self._known is not None:
             if number >= len(self._known):
-                raise PartsDifferError.of(
+                raise PartsDiffer(
+                    "the model",
                     "must draw as many random numbers in every forward",
-                    f"draw {number + 1} where there were {len(self._known)} before",
+                    found=f"draw {number + 1} where there were {len(self._known)} before",
+                    do="Train it unsplit.",
                 )
             return self._known[number]
         own = (part.end - part.begin, shape, order)
@@ -117,9 +119,11 @@ class Draws:
             if not draw.waiting:
                 draw.whole = None
         if whole.shape != shape:
-            raise PartsDifferError.of(
+            raise PartsDiffer(
+                "the model",
                 "must draw the same random numbers in every replica",
-                f"shapes {tuple(whole.shape)} and {tuple(shape)}",
+                found=f"shapes {tuple(whole.shape)} and {tuple(shape)}",
+                do="Train it unsplit.",
             )
         return whole
 

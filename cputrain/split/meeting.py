@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from cputrain.errors import CputrainError
+from cputrain.errors import PartsDiffer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from typing import Any
-
-
-class PartsDifferError(CputrainError, RuntimeError):
-    """Replicas did not do the same, so that what one waits for will not come."""
-
-    @classmethod
-    def of(cls, rule: str, found: str) -> PartsDifferError:
-        """What they must do, and what they did."""
-        return cls("the model", rule, found=found, do="Train it unsplit.")
 
 
 class Parted(BaseException):
@@ -55,9 +46,11 @@ class Meeting:
             return here.values
         if self._parted:
             raise Parted
-        raise PartsDifferError.of(
+        raise PartsDiffer(
+            "the model",
             "must do the same with every part of a batch",
-            f"one part at {key}, and another through without it",
+            found=f"one part at {key}, and another through without it",
+            do="Train it unsplit.",
         )
 
     def leave(self, place: int) -> None:

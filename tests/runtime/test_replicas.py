@@ -90,7 +90,7 @@ def test_what_fails_in_parts_alone_goes_on_whole(tmp_path: Path) -> None:
     done = launch(tmp_path, "--replicas", "2", "x.py")
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout) == pytest.approx(losses(right.stdout), rel=2e-3, abs=2e-3)
-    assert "batches undivided: PartsDifferError" in done.stderr
+    assert "batches undivided: PartsDiffer" in done.stderr
 
 
 def test_the_scripts_own_error_is_its_own(tmp_path: Path) -> None:
