@@ -74,7 +74,9 @@ class Runs:
     def has_time(self, *which: Settings, runs: int = 0) -> bool:
         """For these, for as many others, and for a turn that is to follow."""
         known = sum(map(self.ledger.cost, which))
-        return self.left() > known + self.ledger.usual_cost() * (runs + 2)
+        usual = self.ledger.usual_cost()
+        # a turn is thorough, as the run of python was
+        return self.left() > known + usual * runs + 2 * max(usual, self._python_took)
 
     def plain(self) -> Outcome:
         """Plain python. Raises NothingToTuneError."""

@@ -136,7 +136,7 @@ class Search:
         for candidates, in_steps in waiting:
             steps: list[float] = []
             for number, settings in enumerate(candidates):
-                if not self._runs.has_time(runs=1):
+                if not self._runs.has_time(runs=2):  # it, and the rules after it
                     self._untried += map(shown, candidates[number:])
                     break
                 outcome = self._runs.attempt("alone", settings, known)

@@ -293,3 +293,24 @@ def test_a_slow_script_is_not_slowed_down_to_know_its_noise() -> None:
         machine = Slow({})
         search(machine, budget=budget)
         assert machine.runs[1]["threads"] == str(threads)
+
+
+def test_time_is_kept_for_turns_that_take_longer_than_trials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a slow script a trial sees a few steps; a turn, as many as the losses need."""
+    clock = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
+
+    class Slow(Machine):
+        def __call__(self, script: object, settings: Any, **rest: Any) -> Outcome:
+            thorough = rest.pop("thorough", False)
+            took = 45.0 if thorough else 14.0
+            clock[0] += min(took, rest["longest"])
+            outcome = super().__call__(script, settings, **rest)
+            if took > rest["longest"]:
+                return Outcome(settings=settings, fault="it was not through", took=took)
+            return outcome.replace(took=took)
+
+    found = search(Slow({("threads", "2"): 0.8}, drift=0.0), budget=300.0)
+    assert found.settings == {"threads": "2"}
