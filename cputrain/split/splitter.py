@@ -91,7 +91,7 @@ class Splitter:
             fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
         put_back()
         whole = call(self._model, *args, **options)
-        self._places.clear()
+        self.use_only(0)
         self._refuse(fault)
         return whole
 
@@ -127,7 +127,7 @@ class Splitter:
         return getattr(self._choice, "chosen", 1) is None
 
     def use_only(self, count: int) -> None:
-        """The other numbers are not needed any more."""
+        """The other numbers are not needed any more; 0 leaves none."""
         for other in [one for one in self._places if one != count]:
             leave(self, self._places.pop(other))
 

@@ -6,22 +6,16 @@ from itertools import product
 
 from cputrain.bench.compare import Speedup, median
 from cputrain.record import Record
-from cputrain.tune.candidates import KNOBS, LATE, Situation
+from cputrain.tune.candidates import Situation
 from cputrain.tune.found import Found
-from cputrain.tune.losses import reference
-from cputrain.tune.runs import Runs, is_reduced
-from cputrain.tune.trial import run_trial
+from cputrain.tune.runs import is_reduced
+from cputrain.tune.search import Search
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-    from cputrain.machine import Machine
-    from cputrain.plan import Plan
-    from cputrain.tune.candidates import Knob
-    from cputrain.tune.found import Watcher
     from cputrain.tune.losses import Reference
-    from cputrain.tune.trial import Outcome, Script
 
     Settings = dict[str, str]
 
@@ -50,42 +44,19 @@ class Combination(Record):
         return median(self.steps)
 
 
-class Exhaustive:
-    """Like a search, without a budget."""
-
-    def __init__(
-        self,
-        script: Script,
-        machine: Machine,
-        plan: Plan,
-        *,
-        fixed: Mapping[str, str],
-        precision: str = "float32",
-        budget: float = float("inf"),
-        watcher: Watcher | None = None,
-        knobs: Sequence[Knob] = (*KNOBS, *LATE),
-        run: Callable[..., Outcome] = run_trial,
-    ) -> None:
-        self._runs = Runs(script, fixed=fixed, budget=budget, watcher=watcher, run=run)
-        self._machine = machine
-        self._plan = plan
-        self._fixed = fixed
-        self._precision = precision
-        self._knobs = knobs
+class Exhaustive(Search):
+    """A search of everything, which keeps to no budget."""
 
     def run(self) -> Found:
         """All of them, and those that were fastest again."""
-        python = self._runs.plain()
-        other = self._runs.disturbed(self._plan.value("threads"))
-        known = reference([python.losses, *([other.losses] if other else [])])
-        rules = self._runs.attempt("rules", {}, known)
+        python, known, rules = self._begin()
         if rules is None:
             raise RuntimeError("the plan by rules came to nothing: there is nothing to compare")
         self._runs.pace = rules.step
         situation = Situation(
             machine=self._machine, plan=self._plan, rules=rules, precision=self._precision
         )
-        every = [Combination(settings=one, steps=[]) for one in self._all(situation)]
+        every = [Combination(settings=one, steps=[]) for one in self._combinations(situation)]
         standing = every[0]
         left = self._again(every, ROUNDS, known)
         left = self._again(sorted(left, key=lambda one: one.step)[:FINALISTS], TURNS, known)
@@ -100,14 +71,13 @@ class Exhaustive:
             loss_difference=self._runs.ledger.difference(best.settings),
             later=self._runs.ledger.later(best.settings),
             pays_after=None,
-            untried=(),
-            trials=tuple(self._runs.trials),
-            seconds=self._runs.seconds(),
+            **self._all(),
         )
 
-    def _all(self, situation: Situation) -> Iterator[Settings]:
+    def _combinations(self, situation: Situation) -> Iterator[Settings]:
         """The plan by rules first."""
-        knobs = [knob for knob in self._knobs if knob.KNOB not in self._fixed]
+        every = (*self._knobs, *self._late_knobs)
+        knobs = [knob for knob in every if knob.KNOB not in self._fixed]
         for values in product(*([None, *knob.values(situation)] for knob in knobs)):
             yield {
                 knob.KNOB: value

@@ -97,11 +97,15 @@ class Search:
                 raise
             return self._so_far()
 
-    def _search(self) -> Found:
+    def _begin(self) -> tuple[Outcome, Reference, Outcome | None]:
+        """Plain python, what its losses allow, and the rules, unless they came to nothing."""
         python = self._runs.plain()
         other = self._runs.disturbed(self._plan.value("threads"))
         known = reference([python.losses, *([other.losses] if other else [])])
-        rules = self._runs.attempt("rules", {}, known)
+        return python, known, self._runs.attempt("rules", {}, known)
+
+    def _search(self) -> Found:
+        python, known, rules = self._begin()
         if rules is None:
             return self._stays("the plan by rules came to nothing")
         self._rules_gain = python.step / rules.step

@@ -94,6 +94,15 @@ def test_every_combination_needs_a_search_to_measure(tmp_path):
     assert (done.returncode, "--tune 60" in done.stderr) == (2, True)
 
 
+def test_numbers_of_replicas_run_beside(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINS)
+    done = bench("--repeats=1", "--replicas=2,auto", "--json", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["comparisons"]
+    names = [side["name"] for side in found["sides"]]
+    assert names == ["python", "cputrain launch", "2 replicas", "auto replicas"]
+
+
 @pytest.mark.slow
 def test_what_tuning_finds_runs_beside(tmp_path):
     """It is found anew, compared, and not remembered."""

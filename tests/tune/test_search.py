@@ -272,7 +272,7 @@ def test_every_combination_is_tried_and_the_fastest_is_found() -> None:
     machine = Together({("a", "on"): 1.1, ("b", "on"): 1.05, ("c", "on"): 0.5}, drift=0.0)
     machine.wrong = {("c", "on")}
     script: Any = None
-    every = Exhaustive(script, MACHINE, PLAN, fixed={}, knobs=KNOBS, run=machine).run()
+    every = Exhaustive(script, MACHINE, PLAN, fixed={}, knobs=KNOBS, late=[], run=machine).run()
     assert {**every.settings, "threads": ""} == {"a": "on", "b": "on", "threads": ""}
     assert every.against_rules.median == pytest.approx(1 / (0.5 * 1.1 * 1.05), rel=0.1)
     tried = [trial.settings for trial in every.trials if trial.stage == "every"]
