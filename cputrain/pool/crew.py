@@ -50,6 +50,8 @@ class Crew:
         self._template: Template | None = None
         self._started = 0
         self._failed_starts = 0
+        self._new: set[Worker] = set()
+        """Those started since somebody was last ready: of these alone the end is a bad sign."""
         places = 2 * processes + 8
         self._places = list(range(places))
         life_read, life = pipe(of="a pool")
@@ -97,6 +99,7 @@ class Crew:
     def _start_one(self) -> Worker:
         worker = Worker(Slot(self._shared.slots, self._places.pop()))
         worker.slot.end()
+        self._new.add(worker)
         self._started += 1
         seed = seed_from(self.setup.seed, self._started)
         try:
@@ -198,22 +201,23 @@ class Crew:
         for workers in (self.workers, self.leaving):
             if worker in workers:
                 workers.remove(worker)
-        self._dismiss(worker)
-        if not worker.ready and not worker.leaving:
+        if worker in self._new and not worker.leaving:
             self._failed_starts += 1
+        self._dismiss(worker)
         return how
 
     def _dismiss(self, worker: Worker) -> None:
         self._places.append(worker.slot.number)
+        self._new.discard(worker)
         worker.close()
 
     def is_ready(self, worker: Worker, pid: int) -> None:
         """It has been set up."""
-        worker.ready = True
         if not worker.is_started:  # by a template that was killed before it could tell
             worker.process.started(pid)
             self._hear(worker)
         self._failed_starts = 0
+        self._new.clear()
 
     def hopeless(self, how: str) -> CputrainError | None:
         """Why it makes no sense to start any more, if it does not."""

@@ -27,7 +27,6 @@ class Worker:
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
         self.process: Any = None
-        self.ready = False
         self.leaving = False
         """It has said that it ends."""
         self.killed_for = 0

@@ -471,3 +471,11 @@ def grown(items: list[int]) -> int:
 def first_of(items: list[int]) -> int:
     """The first item."""
     return items[0]
+
+
+def first_or_wait(folder: Path) -> None:
+    """Return to the first who calls it; and to all, once `folder/go` is there."""
+    try:
+        (folder / "first").mkdir()
+    except FileExistsError:
+        until((folder / "go").exists, 60)

@@ -111,6 +111,20 @@ def test_all_idle_workers_can_be_killed_at_once() -> None:
             assert pool.map(f.double, range(40), chunksize=1) == list(range(0, 80, 2))
 
 
+def test_workers_that_are_killed_while_they_start_are_replaced_if_another_is_ready(
+    tmp_path: Path,
+) -> None:
+    with Pool(4, initializer=partial(f.first_or_wait, tmp_path)) as pool:
+        ready = pool.apply(os.getpid)
+        until(lambda: all(worker.pid for worker in pool._pool))
+        starting = {worker.pid for worker in pool._pool} - {ready}
+        for pid in starting:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not starting & {worker.pid for worker in pool._pool})
+        (tmp_path / "go").mkdir()
+        assert pool.map(f.double, range(40), chunksize=1) == list(range(0, 80, 2))
+
+
 @pytest.mark.parametrize("how", ["terminate", "close"])
 def test_a_pool_ends_though_workers_were_asked_of_a_process_that_was_killed(how: str) -> None:
     pool = Pool(2, context="fork")
