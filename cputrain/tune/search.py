@@ -47,6 +47,9 @@ TURNS = 3
 BETWEEN = 2
 """Candidates between two runs of the rules."""
 
+TOGETHER = 4
+"""Runs that it takes to see whether what helped alone helps together with the rest."""
+
 WORSE = 2
 """Values of a knob in steps, each slower than the one before, after which the rest is left out."""
 
@@ -140,7 +143,7 @@ class Search:
         for candidates, in_steps in waiting:
             steps: list[float] = []
             for number, settings in enumerate(candidates):
-                if not self._runs.has_time(runs=2):  # it, and the rules after it
+                if not self._has_time_alone(tried, found):
                     self._untried += map(shown, candidates[number:])
                     break
                 outcome = self._runs.attempt("alone", settings, known)
@@ -155,6 +158,15 @@ class Search:
             self._compare(tried, before, known, found)
         return [settings for _, settings in sorted(found, key=lambda one: -one[0])]
 
+    def _has_time_alone(
+        self, tried: Sequence[object], found: Sequence[tuple[float, Settings]]
+    ) -> bool:
+        """For one more, and to put what helped so far together, which is worth more."""
+        helpful = sum(speedup >= CLEARLY for speedup, _ in found)
+        if self._runs.has_time(runs=2 + TOGETHER * helpful):  # it, and the rules after it
+            return True
+        return not tried and not found and self._runs.has_time(runs=1)
+
     def _compare(
         self,
         tried: list[tuple[Settings, Outcome | None]],
@@ -162,8 +174,11 @@ class Search:
         known: Reference,
         found: list[tuple[float, Settings]],
     ) -> float:
-        """What was tried between two runs of the rules, of which this makes the second."""
-        rules = self._runs.attempt("rules", {}, known)
+        """What was tried between two runs of the rules, of which this makes the second.
+
+        It is left out where a turn is all that there is time for: that has the rules in it.
+        """
+        rules = self._runs.attempt("rules", {}, known) if self._runs.has_time(runs=1) else None
         self._runs.pace = rules.step if rules is not None else before
         for place, (settings, outcome) in enumerate(tried, 1):
             if outcome is not None:
@@ -213,6 +228,8 @@ class Search:
         ratios: list[float] = []
         for order in ((best, more), (more, best)):
             if not self._runs.has_time(more, best):
+                if ratios and ratios[0] >= CLEARLY:
+                    break
                 self._untried.append(shown(more))
                 return 0.0
             steps = {}

@@ -220,21 +220,56 @@ def test_what_there_was_no_time_for_is_told() -> None:
     assert "no time was left for more" in found.reason
 
 
-@pytest.mark.parametrize(("factor", "kept"), [(0.7, True), (0.95, False)])
-def test_what_is_clearly_faster_in_one_turn_is_kept_when_time_is_short(
-    monkeypatch: pytest.MonkeyPatch, factor: float, kept: bool
-) -> None:
+def a_second_each(
+    monkeypatch: pytest.MonkeyPatch, factors: dict[tuple[str, str], float]
+) -> Machine:
+    """A machine on which each run takes a second of the budget."""
     seconds = [0.0]
 
     class Slow(Machine):
-        """Each run takes a second."""
-
         def __call__(self, *args: Any, **options: Any) -> Outcome:
             seconds[0] += 1
             return super().__call__(*args, **options).replace(took=1.0)
 
     monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
-    machine = Slow({("a", "on"): factor}, drift=0.0)
+    return Slow(factors, drift=0.0)
+
+
+@pytest.mark.parametrize("budget", [20.0, 40.0])
+def test_time_is_kept_to_put_together_what_helps(
+    monkeypatch: pytest.MonkeyPatch, budget: float
+) -> None:
+    machine = a_second_each(monkeypatch, {("a", "on"): 0.7, ("b", "on"): 0.8})
+    knobs = [knob(name, "on") for name in "abcdefghij"]
+    found = search(machine, knobs=knobs, budget=budget)
+    assert found.settings == {"a": "on", "b": "on"}
+    assert bool(found.untried) is (budget < 30)
+
+
+def test_one_value_is_tried_where_there_is_time_for_it_and_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = a_second_each(monkeypatch, {("a", "on"): 0.7})
+    found = search(machine, knobs=[knob("a", "on"), knob("b", "on")], budget=6.5)
+    assert found.settings == {"a": "on"}
+    assert found.untried == ("b on",)
+
+
+def test_what_is_clearly_faster_side_by_side_is_not_lost_when_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = a_second_each(monkeypatch, {("a", "on"): 0.7})
+    found = search(machine, knobs=[knob("a", "on")], budget=9.5)
+    assert [trial.stage for trial in found.trials].count("together") == 2
+    assert found.settings == {"a": "on"}
+    assert "(1 turn" in found.reason
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(0.7, True), (0.95, False)])
+def test_what_is_clearly_faster_in_one_turn_is_kept_when_time_is_short(
+    monkeypatch: pytest.MonkeyPatch, factor: float, kept: bool
+) -> None:
+    machine = a_second_each(monkeypatch, {("a", "on"): factor})
     found = search(machine, knobs=[knob("a", "on")], budget=8.0)
     assert (found.settings == {"a": "on"}) is kept
     assert len([trial for trial in found.trials if trial.stage == "turns"]) == 2
