@@ -91,8 +91,8 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def ranges(size: int, shares: Sequence[float]) -> list[Range]:
-    """Where each part begins and ends: in proportion to the shares, none of them empty."""
+def divided(size: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Samples of each part, in proportion to the shares: at least one, while there are any."""
     count = min(size, len(shares))
     total = sum(shares[:count])
     edges = [round(size * sum_ / total) for sum_ in accumulate(shares[:count], initial=0.0)]
@@ -100,7 +100,12 @@ def ranges(size: int, shares: Sequence[float]) -> list[Range]:
         edges[number] = max(edges[number], edges[number - 1] + 1)
     for number in range(count - 1, 0, -1):
         edges[number] = min(edges[number], edges[number + 1] - 1)
-    return list(pairwise(edges))
+    return tuple(end - begin for begin, end in pairwise(edges))
+
+
+def ranges(sizes: Sequence[int]) -> list[Range]:
+    """Where each part begins and ends."""
+    return list(pairwise(accumulate(sizes, initial=0)))
 
 
 class Together(Record):

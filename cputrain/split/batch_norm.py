@@ -77,9 +77,7 @@ class WholeBatchNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         own_mean, own_variance = _statistics(input)
         count = input.numel() // input.size(1)
-        everybody = part.meeting.meet(
-            f"batch norm {number + 1}", part.number, (count, own_mean, own_variance)
-        )
+        everybody = part.sums(f"batch norm {number + 1}", count, own_mean, own_variance)
         total = sum(one for one, _, _ in everybody)
         if total < 2:
             raise ValueError(
@@ -105,12 +103,11 @@ class WholeBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: object) -> tuple[Any, ...]:
         input_, weight, mean, variance = ctx.saved_tensors
         part: Part = ctx.part
+        ones = torch.ones_like(mean) if weight is None else weight
         scaled, of_weight, of_bias = aten.native_batch_norm_backward(
-            gradient, input_, weight, mean, variance, None, None, False, ctx.eps, [True] * 3
+            gradient, input_, ones, mean, variance, None, None, False, ctx.eps, [True] * 3
         )
-        everybody = part.meeting.meet(
-            f"batch norm {ctx.number + 1} on its way back", part.number, (of_weight, of_bias)
-        )
+        everybody = part.sums(f"batch norm {ctx.number + 1} on its way back", of_weight, of_bias)
         all_of_weight = torch.stack([one for one, _ in everybody]).sum(0) / ctx.total
         all_of_bias = torch.stack([one for _, one in everybody]).sum(0) / ctx.total
         # scaled - scale (all_of_bias + normalised all_of_weight), as one line a x + b
@@ -134,5 +131,5 @@ def _statistics(part: Tensor) -> tuple[Tensor, Tensor]:
     if part.dtype not in (torch.bfloat16, torch.float16):
         return torch.batch_norm_update_stats(part, None, None, 0.0)
     # torch gives them in the type of running ones
-    zeros = torch.zeros(part.size(1))
+    zeros = torch.zeros(part.size(1), device=part.device)
     return torch.batch_norm_update_stats(part, zeros, zeros + 1, 0.0)

@@ -8,19 +8,20 @@ from contextlib import ExitStack, nullcontext
 import torch
 
 from cputrain.errors import DifferentiatedTwice
-from cputrain.split.batch import leaves_of
+from cputrain.split.batch import leaves_of, ranges
+from cputrain.split.devices import finish
 from cputrain.split.meeting import Meeting
 from cputrain.split.part import Part
+from cputrain.split.team import added
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from cputrain.split.batch import Arguments, Range, Together
-    from cputrain.split.crew import Alone, Crew
+    from cputrain.split.batch import Arguments, Together
     from cputrain.split.draws import Draws
-    from cputrain.split.views import View
+    from cputrain.split.team import Team
 
     Calls = Callable[..., Any]
 
@@ -30,60 +31,102 @@ class Call:
 
     def __init__(
         self,
-        crew: Crew | Alone,
-        views: Sequence[View],
+        team: Team,
         call: Calls,
         arguments: Arguments,
-        ranges: Sequence[Range],
+        sizes: Sequence[int],
         draws: Draws,
-        took: Callable[[float], None] = lambda _: None,
+        took: Callable[[float, Sequence[float]], None] | None = None,
     ) -> None:
-        self._crew = crew
-        self._views = views[: len(ranges)]
+        """With `took`, told how long it was: in all, and each part without waiting for others."""
+        self.team = team
         self._call = call
         self._arguments = arguments
-        self._ranges = ranges
-        self._meeting = Meeting(len(ranges))
+        self._ranges = ranges(sizes)
+        self._meeting = Meeting(len(sizes))
         self._parts = [
-            Part(number, range_, arguments.size, self._meeting, draws)
-            for number, range_ in enumerate(ranges)
-        ]
+            Part(
+                number, range_, arguments.size, self._meeting, draws,
+                device=team.devices[number], apart=team.apart,
+            )
+            for number, range_ in enumerate(self._ranges)
+        ]  # fmt: skip
         self._took = took
         self._seconds = 0.0
-        self._states = States()
+        self._busy = [0.0] * len(sizes)
+        self._states = States(team.home)
         self._inputs: list[list[torch.Tensor]] = []
+        self._outputs: list[list[Any]] = []
         self.outputs: list[list[Any]] = []
-        """The leaves of each part's output, with their graphs."""
+        """The leaves of each part's output, without their graphs, where the model is."""
         self.form: Any = None
+        self.too_large: int | None = None
+        """The part that did not fit into the memory of its device."""
 
     def forward(self) -> None:
         """Run every part."""
         begin = time.perf_counter()
-        done = self._crew.run([self._forward_of(part) for part in self._parts], self._meeting)
-        self._inputs = [inputs for inputs, _, _ in done]
-        self.outputs = [leaves for _, leaves, _ in done]
-        self.form = done[0][2]
+        jobs = [self._as_one(part, self._forward_of(part)) for part in self._parts]
+        done = self.team.run(jobs, self._meeting)
+        self._inputs = [inputs for inputs, _, _, _ in done]
+        self._outputs = [leaves for _, leaves, _, _ in done]
+        self.outputs = [leaves for _, _, leaves, _ in done]
+        self.form = done[0][3]
         self._seconds = time.perf_counter() - begin
+
+    def _as_one(self, part: Part, job: Callable[[], Any]) -> Callable[[], Any]:
+        """The same; nobody waits for a part that has failed, wherever that was.
+
+        What it takes, but for waiting, is added to what the part took.
+        """
+        meeting = part.meeting
+
+        def done() -> Any:
+            begin = time.perf_counter()
+            try:
+                result = job()
+                if self._took is not None:
+                    finish(part.device)
+            except BaseException:
+                meeting.part()
+                raise
+            self._busy[part.number] += time.perf_counter() - begin - meeting.waited[part.number]
+            return result
+
+        return done
 
     @property
     def has_graph(self) -> bool:
         """Whether there is anything to go back through."""
         return any(
             isinstance(leaf, torch.Tensor) and leaf.requires_grad
-            for leaves in self.outputs
+            for leaves in self._outputs
             for leaf in leaves
         )
 
+    def needs(self, number: int) -> bool:
+        """Whether anything goes back through this leaf."""
+        return any(leaves[number].requires_grad for leaves in self._outputs)
+
     def _forward_of(self, part: Part) -> Callable[[], Any]:
-        def job() -> tuple[list[torch.Tensor], list[Any], Any]:
-            view = self._views[part.number]
-            leaves = self._arguments.part(self._ranges[part.number])
+        def job() -> tuple[list[torch.Tensor], list[Any], list[Any], Any]:
+            self.team.prepare(self, part.number)
+            view = self.team.views[part.number]
+            leaves = [
+                _on(part.device, leaf) for leaf in self._arguments.part(self._ranges[part.number])
+            ]
             args, options = self._arguments.built(leaves)
             # a single part is the whole: what it calls is torch's own
-            with self._states.here(), part if len(self._parts) > 1 else nullcontext():
-                output = self._call(view.model, *args, **options)
+            alone = len(self._parts) == 1 and not self.team.apart
+            try:
+                with self._states.here(part.device), nullcontext() if alone else part:
+                    output = self._call(view.model, *args, **options)
+            except torch.OutOfMemoryError:
+                self.too_large = part.number
+                raise
             inputs = [leaves[number] for number in self._arguments.differentiable]
-            return inputs, *leaves_of(output)
+            found, form = leaves_of(output)
+            return inputs, found, [_on(self.team.home, _bare(leaf)) for leaf in found], form
 
         return job
 
@@ -97,15 +140,18 @@ class Call:
         """What of the gradients of outputs (leaf, dimension, gradient) arrives at each input, and
         then at each parameter."""
         begin = time.perf_counter()
-        jobs = [self._backward_of(part, gradients, needed, keep=keep) for part in self._parts]
         self._meeting = meeting = Meeting(len(self._parts))
         for part in self._parts:
             part.meeting = meeting
-        found = self._crew.run(jobs, meeting)
-        inputs = len(self._arguments.differentiable)
-        summed = _summed(self._crew, [one[inputs:] for one in found])
-        gathered = self._gathered([one[:inputs] for one in found])
-        self._took(self._seconds + time.perf_counter() - begin)
+        jobs = [
+            self._as_one(part, self._backward_of(part, gradients, needed, keep=keep))
+            for part in self._parts
+        ]
+        found = self.team.run(jobs, meeting)
+        summed = self.team.sums([one for _, one in found])
+        gathered = self._gathered([one for one, _ in found])
+        if self._took is not None:
+            self._took(self._seconds + time.perf_counter() - begin, self._busy)
         return [*gathered, *summed]
 
     def _backward_of(
@@ -119,30 +165,33 @@ class Call:
         begin, end = self._ranges[part.number]
         size = self._arguments.size
 
-        def job() -> list[torch.Tensor | None]:
+        def job() -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
             outputs, given = [], []
             for number, dim, gradient in gradients:
-                output = self.outputs[part.number][number]
+                output = self._outputs[part.number][number]
                 if not output.requires_grad or (dim is None and part.number):
                     continue
                 outputs.append(output)
-                if dim is None:
-                    given.append(gradient)
-                else:
+                if dim is not None:
                     each = gradient.size(dim) // size
-                    given.append(gradient.narrow(dim, begin * each, (end - begin) * each))
-            inputs = [*self._inputs[part.number], *self._views[part.number].parameters]
-            wanted = [one for one, need in zip(inputs, needed, strict=True) if need]
+                    gradient = gradient.narrow(dim, begin * each, (end - begin) * each)
+                given.append(gradient.to(part.device))
+            inputs = self._inputs[part.number]
+            every = [*inputs, *self.team.views[part.number].parameters]
+            wanted = [one for one, need in zip(every, needed, strict=True) if need]
             if not outputs:
                 part.meeting.leave(part.number)
-                return [None] * len(inputs)
-            with part if len(self._parts) > 1 else nullcontext():
-                found = iter(
-                    torch.autograd.grad(
+                return [None] * len(inputs), [None] * (len(every) - len(inputs))
+            with nullcontext() if len(self._parts) == 1 and not self.team.apart else part:
+                # by this thread, whatever the device: autograd's own know nothing of parts
+                with torch.autograd.set_multithreading_enabled(False):
+                    found = torch.autograd.grad(
                         outputs, wanted, given, retain_graph=keep, allow_unused=True
                     )
-                )
-            return [next(found) if need else None for need in needed]
+                answers = iter(found)
+            back = [next(answers) if need else None for need in needed]
+            of_inputs = [_on(self.team.home, one) for one in back[: len(inputs)]]
+            return of_inputs, self.team.fetched_by(part.number, back[len(inputs) :])
 
         return job
 
@@ -161,68 +210,45 @@ class Call:
                         found[at] = torch.zeros_like(leaf.narrow(dim, begin, end - begin))
                 gathered.append(torch.cat(found, dim))
             else:
-                gathered.append(_sum(found))
+                gathered.append(added(found))
         return gathered
 
 
 class States:
-    """What torch keeps for each thread: a replica has what the caller has."""
+    """What torch keeps for each thread: a replica has what the caller has.
 
-    def __init__(self) -> None:
+    What the caller has for the model's device, a replica has for its own.
+    """
+
+    def __init__(self, home: torch.device) -> None:
         self._gradients = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
-        self._autocast = torch.is_autocast_enabled("cpu")
-        self._autocast_type = torch.get_autocast_dtype("cpu")
+        casts = torch.amp.is_autocast_available(home.type)
+        self._autocast = casts and torch.is_autocast_enabled(home.type)
+        self._autocast_type = torch.get_autocast_dtype(home.type) if casts else None
         self._caches = torch.is_autocast_cache_enabled()
 
-    def here(self) -> ExitStack:
+    def here(self, device: torch.device) -> ExitStack:
         """The same in this thread."""
         stack = ExitStack()
         stack.enter_context(torch.inference_mode(self._inference))
         stack.enter_context(torch.set_grad_enabled(self._gradients))
-        stack.enter_context(
-            torch.autocast(
-                "cpu", self._autocast_type, enabled=self._autocast, cache_enabled=self._caches
+        if self._autocast:
+            stack.enter_context(
+                torch.autocast(device.type, self._autocast_type, cache_enabled=self._caches)
             )
-        )
         return stack
 
 
-def _sum(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """In the order of the replicas, whatever arrived first."""
-    there = [one for one in gradients if one is not None]
-    if len(there) < 2:
-        return there[0] if there else None
-    total = there[0] + there[1]
-    for one in there[2:]:
-        total = total + one if total.layout is not torch.strided else total.add_(one)
-    return total
+def _on(device: torch.device, leaf: Any) -> Any:
+    """A leaf on this device; one that is differentiated is so there, in a graph of its own."""
+    if not isinstance(leaf, torch.Tensor) or leaf.device == device:
+        return leaf
+    return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
 
 
-def _summed(crew: Crew | Alone, found: Sequence[Sequence[torch.Tensor | None]]) -> list[Any]:
-    """The sums of all parameters, by all replicas: each sums as much as the others."""
-    count = len(found[0])
-    sums: list[torch.Tensor | None] = [None] * count
-    if len(found) == 1:
-        return list(found[0])
-    sizes = [0 if one is None else one.numel() for one in found[0]]
-    shares: list[list[int]] = [[] for _ in found]
-    loads = [0] * len(found)
-    for number in sorted(range(count), key=lambda one: -sizes[one]):
-        least = loads.index(min(loads))
-        shares[least].append(number)
-        loads[least] += sizes[number] + 1
-
-    def job_of(share: Sequence[int]) -> Callable[[], None]:
-        def job() -> None:
-            with torch.no_grad():
-                for number in share:
-                    sums[number] = _sum([part[number] for part in found])
-
-        return job
-
-    crew.run([job_of(share) for share in shares])
-    return sums
+def _bare(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 class Whole(torch.autograd.Function):
@@ -232,18 +258,12 @@ class Whole(torch.autograd.Function):
     def forward(ctx: Any, call: Call, together: Together, *_: torch.Tensor) -> tuple[Any, ...]:
         ctx.call, ctx.together = call, together
         ctx.set_materialize_grads(False)
-        leaves = together.put([_detached(part) for part in call.outputs])
+        leaves = together.put(call.outputs)
         tensors = [
             (number, leaf) for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)
         ]
         ctx.numbers = [number for number, _ in tensors]
-        ctx.mark_non_differentiable(
-            *(
-                leaf
-                for number, leaf in tensors
-                if not any(part[number].requires_grad for part in call.outputs)
-            )
-        )
+        ctx.mark_non_differentiable(*(leaf for number, leaf in tensors if not call.needs(number)))
         return tuple(leaf for _, leaf in tensors)
 
     @staticmethod
@@ -264,7 +284,3 @@ class Whole(torch.autograd.Function):
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         found = ctx.call.backward(given, ctx.needs_input_grad[2:], keep=keep)
         return None, None, *found
-
-
-def _detached(leaves: Sequence[Any]) -> list[Any]:
-    return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

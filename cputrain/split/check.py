@@ -14,9 +14,14 @@ import torch
 from torch import nn
 
 from cputrain.split.compare import CannotSplitError, Compared, Way
+from cputrain.split.devices import CPU
+from cputrain.split.draws import Generators
+from cputrain.split.views import home_of, is_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cputrain.split.batch import Arguments
     from cputrain.split.call import Calls
     from cputrain.split.crew import Crew
@@ -36,23 +41,36 @@ ROUGHLY = 5e-2
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def find_way(model: nn.Module, call: Calls, arguments: Arguments, crew: Crew) -> Way:
-    """How to divide such calls. Raises CannotSplitError, or what the model itself raises."""
-    look_at(model)
-    numbers = Numbers()
+def find_way(
+    model: nn.Module,
+    call: Calls,
+    arguments: Arguments,
+    crew: Crew,
+    devices: Sequence[torch.device] = (),
+) -> Way:
+    """How to divide such calls. Raises CannotSplitError, or what the model itself raises.
+
+    With `devices`, members of the crew compute there: one part is tried on each kind of device.
+    """
+    look_at(model, anywhere=bool(devices))
+    numbers = Numbers(home_of(model))
     try:
         try:
-            return _agreed(model, call, arguments, crew, exactly=True)
+            return _agreed(model, call, arguments, crew, devices, exactly=True)
         except RuntimeError:  # float64 may not be what it takes
             numbers.put_back()
-            return _agreed(model, call, arguments, crew, exactly=False)
+            return _agreed(model, call, arguments, crew, devices, exactly=False)
     finally:
         if numbers.put_back():  # which explains whatever differs
             raise CannotSplitError("it draws random numbers from Python or NumPy as well")
 
 
-def look_at(model: nn.Module) -> None:
-    """Raises CannotSplitError for what can be seen without running it."""
+def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
+    """Raises CannotSplitError for what can be seen without running it.
+
+    It may be `anywhere`, as long as all of it is there.
+    """
+    home = home_of(model) if anywhere else CPU
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, torch.jit.ScriptModule):
@@ -68,18 +86,31 @@ def look_at(model: nn.Module) -> None:
                         f"{where} has a hook, which would see parts of the batch"
                     )
         for parameter in module.parameters(recurse=False):
-            if type(parameter) is not nn.Parameter:
+            if not is_plain(parameter):
                 raise CannotSplitError(f"{where} has a parameter of {type(parameter).__name__}")
-            if parameter.device.type != "cpu":
+            if parameter.device != home:
                 raise CannotSplitError(f"{where} is on {parameter.device}")
 
 
 def _agreed(
-    model: nn.Module, call: Calls, arguments: Arguments, crew: Crew, *, exactly: bool
+    model: nn.Module,
+    call: Calls,
+    arguments: Arguments,
+    crew: Crew,
+    devices: Sequence[torch.device],
+    *,
+    exactly: bool,
 ) -> Way:
     few = arguments.first(min(arguments.size, SAMPLES), exactly=exactly)
-    less = (few.size - 1) // 2
-    compared = Compared(model, call, few, crew, [(0, less), (less, few.size)], exactly=exactly)
+    home = home_of(model)
+    kinds = list(dict.fromkeys(devices)) or [home]
+    if len(kinds) == 1:  # beside where the model is
+        kinds.append(home)
+    del kinds[few.size - 1 :]  # two of them have one sample, else
+    ones = [1] * (len(kinds) - 2)
+    less = max(1, (few.size - 1) // 2 - len(ones))
+    sizes = [*ones, less, few.size - less - len(ones)]
+    compared = Compared(model, call, few, crew, sizes, exactly=exactly, devices=kinds)
     for pair in compared.pairs():
         far = pair.difference
         if far > (EXACTLY if pair.whole.dtype == torch.float64 else ROUGHLY):
@@ -96,15 +127,16 @@ def _agreed(
 class Numbers:
     """The generators of torch, Python and NumPy, as they are now."""
 
-    def __init__(self) -> None:
-        self._torchs = torch.get_rng_state()
+    def __init__(self, home: torch.device = CPU) -> None:
+        self._generators = Generators(home)
+        self._torchs = self._generators.get()
         self._pythons = random.getstate()
         self._numpy = sys.modules.get("numpy")
         self._numpys = None if self._numpy is None else self._numpy.random.get_state()
 
     def put_back(self) -> bool:
         """Whether anything was drawn from those that are not torch's."""
-        torch.set_rng_state(self._torchs)
+        self._generators.set(self._torchs)
         used = random.getstate() != self._pythons
         random.setstate(self._pythons)
         if self._numpy is not None and self._numpys is not None:

@@ -7,6 +7,7 @@ costs no more than the slower ones of them.
 from __future__ import annotations
 
 from cputrain.record import Record
+from cputrain.split.batch import divided
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,11 +17,24 @@ if TYPE_CHECKING:
     class Choice(Protocol):
         """Who says how many."""
 
-        def count(self, size: int, /, *, trains: bool) -> int:
-            """For the next call, with so many samples."""
+        @property
+        def measures(self) -> bool:
+            """Whether what is fastest is not known yet: what is undivided is to be timed, too."""
 
-        def took(self, count: int, size: int, seconds: float) -> None:
-            """A call and its backward, with as many replicas as were said."""
+        @property
+        def listens(self) -> bool:
+            """Whether it wants to be told what the next call takes."""
+
+        def sizes(self, size: int, /, *, trains: bool) -> Sizes:
+            """How many of so many samples each replica has in the next call."""
+
+        def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
+            """A call and its backward, divided as was said: in all, and each replica's own work."""
+
+        def limit(self, member: int, most: int) -> None:
+            """This replica never has more samples: there is no memory for them."""
+
+    Sizes = tuple[int, ...]
 
 
 WARM_UP = 1
@@ -42,15 +56,21 @@ SHORTER = 0.9
 class Asked:
     """Always the same."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    measures = listens = False
 
-    def count(self, _size: int, *, trains: bool) -> int:  # noqa: ARG002  (called by this name)
+    def __init__(self, shares: Sequence[float]) -> None:
+        self._shares = shares
+
+    def sizes(self, size: int, *, trains: bool) -> Sizes:  # noqa: ARG002  (called by this name)
         """Whatever the call."""
-        return self._count
+        sizes = divided(size, self._shares)
+        return (*sizes, *[0] * (len(self._shares) - len(sizes)))
 
-    def took(self, count: int, size: int, seconds: float) -> None:
+    def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
         """It is not looked at."""
+
+    def limit(self, member: int, most: int) -> None:
+        """Whoever divides by these sizes sees to it."""
 
 
 class Measured(Record):
@@ -79,7 +99,21 @@ class Fastest:
         self.chosen: int | None = None if counts else 1
         """The number, once it is known."""
 
-    def count(self, size: int, *, trains: bool) -> int:
+    @property
+    def measures(self) -> bool:
+        """Until the number is known."""
+        return self.chosen is None
+
+    @property
+    def listens(self) -> bool:
+        """As long."""
+        return self.measures
+
+    def sizes(self, size: int, *, trains: bool) -> Sizes:
+        """Even ones."""
+        return divided(size, [1.0] * self._count(size, trains=trains))
+
+    def _count(self, size: int, *, trains: bool) -> int:
         """One, until the fastest is known and where nothing is learned."""
         if self.chosen is not None:
             return self.chosen
@@ -90,8 +124,9 @@ class Fastest:
             self._turn = self._next()
         return self._turn[0] if self._turn else self._decide()
 
-    def took(self, count: int, size: int, seconds: float) -> None:
+    def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:  # noqa: ARG002
         """Counted, if it is of the number that is measured now."""
+        count, size = len(sizes), sum(sizes)
         if self.chosen is not None or not self._turn or count != self._turn[0]:
             return
         if size < SHORTER * self._largest:
@@ -102,6 +137,9 @@ class Fastest:
         self._seconds.setdefault(count, []).append(seconds / size)
         self._turn.pop(0)
         self._skip = WARM_UP
+
+    def limit(self, member: int, most: int) -> None:
+        """All of them are on the CPU."""
 
     def _next(self) -> list[int]:
         """One, and the next number: again and again, unless it is clearly slower."""
@@ -115,7 +153,7 @@ class Fastest:
         return []
 
     def _decide(self) -> int:
-        middle = {count: _median(seconds) for count, seconds in self._seconds.items()}
+        middle = {count: median(seconds) for count, seconds in self._seconds.items()}
         best = min(middle, key=lambda count: middle[count])
         # no slower in any of its steps than one is in the middle: noise is not taken for gain
         if middle[1] < GAIN * middle[best] or max(self._seconds[best]) > middle[1]:
@@ -125,7 +163,8 @@ class Fastest:
         return best
 
 
-def _median(values: Sequence[float]) -> float:
+def median(values: Sequence[float]) -> float:
+    """The one in the middle, or the mean of two."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -11,15 +11,16 @@ from torch import nn
 from cputrain.record import Record
 from cputrain.split.batch import Together, leaves_of
 from cputrain.split.call import Call
-from cputrain.split.draws import Divided, Draws, divided_dim
-from cputrain.split.views import View
+from cputrain.split.draws import Divided, Draws, Generators, divided_dim
+from cputrain.split.team import Team
+from cputrain.split.views import View, home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from cputrain.split.batch import Arguments, Range
+    from cputrain.split.batch import Arguments
     from cputrain.split.call import Calls
     from cputrain.split.crew import Crew
 
@@ -86,40 +87,51 @@ class Compared:
         call: Calls,
         arguments: Arguments,
         crew: Crew,
-        ranges: Sequence[Range],
+        sizes: Sequence[int],
         *,
         exactly: bool,
         way: Way | None = None,
+        devices: Sequence[torch.device] = (),
     ) -> None:
         """Raises CannotSplitError where the two cannot be put beside each other.
 
-        Without a way, parts must be of different sizes: these show it.
+        Without a way, parts must be of different sizes: these show it. `devices` are where each
+        part is computed, where the model is by default.
         """
         self._model = model
         self._arguments = arguments
-        before = torch.get_rng_state()
+        home = home_of(model)
+        generators = Generators(home)
+        before = generators.get()
         every = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
         self._alone = View(model, every, exactly=exactly)
         args, options = arguments.built(arguments.part((0, arguments.size)))
         self._inside, _ = leaves_of((args, options))
         self._leaves, form = leaves_of(call(self._alone.model, *args, **options))
-        after = torch.get_rng_state()
-        torch.set_rng_state(before)
-        views = [View(model, every, exactly=exactly) for _ in ranges]
+        after = generators.get()
+        generators.set(before)
+        views = [
+            View(
+                model, every, exactly=exactly,
+                device=None if not devices or devices[number] == home else devices[number],
+            )
+            for number in range(len(sizes))
+        ]  # fmt: skip
         attributes = [_attributes(view.model) for view in views]
-        draws = Draws(len(ranges), None if way is None else way.draws)
-        self._divided = Call(crew, views, call, arguments, ranges, draws)
+        draws = Draws(len(sizes), None if way is None else way.draws, home)
+        team = Team(crew.some(range(len(sizes))), views, home, devices[: len(sizes)])
+        self._divided = Call(team, call, arguments, sizes, draws)
         self._divided.forward()
         for view, held in zip(views, attributes, strict=True):
             _same_attributes(view.model, held)
-        if (way is None and draws.unseen) or not torch.equal(torch.get_rng_state(), after):
+        if (way is None and draws.unseen) or not generators.are(after):
             raise CannotSplitError(
                 "it draws random numbers in a way that cannot be divided (an nn.LSTM or nn.GRU "
                 "with dropout does, for example)"
             )
         self._first = views[0].model
         self.way = way or Way(
-            together=self._together(form, [end - begin for begin, end in ranges]),
+            together=self._together(form, list(sizes)),
             draws=tuple(draws.found),
             changing=self._changing(),
         )
@@ -127,15 +139,15 @@ class Compared:
 
     def pairs(self) -> Iterator[Pair]:
         """Outputs, buffers and gradients."""
-        parts = [[_plain(leaf) for leaf in leaves] for leaves in self._divided.outputs]
-        both = zip(self._leaves, self.way.together.put(parts), strict=True)
+        both = zip(self._leaves, self.way.together.put(self._divided.outputs), strict=True)
         for number, (whole, put) in enumerate(both):
             if isinstance(whole, torch.Tensor):
                 name = str(number) if len(self._leaves) > 1 else ""
                 yield Pair(what="output", name=name, whole=whole, parts=put)
         buffers = dict(self._first.named_buffers())
         for name, buffer in self._alone.model.named_buffers():
-            yield Pair(what="buffer", name=name, whole=buffer, parts=buffers[name])
+            parts = buffers[name].to(buffer.device)
+            yield Pair(what="buffer", name=name, whole=buffer, parts=parts)
         yield from self._gradients()
 
     def _together(self, form: Any, sizes: Sequence[int]) -> Together:
@@ -184,7 +196,7 @@ class Compared:
         leaves, dims = self._leaves, self.way.together.dims
         generator = torch.Generator().manual_seed(0)
         given = [
-            torch.randn(leaves[number].shape, generator=generator).to(leaves[number].dtype)
+            torch.randn(leaves[number].shape, generator=generator).to(leaves[number])
             for number in numbers
         ]
         parts = self._divided.backward(
@@ -217,10 +229,6 @@ class Compared:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
-
-
-def _plain(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _attributes(model: nn.Module) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ class Member:
     def __init__(self, number: int, cores: Sequence[Cpus]) -> None:
         self.number = number
         self._cores = cores
-        self._jobs: SimpleQueue[tuple[Job, Round] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, Job, Round] | None] = SimpleQueue()
         self._guard = threading.Lock()
         self._at_work = False
         self._interrupted = False
@@ -96,9 +96,9 @@ class Member:
         )
         self.thread.start()
 
-    def give(self, job: Job, round_: Round) -> None:
-        """Do this next, and tell there what came of it."""
-        self._jobs.put((job, round_))
+    def give(self, number: int, job: Job, round_: Round) -> None:
+        """Do this next, and tell there what came of it, by this number."""
+        self._jobs.put((number, job, round_))
 
     def end(self) -> None:
         """Let the thread go."""
@@ -120,8 +120,8 @@ class Member:
             os.sched_setaffinity(0, {cpu for core in self._cores for cpu in core})
         torch.set_num_threads(len(self._cores))
         while (given := self._jobs.get()) is not None:
-            job, round_ = given
-            round_.tell(self.number, *self._done(job))
+            number, job, round_ = given
+            round_.tell(number, *self._done(job))
             del job, round_, given  # nothing is kept alive until the next one
 
     def _done(self, job: Job) -> tuple[Any, BaseException | None]:
@@ -155,16 +155,35 @@ class Crew:
         # what a thread says of its team is also what threads to come begin with
         torch.set_num_threads(threads)
 
-    def run(self, jobs: Sequence[Job], meeting: Meeting | None = None) -> list[Any]:
+    def run(
+        self, jobs: Sequence[Job], meeting: Meeting | None = None, mine: int | None = None
+    ) -> list[Any]:
         """Do these side by side, one for each member; what came of them.
 
-        An error in one ends the others where they meet, and is raised here as it was.
+        The thread that asks does the job number `mine` itself. An error in one ends the others
+        where they meet, and is raised here as it was.
         """
+        return self._run(self.members[: len(jobs)], jobs, meeting, mine)
+
+    def some(self, numbers: Sequence[int]) -> Some:
+        """These of its members."""
+        return Some(self, numbers)
+
+    def _run(
+        self,
+        members: Sequence[Member],
+        jobs: Sequence[Job],
+        meeting: Meeting | None,
+        mine: int | None,
+    ) -> list[Any]:
         round_ = Round(len(jobs))
         with self._lock:
             try:
-                for member, job in zip(self.members, jobs, strict=False):
-                    member.give(job, round_)
+                for number, (member, job) in enumerate(zip(members, jobs, strict=True)):
+                    if number != mine:
+                        member.give(number, job, round_)
+                if mine is not None:
+                    round_.tell(mine, *_by_caller(jobs[mine]))
                 round_.over.wait()
             except BaseException:  # Ctrl-C
                 self._come_back(meeting)
@@ -178,7 +197,7 @@ class Crew:
         last = Round(len(self.members))
         for member in self.members:
             member.interrupt()
-            member.give(_nothing, last)
+            member.give(member.number, _nothing, last)
         last.over.wait(LONGEST)
 
     def end(self) -> None:
@@ -187,12 +206,49 @@ class Crew:
             member.end()
 
 
+class Some:
+    """Some members of a crew."""
+
+    def __init__(self, crew: Crew, numbers: Sequence[int]) -> None:
+        self._crew = crew
+        self._members = [crew.members[number] for number in numbers]
+
+    def run(
+        self, jobs: Sequence[Job], meeting: Meeting | None = None, mine: int | None = None
+    ) -> list[Any]:
+        """As the crew does: one job for each of these."""
+        return self._crew._run(self._members[: len(jobs)], jobs, meeting, mine)
+
+    def some(self, numbers: Sequence[int]) -> Some:
+        """These of them."""
+        return Some(self._crew, [self._members[number].number for number in numbers])
+
+
 class Alone:
     """No crew: the thread that has the jobs does them."""
 
-    def run(self, jobs: Sequence[Job], _meeting: Meeting | None = None) -> list[Any]:
+    def run(
+        self, jobs: Sequence[Job], _meeting: Meeting | None = None, _mine: int | None = None
+    ) -> list[Any]:
         """One after the other."""
         return [job() for job in jobs]
+
+    def some(self, _numbers: Sequence[int]) -> Alone:
+        """The same."""
+        return self
+
+
+def _by_caller(job: Job) -> tuple[Any, BaseException | None]:
+    """What came of a job that the caller does itself, as if it were a member."""
+    _here.member = True
+    try:
+        return job(), None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as caught:  # (raised again when the others are through)
+        return None, caught
+    finally:
+        _here.member = False
 
 
 def _nothing() -> None:

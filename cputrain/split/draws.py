@@ -13,6 +13,7 @@ import torch
 
 from cputrain.errors import PartsDiffer
 from cputrain.record import Record
+from cputrain.split.devices import CPU, generators
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +24,31 @@ if TYPE_CHECKING:
     Order = tuple[int, ...]
     """Dimensions, the outermost in memory first."""
 
+    States = list[torch.Tensor]
+    """Of generators."""
+
     Fill = Callable[[torch.Size, Order], torch.Tensor]
     """Makes a tensor of this shape, filled from the default generator in this order."""
+
+
+class Generators:
+    """Those that a model on this device draws from."""
+
+    def __init__(self, home: torch.device) -> None:
+        self._all = generators(home)
+
+    def get(self) -> States:
+        """Their states."""
+        return [one.get_state() for one in self._all]
+
+    def set(self, states: States) -> None:
+        """Put them back."""
+        for one, state in zip(self._all, states, strict=True):
+            one.set_state(state)
+
+    def are(self, states: States) -> bool:
+        """Whether nothing was drawn since."""
+        return all(map(torch.equal, self.get(), states))
 
 
 class Divided(Record):
@@ -40,9 +64,9 @@ class Divided(Record):
 class _Draw:
     """One draw for all parts."""
 
-    def __init__(self, state: torch.Tensor, parties: int) -> None:
-        self.state = state
-        """The generator's, before it."""
+    def __init__(self, states: States, parties: int) -> None:
+        self.states = states
+        """The generators', before it."""
         self.whole: torch.Tensor | None = None
         """Kept until everybody has taken a slice."""
         self.waiting = set(range(parties))
@@ -51,12 +75,17 @@ class _Draw:
 class Draws:
     """The draws of one call, in their order."""
 
-    def __init__(self, parties: int, known: Sequence[Divided] | None = None) -> None:
+    def __init__(
+        self, parties: int, known: Sequence[Divided] | None = None, home: torch.device = CPU
+    ) -> None:
         self._parties = parties
+        self.home = home
+        """Where the model is, and draws."""
+        self._generators = Generators(home)
         self._lock = threading.Lock()
         self._draws: list[_Draw] = []
         self._known = known
-        self._after = torch.default_generator.get_state()
+        self._after = self._generators.get()
         self._unseen = False
         self.found: list[Divided] = []
         """How each is divided, where that is not known: what parts of different sizes ask for."""
@@ -64,7 +93,7 @@ class Draws:
     @property
     def unseen(self) -> bool:
         """Whether anything else has drawn from the generator; known while dimensions are not."""
-        return self._unseen or not torch.equal(self._after, torch.default_generator.get_state())
+        return self._unseen or not self._generators.are(self._after)
 
     def take(self, part: Part, shape: torch.Size, order: Order, fill: Fill) -> torch.Tensor:
         """The part's slice of the next draw."""
@@ -106,11 +135,11 @@ class Draws:
         with self._lock:
             if number == len(self._draws):
                 # the next draw begins where this one ends, so others wait until it is made
-                before = torch.default_generator.get_state()
-                self._unseen |= self._known is None and not torch.equal(before, self._after)
+                before = self._generators.get()
+                self._unseen |= self._known is None and not self._generators.are(self._after)
                 self._draws.append(_Draw(before, self._parties))
                 self._draws[number].whole = fill(shape, order)
-                self._after = torch.default_generator.get_state()
+                self._after = self._generators.get()
             draw = self._draws[number]
             if part.number not in draw.waiting or draw.whole is None:
                 return self._again(draw, shape, order, fill)
@@ -129,12 +158,12 @@ class Draws:
 
     def _again(self, draw: _Draw, shape: torch.Size, order: Order, fill: Fill) -> torch.Tensor:
         """As it was, for a part that runs a second time: what is recomputed in a backward."""
-        now = torch.default_generator.get_state()
-        torch.default_generator.set_state(draw.state)
+        now = self._generators.get()
+        self._generators.set(draw.states)
         try:
             return fill(shape, order)
         finally:
-            torch.default_generator.set_state(now)
+            self._generators.set(now)
 
 
 def divided_dim(shapes: list[torch.Size], sizes: list[int]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from cputrain.errors import PartsDiffer
 
@@ -28,6 +29,8 @@ class Meeting:
         self._open: dict[Hashable, _Open] = {}
         self._parted = False
         self._left: set[int] = set()
+        self.waited = [0.0] * parties
+        """Seconds that each has waited for the others."""
 
     def meet(self, key: Hashable, place: int, value: Any) -> list[Any]:
         """Wait for the others; the values of all, in the order of their places."""
@@ -41,7 +44,9 @@ class Meeting:
                 del self._open[key]
             if not here.missing or not here.missing.isdisjoint(self._left):
                 here.settled.set()
+        begin = time.perf_counter()
         here.settled.wait()
+        self.waited[place] += time.perf_counter() - begin
         if not here.missing:
             return here.values
         if self._parted:

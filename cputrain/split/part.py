@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import torch
 from torch.compiler import is_compiling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from cputrain.split.batch import Range
     from cputrain.split.draws import Draws
     from cputrain.split.meeting import Meeting
@@ -24,18 +27,44 @@ class Part:
     """Entered by the thread that works on it."""
 
     def __init__(
-        self, number: int, range_: Range, size: int, meeting: Meeting, draws: Draws
+        self,
+        number: int,
+        range_: Range,
+        size: int,
+        meeting: Meeting,
+        draws: Draws,
+        *,
+        device: torch.device | None = None,
+        apart: bool = False,
     ) -> None:
         self.number = number
         self.begin, self.end = range_
         self.size = size
         """Samples of the whole batch."""
+        self.device = draws.home if device is None else device
+        """Where it is computed."""
+        self.apart = apart
+        """Whether parts are on several devices: what they bring to a meeting is in host memory."""
         self.meeting = meeting
         self.draws = draws
         self.drawn = 0
         """How often it has drawn random numbers."""
         self.met = 0
         """How often it has met the others for the sums of a batch norm."""
+
+    def draws_on(self, device: torch.device) -> torch.device:
+        """Where the whole batch would have drawn what this part draws there."""
+        return self.draws.home if device == self.device else device
+
+    def sums(self, key: str, *mine: Any) -> list[tuple[Any, ...]]:
+        """What every part brings to a meeting, numbers or tensors, here where this part is."""
+        if not self.apart:
+            return self.meeting.meet(key, self.number, mine)
+        brought = tuple(one.cpu() if isinstance(one, torch.Tensor) else one for one in mine)
+        return [
+            tuple(one.to(self.device) if isinstance(one, torch.Tensor) else one for one in values)
+            for values in self.meeting.meet(key, self.number, brought)
+        ]
 
     def __enter__(self) -> Part:
         _now.part = self
@@ -45,8 +74,6 @@ class Part:
         _now.part = None
         if error is None:
             self.meeting.leave(self.number)
-        else:
-            self.meeting.part()
 
 
 def part_here() -> Part | None:

@@ -11,6 +11,7 @@ from functools import wraps
 import torch
 import torch.nn.functional as F  # noqa: N812  (as torch's own documentation has it)
 
+from cputrain.errors import PartsDiffer
 from cputrain.split.part import part_here
 
 TYPE_CHECKING = False
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from cputrain.split.part import Part
 
     Own = Callable[..., Any]
+
+FUSED = ("cuda", "xpu")
+"""Devices where torch's dropout draws by itself, from places of its own in the sequence."""
 
 IN_PLACE = (
     "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
@@ -71,14 +75,16 @@ def drawn(part: Part, like: torch.Tensor, fill: Callable[[torch.Tensor], Any]) -
     It is filled in the order in which memory lies, so the whole lies as the part does.
     """
 
+    device = part.draws_on(like.device)
+
     def whole(shape: torch.Size, order: tuple[int, ...]) -> torch.Tensor:
-        empty = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
+        empty = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=device)
         empty = empty.permute([order.index(dim) for dim in range(len(order))])
         with torch.no_grad():
             fill(empty)
         return empty
 
-    return part.draws.take(part, like.shape, order_of(like), whole)
+    return part.draws.take(part, like.shape, order_of(like), whole).to(like.device)
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -89,10 +95,16 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(order)
 
 
-def contiguous(part: Part, shape: torch.Size, make: Callable[[torch.Size], Any]) -> Any:
-    """The part of a tensor that `make` makes for the whole batch."""
+def contiguous(
+    part: Part, shape: torch.Size, options: dict[str, Any], make: Callable[..., Any]
+) -> Any:
+    """The part of a tensor that `make` makes for the whole batch, with these options."""
     order = tuple(range(len(shape)))
-    return part.draws.take(part, shape, order, lambda whole, _: make(whole))
+    given = options.get("device")
+    device = torch.empty(0, device=given).device
+    if given is not None:
+        options = {**options, "device": part.draws_on(device)}
+    return part.draws.take(part, shape, order, lambda whole, _: make(whole, options)).to(device)
 
 
 @_in_part
@@ -123,7 +135,7 @@ def _sized_first(own: Own, part: Part) -> Own:
     def ours(*args: Any, **options: Any) -> Any:
         shape = own(*args, **{**options, "device": "meta"}).shape
         options.pop("size", None)
-        return contiguous(part, shape, lambda whole: own(whole, **options))
+        return contiguous(part, shape, options, lambda whole, given: own(whole, **given))
 
     return ours
 
@@ -134,7 +146,9 @@ def _sized_last(own: Own, part: Part) -> Own:
         shape = own(*args, **{**options, "device": "meta"}).shape
         if "size" not in options:
             args = args[:-1]
-        return contiguous(part, shape, lambda whole: own(*args, **{**options, "size": whole}))
+        return contiguous(
+            part, shape, options, lambda whole, given: own(*args, **{**given, "size": whole})
+        )
 
     return ours
 
@@ -192,7 +206,7 @@ def _dropout(own: Own, part: Part) -> Own:
         active = next((one for one in (training, train) if one is not None), True)
         if not active or not 0 < p < 1 or input.numel() == 0:
             return own(input, p, active) if not inplace else own(input, p, active, True)
-        noise = _noise(part, torch.empty_like(input), p)
+        noise = _noise(part, torch.empty_like(input), p, fused=not inplace)
         return input.mul_(noise) if inplace else input * noise
 
     return ours
@@ -215,13 +229,21 @@ def _feature_dropout(own: Own, part: Part) -> Own:
     return ours
 
 
-def _noise(part: Part, like: torch.Tensor, p: float) -> torch.Tensor:
+def _noise(part: Part, like: torch.Tensor, p: float, *, fused: bool = False) -> torch.Tensor:
+    """Zeros with this chance, and else what keeps the mean; `fused` as dropout draws them."""
     bernoulli = _torchs(torch.Tensor, "bernoulli_")
-    return drawn(part, like.detach(), lambda empty: bernoulli(empty, 1 - p).div_(1 - p))
+
+    def fill(empty: torch.Tensor) -> None:
+        if fused and empty.device.type in FUSED:
+            empty.copy_(torch.native_dropout(torch.ones_like(empty), p, True)[0])
+        else:
+            bernoulli(empty, 1 - p).div_(1 - p)
+
+    return drawn(part, like.detach(), fill)
 
 
 @_in_part
-def _attention(own: Own, _part: Part) -> Own:
+def _attention(own: Own, part: Part) -> Own:
     def ours(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -243,6 +265,11 @@ def _attention(own: Own, _part: Part) -> Own:
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
+        if part.draws.home.type in FUSED:
+            raise PartsDiffer(
+                "the model", "must draw where it can be divided",
+                found="dropout within scaled_dot_product_attention", do="Train it unsplit.",
+            )  # fmt: skip
         if enable_gqa:
             groups = query.size(-3) // key.size(-3)
             key, value = (one.repeat_interleave(groups, -3) for one in (key, value))

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import torch
 from torch import nn
 
 from cputrain.errors import UsageError
-from cputrain.plan.teams import counts, ordered, parts
+from cputrain.split.asked import count_of, devices_of, shares_of
 from cputrain.split.choose import Asked, Fastest
+from cputrain.split.seats import places, seats_among
+from cputrain.split.shares import Fitted, described
 from cputrain.split.splitter import Splitter
+from cputrain.split.views import home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, Self
 
-    from cputrain.machine import Cpus
-    from cputrain.plan import Request
     from cputrain.split.choose import Choice, Measured
-    from cputrain.split.splitter import Places
+    from cputrain.split.shares import Fit
     from cputrain.split.verify import Verification
 
-OWN = frozenset({"_stands_for", "_asked", "_splitter", "chosen", "_compiled_call_impl"})
+OWN = frozenset(
+    {"_stands_for", "_asked", "_splitter", "chosen", "chosen_shares", "_compiled_call_impl"}
+)
 """Attributes of the module itself, beside its hooks; all others are the model's."""
 
 
@@ -38,6 +42,11 @@ class Split(nn.Module):
 
     `replicas` is their number, or "auto": the fastest of the first few steps, with one of them if
     more are not faster. `shares` are the parts of the batch, (3, 1) say: even by default.
+
+    `devices` such as ("cuda", "cpu") compute side by side, wherever the model is: it stays there,
+    and the others have copies of its parameters, made anew for each call. Their shares are fitted
+    from the first steps, and told on standard error; one of them has all of the batch where that
+    is faster. `replicas` are then those on the CPU.
     """
 
     def __init__(
@@ -52,9 +61,9 @@ class Split(nn.Module):
                 "model", "must be a torch.nn.Module", found=type(model).__name__,
                 do="Split(nn.Linear(2, 3)), for example.",
             )  # fmt: skip
-        _check_devices(devices)
-        count = _count(replicas)
-        given = _shares(shares, count)
+        count = count_of(replicas)
+        beside = devices_of(devices)
+        given = shares_of(shares, count, beside)
         super().__init__()
         del self.training
         for table in ("_parameters", "_buffers", "_modules"):
@@ -62,7 +71,13 @@ class Split(nn.Module):
         self._stands_for = model
         self._asked = (devices, replicas, shares)
         self.chosen: tuple[int, float] | None = None
-        self._splitter = splitter_of(model, count, shares=given, chose=self._chose, tell=_warn)
+        self.chosen_shares: dict[str, int] | None = None
+        if beside:
+            self._splitter = among(
+                model, beside, count, shares=given, fit=self._fits, tell=_warn, say=_say
+            )
+        else:
+            self._splitter = splitter_of(model, count, shares=given, chose=self._chose, tell=_warn)
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """The model's, divided."""
@@ -72,6 +87,10 @@ class Split(nn.Module):
 
     def _chose(self, count: int, gain: float) -> None:
         object.__setattr__(self, "chosen", (count, gain))
+
+    def _fits(self, fit: Fit, names: Sequence[str]) -> None:
+        object.__setattr__(self, "chosen_shares", dict(zip(names, fit.sizes, strict=True)))
+        _say(described(fit, names))
 
     @property
     def calls_divided(self) -> int:
@@ -91,7 +110,7 @@ class Split(nn.Module):
         """
         from cputrain.split.verify import verify
 
-        count = _count(replicas)
+        count = count_of(replicas)
         if count is None or count < 2:
             raise UsageError(
                 "replicas", "must be 2 or more to be verified", found=repr(replicas), do="Try 2."
@@ -176,75 +195,46 @@ def splitter_of(
         splitter.use_only(measured.count)
         chose(measured.count, measured.gain)
 
-    choice: Choice = Fastest(list(found), told) if count is None else Asked(count)
-    splitter = Splitter(model, found, choice, shares=shares, tell=tell, falls_back=falls_back)
+    choice: Choice = Fastest(list(found), told) if count is None else Asked(shares or [1.0] * count)
+    splitter = Splitter(model, found, choice, tell=tell, falls_back=falls_back)
     return splitter
+
+
+def among(
+    model: nn.Module,
+    devices: Sequence[torch.device],
+    count: int | None,
+    *,
+    shares: Sequence[float] | None,
+    fit: Callable[[Fit, Sequence[str]], None],
+    tell: Callable[[str], None],
+    say: Callable[[str], None],
+) -> Splitter:
+    """One that divides among devices, with so many replicas where that is the CPU.
+
+    `fit` hears of fitted shares, and of the names of the devices that they are for; `tell` why a
+    batch is not divided, `say` of a device that has less from now on.
+    """
+    members, seats = seats_among(devices, count)
+    each = [device for device, many in zip(devices, members, strict=True) for _ in range(many)]
+    home = home_of(model)
+    choice: Choice
+    if shares is not None or len(devices) == 1:
+        given = shares or [1.0]
+        choice = Asked(
+            [share / many for share, many in zip(given, members, strict=True) for _ in range(many)]
+        )
+    else:
+        names = [str(device) for device in devices]
+        choice = Fitted(
+            members, devices.index(home) if home in devices else 0, lambda one: fit(one, names)
+        )
+    return Splitter(model, {len(seats): seats}, choice, devices=each, tell=tell, say=say)
 
 
 def _warn(reason: str) -> None:
     warnings.warn(f"cputrain.Split: the model is left as it is: {reason}", stacklevel=2)
 
 
-def places(count: int | None) -> dict[int, Places]:
-    """The cores of each replica, for each number of replicas: that one, or those worth trying."""
-    from cputrain.machine import read_machine
-    from cputrain.plan.cores import share_of
-
-    machine = read_machine()
-    cores = ordered(machine, share_of(machine, _request()).fast)[: torch.get_num_threads()]
-    if count is None:
-        return {one: parts(cores, one) for one in counts(machine, cores)}
-    if count == 1:
-        return {}
-    return {count: _parts(cores, count)}
-
-
-def _request() -> Request:
-    import os
-
-    from cputrain.machine import read_rank
-    from cputrain.plan import Request
-
-    return Request(environment=dict(os.environ), rank=read_rank(os.environ))
-
-
-def _parts(cores: list[Cpus], count: int) -> Places:
-    if count <= len(cores):
-        return parts(cores, count)
-    # more replicas than cores: several on one
-    return [(cores[number % len(cores)],) for number in range(count)]
-
-
-def _count(replicas: int | str) -> int | None:
-    if replicas == "auto":
-        return None
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= 1024:
-        raise UsageError(
-            "replicas", 'must be "auto" or a whole number from 1 to 1024', found=repr(replicas),
-            do='Leave it out for "auto".',
-        )  # fmt: skip
-    return replicas
-
-
-def _check_devices(devices: str | Sequence[str]) -> None:
-    given = (devices,) if isinstance(devices, str) else tuple(devices)
-    if given not in (("auto",), ("cpu",)):
-        raise UsageError(
-            "devices", 'must be "auto" or "cpu"', found=repr(devices),
-            do="A batch is divided among replicas on the CPU; leave devices out.",
-        )  # fmt: skip
-
-
-def _shares(shares: str | Sequence[float], count: int | None) -> list[float] | None:
-    if shares == "auto":
-        return None
-    good = not isinstance(shares, str) and all(
-        isinstance(one, int | float) and 0 < one < float("inf") for one in shares
-    )
-    if not good or len(shares) != count:
-        raise UsageError(
-            "shares", 'must be "auto" or a positive number for each replica',
-            found=f"{shares!r} for {'auto' if count is None else count} replicas",
-            do="Split(model, replicas=2, shares=(3, 1)), for example.",
-        )  # fmt: skip
-    return [float(one) for one in shares]
+def _say(text: str) -> None:
+    print(f"cputrain.Split: {text}", file=sys.stderr, flush=True)

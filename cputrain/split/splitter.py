@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import traceback
 import weakref
 from functools import partial
 
 import torch
 
 from cputrain.split import batch_norm, random_functions
-from cputrain.split.batch import DIMS, Arguments, ranges
+from cputrain.split.batch import DIMS, Arguments, divided
 from cputrain.split.call import Call, Whole
 from cputrain.split.check import FEWEST, find_way
 from cputrain.split.compare import CannotSplitError, Way
 from cputrain.split.crew import Alone, crew_of, leave, within
-from cputrain.split.draws import Draws
-from cputrain.split.views import View, shape_of
+from cputrain.split.devices import is_elsewhere
+from cputrain.split.draws import Draws, Generators
+from cputrain.split.team import Team
+from cputrain.split.views import Mirrors, View, home_of, shape_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
     from cputrain.machine import Cpus
     from cputrain.split.call import Calls
-    from cputrain.split.choose import Choice
+    from cputrain.split.choose import Choice, Sizes
 
     Places = list[tuple[Cpus, ...]]
 
@@ -37,6 +41,9 @@ SHAPES = 3
 
 TRIES = 3
 """Calls that are waited for because one dimension is too short to tell."""
+
+LONGEST = 200
+"""Characters of an error that are told."""
 
 _jit: Any = torch.jit
 
@@ -50,20 +57,29 @@ class Splitter:
         places: dict[int, Places],
         choice: Choice,
         *,
-        shares: Sequence[float] | None = None,
+        devices: Sequence[torch.device] = (),
         tell: Callable[[str], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
         falls_back: bool = False,
     ) -> None:
-        """One that `falls_back` runs the whole batch where a part fails in its forward."""
+        """With `devices`, there is one for each replica; else all of them are on the CPU.
+
+        `tell` hears why a call is left alone, `say` of what has changed.
+
+        One that `falls_back` runs the whole batch where a part fails in its forward.
+        """
         self._known = weakref.ref(model)
         self._places = places
         self._choice = choice
-        self._shares = shares
+        self._devices = tuple(devices)
         self._tell = tell
+        self._say = say
         self._falls_back = falls_back
         self._owner = os.getpid()
         self._ways: dict[Any, tuple[int, Way] | None] = {}
-        self._views: dict[Any, list[View]] = {}
+        self._views: dict[Any, _Views] = {}
+        self._most: dict[torch.device, int] = {}
+        """Samples that a replica on a device has at most, where more did not fit."""
         self._tries: dict[Any, int] = {}
         self.refused = ""
         """Why a kind of call is left alone; empty where none is."""
@@ -73,31 +89,51 @@ class Splitter:
     def __call__(self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The model's call, divided if that gives the same."""
         trains = torch.is_grad_enabled() and self._model.training
-        may = self._places and (trains or not self.measures) and self._may()
+        may = self._places and (trains or not self.measures) and self._may() and self._is_for()
         shape = shape_of(self._model) if may else None
         found = None if shape is None else self._way(call, args, options)
         if found is None:
             return call(self._model, *args, **options)
         arguments, way = found
-        count = min(self._choice.count(arguments.size, trains=trains), arguments.size)
-        if count == 1 and not self.measures:
+        sizes = self._fitting(self._choice.sizes(arguments.size, trains=trains))
+        if self._is_undivided(sizes) and not self.measures:
             return call(self._model, *args, **options)
         if not self._falls_back:
-            return self._divided(call, arguments, way, count, shape)
+            return self._divided(call, arguments, way, sizes, shape)
         put_back = self._kept(way)
         try:
-            return self._divided(call, arguments, way, count, shape)
+            return self._divided(call, arguments, way, sizes, shape)
         except Exception as error:  # the model's own, which the whole raises again; or ours
-            fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            fault = _short(error)
         put_back()
         whole = call(self._model, *args, **options)
         self.use_only(0)
         self._refuse(fault)
         return whole
 
+    def _is_undivided(self, sizes: Sizes) -> bool:
+        """Whether a single replica has all of it, where the model is."""
+        having = [number for number, size in enumerate(sizes) if size]
+        return len(having) == 1 and (
+            not self._devices or self._devices[having[0]] == home_of(self._model)
+        )
+
+    def _fitting(self, sizes: Sizes) -> Sizes:
+        """With no more on a device than has fitted; the rest is for the others."""
+        if not self._most:
+            return sizes
+        limits = [self._most.get(device, sum(sizes)) for device in self._devices]
+        fitting = [min(size, limit) for size, limit in zip(sizes, limits, strict=True)]
+        rest = sum(sizes) - sum(fitting)
+        others = [number for number, device in enumerate(self._devices) if device not in self._most]
+        for number, more in zip(others, divided(rest, [1.0] * len(others)), strict=False):
+            fitting[number] += more
+        return tuple(fitting) if sum(fitting) == sum(sizes) else sizes
+
     def _kept(self, way: Way) -> Callable[[], None]:
         """What puts random numbers and buffers back as they are now."""
-        state = torch.get_rng_state()
+        generators = Generators(home_of(self._model))
+        states = generators.get()
         kept = [
             (buffer, buffer.clone())
             for name, buffer in self._model.named_buffers()
@@ -105,7 +141,7 @@ class Splitter:
         ]
 
         def put_back() -> None:
-            torch.set_rng_state(state)
+            generators.set(states)
             for buffer, value in kept:
                 buffer.copy_(value)
 
@@ -123,8 +159,8 @@ class Splitter:
 
     @property
     def measures(self) -> bool:
-        """Whether the number of replicas is not known yet."""
-        return getattr(self._choice, "chosen", 1) is None
+        """Whether it is not known yet how it is divided best."""
+        return self._choice.measures
 
     def use_only(self, count: int) -> None:
         """The other numbers are not needed any more; 0 leaves none."""
@@ -145,14 +181,20 @@ class Splitter:
             or torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()
             or torch._C._functorch.peek_interpreter_stack() is not None
+            or any(map(is_elsewhere, {home_of(self._model), *self._devices}))
         )
+
+    def _is_for(self) -> bool:
+        """Whether there is a CPU, or another device than the model's, to divide for."""
+        home = home_of(self._model)
+        return home.type == "cpu" or any(device != home for device in self._devices)
 
     def _way(
         self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[Arguments, Way] | None:
         first = Arguments(args, options, DIMS[0])
         kind = (
-            first.kind, self._model.training, torch.is_grad_enabled(),
+            first.kind, self._model.training, torch.is_grad_enabled(), home_of(self._model),
             torch.is_autocast_enabled("cpu"),
         )  # fmt: skip
         if kind not in self._ways:
@@ -169,6 +211,8 @@ class Splitter:
     def _find(self, kind: Any, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Raises nothing: what cannot be divided is called as it is."""
         exchange()
+        if self._devices:
+            _begin_autograd()
         reasons = []
         crew = crew_of(next(iter(self._places.values())), self)
         for dim in DIMS:
@@ -179,27 +223,39 @@ class Splitter:
             if arguments.size < FEWEST:
                 continue
             try:
-                self._ways[kind] = dim, find_way(self._model, call, arguments, crew)
+                self._ways[kind] = dim, find_way(self._model, call, arguments, crew, self._devices)
                 return
             except CannotSplitError as refusal:
                 reasons.append(str(refusal))
             except Exception as error:  # (a part alone does not fit it: told below)
-                reasons.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
+                reasons.append(_short(error))
         self._ways[kind] = None
         self._refuse(reasons[0])
 
-    def _divided(self, call: Calls, arguments: Arguments, way: Way, count: int, shape: Any) -> Any:
-        crew = Alone() if count == 1 else self._crew(count)
-        views = self._current((shape, way.changing), way, count)
-        parts = ranges(arguments.size, self._shares or [1.0] * count)
-        for view in views[: len(parts)]:
-            view.refresh()
-        one = Call(
-            crew, views, call, arguments, parts, Draws(len(parts), way.draws),
-            partial(self._choice.took, count, arguments.size),
-        )  # fmt: skip
-        one.forward()
-        self.divided += count > 1
+    def _divided(
+        self, call: Calls, arguments: Arguments, way: Way, sizes: Sizes, shape: Any
+    ) -> Any:
+        """Once more with less on a device whose memory is not enough."""
+        put_back = self._kept(way) if self._devices else None
+        one, numbers = self._call(call, arguments, way, sizes, shape)
+        again = False
+        try:
+            one.forward()
+        except torch.OutOfMemoryError as error:
+            if put_back is None or one.too_large is None:
+                raise
+            put_back()
+            if not self._shrink(numbers[one.too_large], sizes):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            again = True
+        if again:  # not before nothing of the first is left: its activations fill the memory
+            del one
+            gc.collect()
+            one, _ = self._call(call, arguments, way, self._fitting(sizes), shape)
+            one.forward()
+        one.team.write_back()
+        self.divided += sum(map(bool, sizes)) > 1
         wanted = [arguments.leaves[number] for number in arguments.differentiable]
         leaves = one.outputs[0]
         if one.has_graph:
@@ -210,18 +266,93 @@ class Splitter:
             whole = way.together.put(one.outputs)
         return way.together.built(whole)
 
+    def _call(
+        self, call: Calls, arguments: Arguments, way: Way, sizes: Sizes, shape: Any
+    ) -> tuple[Call, list[int]]:
+        """All that the forward needs; who is in it."""
+        team, numbers = self._team(sizes, way, shape)
+        team.refresh()
+        took = partial(self._choice.took, sizes) if self._choice.listens else None
+        each = [sizes[number] for number in numbers]
+        draws = Draws(len(each), way.draws, team.home)
+        return Call(team, call, arguments, each, draws, took), numbers
+
+    def _shrink(self, number: int, sizes: Sizes) -> bool:
+        """Have less on a device from now on; once."""
+        device = self._devices[number]
+        if device in self._most or sizes[number] == sum(sizes) == 1:
+            return False
+        self._most[device] = sizes[number] // 2
+        if self._fitting(sizes) == sizes:
+            return False
+        self._choice.limit(number, self._most[device])
+        self._say(
+            f"{device} has no memory for {sizes[number]} samples: it has {self._most[device]} at "
+            "most from now on"
+        )
+        return True
+
+    def _team(self, sizes: Sizes, way: Way, shape: Any) -> tuple[Team, list[int]]:
+        """Who has samples; their numbers."""
+        home = home_of(self._model)
+        devices = self._devices or (home,) * len(sizes)
+        views = self._current((shape, way.changing), way, devices, home)
+        numbers = [number for number, size in enumerate(sizes) if size]
+        crew = Alone() if len(sizes) == 1 else self._crew(len(sizes)).some(numbers)
+        team = Team(
+            crew, [views.each[number] for number in numbers], home,
+            [devices[number] for number in numbers], list(views.mirrors.values()),
+        )  # fmt: skip
+        return team, numbers
+
     def _crew(self, count: int) -> Any:
         enough = min(number for number in self._places if number >= count)
         return crew_of(self._places[enough], self)
 
-    def _current(self, shape: Any, way: Way, count: int) -> list[View]:
-        views = self._views.pop(shape, [])
+    def _current(
+        self, shape: Any, way: Way, devices: Sequence[torch.device], home: torch.device
+    ) -> _Views:
+        views = self._views.pop(shape, None) or _Views()
         self._views[shape] = views  # the last one used is the last one in
         if len(self._views) > SHAPES:
             del self._views[next(iter(self._views))]
-        for number in range(len(views), count):
-            views.append(View(self._model, way.changing, first=not number))
+        with torch.inference_mode(False):
+            self._add(views, way, devices, home)
         return views
+
+    def _add(
+        self, views: _Views, way: Way, devices: Sequence[torch.device], home: torch.device
+    ) -> None:
+        """The views that are missing; these are for training, too, whoever calls first."""
+        for device in devices[len(views.each) :]:
+            mirrors = None
+            if device != home:
+                if device not in views.mirrors:
+                    views.mirrors[device] = Mirrors(self._model, device)
+                mirrors = views.mirrors[device]
+            first = device == home and home not in devices[: len(views.each)]
+            views.each.append(View(self._model, way.changing, first=first, mirrors=mirrors))
+
+
+def _begin_autograd() -> None:
+    """Threads that autograd starts with its first backward inherit cores: not a replica's."""
+    with torch.inference_mode(False), torch.enable_grad():
+        one = torch.ones((), requires_grad=True)
+        torch.autograd.grad(one * 2, one)
+
+
+def _short(error: Exception) -> str:
+    """An error in a line; torch's own can have a hundred."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:LONGEST]}{'…' * (len(text) > LONGEST)}"
+
+
+class _Views:
+    """A model's views, one for each replica, and what those on other devices have in common."""
+
+    def __init__(self) -> None:
+        self.each: list[View] = []
+        self.mirrors: dict[torch.device, Mirrors] = {}
 
 
 _exchanged: list[Any] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.record import Record
-from cputrain.split.batch import DIMS, Arguments, ranges
+from cputrain.split.batch import DIMS, Arguments, divided
 from cputrain.split.check import FEWEST, Numbers, find_way
 from cputrain.split.compare import CannotSplitError, Compared, Way
 from cputrain.split.crew import crew_of
@@ -92,7 +92,7 @@ def verify(
     call: Calls | None = None,
 ) -> Verification:
     """One call and its backward, whole and divided. Nothing of it stays."""
-    from cputrain.split.split import places
+    from cputrain.split.seats import places
 
     exchange()
     found = Verification(model=type(model).__name__, replicas=replicas)
@@ -136,7 +136,7 @@ def _differences(
     for exactly in (False, True):
         numbers.put_back()
         same = arguments.first(arguments.size, exactly=exactly)
-        parts = ranges(arguments.size, [1.0] * replicas)
+        parts = divided(arguments.size, [1.0] * replicas)
         try:
             compared = Compared(model, call, same, crew, parts, exactly=exactly, way=way)
             pairs = list(compared.pairs())

@@ -2,26 +2,46 @@
 
 Attributes that modules set while they run stay with the view. Each view has its own Parameters over
 the same memory, so gradients come out apart, and an update of the model is an update of all views.
+On another device that memory is a mirror's, which all replicas there have in common.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from types import MethodType
+from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
 
+from cputrain.split.mirror import Mirror
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
 PLAIN = (dict, list, tuple)
 """Containers that are looked into."""
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 """A module's own, in any case: names are put into them later."""
+
+
+class Mirrors:
+    """A model's parameters and buffers on another device."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self.parameters = Mirror(model.parameters(), device)
+        self.buffers = Mirror(model.buffers(), device)
+
+
+class _Made(dict[int, Any]):
+    """What stands for what, by its id."""
+
+    device: torch.device | None = None
+    """Where tensors that are neither parameters nor buffers are needed, if not where they are."""
 
 
 class View:
@@ -34,37 +54,64 @@ class View:
         *,
         first: bool = False,
         exactly: bool = False,
+        device: torch.device | None = None,
+        mirrors: Mirrors | None = None,
     ) -> None:
-        made: dict[int, Any] = {}
-        if exactly:  # in float64, with memory of its own
-            for parameter in model.parameters():
-                value = parameter.detach()
-                value = value.double() if value.is_floating_point() else value
+        """The `first` has the model's own buffers: what it writes to them stays.
+
+        `exactly`, it is in float64, with memory of its own; it is on a `device` other than the
+        model's either so, or by `mirrors` of it.
+        """
+        made = _Made()
+        made.device = mirrors.device if mirrors is not None else device
+        for parameter in model.parameters():
+            value = None if mirrors is None else mirrors.parameters.values[id(parameter)]
+            if exactly or device is not None:
+                value = _moved(parameter.detach(), device, exactly=exactly)
+            if value is not None:
                 made[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
-        own: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if not first:  # the first keeps the model's own: what it writes to them stays
-            for name, buffer in model.named_buffers(remove_duplicate=False):
-                if name in changing and id(buffer) not in made:
-                    clone = buffer.detach().clone()
-                    exact = exactly and buffer.is_floating_point()
-                    made[id(buffer)] = clone.double() if exact else clone
-                    own.append((made[id(buffer)], buffer))
+        own: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            if id(buffer) in made:
+                continue
+            source = buffer if mirrors is None else mirrors.buffers.values[id(buffer)]
+            if name in changing and not first:
+                mine = _moved(source.detach().clone(), device, exactly=exactly)
+                made[id(buffer)] = mine
+                own.append((mine, source, buffer))
+            elif mirrors is not None:
+                made[id(buffer)] = source
         self._own = own
         self.model: nn.Module = _viewed(model, made)
         self.parameters = [made[id(parameter)] for parameter in model.parameters()]
 
     def refresh(self) -> None:
         """Buffers that change in a forward begin as the model's."""
-        for mine, models in self._own:
-            mine.copy_(models)
+        with torch.no_grad():
+            for mine, source, _ in self._own:
+                mine.copy_(source)
+
+    def write_back(self) -> None:
+        """The model's buffers become what a forward has made of these."""
+        with torch.no_grad():
+            for mine, _, models in self._own:
+                models.copy_(mine)
 
 
-def _viewed(value: Any, made: dict[int, Any]) -> Any:
+def _moved(value: torch.Tensor, device: torch.device | None, *, exactly: bool) -> torch.Tensor:
+    kind = torch.float64 if exactly and value.is_floating_point() else value.dtype
+    return value.to(device=device or value.device, dtype=kind)
+
+
+def _viewed(value: Any, made: _Made) -> Any:
     """What stands for it in the view: the thing itself, unless something within must differ."""
     if id(value) in made:
         return made[id(value)]
     if isinstance(value, nn.Module):
         return _module(value, made)
+    if type(value) is torch.Tensor and made.device not in (None, value.device):
+        made[id(value)] = value.detach().to(made.device)
+        return made[id(value)]
     if isinstance(value, nn.Parameter):
         alias = nn.Parameter(value.detach(), value.requires_grad)
         made[id(value)] = alias
@@ -83,7 +130,7 @@ def _viewed(value: Any, made: dict[int, Any]) -> Any:
     return value
 
 
-def _module(module: nn.Module, made: dict[int, Any]) -> nn.Module:
+def _module(module: nn.Module, made: _Made) -> nn.Module:
     view = object.__new__(type(module))
     made[id(module)] = view
     held = view.__dict__
@@ -92,18 +139,26 @@ def _module(module: nn.Module, made: dict[int, Any]) -> nn.Module:
     for name, value in module.__dict__.items():
         held[name] = _table(value, made) if name in TABLES else _viewed(value, made)
     if isinstance(view, nn.RNNBase):
-        view._init_flat_weights()  # it knows its weights by weak references, too
+        # it knows its weights by weak references, too; they stay where they are
+        weights = [held["_parameters"].get(name) for name in view._flat_weights_names]
+        held["_flat_weights"] = weights
+        held["_flat_weight_refs"] = [None if one is None else ref(one) for one in weights]
+        held["flatten_parameters"] = _stays
     return view
 
 
-def _table(table: Mapping[str, Any], made: dict[int, Any]) -> Any:
+def _stays() -> None:
+    """In the place of what moves weights to memory of their own."""
+
+
+def _table(table: Mapping[str, Any], made: _Made) -> Any:
     found = type(table)()
     for name, value in table.items():
         found[name] = _viewed(value, made)  # type: ignore[index]
     return found
 
 
-def _container(value: Any, made: dict[int, Any]) -> Any:
+def _container(value: Any, made: _Made) -> Any:
     if isinstance(value, dict):
         inside = {key: _viewed(one, made) for key, one in value.items()}
         if all(inside[key] is one for key, one in value.items()):
@@ -119,6 +174,20 @@ def _container(value: Any, made: dict[int, Any]) -> Any:
     if hasattr(value, "_fields"):  # a named tuple
         return type(value)(*inside_list)
     return type(value)(inside_list)
+
+
+def is_plain(parameter: torch.Tensor) -> bool:
+    """Whether it is a parameter like any other: on a device written in Python, a class of its."""
+    return type(parameter) is nn.Parameter or (
+        isinstance(parameter, nn.Parameter)
+        and parameter.device.type == torch._C._get_privateuse1_backend_name()
+    )
+
+
+def home_of(model: nn.Module) -> torch.device:
+    """Where it is: the device of its first parameter."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def shape_of(model: nn.Module) -> tuple[Any, ...] | None:
@@ -137,7 +206,7 @@ def shape_of(model: nn.Module) -> tuple[Any, ...] | None:
         found.extend(map(id, held["_buffers"].values()))
         for parameter in held["_parameters"].values():
             if parameter is not None:
-                if type(parameter) is not nn.Parameter:
+                if not is_plain(parameter):
                     return None
                 found += (id(parameter), parameter.data_ptr(), parameter.requires_grad)
     return tuple(found)

@@ -18,11 +18,11 @@ def measured(seconds, *, noise=0.0, seed=0, drift=0.0, counts=(2, 4, 8)):
     choice = Fastest(list(counts), told.append)
     generator = random.Random(seed)
     for step in range(1000):
-        count = choice.count(64, trains=True)
+        sizes = choice.sizes(64, trains=True)
         if choice.chosen is not None:
             return told[0], step
-        took = seconds[count] * (1 + drift * step) * generator.uniform(1, 1 + noise)
-        choice.took(count, 64, took)
+        took = seconds[len(sizes)] * (1 + drift * step) * generator.uniform(1, 1 + noise)
+        choice.took(sizes, took, [took] * len(sizes))
     raise AssertionError("nothing was chosen in 1000 steps")
 
 
@@ -58,18 +58,20 @@ def test_a_gain_of_less_than_three_percent_is_not_worth_it():
 
 def test_short_batches_and_evaluation_are_not_measured():
     choice = Fastest([2], lambda _: None)
-    assert choice.count(64, trains=True) == 1
-    choice.took(1, 64, 1.0)
-    choice.took(1, 64, 1.0)
-    assert choice.count(64, trains=True) == 2
-    assert choice.count(64, trains=False) == 1
-    assert choice.count(10, trains=True) == 1
-    choice.took(1, 10, 1.0)
-    assert choice.count(64, trains=True) == 2
+    assert choice.sizes(64, trains=True) == (64,)
+    for _ in range(2):
+        choice.took((64,), 1.0, [1.0])
+    assert choice.sizes(64, trains=True) == (32, 32)
+    assert choice.sizes(64, trains=False) == (64,)
+    assert choice.sizes(10, trains=True) == (10,)
+    choice.took((10,), 1.0, [1.0])
+    assert choice.sizes(64, trains=True) == (32, 32)
 
 
 def test_what_was_asked_for_is_taken():
-    assert Asked(3).count(64, trains=True) == 3
+    assert Asked([1.0] * 3).sizes(64, trains=True) == (21, 22, 21)
+    assert Asked([3.0, 1.0]).sizes(64, trains=True) == (48, 16)
+    assert Asked([1.0] * 3).sizes(2, trains=True) == (1, 1, 0)
 
 
 def test_auto_comes_to_a_choice_on_the_scripts_own_steps():

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 import weakref
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -110,11 +111,22 @@ def test_parts_that_do_not_do_the_same_say_so_and_do_not_wait_for_ever():
     assert split.calls_divided == 2
 
 
-def run(program, **options):
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, **options,
-    )  # fmt: skip
+@pytest.fixture
+def run():
+    """Starts a process that hears of Ctrl-C, whatever this one does, and ends with the test."""
+    with ExitStack() as stack:
+
+        def start(program):
+            process = subprocess.Popen(
+                [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )  # fmt: skip
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 TRAINS = """
@@ -131,7 +143,7 @@ for step in range(10**9):
 """
 
 
-def test_ctrl_c_ends_at_once():
+def test_ctrl_c_ends_at_once(run):
     process = run(TRAINS)
     assert process.stdout.readline() == "going\n"
     begin = time.monotonic()
@@ -143,7 +155,7 @@ def test_ctrl_c_ends_at_once():
     assert "Parted" not in errors
 
 
-def test_a_caught_ctrl_c_leaves_the_replicas_usable():
+def test_a_caught_ctrl_c_leaves_the_replicas_usable(run):
     process = run(
         TRAINS.replace("for step", "torch.manual_seed(0)\ntry:\n  for step")
         .replace("    model(x)", "      model(x)")
@@ -159,7 +171,7 @@ def test_a_caught_ctrl_c_leaves_the_replicas_usable():
     assert process.returncode == 0
 
 
-def test_a_script_that_ends_leaves_in_time_and_says_nothing():
+def test_a_script_that_ends_leaves_in_time_and_says_nothing(run):
     process = run(TRAINS.replace("10**9", "5"))
     said, errors = process.communicate(timeout=60)
     assert (said, errors, process.returncode) == ("going\n", "", 0)

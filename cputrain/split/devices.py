@@ -1,0 +1,48 @@
+"""Devices, asked for what not all of them have."""
+
+from __future__ import annotations
+
+import torch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CPU = torch.device("cpu")
+
+
+def available(name: str | torch.device) -> torch.device:
+    """The device of this name, with its number. Raises what torch raises where it is not there."""
+    device = torch.device(name)
+    if device.type == "meta":
+        raise RuntimeError("tensors have no values there")
+    return torch.empty(1, device=device).device
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what was only begun there."""
+    synchronize = getattr(_module(device), "synchronize", None)
+    if device.type != "cpu" and synchronize is not None:
+        synchronize(device)
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """Those that a model on this device draws from: the CPU's, and its own."""
+    found = [torch.default_generator]
+    if device.type != "cpu":
+        own = getattr(_module(device), "default_generators", ())
+        found += [one for one in own if one.device == device]
+    return found
+
+
+def is_elsewhere(device: torch.device) -> bool:
+    """Whether the caller has it work in an order of his own: on a stream, or for a graph."""
+    module = _module(device)
+    if device.type == "cpu" or not hasattr(module, "default_stream"):
+        return False
+    capturing = getattr(module, "is_current_stream_capturing", bool)
+    return bool(capturing()) or module.current_stream(device) != module.default_stream(device)
+
+
+def _module(device: torch.device) -> Any:
+    return getattr(torch, device.type, None)

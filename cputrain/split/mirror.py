@@ -1,0 +1,138 @@
+"""Tensors of one device on another one: sent, and gradients fetched, in one piece of each type.
+
+A model has hundreds of small parameters. So all of a type lie side by side in one piece of memory
+on the other device, and what is sent is put side by side first.
+"""
+
+from __future__ import annotations
+
+import threading
+from weakref import ref
+
+import torch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Tensor = torch.Tensor
+
+PINS = ("cuda", "xpu")
+"""Devices whose drivers copy faster from memory that cannot be swapped out."""
+
+
+class Mirror:
+    """What stands for some tensors on another device."""
+
+    def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+        self._tensors = list({id(one): one for one in tensors}.values())
+        self._device = device
+        self._lock = threading.Lock()
+        self._done: ref[object] | None = None
+        self.values: dict[int, Tensor] = {}
+        """By the id of the tensor that each stands for."""
+        self._sent: set[int] = set()
+        """Pieces that are there."""
+        self._pieces: list[tuple[list[Tensor], Tensor, list[Tensor]]] = []
+        """Tensors, their piece of memory there, and here what was sent last and what is next."""
+        for alike in _by_type(self._tensors):
+            count = sum(one.numel() for one in alike)
+            kind, home = alike[0].dtype, alike[0].device
+            pins, near = _pins(device, home), home.type == "cpu"
+            here = [
+                torch.empty(count, dtype=kind, device=home, pin_memory=pins and near)
+                for _ in range(2)
+            ]
+            there = torch.empty(count, dtype=kind, device=device, pin_memory=pins and not near)
+            self._pieces.append((alike, there, here))
+            at = 0
+            for one in alike:
+                part = there.narrow(0, at, one.numel())
+                self.values[id(one)] = _formed(part, one)
+                at += one.numel()
+
+    def update(self, call: object = None) -> None:
+        """Send them as they are now; for the same call, once.
+
+        Whoever else comes for that call waits until they are there. What is as it was is not
+        written again: the graph of an earlier call may need it.
+        """
+        with self._lock, torch.no_grad():
+            if call is not None and self._done is not None and self._done() is call:
+                return
+            for number, (tensors, there, buffers) in enumerate(self._pieces):
+                sent, spare = buffers
+                torch.cat([_flat(one.detach()) for one in tensors], out=spare)
+                if number in self._sent and torch.equal(spare, sent):
+                    continue
+                self._sent.discard(number)  # whatever comes in between
+                there.copy_(spare, non_blocking=spare.device.type == "cpu")
+                buffers.reverse()
+                self._sent.add(number)
+            self._done = None if call is None else ref(call)
+
+
+def fetched(gradients: Sequence[Tensor | None], home: torch.device) -> list[Tensor | None]:
+    """The same on another device."""
+    found: list[Tensor | None] = [None] * len(gradients)
+    dense: list[tuple[int, Tensor]] = []
+    for number, one in enumerate(gradients):
+        if one is not None and one.layout is torch.strided:
+            dense.append((number, one))
+        elif one is not None:
+            found[number] = one.to(home)
+    with torch.no_grad():
+        for alike in _by_type([one for _, one in dense]):
+            flat = torch.cat([_flat(one) for one in alike]).to(home)
+            held = {id(one): part for one, part in zip(alike, _cut(flat, alike), strict=True)}
+            for number, one in dense:
+                if id(one) in held:
+                    found[number] = held[id(one)]
+    return found
+
+
+def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for one in tensors:
+        found.setdefault(one.dtype, []).append(one)
+    return list(found.values())
+
+
+def _cut(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    parts, at = [], 0
+    for one in tensors:
+        parts.append(_formed(flat.narrow(0, at, one.numel()), one))
+        at += one.numel()
+    return parts
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """In one dimension, in the order in which it lies."""
+    if _is_dense(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.reshape(-1)
+
+
+def _formed(flat: Tensor, like: Tensor) -> Tensor:
+    """The other way."""
+    if _is_dense(like):
+        return flat.as_strided(like.size(), like.stride())
+    return flat.view(like.size())
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether it fills its memory, in whatever order."""
+    expected = 1
+    for size, stride in sorted(
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]
+    ):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return tensor.numel() > 0
+
+
+def _pins(*devices: torch.device) -> bool:
+    return any(one.type in PINS for one in devices)

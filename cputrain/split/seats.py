@@ -1,0 +1,75 @@
+"""The cores of each replica."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from cputrain.plan.teams import counts, ordered, parts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cputrain.machine import Cpus, Machine
+    from cputrain.split.splitter import Places
+
+FEW = 4
+"""Cores beside other devices that are one replica's."""
+
+
+def places(count: int | None) -> dict[int, Places]:
+    """The cores of each replica, for each number of replicas: that one, or those worth trying."""
+    cores = _cores()
+    if count is None:
+        return {one: parts(cores, one) for one in counts(_machine(), cores)}
+    if count == 1:
+        return {}
+    return {count: _parts(cores, count)}
+
+
+def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[list[int], Places]:
+    """How many members each device has, and the cores of each member.
+
+    The CPU has so many, or as many as there are caches and teams. Each other device has one, which
+    drives it from a core of its own where there is more than one.
+    """
+    cores = _cores()
+    drivers = sum(device.type != "cpu" for device in devices)
+    free = cores[: max(1, len(cores) - drivers)]
+    if count is None:
+        count = (counts(_machine(), free) or [1])[0] if len(free) > FEW else 1
+    driving = iter(cores[len(free) :])
+    members: list[int] = []
+    seats: Places = []
+    for device in devices:
+        members.append(count if device.type == "cpu" else 1)
+        seats += _parts(free, count) if device.type == "cpu" else [(next(driving, free[-1]),)]
+    if len(seats) == 1:  # for the first comparison, beside where the model is
+        seats.append(tuple(free))
+    return members, seats
+
+
+def _cores() -> list[Cpus]:
+    """Those that one operator uses, neighbours beside one another."""
+    from cputrain.machine import read_rank
+    from cputrain.plan import Request
+    from cputrain.plan.cores import share_of
+
+    machine = _machine()
+    request = Request(environment=dict(os.environ), rank=read_rank(os.environ))
+    return ordered(machine, share_of(machine, request).fast)[: torch.get_num_threads()]
+
+
+def _machine() -> Machine:
+    from cputrain.machine import read_machine
+
+    return read_machine()
+
+
+def _parts(cores: list[Cpus], count: int) -> Places:
+    if count <= len(cores):
+        return parts(cores, count)
+    # more replicas than cores: several on one
+    return [(cores[number % len(cores)],) for number in range(count)]

@@ -1,0 +1,129 @@
+"""Who works on a call: threads, the model's views, and where each of them computes."""
+
+from __future__ import annotations
+
+import torch
+
+from cputrain.split.mirror import fetched
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from cputrain.split.crew import Alone, Crew, Some
+    from cputrain.split.meeting import Meeting
+    from cputrain.split.views import Mirrors, View
+
+
+class Team:
+    """One member for each part of the batch.
+
+    Where the model is not on the CPU, the caller does the part on the model's device: autograd's
+    thread for that device is the one that asks for the backward, and has none beside it.
+    """
+
+    def __init__(
+        self,
+        crew: Crew | Some | Alone,
+        views: Sequence[View],
+        home: torch.device,
+        devices: Sequence[torch.device] = (),
+        mirrors: Sequence[Mirrors] = (),
+    ) -> None:
+        """By default they compute where the model is."""
+        self._crew = crew
+        self.views = views
+        self.home = home
+        self.devices = list(devices) or [home] * len(views)
+        self._mirrors = {one.device: one for one in mirrors}
+        self.apart = any(device != home for device in self.devices)
+        self._mine = None
+        if home.type != "cpu" and home in self.devices:
+            self._mine = self.devices.index(home)
+
+    def run(self, jobs: Sequence[Callable[[], Any]], meeting: Meeting | None = None) -> list[Any]:
+        """A job for each member."""
+        return self._crew.run(jobs, meeting, self._mine)
+
+    def prepare(self, call: object, number: int) -> None:
+        """Have the parameters where this member needs them; by this member."""
+        mirrors = self._mirrors.get(self.devices[number])
+        if mirrors is not None:
+            mirrors.parameters.update(call)
+
+    def refresh(self) -> None:
+        """Have the buffers there; by the caller, before anybody writes to the model's own."""
+        for device in dict.fromkeys(self.devices):
+            if device in self._mirrors:
+                self._mirrors[device].buffers.update()
+        for view in self.views:
+            view.refresh()
+
+    def write_back(self) -> None:
+        """Have the model's buffers as they are after a forward; one view may have written them."""
+        if self.home not in self.devices:
+            self.views[0].write_back()
+
+    def sums(self, found: Sequence[Sequence[torch.Tensor | None]]) -> list[Any]:
+        """Those of each parameter, on the model's device, in the order of the members.
+
+        Members of one device add up theirs, each as many of them as the others.
+        """
+        sums: list[Any] | None = None
+        for device in dict.fromkeys(self.devices):
+            mine = [number for number, one in enumerate(self.devices) if one == device]
+            there = self._added([found[number] for number in mine], mine)
+            if device != self.home and len(mine) > 1:
+                there = fetched(there, self.home)
+            if sums is None:
+                sums = there
+            else:
+                sums = [added(pair) for pair in zip(sums, there, strict=True)]
+        return sums or []
+
+    def fetched_by(
+        self, number: int, gradients: list[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """A member's gradients: where the model is, if nobody else computes where it does."""
+        device = self.devices[number]
+        if device == self.home or self.devices.count(device) > 1:
+            return gradients
+        return fetched(gradients, self.home)
+
+    def _added(
+        self, found: Sequence[Sequence[torch.Tensor | None]], members: Sequence[int]
+    ) -> list[Any]:
+        count = len(found[0])
+        if len(found) == 1:
+            return list(found[0])
+        sums: list[torch.Tensor | None] = [None] * count
+        sizes = [0 if one is None else one.numel() for one in found[0]]
+        shares: list[list[int]] = [[] for _ in found]
+        loads = [0] * len(found)
+        for number in sorted(range(count), key=lambda one: -sizes[one]):
+            least = loads.index(min(loads))
+            shares[least].append(number)
+            loads[least] += sizes[number] + 1
+
+        def job_of(share: Sequence[int]) -> Callable[[], None]:
+            def job() -> None:
+                with torch.no_grad():
+                    for number in share:
+                        sums[number] = added([part[number] for part in found])
+
+            return job
+
+        self._crew.some(members).run([job_of(share) for share in shares])
+        return sums
+
+
+def added(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """In the order of the replicas, whatever arrived first."""
+    there = [one for one in gradients if one is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+    total = there[0] + there[1]
+    for one in there[2:]:
+        total = total + one if total.layout is not torch.strided else total.add_(one)
+    return total

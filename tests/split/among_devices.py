@@ -1,0 +1,277 @@
+"""A batch divided among devices gives what one gives, wherever the model is."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from cputrain import Split
+from cputrain.errors import UsageError
+from tests.split import other_device
+from tests.split.models import MODELS
+from tests.split.test_exact import farthest
+
+
+@pytest.fixture(autouse=True)
+def _there():
+    other_device.begin()
+    other_device.Limits.elements = float("inf")
+
+
+KINDS = sorted(set(MODELS) - {"words"})
+"""Torch's LSTM has no kernel there."""
+
+
+def both(kind):
+    make, batch = MODELS[kind]
+    model = make()
+    return model, copy.deepcopy(model), batch
+
+
+@pytest.mark.usefixtures("exactly")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("devices", "replicas", "shares"),
+    [
+        (("other", "cpu"), 1, (1, 2)),
+        (("cpu", "other"), 2, (3, 1)),
+        ("other", "auto", "auto"),
+    ],
+)
+def test_gradients_are_those_of_the_whole_batch(kind, devices, replicas, shares):
+    model, twin, batch = both(kind)
+    split = Split(twin, devices, replicas, shares)
+    for _ in range(3):
+        assert farthest(model, split, batch(10)) <= 1e-12
+    assert split.why_not == ""
+    assert all(parameter.device.type == "cpu" for parameter in split.parameters())
+
+
+class Moved(nn.Module):
+    """A model on the other device, for callers that are on the CPU."""
+
+    def __init__(self, split):
+        super().__init__()
+        self.split = split
+
+    def forward(self, batch):
+        out = self.split(batch.to("other"))
+        return tuple(one.cpu() for one in out) if isinstance(out, tuple) else out.cpu()
+
+    def parameters(self, recurse=True):
+        for parameter in self.split.parameters(recurse):
+            copied = parameter.detach().cpu()
+            copied.grad = None if parameter.grad is None else parameter.grad.cpu()
+            yield copied
+
+    def buffers(self, recurse=True):
+        return (buffer.cpu() for buffer in self.split.buffers(recurse))
+
+
+@pytest.mark.usefixtures("exactly")
+@pytest.mark.parametrize("kind", ["mlp", "resnet", "sequences first", "unet"])
+@pytest.mark.parametrize(("replicas", "shares"), [(1, (1, 2)), (2, (2, 1))])
+def test_the_model_may_be_on_another_device(kind, replicas, shares):
+    """What has no random numbers: those of this device are the CPU's, which it does not tell."""
+    model, twin, batch = both(kind)
+    model.eval() if kind == "sequences first" else None
+    twin.train(model.training)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        twin.to("other")
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    split = Split(twin, ("other", "cpu"), replicas, shares)
+    for _ in range(2):
+        assert farthest(model, Moved(split), batch(10)) <= 1e-12
+    assert split.why_not == ""
+    assert split.calls_divided == 2
+    assert all(parameter.grad.device.type == "other" for parameter in split.parameters())
+
+
+def test_losses_are_those_of_the_whole_batch():
+    """Over a hundred steps of float32, with shares that are fitted meanwhile."""
+    model, twin, batch = both("resnet")
+    split = Split(twin, ("other", "cpu"))
+    curves = []
+    for one in (model, split):
+        torch.manual_seed(3)
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.05, momentum=0.9)
+        losses = []
+        for _ in range(100):
+            optimizer.zero_grad()
+            loss = one(batch(16)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        curves.append(losses)
+    assert max(abs(a - b) / abs(a) for a, b in zip(*curves, strict=True)) <= 1e-5
+    assert split.why_not == ""
+
+
+def test_what_is_found_is_told(capsys):
+    """The stand-in is slower than the CPU that it is on."""
+    split = Split(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)), ("other", "cpu"))
+    for _ in range(60):
+        split(torch.randn(64, 64)).sum().backward()
+        if not split._splitter.measures:
+            break
+    told = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("cputrain.Split: ") for line in told)
+    assert "predicted" in told[0]
+    assert "faster" in told[-1] or "as fast" in told[-1]
+
+
+def test_less_is_given_to_a_device_without_memory(capsys):
+    """Once, and exactly: random numbers and buffers are as if nothing had been."""
+    torch.set_default_dtype(torch.float64)
+    model, twin, batch = both("resnet")
+    split = Split(twin, ("other", "cpu"), shares=(1, 1))
+    assert farthest(model, split, batch(10)) <= 1e-12
+    other_device.Limits.elements = 20 * 8 * 6 * 6 - 1  # what the largest of layers has of 20
+    assert farthest(model, split, batch(40)) <= 1e-12
+    assert "other:0 has no memory for 20 samples: it has 10 at most" in capsys.readouterr().err
+    other_device.Limits.elements = 100
+    with pytest.raises(torch.OutOfMemoryError, match="other has no memory"):
+        split(batch(40))
+    other_device.Limits.elements = float("inf")
+    assert farthest(model, split, batch(40)) <= 1e-12
+
+
+def test_an_error_on_a_device_is_raised_and_leaves_the_others():
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.fails = False
+
+        def forward(self, batch):
+            if batch.device.type == "other" and self.fails:
+                raise ValueError("of this device alone")
+            return self.layer(batch)
+
+    model = Fails()
+    split = Split(model, ("other", "cpu"), shares=(1, 1))
+    split(torch.ones(8, 4)).sum().backward()
+    split.fails = True
+    with pytest.raises(ValueError, match="of this device alone"):
+        split(torch.ones(8, 4))
+    split.fails = False
+    split(torch.ones(8, 4)).sum().backward()
+    assert split.calls_divided == 2
+
+
+def test_what_does_not_work_there_is_left_alone():
+    class OnTheHost(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, batch):
+            return self.layer(batch) + torch.ones(4)
+
+    split = Split(OnTheHost(), ("other", "cpu"), shares=(1, 1))
+    with pytest.warns(UserWarning, match="same device"):
+        split(torch.ones(8, 4))
+    assert split.calls_divided == 0
+
+
+def test_parameters_changed_behind_torchs_back_are_seen():
+    """As by `parameter.data.clamp_`, of which no version tells."""
+    model = nn.Linear(4, 2)
+    split = Split(model, ("other", "cpu"), shares=(3, 1))
+    x = torch.randn(8, 4)
+    split(x).sum().backward()
+    model.weight.data.mul_(2)
+    torch.testing.assert_close(split(x), model(x))
+
+
+@pytest.mark.usefixtures("exactly")
+def test_several_calls_before_a_backward():
+    model, twin, batch = both("mlp")
+    split = Split(twin, ("other", "cpu"), shares=(1, 1))
+    one, other = batch(8), batch(6)
+    for each in (model, split):
+        (each(one).sum() + each(other).square().sum()).backward()
+        each(one).sum().backward()  # and once more, before an update
+    for a, b in zip(model.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_weights_that_change_before_a_backward_are_told():
+    """As torch tells of it where nothing is divided."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    split = Split(model, ("other", "cpu"), shares=(1, 1))
+    out = split(torch.randn(8, 4))
+    with torch.no_grad():
+        model[1].weight.add_(1)
+    split(torch.randn(8, 4))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.usefixtures("exactly")
+def test_frozen_and_channels_last_and_accumulated():
+    make, batch = MODELS["resnet"]
+    model = make().to(memory_format=torch.channels_last)
+    next(model.parameters()).requires_grad_(False)
+    twin = copy.deepcopy(model)
+    split = Split(twin, ("other", "cpu"), shares=(1, 2))
+    for each in (model, split):
+        optimizer = torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=0.01)
+        torch.manual_seed(5)
+        for step in range(6):
+            each(batch(9)).square().mean().backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+        assert a.stride() == b.stride()
+
+
+def test_a_model_that_is_evaluated_first_is_trained_afterwards():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    split = Split(model, ("other", "cpu"), shares=(1, 1))
+    x = torch.randn(8, 4)
+    with torch.inference_mode():
+        split.eval()
+        torch.testing.assert_close(split(x), model(x))
+    split(x).sum().backward()
+    split.train()
+    split(x).sum().backward()
+    assert split.calls_divided == 3
+
+
+def test_threads_end_with_the_split():
+    before = threading.active_count()
+    split = Split(nn.Linear(4, 2), ("other", "cpu"), replicas=4, shares=(1, 1))
+    split(torch.randn(8, 4)).sum().backward()
+    assert threading.active_count() == before + 5
+    del split
+    for _ in range(100):
+        if threading.active_count() == before:
+            break
+        threading.Event().wait(0.05)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("devices", "shares", "says"),
+    [
+        (("nowhere", "cpu"), "auto", "'nowhere'"),
+        (("cpu", "cpu"), "auto", "twice"),
+        (("meta", "cpu"), "auto", "no values"),
+        ((), "auto", "name one"),
+        ((3.5,), "auto", "3.5"),
+        (("other", "cpu"), (1, 2, 3), "for 2 devices"),
+        (("other", "cpu"), (1, -2), "for 2 devices"),
+    ],
+)
+def test_what_is_not_a_device_is_told(devices, shares, says):
+    with pytest.raises(UsageError, match=says):
+        Split(nn.Linear(2, 2), devices, shares=shares)

@@ -1,0 +1,212 @@
+"""What each device has of a batch: fitted from steps, and one device alone where that is faster."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cputrain.split.shares import GAIN, Cost, Fitted, balanced, fitted
+
+SIZE = 256
+
+
+def after(costs, *, members=None, home=0, noise=0.0, seed=0, beyond=0.0, size=SIZE):
+    """What is found, and in how many steps, where devices take so long."""
+    told = []
+    choice = Fitted(members or [1] * len(costs), home, told.append)
+    steps = train(choice, costs, lambda: told, noise=noise, seed=seed, beyond=beyond, size=size)
+    return choice, told[-1], steps
+
+
+def train(choice, costs, told, *, noise=0.0, seed=0, beyond=0.0, size=SIZE, most=200):
+    generator = random.Random(seed)
+    before = len(told())
+    for step in range(most):
+        if len(told()) > before and not choice.measures:
+            return step
+        sizes = choice.sizes(size, trains=True)
+        assert sum(sizes) == size
+        if not choice.listens:
+            continue
+        members = choice._members
+        busy, at = [], 0
+        for cost, count in zip(costs, members, strict=True):
+            mine = sizes[at : at + count]
+            busy += [cost.seconds(n * count) * generator.uniform(1, 1 + noise) for n in mine if n]
+            at += count
+        divides = sum(map(bool, sizes)) > 1
+        choice.took(sizes, max(busy) + beyond * divides, busy)
+    raise AssertionError(f"nothing was found in {most} steps")
+
+
+def throughput(costs, sizes, beyond=0.0):
+    time = max(cost.seconds(n) for cost, n in zip(costs, sizes, strict=True))
+    return sum(sizes) / (time + beyond * (sum(map(bool, sizes)) > 1))
+
+
+@pytest.mark.parametrize("ratio", [1 / 3, 1 / 2, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("fixed", [0.0, 0.01, 0.05])
+def test_shares_come_near_the_sum_of_both(ratio, fixed):
+    """Fixed costs are paid by both; what is left is divided."""
+    costs = [Cost(fixed=fixed, each=0.001), Cost(fixed=fixed, each=0.001 / ratio)]
+    choice, fit, steps = after(costs)
+    best = max(throughput(costs, (n, SIZE - n)) for n in range(SIZE + 1))
+    assert throughput(costs, choice.sizes(SIZE, trains=True)) >= 0.97 * best
+    assert steps <= 40
+    assert fit.measured == pytest.approx(fit.predicted, rel=0.05)
+
+
+@pytest.mark.parametrize("home", [0, 1])
+def test_a_device_that_is_thirty_times_as_fast_is_alone(home):
+    costs = [Cost(fixed=0.002, each=0.0001), Cost(fixed=0.002, each=0.003)]
+    choice, fit, steps = after(costs, home=home, beyond=0.001)
+    assert choice.sizes(SIZE, trains=True) == (SIZE, 0)
+    assert fit.predicted < GAIN
+    assert fit.measured is None
+    assert steps <= 30
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_another_device_alone_must_be_faster_in_turns(seed):
+    """Little of a batch was seen on it: what is more than that may take longer."""
+
+    class Falls(Cost):
+        def seconds(self, samples):
+            return super().seconds(samples) * (1 if samples < SIZE / 2 else 5)
+
+    costs = [Cost(fixed=0.0, each=0.001), Falls(fixed=0.0, each=0.0005)]
+    choice, _, _ = after(costs, noise=0.05, seed=seed)
+    sizes = choice.sizes(SIZE, trains=True)
+    assert throughput(costs, sizes) >= 0.95 * throughput(costs, (SIZE, 0))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_is_not_taken_for_gain(seed):
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.05, each=0.004)]
+    choice, _, _ = after(costs, noise=0.1, seed=seed, beyond=0.05)
+    assert choice.sizes(SIZE, trains=True) == (SIZE, 0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_clear_gain_is_found_in_noise(seed):
+    costs = [Cost(fixed=0.002, each=0.001), Cost(fixed=0.005, each=0.0015)]
+    choice, _, _ = after(costs, noise=0.1, seed=seed)
+    best = max(throughput(costs, (n, SIZE - n)) for n in range(SIZE + 1))
+    assert throughput(costs, choice.sizes(SIZE, trains=True)) >= 0.85 * best
+
+
+def test_what_dividing_costs_beyond_the_devices_is_part_of_the_prediction():
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.002)]
+    _, cheap, _ = after(costs)
+    choice, dear, _ = after(costs, beyond=0.1)
+    assert cheap.predicted == pytest.approx(1.5, rel=0.02)
+    assert dear.predicted < 1.0
+    assert choice.sizes(SIZE, trains=True) == (SIZE, 0)
+
+
+def test_three_devices_and_one_that_is_not_worth_it():
+    costs = [
+        Cost(fixed=0.0, each=0.001),
+        Cost(fixed=0.0, each=0.001),
+        Cost(fixed=9.0, each=0.0001),
+    ]
+    choice, _, _ = after(costs)
+    sizes = choice.sizes(SIZE, trains=True)
+    assert sizes[2] == 0
+    assert sizes[0] == pytest.approx(SIZE / 2, abs=4)
+
+
+def test_replicas_of_a_device_have_even_parts_of_its_share():
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    choice, _, _ = after(costs, members=[1, 3])
+    sizes = choice.sizes(SIZE, trains=True)
+    assert sizes[0] == pytest.approx(SIZE / 2, abs=4)
+    assert max(sizes[1:]) - min(sizes[1:]) <= 1
+
+
+def test_other_batches_have_shares_of_their_own():
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.02, each=0.001)]
+    choice, _, _ = after(costs)
+    assert choice.sizes(64, trains=True)[0] > 40  # the fixed cost counts for more
+    assert choice.sizes(10, trains=True) == (10, 0)
+    assert sum(choice.sizes(64, trains=False)) == 64
+
+
+def test_shares_are_fitted_again_when_they_have_drifted():
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    told = []
+    choice = Fitted([1, 1], 0, told.append)
+    train(choice, costs, lambda: told)
+    before = choice.sizes(SIZE, trains=True)
+    for _ in range(500):  # nothing has changed
+        sizes = choice.sizes(SIZE, trains=True)
+        assert sizes == before
+        if choice.listens:
+            busy = [cost.seconds(n) for cost, n in zip(costs, sizes, strict=True)]
+            choice.took(sizes, max(busy), busy)
+    slower = [costs[0], Cost(fixed=0.0, each=0.003)]
+    train(choice, slower, lambda: told, most=500)
+    assert choice.sizes(SIZE, trains=True)[1] == pytest.approx(SIZE / 4, abs=6)
+
+
+def test_batches_of_all_sizes_come_to_an_end():
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    told = []
+    choice = Fitted([1, 1], 0, told.append)
+    generator = random.Random(0)
+    for step in range(400):
+        size = generator.randint(1, 60) + step // 10
+        sizes = choice.sizes(size, trains=True)
+        assert sum(sizes) == size
+        if choice.listens:
+            busy = [cost.seconds(n) for cost, n in zip(costs, sizes, strict=True) if n]
+            choice.took(sizes, max(busy), busy)
+    assert told
+    assert not choice.measures
+    assert choice.sizes(60, trains=True) == (30, 30)
+
+
+def test_a_first_batch_that_is_larger_than_the_rest_is_forgotten():
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    told = []
+    choice = Fitted([1, 1], 0, told.append)
+    choice.sizes(400, trains=True)
+    train(choice, costs, lambda: told, size=100)
+    assert choice.sizes(100, trains=True)[0] == pytest.approx(50, abs=2)
+
+
+def test_batches_with_fewer_samples_than_devices_are_not_measured():
+    choice = Fitted([1] * 4, 1, lambda _: None)
+    assert choice.sizes(3, trains=True) == (0, 3, 0, 0)
+
+
+@pytest.mark.parametrize("after_steps", [0, 3, 7, 100])
+def test_a_device_with_little_memory_has_what_fits(after_steps):
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.0002)]
+    told = []
+    choice = Fitted([1, 2], 0, told.append)
+    for _ in range(after_steps):
+        sizes = choice.sizes(SIZE, trains=True)
+        if choice.listens:
+            busy = [costs[0].seconds(sizes[0]), *(costs[1].seconds(2 * n) for n in sizes[1:])]
+            busy = [one for one, n in zip(busy, sizes, strict=True) if n]
+            choice.took(sizes, max(busy), busy)
+    choice.limit(2, 40)
+    if choice.measures:
+        train(choice, costs, lambda: told)
+        assert choice.sizes(SIZE, trains=True) == (SIZE - 80, 40, 40)
+
+
+def test_a_line_is_found_through_points_of_noise():
+    cost = fitted([(16, 0.026), (48, 0.058), (128, 0.138)])
+    assert (cost.fixed, cost.each) == (pytest.approx(0.01), pytest.approx(0.001))
+    assert fitted([(16, 0.032)]) == Cost(fixed=0.0, each=0.002)
+    assert fitted([(16, 0.04), (48, 0.03)]).fixed == 0.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 256])
+def test_every_sample_is_somewhere(size):
+    for fixed in (0.0, 0.01, 1.0):
+        costs = [Cost(fixed=fixed, each=0.001), Cost(fixed=0.0, each=0.01)]
+        assert sum(balanced(costs, size)) == size
