@@ -1,4 +1,4 @@
-"""Several contenders in several cases, as tables: what loaders and pools share."""
+"""Several contenders in several cases, as tables: what loaders, pools and devices share."""
 
 from __future__ import annotations
 

@@ -12,10 +12,11 @@ from cputrain.launch.options import Option, parse, split_quoted, usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from cputrain.bench import Comparison
+    from cputrain.bench.devices import DeviceComparison
     from cputrain.bench.loaders import LoaderComparison
     from cputrain.bench.pools import PoolComparison
     from cputrain.launch.options import Parsed
@@ -80,6 +81,16 @@ OTHERS: dict[str, tuple[tuple[Option, ...], str]] = {
         "joblib's and mpire's (where they are installed) in turns, each in a fresh\n"
         "process, and checks their results.",
     ),
+    "devices": (
+        (
+            Option(flag="--devices", takes="A,B", help="of torch (default: cuda,cpu)"),
+            Option(flag="--rounds", takes="N", help="each runs every way once (default: 5)"),
+            Option(flag="--quick", help="very little to do, to see that all of it works"),
+            *TABLE_OPTIONS,
+        ),
+        "Trains models of several widths on each device alone and divided among them\n"
+        "(cputrain.Split) in turns, and compares speed and losses.",
+    ),
 }
 """What is compared without a script, by the word that asks for it: options behind it, and what is
 done. A package of cputrain.bench of that name does it."""
@@ -95,8 +106,9 @@ def main(argv: Sequence[str]) -> int:
                 "[options] [WORKLOAD ... | script.py] [its arguments]",
                 "Runs a script under plain python and under cputrain launch in turns, in fresh\n"
                 "processes, and compares speed and losses. Without a script: every workload.\n"
-                "cputrain bench loaders compares DataLoaders with one another, and cputrain bench\n"
-                "pools does so with pools of processes; both have a --help.",
+                "cputrain bench loaders compares DataLoaders with one another, cputrain bench\n"
+                "pools pools of processes, and cputrain bench devices what dividing a batch among\n"
+                "devices gives; each has a --help.",
                 {"options": OPTIONS},
             )
         )
@@ -144,7 +156,7 @@ def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     if not os.path.isfile(rest[0]):
         raise NotFound(
             f"the script {rest[0]}",
-            f"must be a file, loaders, pools, or one of the workloads {', '.join(known)}",
+            f"must be a file, loaders, pools, devices, or one of the workloads {', '.join(known)}",
             do="cputrain bench --list tells what they are.",
         )
     return [(os.path.basename(rest[0]), tuple(rest))]
@@ -275,6 +287,7 @@ def _list() -> None:
 
     lines = {name: description(path) for name, path in workloads().items()}
     lines["loaders"] = "DataLoaders side by side: torch's, cputrain's, SPDL's, a loop by hand."
+    lines["devices"] = "Batches divided among devices, beside each of them alone."
     lines["pools"] = "Pools of processes side by side: cputrain's, torch's, joblib's, mpire's."
     width = max(map(len, lines)) + 2
     for name, line in lines.items():
@@ -303,7 +316,12 @@ def _without_script(what: str, before: Parsed) -> int:
         raise UsageError(
             "--launch-args", f"has no effect on {what}", do="Leave it out: nothing is launched."
         )
-    comparison = (_loaders if what == "loaders" else _pools)(named, values)
+    compare: dict[str, Callable[..., LoaderComparison | PoolComparison | DeviceComparison]] = {
+        "loaders": _loaders,
+        "pools": _pools,
+        "devices": _devices,
+    }
+    comparison = compare[what](named, values)
     if "--json" in values:
         print(json.dumps(comparison.as_json(), indent=1))
     elif "--markdown" in values:
@@ -337,7 +355,21 @@ def _pools(named: list[str], values: dict[str, str]) -> PoolComparison:
     )
 
 
-def _show_tables(bench: ModuleType, comparison: LoaderComparison | PoolComparison) -> None:
+def _devices(named: list[str], values: dict[str, str]) -> DeviceComparison:
+    from cputrain.bench.devices import compare_devices
+
+    given = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
+    return compare_devices(
+        named,
+        devices=[one for one in values.get("--devices", "cuda,cpu").split(",") if one],
+        rounds=_repeats(values[given], given) if given else 5,
+        quick="--quick" in values,
+    )
+
+
+def _show_tables(
+    bench: ModuleType, comparison: LoaderComparison | PoolComparison | DeviceComparison
+) -> None:
     from cputrain.report.terminal import console, show_table
 
     out = console()

@@ -1,0 +1,34 @@
+"""The process in which one case runs: a request as JSON in, what each way took as JSON out.
+
+    python -m cputrain.bench.devices '{"case": "mlp-64", "devices": ["cuda", "cpu"], "rounds": 3,
+                                       "steps": 10, "quick": false}'
+
+Used by `compare_devices`, so that the process that renders loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cputrain.bench.devices.cases import named
+from cputrain.errors import CputrainError
+
+
+def main(argv: list[str]) -> int:
+    """Run what is asked for."""
+    from cputrain.bench.devices.runs import run
+
+    request = json.loads(argv[0])
+    try:
+        (case,) = named(request["case"], quick=request["quick"])
+        made = run(case, request["devices"], request["rounds"], request["steps"])
+    except CputrainError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(made))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

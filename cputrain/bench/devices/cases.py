@@ -1,0 +1,69 @@
+"""What is trained: small models, and wider ones, as a device pays only from some width on."""
+
+from __future__ import annotations
+
+from cputrain.errors import NotFound
+from cputrain.record import Record
+
+CASES = {
+    "mlp": "a perceptron of four layers: few operators, bound by the parameters",
+    "conv": "convolutions with batch norm: the devices meet in every layer",
+    "transformer": "attention and layer norm: many operators",
+}
+"""Kinds of models, and what they are about."""
+
+WIDTHS = {
+    "mlp": (64, 256, 1024, 2048),
+    "conv": (8, 16, 32, 64),
+    "transformer": (64, 128, 256, 512),
+}
+
+BATCH = {"mlp": 1024, "conv": 128, "transformer": 64}
+
+
+class Case(Record):
+    """One model."""
+
+    name: str
+    """ "mlp-64"."""
+
+    title: str
+    """What it is about."""
+
+    kind: str
+    """Of CASES."""
+
+    width: int
+    """Of its layers."""
+
+    batch: int
+    """Samples of a step."""
+
+
+def cases(kind: str, *, quick: bool = False) -> list[Case]:
+    """All of a kind; `quick`, one that is small in every way."""
+    return [
+        Case(
+            name=f"{kind}-{width}",
+            title=f"{kind}, {width} wide",
+            kind=kind,
+            width=width,
+            batch=16 if quick else BATCH[kind],
+        )
+        for width in ((8,) if quick else WIDTHS[kind])
+    ]
+
+
+def named(name: str, *, quick: bool = False) -> list[Case]:
+    """Those of a kind, or the one of this name."""
+    if name in CASES:
+        return cases(name, quick=quick)
+    found = [case for kind in CASES for case in cases(kind, quick=quick) if case.name == name]
+    if not found:
+        every = [case.name for kind in CASES for case in cases(kind, quick=quick)]
+        raise NotFound(
+            f"the case {name}",
+            f"must be one of {', '.join((*CASES, *every))}",
+            do="cputrain bench devices --help tells what they are.",
+        )
+    return found

@@ -1,0 +1,201 @@
+"""Each case in a process of its own, and what that found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+
+from cputrain.bench.compare import Speedup, median
+from cputrain.bench.devices.cases import CASES, named
+from cputrain.bench.measurement import clean_environment
+from cputrain.errors import CputrainError, UsageError
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cputrain.bench.devices.cases import Case
+
+LONGEST = 900.0
+"""Seconds after which a case is taken for one that hangs."""
+
+STEPS = 20
+"""Timed together, in each round."""
+
+
+class DeviceSide(Record):
+    """One way to train, over all rounds."""
+
+    name: str
+    """Of the device, or "split"."""
+
+    seconds: tuple[float, ...]
+    """Of a step, one value a round."""
+
+    median: float
+    """Of `seconds`."""
+
+    samples_per_second: float
+    """In the middle round."""
+
+    speedup: Speedup
+    """Against the fastest device alone: the median of the rounds' ratios, and its ends."""
+
+    loss_difference: float
+    """The largest from the first device's over the first steps, relative to the first loss."""
+
+
+class DeviceCaseResult(Record):
+    """What one case found."""
+
+    name: str
+    """ "mlp-64"."""
+
+    title: str
+    """What it is about."""
+
+    batch: int
+    """Samples of a step."""
+
+    sides: tuple[DeviceSide, ...]
+    """Every device alone, and divided."""
+
+    shares: dict[str, int] | None
+    """Samples of each device, as Split has chosen; None where it did not."""
+
+    why_not: str
+    """Why nothing was divided at all; empty where that was a matter of speed."""
+
+    of_the_sum: float
+    """What dividing gives of the devices' samples a second put together."""
+
+    left_out: dict[str, str]
+    """Nobody."""
+
+
+class DeviceComparison(Record):
+    """Everything that was found; `as_json()` is what is written to disk."""
+
+    schema_version: int = 1
+    """Grows when a field changes its meaning."""
+
+    rounds: int
+    """How many there were."""
+
+    quick: bool
+    """Whether there was too little to do to say anything about speed."""
+
+    devices: tuple[str, ...]
+    """In their order; the model was on the first."""
+
+    versions: dict[str, str]
+    """Of Python and of the packages that took part."""
+
+    cases: tuple[DeviceCaseResult, ...]
+    """In the order in which they ran."""
+
+
+def compare_devices(
+    names: Sequence[str] = (),
+    *,
+    devices: Sequence[str] = ("cuda", "cpu"),
+    rounds: int = 5,
+    quick: bool = False,
+) -> DeviceComparison:
+    """Runs the kinds or cases named, by default all, and tells of each on stderr."""
+    from cputrain import __version__
+
+    if len(devices) < 2 or "split" in devices:
+        raise UsageError(
+            "--devices", "must be two or more", found=",".join(devices), do="Try cuda,cpu."
+        )
+    asked = [case for name in names or CASES for case in named(name, quick=quick)]
+    return DeviceComparison(
+        rounds=rounds,
+        quick=quick,
+        devices=tuple(devices),
+        versions={
+            "python": platform.python_version(),
+            "torch": importlib.metadata.version("torch"),
+            "cputrain": __version__,
+        },
+        cases=tuple(_compared(case, devices, rounds, quick) for case in asked),
+    )
+
+
+def _compared(case: Case, devices: Sequence[str], rounds: int, quick: bool) -> DeviceCaseResult:
+    found = _one(
+        {
+            "case": case.name,
+            "devices": list(devices),
+            "rounds": rounds,
+            "steps": 2 if quick else STEPS,
+            "quick": quick,
+        }
+    )
+    result = summarise(case, found)
+    split = result.sides[-1]
+    print(
+        f"{case.name}: divided {split.speedup.median:.2f} times as fast as the fastest alone, "
+        f"{result.of_the_sum:.2f} of the sum",
+        file=sys.stderr,
+    )
+    return result
+
+
+def summarise(case: Case, found: dict[str, Any]) -> DeviceCaseResult:
+    """What a case's rounds amount to."""
+    seconds: dict[str, list[float]] = found["seconds"]
+    alone = {name: values for name, values in seconds.items() if name != "split"}
+    fastest = min(alone, key=lambda name: median(alone[name]))
+    sides = []
+    for name, values in seconds.items():
+        ratios = [a / b for a, b in zip(seconds[fastest], values, strict=True)]
+        sides.append(
+            DeviceSide(
+                name=name,
+                seconds=tuple(values),
+                median=median(values),
+                samples_per_second=case.batch / median(values),
+                speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
+                loss_difference=found["losses"][name],
+            )
+        )
+    together = sum(side.samples_per_second for side in sides if side.name != "split")
+    return DeviceCaseResult(
+        name=case.name,
+        title=case.title,
+        batch=case.batch,
+        sides=tuple(sides),
+        shares=found["shares"],
+        why_not=found["why_not"],
+        of_the_sum=sides[-1].samples_per_second / together,
+        left_out={},
+    )
+
+
+def _one(request: dict[str, Any]) -> dict[str, Any]:
+    # -P: the working folder must not put a module of its own in the way
+    command = [sys.executable, "-P", "-m", "cputrain.bench.devices", json.dumps(request)]
+    problem = ""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST,
+            env=clean_environment(), check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        problem = f"it did not end within {LONGEST:g} s"
+    else:
+        if done.returncode:
+            problem = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            if done.returncode == UsageError.exit_code:
+                raise UsageError("--devices", "must be there", found=problem)
+    if problem:
+        raise CputrainError(f"the case {request['case']}", "must come to an end", found=problem)
+    made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return made
