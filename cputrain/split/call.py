@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 
 import torch
 
 from cputrain.errors import DifferentiatedTwice
 from cputrain.split.batch import leaves_of, ranges
-from cputrain.split.devices import finish
+from cputrain.split.devices import current, default_device, finish
 from cputrain.split.meeting import Meeting
 from cputrain.split.part import Part
 from cputrain.split.team import added
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from cputrain.split.batch import Arguments, Together
@@ -24,6 +26,19 @@ if TYPE_CHECKING:
     from cputrain.split.team import Team
 
     Calls = Callable[..., Any]
+
+
+class Job:
+    """A part's, in three steps; each is given what came of the one before."""
+
+    def __init__(
+        self, give: Callable[[], Any], work: Callable[[Any], Any], take: Callable[[Any], Any]
+    ) -> None:
+        self.give, self.work, self.take = give, work, take
+
+    def all(self) -> Any:
+        """One after the other."""
+        return self.take(self.work(self.give()))
 
 
 class Call:
@@ -66,13 +81,35 @@ class Call:
     def forward(self) -> None:
         """Run every part."""
         begin = time.perf_counter()
-        jobs = [self._as_one(part, self._forward_of(part)) for part in self._parts]
-        done = self.team.run(jobs, self._meeting)
+        done = self._run([self._forward_of(part) for part in self._parts])
         self._inputs = [inputs for inputs, _, _, _ in done]
         self._outputs = [leaves for _, leaves, _, _ in done]
         self.outputs = [leaves for _, _, leaves, _ in done]
         self.form = done[0][3]
         self._seconds = time.perf_counter() - begin
+
+    def _run(self, jobs: Sequence[Job]) -> list[Any]:
+        """A job for each part.
+
+        Where the model is not on the CPU, the caller carries what goes there and back, before
+        anybody begins and after the last: what a member asked of the model's device would wait
+        for all that this device has been given to do.
+        """
+        if not self.team.carries:
+            whole = [
+                self._as_one(part, job.all) for part, job in zip(self._parts, jobs, strict=True)
+            ]
+            return self.team.run(whole, self._meeting)
+        given = []
+        for part, job in zip(self._parts, jobs, strict=True):
+            with self._fits(part):
+                given.append(job.give())
+        work = [
+            self._as_one(part, partial(job.work, one))
+            for part, job, one in zip(self._parts, jobs, given, strict=True)
+        ]
+        done = self.team.run(work, self._meeting)
+        return [job.take(one) for job, one in zip(jobs, done, strict=True)]
 
     def _as_one(self, part: Part, job: Callable[[], Any]) -> Callable[[], Any]:
         """The same; nobody waits for a part that has failed, wherever that was.
@@ -84,9 +121,10 @@ class Call:
         def done() -> Any:
             begin = time.perf_counter()
             try:
-                result = job()
-                if self._took is not None:
-                    finish(part.device)
+                with self._fits(part), current(part.device), self._states.default(part.device):
+                    result = job()
+                    if self._took is not None:
+                        finish(part.device)
             except BaseException:
                 meeting.part()
                 raise
@@ -94,6 +132,14 @@ class Call:
             return result
 
         return done
+
+    @contextmanager
+    def _fits(self, part: Part) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            self.too_large = part.number
+            raise
 
     @property
     def has_graph(self) -> bool:
@@ -108,27 +154,31 @@ class Call:
         """Whether anything goes back through this leaf."""
         return any(leaves[number].requires_grad for leaves in self._outputs)
 
-    def _forward_of(self, part: Part) -> Callable[[], Any]:
-        def job() -> tuple[list[torch.Tensor], list[Any], list[Any], Any]:
-            self.team.prepare(self, part.number)
-            view = self.team.views[part.number]
-            leaves = [
-                _on(part.device, leaf) for leaf in self._arguments.part(self._ranges[part.number])
-            ]
-            args, options = self._arguments.built(leaves)
-            # a single part is the whole: what it calls is torch's own
-            alone = len(self._parts) == 1 and not self.team.apart
-            try:
-                with self._states.here(part.device), nullcontext() if alone else part:
-                    output = self._call(view.model, *args, **options)
-            except torch.OutOfMemoryError:
-                self.too_large = part.number
-                raise
-            inputs = [leaves[number] for number in self._arguments.differentiable]
-            found, form = leaves_of(output)
-            return inputs, found, [_on(self.team.home, _bare(leaf)) for leaf in found], form
+    def _here(self, part: Part) -> AbstractContextManager[Any]:
+        """Within a part; a single one is the whole: what it calls is torch's own."""
+        return nullcontext() if len(self._parts) == 1 and not self.team.apart else part
 
-        return job
+    def _forward_of(self, part: Part) -> Job:
+        home = self.team.home
+
+        def give() -> list[Any]:
+            self.team.prepare(self, part.number)
+            leaves = self._arguments.part(self._ranges[part.number])
+            return [_moved(leaf, home, part.device) for leaf in leaves]
+
+        def work(leaves: list[Any]) -> tuple[list[torch.Tensor], list[Any], Any]:
+            args, options = self._arguments.built(leaves)
+            with self._states.here(part.device), self._here(part):
+                output = self._call(self.team.views[part.number].model, *args, **options)
+            inputs = [leaves[number] for number in self._arguments.differentiable]
+            return inputs, *leaves_of(output)
+
+        def take(done: tuple[list[torch.Tensor], list[Any], Any]) -> Any:
+            inputs, leaves, form = done
+            bare = [_moved(_bare(leaf), part.device, home) for leaf in leaves]
+            return inputs, leaves, bare, form
+
+        return Job(give, work, take)
 
     def backward(
         self,
@@ -143,11 +193,9 @@ class Call:
         self._meeting = meeting = Meeting(len(self._parts))
         for part in self._parts:
             part.meeting = meeting
-        jobs = [
-            self._as_one(part, self._backward_of(part, gradients, needed, keep=keep))
-            for part in self._parts
-        ]
-        found = self.team.run(jobs, meeting)
+        found = self._run(
+            [self._backward_of(part, gradients, needed, keep=keep) for part in self._parts]
+        )
         summed = self.team.sums([one for _, one in found])
         gathered = self._gathered([one for one, _ in found])
         if self._took is not None:
@@ -161,11 +209,11 @@ class Call:
         needed: Sequence[bool],
         *,
         keep: bool,
-    ) -> Callable[[], Any]:
+    ) -> Job:
         begin, end = self._ranges[part.number]
         size = self._arguments.size
 
-        def job() -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        def give() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
             outputs, given = [], []
             for number, dim, gradient in gradients:
                 output = self._outputs[part.number][number]
@@ -175,25 +223,31 @@ class Call:
                 if dim is not None:
                     each = gradient.size(dim) // size
                     gradient = gradient.narrow(dim, begin * each, (end - begin) * each)
-                given.append(gradient.to(part.device))
-            inputs = self._inputs[part.number]
-            every = [*inputs, *self.team.views[part.number].parameters]
+                given.append(gradient.to(output.device))
+            return outputs, given
+
+        def work(both: tuple[list[torch.Tensor], list[torch.Tensor]]) -> list[Any]:
+            outputs, given = both
+            every = [*self._inputs[part.number], *self.team.views[part.number].parameters]
             wanted = [one for one, need in zip(every, needed, strict=True) if need]
             if not outputs:
                 part.meeting.leave(part.number)
-                return [None] * len(inputs), [None] * (len(every) - len(inputs))
-            with nullcontext() if len(self._parts) == 1 and not self.team.apart else part:
-                # by this thread, whatever the device: autograd's own know nothing of parts
-                with torch.autograd.set_multithreading_enabled(False):
-                    found = torch.autograd.grad(
+                return [None] * len(every)
+            # by this thread, whatever the device: autograd's own know nothing of parts
+            with self._here(part), torch.autograd.set_multithreading_enabled(False):
+                found = iter(
+                    torch.autograd.grad(
                         outputs, wanted, given, retain_graph=keep, allow_unused=True
                     )
-                answers = iter(found)
-            back = [next(answers) if need else None for need in needed]
-            of_inputs = [_on(self.team.home, one) for one in back[: len(inputs)]]
-            return of_inputs, self.team.fetched_by(part.number, back[len(inputs) :])
+                )
+            return [next(found) if need else None for need in needed]
 
-        return job
+        def take(back: list[Any]) -> tuple[list[Any], list[Any]]:
+            count = len(self._inputs[part.number])
+            of_inputs = [_moved(one, part.device, self.team.home) for one in back[:count]]
+            return of_inputs, self.team.fetched_of(part.number, back[count:])
+
+        return Job(give, work, take)
 
     def _gathered(self, parts: Sequence[Sequence[Any]]) -> list[torch.Tensor | None]:
         """Gradients of what was divided are put together; of what went to all, added."""
@@ -221,28 +275,41 @@ class States:
     """
 
     def __init__(self, home: torch.device) -> None:
+        self._home = home
         self._gradients = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
-        casts = torch.amp.is_autocast_available(home.type)
-        self._autocast = casts and torch.is_autocast_enabled(home.type)
-        self._autocast_type = torch.get_autocast_dtype(home.type) if casts else None
+        self._default = default_device()
+        casts = torch.amp.is_autocast_available(home.type) and torch.is_autocast_enabled(home.type)
+        self.casts_to = torch.get_autocast_dtype(home.type) if casts else None
+        """The type that autocast has operations computed in."""
         self._caches = torch.is_autocast_cache_enabled()
 
+    def default(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Where tensors are made of which nothing is said, in a backward as well."""
+        if self._default is None:
+            return nullcontext()
+        type_, index = self._home.type, self._home.index
+        at_home = self._default.type == type_ and self._default.index in (None, index)
+        return device if at_home else self._default
+
     def here(self, device: torch.device) -> ExitStack:
-        """The same in this thread."""
+        """All else, in this thread."""
         stack = ExitStack()
         stack.enter_context(torch.inference_mode(self._inference))
         stack.enter_context(torch.set_grad_enabled(self._gradients))
-        if self._autocast:
+        if self.casts_to is not None:
             stack.enter_context(
-                torch.autocast(device.type, self._autocast_type, cache_enabled=self._caches)
+                torch.autocast(device.type, self.casts_to, cache_enabled=self._caches)
             )
         return stack
 
 
-def _on(device: torch.device, leaf: Any) -> Any:
-    """A leaf on this device; one that is differentiated is so there, in a graph of its own."""
-    if not isinstance(leaf, torch.Tensor) or leaf.device == device:
+def _moved(leaf: Any, home: torch.device, device: torch.device) -> Any:
+    """What is on one device, on the other; what is elsewhere is so for a reason.
+
+    One that is differentiated is so there, in a graph of its own.
+    """
+    if not isinstance(leaf, torch.Tensor) or leaf.device != home or home == device:
         return leaf
     return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
 

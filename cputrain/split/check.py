@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -55,11 +56,10 @@ def find_way(
     look_at(model, anywhere=bool(devices))
     numbers = Numbers(home_of(model))
     try:
-        try:
+        with suppress(RuntimeError, TypeError):  # float64 may not be what it takes
             return _agreed(model, call, arguments, crew, devices, exactly=True)
-        except RuntimeError:  # float64 may not be what it takes
-            numbers.put_back()
-            return _agreed(model, call, arguments, crew, devices, exactly=False)
+        numbers.put_back()
+        return _agreed(model, call, arguments, crew, devices, exactly=False)
     finally:
         if numbers.put_back():  # which explains whatever differs
             raise CannotSplitError("it draws random numbers from Python or NumPy as well")
@@ -90,6 +90,9 @@ def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
                 raise CannotSplitError(f"{where} has a parameter of {type(parameter).__name__}")
             if parameter.device != home:
                 raise CannotSplitError(f"{where} is on {parameter.device}")
+        for buffer in module.buffers(recurse=False):
+            if buffer.device != home:
+                raise CannotSplitError(f"{where} has a buffer on {buffer.device}")
 
 
 def _agreed(

@@ -31,8 +31,11 @@ if TYPE_CHECKING:
         def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
             """A call and its backward, divided as was said: in all, and each replica's own work."""
 
-        def limit(self, member: int, most: int) -> None:
-            """This replica never has more samples: there is no memory for them."""
+        def limit(self, member: int, most: int) -> bool:
+            """This replica never has more samples: there is no memory for them.
+
+            False where it is limited already, or nobody can have the rest.
+            """
 
     Sizes = tuple[int, ...]
 
@@ -53,6 +56,28 @@ SHORTER = 0.9
 """Batches smaller than this part of the largest are not looked at: the last one of an epoch."""
 
 
+class Limits:
+    """Samples that some of so many have at most."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._most: dict[int, int] = {}
+
+    def set(self, number: int, most: int) -> bool:
+        """From now on, unless it has a limit already, or is the last one that has none."""
+        if number in self._most or len(self._most) == self._count - 1:
+            return False
+        self._most[number] = most
+        return True
+
+    def within(self, sizes: Sizes, first: int = 0) -> Sizes:
+        """With no more than that. Somebody without a limit has the rest: the first, if it may."""
+        free = [number for number in range(self._count) if number not in self._most]
+        found = [min(size, self._most.get(number, size)) for number, size in enumerate(sizes)]
+        found[first if first in free else free[0]] += sum(sizes) - sum(found)
+        return tuple(found)
+
+
 class Asked:
     """Always the same."""
 
@@ -60,17 +85,19 @@ class Asked:
 
     def __init__(self, shares: Sequence[float]) -> None:
         self._shares = shares
+        self._limits = Limits(len(shares))
 
     def sizes(self, size: int, *, trains: bool) -> Sizes:  # noqa: ARG002  (called by this name)
         """Whatever the call."""
         sizes = divided(size, self._shares)
-        return (*sizes, *[0] * (len(self._shares) - len(sizes)))
+        return self._limits.within((*sizes, *[0] * (len(self._shares) - len(sizes))))
 
     def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
         """It is not looked at."""
 
-    def limit(self, member: int, most: int) -> None:
-        """Whoever divides by these sizes sees to it."""
+    def limit(self, member: int, most: int) -> bool:
+        """Others have the rest."""
+        return self._limits.set(member, most)
 
 
 class Measured(Record):
@@ -138,8 +165,9 @@ class Fastest:
         self._turn.pop(0)
         self._skip = WARM_UP
 
-    def limit(self, member: int, most: int) -> None:
+    def limit(self, member: int, most: int) -> bool:  # noqa: ARG002
         """All of them are on the CPU."""
+        return False
 
     def _next(self) -> list[int]:
         """One, and the next number: again and again, unless it is clearly slower."""

@@ -71,14 +71,16 @@ class Round:
 
     def results(self) -> list[Any]:
         """In the order of members. Raises the first error that is not of another's making."""
-        errors = [
-            (isinstance(error, Parted), number, error)
-            for number, (_, error) in self._told.items()
-            if error is not None
-        ]
-        if errors:
-            raise min(errors, key=lambda one: one[:2])[2]
-        return [self._told[number][0] for number in range(self._count)]
+        told, self._told = self._told, {}
+        errors = {number: error for number, (_, error) in told.items() if error is not None}
+        if not errors:
+            return [told[number][0] for number in range(self._count)]
+        first = min(errors, key=lambda number: (isinstance(errors[number], Parted), number))
+        try:
+            raise errors[first]
+        finally:  # it holds on to this frame: what it was about is to go when it goes
+            told.clear()
+            errors.clear()
 
 
 class Member:
@@ -141,7 +143,10 @@ class Member:
         except Interrupted as late:
             error = error or late
         self._at_work = self._interrupted = False
-        return result, error
+        try:
+            return result, error
+        finally:  # an error holds on to this frame
+            del job, result, error
 
 
 class Crew:

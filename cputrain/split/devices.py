@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from typing import Any
 
 CPU = torch.device("cpu")
@@ -24,6 +29,23 @@ def finish(device: torch.device) -> None:
     synchronize = getattr(_module(device), "synchronize", None)
     if device.type != "cpu" and synchronize is not None:
         synchronize(device)
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Where it is the one that a number is left out for, "cuda" say."""
+    chosen = getattr(_module(device), "device", None)
+    return nullcontext() if device.type == "cpu" or chosen is None else chosen(device)
+
+
+def is_default_device(mode: object) -> bool:
+    """Whether it is torch.set_default_device, or `with torch.device`, that sees each call."""
+    return isinstance(mode, DeviceContext)
+
+
+def default_device() -> torch.device | None:
+    """The one that was set, if any."""
+    modes = [mode for mode in _get_current_function_mode_stack() if is_default_device(mode)]
+    return modes[-1].device if modes else None
 
 
 def generators(device: torch.device) -> list[torch.Generator]:

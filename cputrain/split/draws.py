@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     States = list[torch.Tensor]
     """Of generators."""
 
-    Fill = Callable[[torch.Size, Order], torch.Tensor]
-    """Makes a tensor of this shape, filled from the default generator in this order."""
+    Fill = Callable[[torch.Size, Order, torch.device], torch.Tensor]
+    """Makes a tensor of this shape on this device, filled from its generator in this order."""
 
 
 class Generators:
@@ -59,6 +59,10 @@ class Divided(Record):
 
     order: Order
     """How it lies in memory. A part with a single sample does not show it."""
+
+    device: torch.device
+    """Where the whole batch draws it. A part elsewhere cannot tell a draw that is made where the
+    model is from one that is always made on the CPU."""
 
 
 class _Draw:
@@ -95,21 +99,25 @@ class Draws:
         """Whether anything else has drawn from the generator; known while dimensions are not."""
         return self._unseen or not self._generators.are(self._after)
 
-    def take(self, part: Part, shape: torch.Size, order: Order, fill: Fill) -> torch.Tensor:
-        """The part's slice of the next draw."""
+    def take(
+        self, part: Part, shape: torch.Size, order: Order, device: torch.device, fill: Fill
+    ) -> torch.Tensor:
+        """The part's slice of the next draw, on the device where the part makes it."""
         number = part.drawn
         part.drawn += 1
-        divided = self._divided(number, part, shape, order)
+        divided = self._divided(number, part, shape, order, device)
         dim = divided.dim
         if dim is None:
-            return self._whole(number, part, shape, divided.order, fill).clone()
+            return self._whole(number, part, shape, divided, fill).clone().to(device)
         rest = shape[dim] * part.size // (part.end - part.begin)
         whole_shape = torch.Size([*shape[:dim], rest, *shape[dim + 1 :]])
-        whole = self._whole(number, part, whole_shape, divided.order, fill)
+        whole = self._whole(number, part, whole_shape, divided, fill)
         each = rest // part.size
-        return whole.narrow(dim, part.begin * each, (part.end - part.begin) * each)
+        return whole.narrow(dim, part.begin * each, (part.end - part.begin) * each).to(device)
 
-    def _divided(self, number: int, part: Part, shape: torch.Size, order: Order) -> Divided:
+    def _divided(
+        self, number: int, part: Part, shape: torch.Size, order: Order, device: torch.device
+    ) -> Divided:
         if self._known is not None:
             if number >= len(self._known):
                 raise PartsDiffer(
@@ -119,18 +127,20 @@ class Draws:
                     do="Train it unsplit.",
                 )
             return self._known[number]
-        own = (part.end - part.begin, shape, order)
+        own = (part.end - part.begin, shape, order, part.device, device)
         everybody = part.meeting.meet(f"draw {number + 1}", part.number, own)
+        at_home = [made for _, _, _, where, made in everybody if where == self.home]
         divided = Divided(
-            dim=divided_dim([one for _, one, _ in everybody], [size for size, _, _ in everybody]),
-            order=max(everybody)[2],
+            dim=divided_dim([one[1] for one in everybody], [one[0] for one in everybody]),
+            order=max(one[:3] for one in everybody)[2],
+            device=at_home[0] if at_home else self.home if device == part.device else device,
         )
         if part.number == 0:
             self.found.append(divided)
         return divided
 
     def _whole(
-        self, number: int, part: Part, shape: torch.Size, order: Order, fill: Fill
+        self, number: int, part: Part, shape: torch.Size, divided: Divided, fill: Fill
     ) -> torch.Tensor:
         with self._lock:
             if number == len(self._draws):
@@ -138,11 +148,11 @@ class Draws:
                 before = self._generators.get()
                 self._unseen |= self._known is None and not self._generators.are(self._after)
                 self._draws.append(_Draw(before, self._parties))
-                self._draws[number].whole = fill(shape, order)
+                self._draws[number].whole = fill(shape, divided.order, divided.device)
                 self._after = self._generators.get()
             draw = self._draws[number]
             if part.number not in draw.waiting or draw.whole is None:
-                return self._again(draw, shape, order, fill)
+                return self._again(draw, shape, divided, fill)
             whole = draw.whole
             draw.waiting.remove(part.number)
             if not draw.waiting:
@@ -156,12 +166,12 @@ class Draws:
             )
         return whole
 
-    def _again(self, draw: _Draw, shape: torch.Size, order: Order, fill: Fill) -> torch.Tensor:
+    def _again(self, draw: _Draw, shape: torch.Size, divided: Divided, fill: Fill) -> torch.Tensor:
         """As it was, for a part that runs a second time: what is recomputed in a backward."""
         now = self._generators.get()
         self._generators.set(draw.states)
         try:
-            return fill(shape, order)
+            return fill(shape, divided.order, divided.device)
         finally:
             self._generators.set(now)
 

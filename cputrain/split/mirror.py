@@ -25,8 +25,8 @@ class Mirror:
     """What stands for some tensors on another device."""
 
     def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        self._tensors = list({id(one): one for one in tensors}.values())
-        self._device = device
+        self._tensors = _each_once(tensors)
+        self._known = _looks(self._tensors)
         self._lock = threading.Lock()
         self._done: ref[object] | None = None
         self.values: dict[int, Tensor] = {}
@@ -45,11 +45,12 @@ class Mirror:
             ]
             there = torch.empty(count, dtype=kind, device=device, pin_memory=pins and not near)
             self._pieces.append((alike, there, here))
-            at = 0
-            for one in alike:
-                part = there.narrow(0, at, one.numel())
-                self.values[id(one)] = _formed(part, one)
-                at += one.numel()
+            ids = (id(one) for one in alike)
+            self.values.update(zip(ids, _cut(there, alike), strict=True))
+
+    def is_of(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these are what it stands for, in the same form still."""
+        return _looks(_each_once(tensors)) == self._known
 
     def update(self, call: object = None) -> None:
         """Send them as they are now; for the same call, once.
@@ -70,6 +71,14 @@ class Mirror:
                 buffers.reverse()
                 self._sent.add(number)
             self._done = None if call is None else ref(call)
+
+
+def _each_once(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(one): one for one in tensors}.values())
+
+
+def _looks(tensors: Sequence[Tensor]) -> list[tuple[object, ...]]:
+    return [(id(one), one.device, one.dtype, one.shape, one.stride()) for one in tensors]
 
 
 def fetched(gradients: Sequence[Tensor | None], home: torch.device) -> list[Tensor | None]:

@@ -52,10 +52,6 @@ class Part:
         self.met = 0
         """How often it has met the others for the sums of a batch norm."""
 
-    def draws_on(self, device: torch.device) -> torch.device:
-        """Where the whole batch would have drawn what this part draws there."""
-        return self.draws.home if device == self.device else device
-
     def sums(self, key: str, *mine: Any) -> list[tuple[Any, ...]]:
         """What every part brings to a meeting, numbers or tensors, here where this part is."""
         if not self.apart:

@@ -48,7 +48,7 @@ def replacements() -> list[tuple[Any, str, Callable[[Own], Own]]]:
     found += [(torch, name, _like) for name in ("rand_like", "randn_like", "randint_like")]
     found += [(torch.Tensor, name, _in_place) for name in IN_PLACE]
     found += [(F, name, _feature_dropout) for name in ("dropout1d", "dropout2d", "dropout3d")]
-    for place in (torch, torch.random):
+    for place in (torch, torch.random, *(getattr(torch, name) for name in FUSED)):
         found += [(place, "get_rng_state", _get_state), (place, "set_rng_state", _set_state)]
     return found
 
@@ -75,16 +75,14 @@ def drawn(part: Part, like: torch.Tensor, fill: Callable[[torch.Tensor], Any]) -
     It is filled in the order in which memory lies, so the whole lies as the part does.
     """
 
-    device = part.draws_on(like.device)
-
-    def whole(shape: torch.Size, order: tuple[int, ...]) -> torch.Tensor:
+    def whole(shape: torch.Size, order: tuple[int, ...], device: torch.device) -> torch.Tensor:
         empty = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=device)
         empty = empty.permute([order.index(dim) for dim in range(len(order))])
         with torch.no_grad():
             fill(empty)
         return empty
 
-    return part.draws.take(part, like.shape, order_of(like), whole).to(like.device)
+    return part.draws.take(part, like.shape, order_of(like), like.device, whole)
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -100,11 +98,11 @@ def contiguous(
 ) -> Any:
     """The part of a tensor that `make` makes for the whole batch, with these options."""
     order = tuple(range(len(shape)))
-    given = options.get("device")
-    device = torch.empty(0, device=given).device
-    if given is not None:
-        options = {**options, "device": part.draws_on(device)}
-    return part.draws.take(part, shape, order, lambda whole, _: make(whole, options)).to(device)
+    device = torch.empty(0, device=options.get("device")).device
+    return part.draws.take(
+        part, shape, order, device,
+        lambda whole, _, there: make(whole, {**options, "device": there}),
+    )  # fmt: skip
 
 
 @_in_part
@@ -206,7 +204,9 @@ def _dropout(own: Own, part: Part) -> Own:
         active = next((one for one in (training, train) if one is not None), True)
         if not active or not 0 < p < 1 or input.numel() == 0:
             return own(input, p, active) if not inplace else own(input, p, active, True)
-        noise = _noise(part, torch.empty_like(input), p, fused=not inplace)
+        if not inplace and part.draws.home.type in FUSED:
+            return input * _kept(part, input, p) * (1 / (1 - p))
+        noise = _noise(part, torch.empty_like(input), p)
         return input.mul_(noise) if inplace else input * noise
 
     return ours
@@ -229,17 +229,20 @@ def _feature_dropout(own: Own, part: Part) -> Own:
     return ours
 
 
-def _noise(part: Part, like: torch.Tensor, p: float, *, fused: bool = False) -> torch.Tensor:
-    """Zeros with this chance, and else what keeps the mean; `fused` as dropout draws them."""
+def _noise(part: Part, like: torch.Tensor, p: float) -> torch.Tensor:
+    """Zeros with this chance, and else what keeps the mean."""
     bernoulli = _torchs(torch.Tensor, "bernoulli_")
+    return drawn(part, like.detach(), lambda empty: bernoulli(empty, 1 - p).div_(1 - p))
+
+
+def _kept(part: Part, like: torch.Tensor, p: float) -> torch.Tensor:
+    """Where fused dropout leaves what it is given: how it draws depends on the type of that."""
 
     def fill(empty: torch.Tensor) -> None:
-        if fused and empty.device.type in FUSED:
-            empty.copy_(torch.native_dropout(torch.ones_like(empty), p, True)[0])
-        else:
-            bernoulli(empty, 1 - p).div_(1 - p)
+        ones = torch.ones_like(empty, dtype=like.dtype)
+        empty.copy_(torch.native_dropout(ones, p, True)[1])
 
-    return drawn(part, like.detach(), fill)
+    return drawn(part, torch.empty_like(like, dtype=torch.bool), fill)
 
 
 @_in_part
@@ -291,14 +294,14 @@ def _attention(own: Own, part: Part) -> Own:
 @_in_part
 def _get_state(_own: Own, part: Part) -> Own:
     # what a checkpoint keeps, and gives back before it runs a part of the model again
-    return lambda: torch.tensor([part.drawn], dtype=torch.int64)
+    return lambda *_, **__: torch.tensor([part.drawn], dtype=torch.int64)
 
 
 @_in_part
 def _set_state(own: Own, part: Part) -> Own:
-    def ours(new_state: torch.Tensor) -> None:
+    def ours(new_state: torch.Tensor, *args: Any, **options: Any) -> None:
         if new_state.dtype != torch.int64:
-            return own(new_state)  # type: ignore[no-any-return]
+            return own(new_state, *args, **options)  # type: ignore[no-any-return]
         part.drawn = int(new_state)
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cputrain.record import Record
 from cputrain.split.batch import divided
-from cputrain.split.choose import median
+from cputrain.split.choose import Limits, median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,17 +103,19 @@ class Fit(Record):
 class Fitted:
     """Shares in which every device is busy for the same time, or the fastest one alone."""
 
-    def __init__(self, members: Sequence[int], home: int, tell: Callable[[Fit], None]) -> None:
-        """So many `members` on each device; the model is on that of number `home`."""
+    def __init__(
+        self, members: Sequence[int], home: Callable[[], int], tell: Callable[[Fit], None]
+    ) -> None:
+        """So many `members` on each device; the model is on that of number `home()`."""
         self._members = tuple(members)
-        self._home = home
+        self._where = home
+        self._home = home()
         self._tell = tell
         self._largest = 0
         self._steps = 0
         self._drifted = 0
         self._short = 0
-        self._most: dict[int, int] = {}
-        """Samples that a device has at most."""
+        self._limits = Limits(len(members))
         self._skip = WARM_UP
         self._trial: Trial | None = None
         self._turn: tuple[int, ...] = ()
@@ -133,6 +135,8 @@ class Fitted:
 
     def sizes(self, size: int, *, trains: bool) -> Sizes:
         """Of each replica."""
+        if self._home != self._where():  # the model has been moved
+            self._home, self.fit, self._trial = self._where(), None, None
         if self.measures and trains and size < SHORTER * self._largest:
             self._short += 1
             if self._short > FEW:  # the largest was one of its own
@@ -151,23 +155,19 @@ class Fitted:
             self._skip = WARM_UP
         return self._of_members(_scaled(self._turn, size))
 
-    def limit(self, member: int, most: int) -> None:
+    def limit(self, member: int, most: int) -> bool:
         """This replica's device has so many for each of its replicas at most."""
         device = 0
         while member >= self._members[device]:
             member -= self._members[device]
             device += 1
-        self._most[device] = most * self._members[device]
+        if not self._limits.set(device, most * self._members[device]):
+            return False
         self._trial = None  # what was measured is not what will be
+        return True
 
-    def _within(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """With no more than fits; the rest is for a device that has no limit."""
-        free = [number for number in range(len(sizes)) if number not in self._most]
-        if not free:
-            return sizes
-        found = [min(size, self._most.get(number, size)) for number, size in enumerate(sizes)]
-        found[self._home if self._home in free else free[0]] += sum(sizes) - sum(found)
-        return tuple(found)
+    def _within(self, sizes: Sizes) -> Sizes:
+        return self._limits.within(sizes, self._home)
 
     def _known(self, size: int) -> tuple[int, ...]:
         """Where nothing is measured."""

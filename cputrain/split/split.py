@@ -169,10 +169,20 @@ class Split(nn.Module):
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._stands_for, *self._asked)
+        return _restored, (type(self), self._stands_for, *self._asked)
 
     def __repr__(self) -> str:
         return f"Split({self._stands_for!r})"
+
+
+def _restored(kind: type[Split], model: nn.Module, devices: Any, *others: Any) -> Split:
+    """One that was kept; of devices that are not here, nothing is left."""
+    try:
+        devices_of(devices)
+    except UsageError as error:
+        warnings.warn(f"cputrain.Split: it is divided on the CPU alone: {error}", stacklevel=2)
+        return kind(model)
+    return kind(model, devices, *others)
 
 
 def splitter_of(
@@ -217,7 +227,11 @@ def among(
     """
     members, seats = seats_among(devices, count)
     each = [device for device, many in zip(devices, members, strict=True) for _ in range(many)]
-    home = home_of(model)
+
+    def at_home() -> int:
+        home = home_of(model)
+        return devices.index(home) if home in devices else 0
+
     choice: Choice
     if shares is not None or len(devices) == 1:
         given = shares or [1.0]
@@ -226,9 +240,7 @@ def among(
         )
     else:
         names = [str(device) for device in devices]
-        choice = Fitted(
-            members, devices.index(home) if home in devices else 0, lambda one: fit(one, names)
-        )
+        choice = Fitted(members, at_home, lambda one: fit(one, names))
     return Splitter(model, {len(seats): seats}, choice, devices=each, tell=tell, say=say)
 
 

@@ -10,14 +10,15 @@ import weakref
 from functools import partial
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
 
 from cputrain.split import batch_norm, random_functions
-from cputrain.split.batch import DIMS, Arguments, divided
-from cputrain.split.call import Call, Whole
+from cputrain.split.batch import DIMS, Arguments
+from cputrain.split.call import Call, States, Whole
 from cputrain.split.check import FEWEST, find_way
 from cputrain.split.compare import CannotSplitError, Way
 from cputrain.split.crew import Alone, crew_of, leave, within
-from cputrain.split.devices import is_elsewhere
+from cputrain.split.devices import is_default_device, is_elsewhere
 from cputrain.split.draws import Draws, Generators
 from cputrain.split.team import Team
 from cputrain.split.views import Mirrors, View, home_of, shape_of
@@ -77,9 +78,8 @@ class Splitter:
         self._falls_back = falls_back
         self._owner = os.getpid()
         self._ways: dict[Any, tuple[int, Way] | None] = {}
-        self._views: dict[Any, _Views] = {}
-        self._most: dict[torch.device, int] = {}
-        """Samples that a replica on a device has at most, where more did not fit."""
+        self._views: dict[Any, list[View]] = {}
+        self._mirrors: dict[torch.device, Mirrors] = {}
         self._tries: dict[Any, int] = {}
         self.refused = ""
         """Why a kind of call is left alone; empty where none is."""
@@ -88,14 +88,14 @@ class Splitter:
 
     def __call__(self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The model's call, divided if that gives the same."""
-        trains = torch.is_grad_enabled() and self._model.training
+        trains = self._trains
         may = self._places and (trains or not self.measures) and self._may() and self._is_for()
         shape = shape_of(self._model) if may else None
         found = None if shape is None else self._way(call, args, options)
         if found is None:
             return call(self._model, *args, **options)
         arguments, way = found
-        sizes = self._fitting(self._choice.sizes(arguments.size, trains=trains))
+        sizes = self._choice.sizes(arguments.size, trains=trains)
         if self._is_undivided(sizes) and not self.measures:
             return call(self._model, *args, **options)
         if not self._falls_back:
@@ -117,18 +117,6 @@ class Splitter:
         return len(having) == 1 and (
             not self._devices or self._devices[having[0]] == home_of(self._model)
         )
-
-    def _fitting(self, sizes: Sizes) -> Sizes:
-        """With no more on a device than has fitted; the rest is for the others."""
-        if not self._most:
-            return sizes
-        limits = [self._most.get(device, sum(sizes)) for device in self._devices]
-        fitting = [min(size, limit) for size, limit in zip(sizes, limits, strict=True)]
-        rest = sum(sizes) - sum(fitting)
-        others = [number for number, device in enumerate(self._devices) if device not in self._most]
-        for number, more in zip(others, divided(rest, [1.0] * len(others)), strict=False):
-            fitting[number] += more
-        return tuple(fitting) if sum(fitting) == sum(sizes) else sizes
 
     def _kept(self, way: Way) -> Callable[[], None]:
         """What puts random numbers and buffers back as they are now."""
@@ -158,6 +146,10 @@ class Splitter:
         return model
 
     @property
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and self._model.training
+
+    @property
     def measures(self) -> bool:
         """Whether it is not known yet how it is divided best."""
         return self._choice.measures
@@ -179,7 +171,7 @@ class Splitter:
             or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
             or _jit.is_tracing()
             or torch._C._len_torch_dispatch_stack()
-            or torch._C._len_torch_function_stack()
+            or any(not is_default_device(mode) for mode in _get_current_function_mode_stack())
             or torch._C._functorch.peek_interpreter_stack() is not None
             or any(map(is_elsewhere, {home_of(self._model), *self._devices}))
         )
@@ -195,7 +187,7 @@ class Splitter:
         first = Arguments(args, options, DIMS[0])
         kind = (
             first.kind, self._model.training, torch.is_grad_enabled(), home_of(self._model),
-            torch.is_autocast_enabled("cpu"),
+            States(home_of(self._model)).casts_to,
         )  # fmt: skip
         if kind not in self._ways:
             if first.size < FEWEST:  # too few to tell: perhaps there are more next time
@@ -252,7 +244,8 @@ class Splitter:
         if again:  # not before nothing of the first is left: its activations fill the memory
             del one
             gc.collect()
-            one, _ = self._call(call, arguments, way, self._fitting(sizes), shape)
+            sizes = self._choice.sizes(arguments.size, trains=self._trains)
+            one, _ = self._call(call, arguments, way, sizes, shape)
             one.forward()
         one.team.write_back()
         self.divided += sum(map(bool, sizes)) > 1
@@ -279,15 +272,11 @@ class Splitter:
 
     def _shrink(self, number: int, sizes: Sizes) -> bool:
         """Have less on a device from now on; once."""
-        device = self._devices[number]
-        if device in self._most or sizes[number] == sum(sizes) == 1:
+        most = sizes[number] // 2
+        if not self._choice.limit(number, most):
             return False
-        self._most[device] = sizes[number] // 2
-        if self._fitting(sizes) == sizes:
-            return False
-        self._choice.limit(number, self._most[device])
         self._say(
-            f"{device} has no memory for {sizes[number]} samples: it has {self._most[device]} at "
+            f"{self._devices[number]} has no memory for {sizes[number]} samples: it has {most} at "
             "most from now on"
         )
         return True
@@ -299,11 +288,8 @@ class Splitter:
         views = self._current((shape, way.changing), way, devices, home)
         numbers = [number for number, size in enumerate(sizes) if size]
         crew = Alone() if len(sizes) == 1 else self._crew(len(sizes)).some(numbers)
-        team = Team(
-            crew, [views.each[number] for number in numbers], home,
-            [devices[number] for number in numbers], list(views.mirrors.values()),
-        )  # fmt: skip
-        return team, numbers
+        mine = [views[number] for number in numbers]
+        return Team(crew, mine, home, [devices[number] for number in numbers]), numbers
 
     def _crew(self, count: int) -> Any:
         enough = min(number for number in self._places if number >= count)
@@ -311,27 +297,23 @@ class Splitter:
 
     def _current(
         self, shape: Any, way: Way, devices: Sequence[torch.device], home: torch.device
-    ) -> _Views:
-        views = self._views.pop(shape, None) or _Views()
+    ) -> list[View]:
+        views = self._views.pop(shape, [])
         self._views[shape] = views  # the last one used is the last one in
         if len(self._views) > SHAPES:
             del self._views[next(iter(self._views))]
-        with torch.inference_mode(False):
-            self._add(views, way, devices, home)
+        with torch.inference_mode(False):  # these are for training, too, whoever calls first
+            for device in devices[len(views) :]:
+                first = device == home and home not in devices[: len(views)]
+                mirrors = None if device == home else self._mirrors_on(device)
+                views.append(View(self._model, way.changing, first=first, mirrors=mirrors))
         return views
 
-    def _add(
-        self, views: _Views, way: Way, devices: Sequence[torch.device], home: torch.device
-    ) -> None:
-        """The views that are missing; these are for training, too, whoever calls first."""
-        for device in devices[len(views.each) :]:
-            mirrors = None
-            if device != home:
-                if device not in views.mirrors:
-                    views.mirrors[device] = Mirrors(self._model, device)
-                mirrors = views.mirrors[device]
-            first = device == home and home not in devices[: len(views.each)]
-            views.each.append(View(self._model, way.changing, first=first, mirrors=mirrors))
+    def _mirrors_on(self, device: torch.device) -> Mirrors:
+        """Those that there are, while the model has the same parameters and buffers."""
+        if device not in self._mirrors or not self._mirrors[device].are_of(self._model):
+            self._mirrors[device] = Mirrors(self._model, device)
+        return self._mirrors[device]
 
 
 def _begin_autograd() -> None:
@@ -345,14 +327,6 @@ def _short(error: Exception) -> str:
     """An error in a line; torch's own can have a hundred."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:LONGEST]}{'…' * (len(text) > LONGEST)}"
-
-
-class _Views:
-    """A model's views, one for each replica, and what those on other devices have in common."""
-
-    def __init__(self) -> None:
-        self.each: list[View] = []
-        self.mirrors: dict[torch.device, Mirrors] = {}
 
 
 _exchanged: list[Any] = []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from cputrain.split.crew import Alone, Crew, Some
     from cputrain.split.meeting import Meeting
-    from cputrain.split.views import Mirrors, View
+    from cputrain.split.views import View
 
 
 class Team:
@@ -29,15 +29,18 @@ class Team:
         views: Sequence[View],
         home: torch.device,
         devices: Sequence[torch.device] = (),
-        mirrors: Sequence[Mirrors] = (),
     ) -> None:
         """By default they compute where the model is."""
         self._crew = crew
         self.views = views
         self.home = home
         self.devices = list(devices) or [home] * len(views)
-        self._mirrors = {one.device: one for one in mirrors}
+        self._mirrors = {
+            view.mirrors.device: view.mirrors for view in views if view.mirrors is not None
+        }
         self.apart = any(device != home for device in self.devices)
+        self.carries = home.type != "cpu" and self.apart
+        """Whether the caller moves what goes from one device to another."""
         self._mine = None
         if home.type != "cpu" and home in self.devices:
             self._mine = self.devices.index(home)
@@ -82,7 +85,7 @@ class Team:
                 sums = [added(pair) for pair in zip(sums, there, strict=True)]
         return sums or []
 
-    def fetched_by(
+    def fetched_of(
         self, number: int, gradients: list[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """A member's gradients: where the model is, if nobody else computes where it does."""

@@ -36,12 +36,47 @@ class Mirrors:
         self.parameters = Mirror(model.parameters(), device)
         self.buffers = Mirror(model.buffers(), device)
 
+    def are_of(self, model: nn.Module) -> bool:
+        """Whether it has the same still."""
+        return self.parameters.is_of(model.parameters()) and self.buffers.is_of(model.buffers())
+
 
 class _Made(dict[int, Any]):
     """What stands for what, by its id."""
 
-    device: torch.device | None = None
-    """Where tensors that are neither parameters nor buffers are needed, if not where they are."""
+    def __init__(self, home: torch.device, device: torch.device) -> None:
+        super().__init__()
+        self._home = home
+        self._device = device
+        self.loose: list[_Loose] = []
+
+    def moves(self, value: torch.Tensor) -> bool:
+        """Whether this one, no parameter and no buffer, is needed elsewhere than it is."""
+        return self._home != self._device and value.device == self._home
+
+    def moved(self, value: torch.Tensor) -> torch.Tensor:
+        """The same where it is needed."""
+        self.loose.append(_Loose(value, self._device))
+        return self.loose[-1].copied
+
+
+class _Loose:
+    """A tensor that a module has, and that is neither a parameter nor a buffer, elsewhere."""
+
+    def __init__(self, value: torch.Tensor, device: torch.device) -> None:
+        self._value = value
+        self._version = self._now()
+        self.copied = value.detach().to(device)
+
+    def _now(self) -> int | None:
+        return None if self._value.is_inference() else self._value._version
+
+    def refresh(self) -> None:
+        """As it is now, if it was written to."""
+        now = self._now()
+        if now is None or now != self._version:
+            self.copied.copy_(self._value)
+            self._version = now
 
 
 class View:
@@ -62,8 +97,9 @@ class View:
         `exactly`, it is in float64, with memory of its own; it is on a `device` other than the
         model's either so, or by `mirrors` of it.
         """
-        made = _Made()
-        made.device = mirrors.device if mirrors is not None else device
+        self.mirrors = mirrors
+        home = home_of(model)
+        made = _Made(home, mirrors.device if mirrors is not None else device or home)
         for parameter in model.parameters():
             value = None if mirrors is None else mirrors.parameters.values[id(parameter)]
             if exactly or device is not None:
@@ -83,13 +119,16 @@ class View:
                 made[id(buffer)] = source
         self._own = own
         self.model: nn.Module = _viewed(model, made)
+        self._loose = made.loose
         self.parameters = [made[id(parameter)] for parameter in model.parameters()]
 
     def refresh(self) -> None:
-        """Buffers that change in a forward begin as the model's."""
+        """Buffers that change in a forward begin as the model's; other tensors are as they are."""
         with torch.no_grad():
             for mine, source, _ in self._own:
                 mine.copy_(source)
+            for one in self._loose:
+                one.refresh()
 
     def write_back(self) -> None:
         """The model's buffers become what a forward has made of these."""
@@ -109,8 +148,8 @@ def _viewed(value: Any, made: _Made) -> Any:
         return made[id(value)]
     if isinstance(value, nn.Module):
         return _module(value, made)
-    if type(value) is torch.Tensor and made.device not in (None, value.device):
-        made[id(value)] = value.detach().to(made.device)
+    if type(value) is torch.Tensor and made.moves(value):
+        made[id(value)] = made.moved(value)
         return made[id(value)]
     if isinstance(value, nn.Parameter):
         alias = nn.Parameter(value.detach(), value.requires_grad)

@@ -14,7 +14,7 @@ SIZE = 256
 def after(costs, *, members=None, home=0, noise=0.0, seed=0, beyond=0.0, size=SIZE):
     """What is found, and in how many steps, where devices take so long."""
     told = []
-    choice = Fitted(members or [1] * len(costs), home, told.append)
+    choice = Fitted(members or [1] * len(costs), lambda: home, told.append)
     steps = train(choice, costs, lambda: told, noise=noise, seed=seed, beyond=beyond, size=size)
     return choice, told[-1], steps
 
@@ -136,7 +136,7 @@ def test_other_batches_have_shares_of_their_own():
 def test_shares_are_fitted_again_when_they_have_drifted():
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     told = []
-    choice = Fitted([1, 1], 0, told.append)
+    choice = Fitted([1, 1], lambda: 0, told.append)
     train(choice, costs, lambda: told)
     before = choice.sizes(SIZE, trains=True)
     for _ in range(500):  # nothing has changed
@@ -153,7 +153,7 @@ def test_shares_are_fitted_again_when_they_have_drifted():
 def test_batches_of_all_sizes_come_to_an_end():
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     told = []
-    choice = Fitted([1, 1], 0, told.append)
+    choice = Fitted([1, 1], lambda: 0, told.append)
     generator = random.Random(0)
     for step in range(400):
         size = generator.randint(1, 60) + step // 10
@@ -170,14 +170,14 @@ def test_batches_of_all_sizes_come_to_an_end():
 def test_a_first_batch_that_is_larger_than_the_rest_is_forgotten():
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     told = []
-    choice = Fitted([1, 1], 0, told.append)
+    choice = Fitted([1, 1], lambda: 0, told.append)
     choice.sizes(400, trains=True)
     train(choice, costs, lambda: told, size=100)
     assert choice.sizes(100, trains=True)[0] == pytest.approx(50, abs=2)
 
 
 def test_batches_with_fewer_samples_than_devices_are_not_measured():
-    choice = Fitted([1] * 4, 1, lambda _: None)
+    choice = Fitted([1] * 4, lambda: 1, lambda _: None)
     assert choice.sizes(3, trains=True) == (0, 3, 0, 0)
 
 
@@ -185,7 +185,7 @@ def test_batches_with_fewer_samples_than_devices_are_not_measured():
 def test_a_device_with_little_memory_has_what_fits(after_steps):
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.0002)]
     told = []
-    choice = Fitted([1, 2], 0, told.append)
+    choice = Fitted([1, 2], lambda: 0, told.append)
     for _ in range(after_steps):
         sizes = choice.sizes(SIZE, trains=True)
         if choice.listens:
