@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
+    from cputrain.split.again import Attempts
     from cputrain.split.batch import Arguments, Together
     from cputrain.split.draws import Draws
     from cputrain.split.team import Team
@@ -51,9 +52,13 @@ class Call:
         arguments: Arguments,
         sizes: Sequence[int],
         draws: Draws,
+        states: States | None = None,
         took: Callable[[float, Sequence[float]], None] | None = None,
     ) -> None:
-        """With `took`, told how long it was: in all, and each part without waiting for others."""
+        """In these `states`, or the caller's.
+
+        With `took`, told how long it was: in all, and each part without waiting for others.
+        """
         self.team = team
         self._call = call
         self._arguments = arguments
@@ -69,7 +74,7 @@ class Call:
         self._took = took
         self._seconds = 0.0
         self._busy = [0.0] * len(sizes)
-        self._states = States(team.home)
+        self._states = States(team.home) if states is None else states
         self._inputs: list[list[torch.Tensor]] = []
         self._outputs: list[list[Any]] = []
         self.outputs: list[list[Any]] = []
@@ -140,6 +145,10 @@ class Call:
         except torch.OutOfMemoryError:
             self.too_large = part.number
             raise
+
+    def forget(self) -> None:
+        """Nothing that a backward would need is needed any more."""
+        self._inputs, self._outputs, self.outputs = [], [], []
 
     @property
     def has_graph(self) -> bool:
@@ -322,8 +331,11 @@ class Whole(torch.autograd.Function):
     """The call, as one step in the caller's graph."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, together: Together, *_: torch.Tensor) -> tuple[Any, ...]:
-        ctx.call, ctx.together = call, together
+    def forward(
+        ctx: Any, attempts: Attempts, together: Together, *_: torch.Tensor
+    ) -> tuple[Any, ...]:
+        ctx.attempts, ctx.together = attempts, together
+        call = attempts.call
         ctx.set_materialize_grads(False)
         leaves = together.put(call.outputs)
         tensors = [
@@ -349,5 +361,5 @@ class Whole(torch.autograd.Function):
             if gradient is not None
         ]
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        found = ctx.call.backward(given, ctx.needs_input_grad[2:], keep=keep)
+        found = ctx.attempts.backward(given, ctx.needs_input_grad[2:], keep=keep)
         return None, None, *found

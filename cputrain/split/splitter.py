@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
-import traceback
 import weakref
 from functools import partial
 
@@ -13,13 +11,14 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from cputrain.split import batch_norm, random_functions
+from cputrain.split.again import Again, Attempts, Kept
 from cputrain.split.batch import DIMS, Arguments
 from cputrain.split.call import Call, States, Whole
 from cputrain.split.check import FEWEST, find_way
 from cputrain.split.compare import CannotSplitError, Way
 from cputrain.split.crew import Alone, crew_of, leave, within
 from cputrain.split.devices import is_default_device, is_elsewhere
-from cputrain.split.draws import Draws, Generators
+from cputrain.split.draws import Draws
 from cputrain.split.team import Team
 from cputrain.split.views import Mirrors, View, home_of, shape_of
 
@@ -100,12 +99,12 @@ class Splitter:
             return call(self._model, *args, **options)
         if not self._falls_back:
             return self._divided(call, arguments, way, sizes, shape)
-        put_back = self._kept(way)
+        before = Kept(self._model, way.changing)
         try:
             return self._divided(call, arguments, way, sizes, shape)
         except Exception as error:  # the model's own, which the whole raises again; or ours
             fault = _short(error)
-        put_back()
+        before.put_back()
         whole = call(self._model, *args, **options)
         self.use_only(0)
         self._refuse(fault)
@@ -117,23 +116,6 @@ class Splitter:
         return len(having) == 1 and (
             not self._devices or self._devices[having[0]] == home_of(self._model)
         )
-
-    def _kept(self, way: Way) -> Callable[[], None]:
-        """What puts random numbers and buffers back as they are now."""
-        generators = Generators(home_of(self._model))
-        states = generators.get()
-        kept = [
-            (buffer, buffer.clone())
-            for name, buffer in self._model.named_buffers()
-            if name in way.changing
-        ]
-
-        def put_back() -> None:
-            generators.set(states)
-            for buffer, value in kept:
-                buffer.copy_(value)
-
-        return put_back
 
     def _refuse(self, reason: str) -> None:
         self.refused = reason
@@ -227,69 +209,65 @@ class Splitter:
     def _divided(
         self, call: Calls, arguments: Arguments, way: Way, sizes: Sizes, shape: Any
     ) -> Any:
-        """Once more with less on a device whose memory is not enough."""
-        put_back = self._kept(way) if self._devices else None
-        one, numbers = self._call(call, arguments, way, sizes, shape)
-        again = False
-        try:
-            one.forward()
-        except torch.OutOfMemoryError as error:
-            if put_back is None or one.too_large is None:
-                raise
-            put_back()
-            if not self._shrink(numbers[one.too_large], sizes):
-                raise
-            traceback.clear_frames(error.__traceback__)
-            again = True
-        if again:  # not before nothing of the first is left: its activations fill the memory
-            del one
-            gc.collect()
-            sizes = self._choice.sizes(arguments.size, trains=self._trains)
-            one, _ = self._call(call, arguments, way, sizes, shape)
-            one.forward()
-        one.team.write_back()
+        states = States(home_of(self._model))
+        make = partial(self._call, call, arguments, way, shape, states)
+        again = None
+        if self._devices:
+            smaller = partial(self._smaller, trains=self._trains)
+            again = Again(self._model, way.changing, arguments.leaves, smaller)
+        one = Attempts(make, sizes, again)
+        one.forward()
+        done = one.call
+        done.team.write_back()
         self.divided += sum(map(bool, sizes)) > 1
         wanted = [arguments.leaves[number] for number in arguments.differentiable]
-        leaves = one.outputs[0]
-        if one.has_graph:
+        leaves = done.outputs[0]
+        if done.has_graph:
             apply: Any = Whole.apply
             found = iter(apply(one, way.together, *wanted, *self._model.parameters()))
             whole = [next(found) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         else:
-            whole = way.together.put(one.outputs)
+            whole = way.together.put(done.outputs)
         return way.together.built(whole)
 
     def _call(
-        self, call: Calls, arguments: Arguments, way: Way, sizes: Sizes, shape: Any
-    ) -> tuple[Call, list[int]]:
-        """All that the forward needs; who is in it."""
-        team, numbers = self._team(sizes, way, shape)
+        self,
+        call: Calls,
+        arguments: Arguments,
+        way: Way,
+        shape: Any,
+        states: States,
+        sizes: Sizes,
+    ) -> Call:
+        """All that the forward needs."""
+        team = self._team(sizes, way, shape)
         team.refresh()
         took = partial(self._choice.took, sizes) if self._choice.listens else None
-        each = [sizes[number] for number in numbers]
+        each = [size for size in sizes if size]
         draws = Draws(len(each), way.draws, team.home)
-        return Call(team, call, arguments, each, draws, took), numbers
+        return Call(team, call, arguments, each, draws, states, took)
 
-    def _shrink(self, number: int, sizes: Sizes) -> bool:
-        """Have less on a device from now on; once."""
-        most = sizes[number] // 2
+    def _smaller(self, sizes: Sizes, part: int, *, trains: bool) -> Sizes | None:
+        """With less for a device from now on; once."""
+        number = [number for number, size in enumerate(sizes) if size][part]
+        size, most = sizes[number], sizes[number] // 2
         if not self._choice.limit(number, most):
-            return False
+            return None
         self._say(
-            f"{self._devices[number]} has no memory for {sizes[number]} samples: it has {most} at "
-            "most from now on"
+            f"{self._devices[number]} has no memory for {size} samples: it has {most} at most "
+            "from now on"
         )
-        return True
+        return self._choice.sizes(sum(sizes), trains=trains)
 
-    def _team(self, sizes: Sizes, way: Way, shape: Any) -> tuple[Team, list[int]]:
-        """Who has samples; their numbers."""
+    def _team(self, sizes: Sizes, way: Way, shape: Any) -> Team:
+        """Who has samples."""
         home = home_of(self._model)
         devices = self._devices or (home,) * len(sizes)
         views = self._current((shape, way.changing), way, devices, home)
         numbers = [number for number, size in enumerate(sizes) if size]
         crew = Alone() if len(sizes) == 1 else self._crew(len(sizes)).some(numbers)
         mine = [views[number] for number in numbers]
-        return Team(crew, mine, home, [devices[number] for number in numbers]), numbers
+        return Team(crew, mine, home, [devices[number] for number in numbers])
 
     def _crew(self, count: int) -> Any:
         enough = min(number for number in self._places if number >= count)

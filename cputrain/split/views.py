@@ -65,15 +65,12 @@ class _Loose:
 
     def __init__(self, value: torch.Tensor, device: torch.device) -> None:
         self._value = value
-        self._version = self._now()
+        self._version = version_of(value)
         self.copied = value.detach().to(device)
-
-    def _now(self) -> int | None:
-        return None if self._value.is_inference() else self._value._version
 
     def refresh(self) -> None:
         """As it is now, if it was written to."""
-        now = self._now()
+        now = version_of(self._value)
         if now is None or now != self._version:
             self.copied.copy_(self._value)
             self._version = now
@@ -148,7 +145,7 @@ def _viewed(value: Any, made: _Made) -> Any:
         return made[id(value)]
     if isinstance(value, nn.Module):
         return _module(value, made)
-    if type(value) is torch.Tensor and made.moves(value):
+    if _is_plain_tensor(value) and made.moves(value):
         made[id(value)] = made.moved(value)
         return made[id(value)]
     if isinstance(value, nn.Parameter):
@@ -216,11 +213,28 @@ def _container(value: Any, made: _Made) -> Any:
 
 
 def is_plain(parameter: torch.Tensor) -> bool:
-    """Whether it is a parameter like any other: on a device written in Python, a class of its."""
+    """Whether it is a parameter like any other."""
     return type(parameter) is nn.Parameter or (
-        isinstance(parameter, nn.Parameter)
-        and parameter.device.type == torch._C._get_privateuse1_backend_name()
+        isinstance(parameter, nn.Parameter) and _is_of_its_device(parameter)
     )
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return type(value) is torch.Tensor or (
+        isinstance(value, torch.Tensor)
+        and not isinstance(value, nn.Parameter)
+        and _is_of_its_device(value)
+    )
+
+
+def _is_of_its_device(tensor: torch.Tensor) -> bool:
+    """Whether it is of a class because its device, written in Python, has one."""
+    return tensor.device.type == torch._C._get_privateuse1_backend_name()
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Another one whenever it was written to; None where torch does not count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def home_of(model: nn.Module) -> torch.device:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -80,17 +82,126 @@ def test_the_model_may_be_on_another_device(kind, replicas, shares):
     model, twin, batch = both(kind)
     model.eval() if kind == "sequences first" else None
     twin.train(model.training)
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        twin.to("other")
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    split = Split(twin, ("other", "cpu"), replicas, shares)
+    split = Split(other_device.moved(twin), ("other", "cpu"), replicas, shares)
     for _ in range(2):
         assert farthest(model, Moved(split), batch(10)) <= 1e-12
     assert split.why_not == ""
     assert split.calls_divided == 2
     assert all(parameter.grad.device.type == "other" for parameter in split.parameters())
+
+
+def test_nobody_but_the_caller_waits_for_the_models_device():
+    """What a replica on the CPU asked of it would wait for all that it has to do."""
+    _, twin, batch = both("unet")
+    split = Split(other_device.moved(twin), ("other", "cpu"), replicas=2, shares=(1, 2))
+    x = batch(12)
+    split(x.to("other")).sum().backward()  # the first call is also tried with a few samples
+    other_device.threads.clear()
+    split(x.to("other")).sum().backward()
+    assert split.calls_divided == 2
+    assert not [name for name in other_device.threads if "cputrain" in name]
+
+
+class Elsewhere(nn.Module):
+    """Works with tensors that are where they are for a reason."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.table = torch.ones(4)
+        self.seen = []
+
+    def forward(self, batch, lengths):
+        self.seen.append((batch.device.type, lengths.device.type, self.table.device.type))
+        return self.layer(batch) * lengths.sum().item() + self.table
+
+
+def test_only_what_is_where_the_model_is_goes_with_the_parts():
+    model = Elsewhere()
+    split = Split(other_device.moved(copy.deepcopy(model)), ("other", "cpu"), shares=(1, 1))
+    split.table = split.table.to("other")
+    x, lengths = torch.randn(8, 4), torch.tensor(3.0)
+    for factor in (1, 2):
+        for one in (model, split):
+            one.table.mul_(factor)
+        torch.testing.assert_close(split(x.to("other"), lengths).cpu(), model(x, lengths))
+    assert split.calls_divided == 2
+    assert set(split.seen) == {("other", "cpu", "other"), ("cpu", "cpu", "cpu")}
+
+
+class Noise(nn.Module):
+    """Draws here and there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, batch):
+        here = torch.rand(len(batch), 1)
+        return self.layer(batch) + here.to(batch.device) + torch.rand_like(batch)
+
+
+def test_a_draw_is_made_where_the_whole_batch_makes_it():
+    split = Split(other_device.moved(Noise()), ("other", "cpu"), shares=(1, 1))
+    split(torch.randn(8, 4).to("other"))
+    ((_, way),) = split._splitter._ways.values()
+    assert [draw.device.type for draw in way.draws] == ["cpu", "other"]
+
+
+@pytest.mark.usefixtures("exactly")
+def test_the_default_device_is_each_parts_own():
+    class Ones(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, batch):
+            return self.layer(batch) + torch.ones(4)
+
+    split = Split(Ones(), ("other", "cpu"), shares=(1, 1))
+    torch.set_default_device("cpu")
+    try:
+        x = torch.randn(8, 4)
+        torch.testing.assert_close(split(x), split._stands_for(x))
+    finally:
+        torch.set_default_device(None)
+    assert split.calls_divided == 1
+
+
+def test_a_model_may_be_moved():
+    model = nn.Linear(4, 4)
+    split = Split(model, ("other", "cpu"), shares=(1, 1))
+    x = torch.randn(8, 4)
+    expected = split(x)
+    other_device.moved(split)
+    torch.testing.assert_close(split(x.to("other")).cpu(), expected)
+    assert split.calls_divided == 2
+
+
+def test_one_that_was_kept_is_read_where_the_device_is_missing(tmp_path):
+    kept = tmp_path / "split.pt"
+    torch.save(Split(nn.Linear(4, 2), ("other", "cpu"), 3), kept)
+    read = (
+        "import sys, torch\n"
+        "split = torch.load(sys.argv[1], weights_only=False)\n"
+        "print(type(split).__name__, split(torch.ones(8, 4)).shape)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", read, str(kept)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "Split torch.Size([8, 2])\n"
+    assert "on the CPU alone" in found.stderr
+
+
+def test_train_and_eval_have_one_copy_of_the_parameters():
+    split = Split(nn.Linear(4, 2), ("other", "cpu"), shares=(1, 1))
+    x = torch.randn(8, 4)
+    split(x).sum().backward()
+    split.eval()
+    split(x)
+    views = list(split._splitter._views.values())
+    assert len(views) == 2
+    assert len({id(view.mirrors) for each in views for view in each if view.mirrors}) == 1
 
 
 def test_losses_are_those_of_the_whole_batch():
@@ -134,6 +245,70 @@ def test_less_is_given_to_a_device_without_memory(capsys):
     assert farthest(model, split, batch(40)) <= 1e-12
 
 
+class Hungry(torch.autograd.Function):
+    """Has no memory for a gradient of more than so many samples there.
+
+    (The device's own operations cannot tell: an error in Python is the end of torch's backward.)
+    """
+
+    most = 1000
+
+    @staticmethod
+    def forward(_ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx, gradient):
+        if gradient.device.type == "other" and len(gradient) > Hungry.most:
+            raise torch.OutOfMemoryError("other has no memory for a gradient")
+        return gradient
+
+
+class Hungered(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, batch):
+        return Hungry.apply(self.inner(batch))
+
+
+@pytest.mark.usefixtures("exactly")
+@pytest.mark.parametrize("there", [False, True])
+def test_less_is_given_in_a_backward_as_well(capsys, monkeypatch, there):
+    make, batch = MODELS["resnet"]
+    model = Hungered(make())
+    model.inner[7].p = 0.0 if there else 0.2  # (torch's dropout does not run there)
+    twin = copy.deepcopy(model)
+    split = Split(other_device.moved(twin) if there else twin, ("other", "cpu"), shares=(1, 1))
+    x = batch(40)
+    found = []
+    for one in (model, split):
+        torch.manual_seed(1)
+        loss = one(x.to("other") if one is split and there else x).square().mean()
+        monkeypatch.setattr(Hungry, "most", 15)
+        noise = torch.rand(1)  # what is drawn meanwhile is not drawn once more
+        loss.backward()
+        found.append((loss.item(), noise.item(), torch.rand(1).item()))
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    assert "it has 10 at most" in capsys.readouterr().err
+    for a, b in zip(model.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad.cpu(), rtol=1e-11, atol=1e-11)
+    for a, b in zip(model.buffers(), split.buffers(), strict=True):
+        torch.testing.assert_close(a, b.cpu())
+
+
+def test_weights_that_changed_are_not_computed_with_again(monkeypatch):
+    model = Hungered(nn.Linear(4, 4))
+    split = Split(model, ("other", "cpu"), shares=(1, 1))
+    loss = split(torch.randn(8, 4)).square().mean()
+    monkeypatch.setattr(Hungry, "most", 1)
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    with pytest.raises(torch.OutOfMemoryError, match="other has no memory"):
+        loss.backward()
+
+
 def test_an_error_on_a_device_is_raised_and_leaves_the_others():
     class Fails(nn.Module):
         def __init__(self):
@@ -155,6 +330,14 @@ def test_an_error_on_a_device_is_raised_and_leaves_the_others():
     split.fails = False
     split(torch.ones(8, 4)).sum().backward()
     assert split.calls_divided == 2
+
+
+def test_a_buffer_elsewhere_is_told():
+    model = nn.Linear(4, 4)
+    model.register_buffer("scale", torch.ones(4).to("other"))
+    split = Split(model, ("other", "cpu"), shares=(1, 1))
+    with pytest.warns(UserWarning, match="has a buffer on other:0"):
+        split(torch.ones(8, 4))
 
 
 def test_what_does_not_work_there_is_left_alone():

@@ -6,6 +6,7 @@ operation on tensors of two devices, and more memory than there is.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ class Limits:
 
     elements: float = float("inf")
     """Of the largest tensor that an operation may make."""
+
+
+threads: set[str] = set()
+"""Who has asked something of it."""
 
 
 class OnOther(torch.Tensor):
@@ -48,6 +53,7 @@ class OnOther(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        threads.add(threading.current_thread().name)
         options = dict(kwargs or {})
         leaves = tree.tree_leaves((args, options))
         host = [one for one in leaves if isinstance(one, torch.Tensor) and type(one) is not cls]
@@ -89,6 +95,15 @@ def _empty_strided(size: Any, stride: Any, dtype: Any = None, *_: Any, **__: Any
 def _copy_from(source: Any, target: Any, _non_blocking: bool = False) -> Any:
     _held(target).copy_(_held(source))
     return target
+
+
+def moved(model: torch.nn.Module) -> torch.nn.Module:
+    """The model there."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return model.to(NAME)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
 
 
 _library: list[torch.library.Library] = []

@@ -8,6 +8,8 @@ import torch.nn.functional as F  # noqa: N812  (as torch's own documentation has
 from torch import nn
 
 from cputrain import Split
+from cputrain.split import random_functions
+from cputrain.split.part import part_here
 
 
 class Draws(nn.Module):
@@ -117,3 +119,44 @@ def test_a_forward_that_draws_more_often_than_it_did_says_so():
     times[0] = 2
     with pytest.raises(RuntimeError, match="as many random numbers in every forward; found draw 2"):
         split(x)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_fused_dropout_scales_what_it_keeps_as_torch_does(monkeypatch, kind):
+    """Each number is rounded once, and the scale is not: so do GPUs, which have such a kernel."""
+    monkeypatch.setattr(random_functions, "FUSED", ("cpu",))
+
+    def drops(x):
+        if part_here() is None:
+            kept = torch.native_dropout(torch.ones_like(x, dtype=kind), 0.3, True)[1]
+            return (x.to(kind).float() * kept * (1 / 0.7)).to(kind)
+        return F.dropout(x.to(kind), 0.3)
+
+    x = torch.randn(64, 6)
+    split = Split(Draws(drops), replicas=2)
+    split(x)
+    torch.manual_seed(1)
+    whole = drops(x)
+    torch.manual_seed(1)
+    assert torch.equal(split(x).detach().to(kind), whole)
+    assert split.calls_divided == 2
+
+
+def test_the_state_of_a_devices_generator_is_the_parts_own():
+    """A checkpoint keeps it, and others draw from that generator meanwhile."""
+
+    def twice(x):
+        state = torch.cuda.get_rng_state("cuda") if part_here() is not None else None
+        first = torch.rand_like(x)
+        if state is None:
+            return first
+        torch.cuda.set_rng_state(state, device="cuda")
+        return (first + torch.rand_like(x)) / 2
+
+    x = torch.randn(8, 6)
+    split = Split(Draws(twice), replicas=2)
+    torch.manual_seed(1)
+    whole = twice(x)
+    torch.manual_seed(1)
+    assert torch.equal(split(x), whole)
+    assert split.calls_divided == 1

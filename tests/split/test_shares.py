@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from cputrain.split.choose import Asked
 from cputrain.split.shares import GAIN, Cost, Fitted, balanced, fitted
 
 SIZE = 256
@@ -196,6 +197,26 @@ def test_a_device_with_little_memory_has_what_fits(after_steps):
     if choice.measures:
         train(choice, costs, lambda: told)
         assert choice.sizes(SIZE, trains=True) == (SIZE - 80, 40, 40)
+
+
+def test_a_model_that_is_moved_is_measured_anew():
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    told, at = [], [0]
+    choice = Fitted([1, 1], lambda: at[0], told.append)
+    train(choice, costs, lambda: told)
+    assert not choice.measures
+    at[0] = 1
+    assert choice.sizes(SIZE, trains=True) == (0, SIZE)
+    assert choice.measures
+
+
+def test_a_limit_is_set_once_and_never_to_all():
+    choice = Asked([1.0, 1.0])
+    assert choice.limit(0, 3)
+    assert choice.sizes(10, trains=True) == (3, 7)
+    assert not choice.limit(0, 1)
+    assert not choice.limit(1, 2)
+    assert choice.sizes(4, trains=True) == (2, 2)
 
 
 def test_a_line_is_found_through_points_of_noise():

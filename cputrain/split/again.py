@@ -1,0 +1,133 @@
+"""A call once more, with less on a device whose memory was not enough for its part.
+
+In its forward, or in its backward: then the forward comes first once more, with the random numbers
+that it had, and nothing of it is seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+
+import torch
+
+from cputrain.split.draws import Generators
+from cputrain.split.views import home_of, shape_of, version_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from torch import nn
+
+    from cputrain.split.call import Call
+    from cputrain.split.choose import Sizes
+
+
+class Kept:
+    """Random numbers and some buffers of a model, as they are now."""
+
+    def __init__(self, model: nn.Module, changing: frozenset[str]) -> None:
+        self._generators = Generators(home_of(model))
+        self._states = self._generators.get()
+        self._buffers = [
+            (buffer, buffer.clone()) for name, buffer in model.named_buffers() if name in changing
+        ]
+
+    def put_back(self) -> None:
+        """Have them so again."""
+        self._generators.set(self._states)
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+
+
+class Again:
+    """What it takes to make a call again, as long as nothing of it has changed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        changing: frozenset[str],
+        inputs: Sequence[Any],
+        smaller: Callable[[Sizes, int], Sizes | None],
+    ) -> None:
+        """`smaller` gives less to a device from now on, that of the part of this number: what
+        each has then, or None if that cannot be."""
+        self._model = model
+        self._changing = changing
+        self._inputs = [one for one in inputs if isinstance(one, torch.Tensor)]
+        self.smaller = smaller
+        self.before = self.now()
+        self._known = self._look()
+
+    def now(self) -> Kept:
+        """What a forward changes."""
+        return Kept(self._model, self._changing)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a forward would be the same still."""
+        return self._look() == self._known
+
+    def _look(self) -> tuple[Any, ...]:
+        tensors = [*self._model.parameters(), *self._inputs]
+        return shape_of(self._model), [version_of(one) for one in tensors]
+
+
+class Attempts:
+    """A call: the first one, or the one that was made again."""
+
+    def __init__(
+        self, make: Callable[[Sizes], Call], sizes: Sizes, again: Again | None = None
+    ) -> None:
+        self._make = make
+        self._sizes = sizes
+        self._again = again
+        self.call = make(sizes)
+
+    def forward(self) -> None:
+        """Run every part."""
+        try:
+            return self.call.forward()
+        except torch.OutOfMemoryError as error:
+            if not self._gives_less(error):
+                if self._again is not None:  # it is as if nothing had been
+                    self._again.before.put_back()
+                raise
+        return self._once_more()
+
+    def backward(self, *args: Any, keep: bool) -> list[torch.Tensor | None]:
+        """As of the call."""
+        try:
+            return self.call.backward(*args, keep=keep)
+        except torch.OutOfMemoryError as error:
+            if not self._gives_less(error):
+                raise
+        assert self._again is not None
+        now = self._again.now()
+        try:
+            self._once_more()
+        finally:
+            now.put_back()
+        return self.call.backward(*args, keep=keep)
+
+    def _gives_less(self, error: torch.OutOfMemoryError) -> bool:
+        """Whether it did; then nothing is left of the call that fills the memory."""
+        if self._again is None or self.call.too_large is None or not self._again.is_possible:
+            return False
+        sizes = self._again.smaller(self._sizes, self.call.too_large)
+        if sizes is None:
+            return False
+        self._sizes = sizes
+        self.call.forget()
+        traceback.clear_frames(error.__traceback__)
+        return True
+
+    def _once_more(self) -> None:
+        assert self._again is not None
+        gc.collect()
+        self._again.before.put_back()
+        self.call = self._make(self._sizes)
+        self.call.forward()
