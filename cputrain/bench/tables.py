@@ -29,8 +29,6 @@ if TYPE_CHECKING:
         """What one case found."""
 
         @property
-        def title(self) -> str: ...
-        @property
         def left_out(self) -> Mapping[str, str]: ...
 
 
@@ -49,27 +47,31 @@ def measured(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
 
 
 def page(
-    machine: str, versions: Mapping[str, str], tables: Sequence[tuple[Case, Table]], reading: str
+    machine: str,
+    versions: Mapping[str, str],
+    tables: Sequence[tuple[str, Table, str]],
+    reading: str,
 ) -> str:
-    """Markdown: the machine, a table for each case, and how to read them."""
+    """Markdown: the machine, a table for each case with what stands above it and below, and how
+    to read them."""
     lines = [f"{machine}; {', '.join(f'{name} {one}' for name, one in versions.items())}", ""]
-    for case, (head, rows) in tables:
+    for title, (head, rows), note in tables:
         lines += [
-            f"### {case.title[0].upper()}{case.title[1:]}",
+            f"### {title[0].upper()}{title[1:]}",
             "",
             line(head),
             "| --- |" + " ---: |" * (len(head) - 1),
             *(line(row) for row in rows),
             "",
         ]
-        lines += [f"{absent(case)}\n"] if case.left_out else []
+        lines += [f"{note}\n"] if note else []
     return "\n".join([*lines, reading, ""])
 
 
-def absent(case: Case) -> str:
-    """Who took no part in a case, and why."""
+def below(case: Case) -> str:
+    """Who took no part in a case, and why; empty if all did."""
     told = "; ".join(f"{name} ({reason})" for name, reason in case.left_out.items())
-    return f"Left out: {told}."
+    return f"Left out: {told}." if told else ""
 
 
 def spread(side: Timed) -> str:

@@ -344,10 +344,9 @@ def _pools(named: list[str], values: dict[str, str]) -> PoolComparison:
     from cputrain.bench.pools import compare_pools
 
     named = named + [name for name in values.get("--cases", "").split(",") if name]
-    given = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
     return compare_pools(
         named,
-        rounds=_repeats(values[given], given) if given else 5,
+        rounds=_rounds(values),
         processes=_repeats(values["--processes"], "--processes", "2")
         if "--processes" in values
         else None,
@@ -358,13 +357,17 @@ def _pools(named: list[str], values: dict[str, str]) -> PoolComparison:
 def _devices(named: list[str], values: dict[str, str]) -> DeviceComparison:
     from cputrain.bench.devices import compare_devices
 
-    given = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
     return compare_devices(
         named,
         devices=[one for one in values.get("--devices", "cuda,cpu").split(",") if one],
-        rounds=_repeats(values[given], given) if given else 5,
+        rounds=_rounds(values),
         quick="--quick" in values,
     )
+
+
+def _rounds(values: dict[str, str]) -> int:
+    given = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
+    return _repeats(values[given], given) if given else 5
 
 
 def _show_tables(
@@ -376,8 +379,8 @@ def _show_tables(
     for case in comparison.cases:
         head, rows = bench.case_table(case)
         show_table(out, head, rows, title=case.title)
-        if case.left_out:
-            print(f"{bench.absent(case)}\n")
+        if note := bench.below(case):
+            print(f"{note}\n")
     print(bench.reading(comparison))
 
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 import torch
 
-from cputrain.bench.pools import CASES, absent, case_table, compare_pools, comparison, tasks
+from cputrain.bench import child
+from cputrain.bench.pools import CASES, below, case_table, compare_pools, comparison, tasks
 from cputrain.bench.pools.cases import Case, case_called, cases
 from cputrain.bench.pools.comparison import compared, summarise
 from cputrain.bench.pools.contenders import CONTENDERS, Contender, Ways
@@ -128,7 +129,7 @@ def test_a_library_that_is_not_installed_is_left_out_with_the_way_to_install_it(
     only(monkeypatch, OURS, absent_one)
     found = compared(case_called("start-fresh", quick=True), 1, 2, quick=True)
     assert [one.name for one in found.sides] == ["cputrain"]
-    assert absent(found) == ("Left out: other (it is not installed: pip install no-such-pool).")
+    assert below(found) == ("Left out: other (it is not installed: pip install no-such-pool).")
 
 
 def test_a_pool_that_fails_is_left_out_with_what_it_said_last(monkeypatch, capfd):
@@ -147,7 +148,7 @@ def test_if_ours_fails_there_is_nothing_to_compare(monkeypatch):
 
 
 def test_a_pool_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(comparison, "LONGEST", 0.01)
+    monkeypatch.setattr(child, "LONGEST", 0.01)
     only(monkeypatch, OURS)
     with pytest.raises(CputrainError, match=r"did not end within 0\.01 s"):
         compared(case_called("start-fresh", quick=True), 1, 2, quick=True)

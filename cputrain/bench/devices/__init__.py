@@ -12,16 +12,15 @@ from cputrain.bench.devices.comparison import (
     DeviceSide,
     compare_devices,
 )
-from cputrain.bench.devices.tables import as_markdown, case_table, reading
-from cputrain.bench.tables import absent
+from cputrain.bench.devices.tables import as_markdown, below, case_table, reading
 
 __all__ = [
     "CASES",
     "DeviceCaseResult",
     "DeviceComparison",
     "DeviceSide",
-    "absent",
     "as_markdown",
+    "below",
     "case_table",
     "compare_devices",
     "reading",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
-import subprocess
 import sys
 
+from cputrain.bench.child import CaseFailedError, answer_of
 from cputrain.bench.compare import Speedup, median
 from cputrain.bench.devices.cases import CASES, named
-from cputrain.bench.measurement import clean_environment
 from cputrain.errors import CputrainError, UsageError
 from cputrain.record import Record
 
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.bench.devices.cases import Case
-
-LONGEST = 900.0
-"""Seconds after which a case is taken for one that hangs."""
 
 STEPS = 20
 """Timed together, in each round."""
@@ -73,9 +68,6 @@ class DeviceCaseResult(Record):
 
     of_the_sum: float
     """What dividing gives of the devices' samples a second put together."""
-
-    left_out: dict[str, str]
-    """Nobody."""
 
 
 class DeviceComparison(Record):
@@ -129,15 +121,21 @@ def compare_devices(
 
 
 def _compared(case: Case, devices: Sequence[str], rounds: int, quick: bool) -> DeviceCaseResult:
-    found = _one(
-        {
-            "case": case.name,
-            "devices": list(devices),
-            "rounds": rounds,
-            "steps": 2 if quick else STEPS,
-            "quick": quick,
-        }
-    )
+    request = {
+        "case": case.name,
+        "devices": list(devices),
+        "rounds": rounds,
+        "steps": 2 if quick else STEPS,
+        "quick": quick,
+    }
+    try:
+        found = answer_of("cputrain.bench.devices", request)
+    except CaseFailedError as error:
+        if error.code == UsageError.exit_code:
+            raise UsageError("--devices", "must be there", found=str(error)) from error
+        raise CputrainError(
+            f"the case {case.name}", "must come to an end", found=str(error)
+        ) from error
     result = summarise(case, found)
     split = result.sides[-1]
     print(
@@ -175,27 +173,4 @@ def summarise(case: Case, found: dict[str, Any]) -> DeviceCaseResult:
         shares=found["shares"],
         why_not=found["why_not"],
         of_the_sum=sides[-1].samples_per_second / together,
-        left_out={},
     )
-
-
-def _one(request: dict[str, Any]) -> dict[str, Any]:
-    # -P: the working folder must not put a module of its own in the way
-    command = [sys.executable, "-P", "-m", "cputrain.bench.devices", json.dumps(request)]
-    problem = ""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST,
-            env=clean_environment(), check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        problem = f"it did not end within {LONGEST:g} s"
-    else:
-        if done.returncode:
-            problem = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            if done.returncode == UsageError.exit_code:
-                raise UsageError("--devices", "must be there", found=problem)
-    if problem:
-        raise CputrainError(f"the case {request['case']}", "must come to an end", found=problem)
-    made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return made

@@ -31,8 +31,13 @@ def case_table(case: DeviceCaseResult) -> Table:
 
 def as_markdown(comparison: DeviceComparison, *, machine_line: str) -> str:
     """The machine, a table for each case, and how to read them."""
-    tables = [(case, case_table(case)) for case in comparison.cases]
+    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
     return page(machine_line, comparison.versions, tables, reading(comparison))
+
+
+def below(case: DeviceCaseResult) -> str:
+    """Why nothing was divided, if that was not a matter of speed."""
+    return f"Not divided: {case.why_not}." if case.why_not else ""
 
 
 def reading(comparison: DeviceComparison) -> str:
@@ -64,5 +69,5 @@ def _share(side: DeviceSide, case: DeviceCaseResult) -> str:
     if side.name != "split":
         return str(case.batch)
     if case.shares is None:
-        return case.why_not or "not found yet"
+        return "not divided" if case.why_not else "not found yet"
     return ", ".join(f"{n} on {name}" for name, n in case.shares.items() if n)

@@ -13,15 +13,15 @@ from cputrain.bench.loaders.comparison import (
     compare_loaders,
 )
 from cputrain.bench.loaders.tables import as_markdown, case_table, reading
-from cputrain.bench.tables import absent
+from cputrain.bench.tables import below
 
 __all__ = [
     "CASES",
     "CaseResult",
     "LoaderComparison",
     "LoaderSide",
-    "absent",
     "as_markdown",
+    "below",
     "case_table",
     "compare_loaders",
     "reading",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration
-from cputrain.bench.tables import NOTHING, known, measured, page, spread
+from cputrain.bench.tables import NOTHING, below, known, measured, page, spread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def case_table(case: CaseResult) -> Table:
 
 def as_markdown(comparison: LoaderComparison, *, machine_line: str) -> str:
     """The machine, a table for each case, and how to read them."""
-    tables = [(case, case_table(case)) for case in comparison.cases]
+    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
     return page(machine_line, comparison.versions, tables, reading(comparison))
 
 

@@ -13,15 +13,15 @@ from cputrain.bench.pools.comparison import (
     compare_pools,
 )
 from cputrain.bench.pools.tables import as_markdown, case_table, reading
-from cputrain.bench.tables import absent
+from cputrain.bench.tables import below
 
 __all__ = [
     "CASES",
     "PoolCaseResult",
     "PoolComparison",
     "PoolSide",
-    "absent",
     "as_markdown",
+    "below",
     "case_table",
     "compare_pools",
     "reading",

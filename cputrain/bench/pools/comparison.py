@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import os
 import platform
-import signal
-import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 
+from cputrain.bench.child import CaseFailedError, answer_of
 from cputrain.bench.compare import Speedup, median, quantile
-from cputrain.bench.measurement import clean_environment
 from cputrain.bench.pools.cases import CASES, cases
 from cputrain.bench.pools.contenders import ALONE, CONTENDERS, OURS, Contender
 from cputrain.errors import CputrainError, UsageError
@@ -25,9 +19,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.bench.pools.cases import Case
-
-LONGEST = 900.0
-"""Seconds after which a run is taken for one that hangs."""
 
 
 class PoolSide(Record):
@@ -106,10 +97,6 @@ class PoolComparison(Record):
     """In the order in which they ran."""
 
 
-class _FailedError(Exception):
-    """A run came to nothing; its text says how."""
-
-
 def compare_pools(
     groups: Sequence[str] = (),
     *,
@@ -152,15 +139,16 @@ def compared(case: Case, rounds: int, processes: int, quick: bool) -> PoolCaseRe
             if contender.name in left_out:
                 continue
             try:
-                run = _one(
+                run = answer_of(
+                    "cputrain.bench.pools",
                     {
                         "case": case.name,
                         "contender": contender.name,
                         "processes": processes,
                         "quick": quick,
-                    }
+                    },
                 )
-            except _FailedError as error:
+            except CaseFailedError as error:
                 if contender.name == OURS:
                     raise CputrainError(
                         f"cputrain's pool in {case.name}", "must do its work", found=str(error)
@@ -175,52 +163,6 @@ def compared(case: Case, rounds: int, processes: int, quick: bool) -> PoolCaseRe
             )
     present = {name: done for name, done in runs.items() if name not in left_out}
     return summarise(case.name, case.title, present, left_out)
-
-
-def _one(request: dict[str, Any]) -> dict[str, Any]:
-    # -P: the working folder must not put a module of its own in the way
-    command = [sys.executable, "-P", "-m", "cputrain.bench.pools", json.dumps(request)]
-    # files, not pipes: a worker that stays does not keep us waiting
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=clean_environment(),
-            # a group of its own, so that the workers of one that hangs can be ended with it
-            process_group=0 if os.name == "posix" else None,
-        )
-        try:
-            child.wait(LONGEST)
-        except BaseException as error:
-            _end(child)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise _FailedError(f"it did not end within {LONGEST:g} s") from None
-            raise
-        lines = {file: _lines(file) for file in (out, err)}
-    if child.returncode:
-        _end(child)
-        last = lines[err][-1:] or ["it said nothing"]
-        raise _FailedError(f"it ended with code {child.returncode}: {last[0]}")
-    made: dict[str, Any] = json.loads(lines[out][-1])
-    return made
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """The process, if it still runs, and the workers that it has left."""
-    if os.name == "posix":
-        with suppress(ProcessLookupError, PermissionError):  # nothing is left
-            os.killpg(child.pid, signal.SIGKILL)
-    else:
-        child.kill()
-    child.wait()
-
-
-def _lines(file: Any) -> list[str]:
-    file.seek(0)
-    text: str = file.read().decode("utf-8", "replace")
-    return text.strip().splitlines()
 
 
 def summarise(
