@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
+import torch.overrides
 from torch.utils._device import DeviceContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from typing import Any
 
 CPU = torch.device("cpu")
+
+_modes: Any = torch.overrides._get_current_function_mode_stack
 
 
 def available(name: str | torch.device) -> torch.device:
@@ -37,15 +39,15 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "cpu" or chosen is None else chosen(device)
 
 
-def is_default_device(mode: object) -> bool:
-    """Whether it is torch.set_default_device, or `with torch.device`, that sees each call."""
-    return isinstance(mode, DeviceContext)
-
-
 def default_device() -> torch.device | None:
-    """The one that was set, if any."""
-    modes = [mode for mode in _get_current_function_mode_stack() if is_default_device(mode)]
+    """That of torch.set_default_device, or of `with torch.device`, if any."""
+    modes = [mode for mode in _modes() if isinstance(mode, DeviceContext)]
     return modes[-1].device if modes else None
+
+
+def is_watched() -> bool:
+    """Whether anything but a default device sees each call of torch's functions."""
+    return not all(isinstance(mode, DeviceContext) for mode in _modes())
 
 
 def generators(device: torch.device) -> list[torch.Generator]:

@@ -8,7 +8,6 @@ import weakref
 from functools import partial
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
 
 from cputrain.split import batch_norm, random_functions
 from cputrain.split.again import Again, Attempts, Kept
@@ -17,7 +16,7 @@ from cputrain.split.call import Call, States, Whole
 from cputrain.split.check import FEWEST, find_way
 from cputrain.split.compare import CannotSplitError, Way
 from cputrain.split.crew import Alone, crew_of, leave, within
-from cputrain.split.devices import is_default_device, is_elsewhere
+from cputrain.split.devices import is_elsewhere, is_watched
 from cputrain.split.draws import Draws
 from cputrain.split.team import Team
 from cputrain.split.views import Mirrors, View, home_of, shape_of
@@ -153,7 +152,7 @@ class Splitter:
             or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
             or _jit.is_tracing()
             or torch._C._len_torch_dispatch_stack()
-            or any(not is_default_device(mode) for mode in _get_current_function_mode_stack())
+            or is_watched()
             or torch._C._functorch.peek_interpreter_stack() is not None
             or any(map(is_elsewhere, {home_of(self._model), *self._devices}))
         )
