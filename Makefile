@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --constraint constraints.txt
 # compiled files make the launcher start in half the time, whatever the environment says
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types docs wheel clean
+.PHONY: demo test test-zendnn test-ipex lint types docs wheel clean
 
 demo: $(VENV)/installed  ## See a training run, and how much faster it was than plain python.
 	@$(BIN)/cputrain launch examples/paint.py
@@ -17,6 +17,12 @@ demo: $(VENV)/installed  ## See a training run, and how much faster it was than 
 
 test: $(VENV)/tested  ## Every test.
 	$(BIN)/python -m pytest
+
+test-zendnn: $(VENV)-zendnn/installed  ## The proof of ZenDNN, in an environment of its own.
+	$(VENV)-zendnn/bin/python -m pytest tests/backends/zendnn.py
+
+test-ipex: $(VENV)-ipex/installed  ## The proof of Intel's extension, with the torch that it needs.
+	$(VENV)-ipex/bin/python -m pytest tests/backends/ipex.py
 
 lint: $(VENV)/tested  ## Style.
 	$(BIN)/ruff check .
@@ -36,7 +42,7 @@ docs: $(VENV)/documented  ## The documentation, in site/; a warning is an error.
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(TYPES_VENV) build dist site *.egg-info
+	rm -rf $(VENV) $(VENV)-zendnn $(VENV)-ipex $(TYPES_VENV) build dist site *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -53,6 +59,17 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/tested: $(VENV)/installed
 	@$(BIN)/python $(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)-zendnn/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(VENV)-zendnn
+	@$(VENV)-zendnn/bin/python $(PIP) --editable '.[zendnn]' pytest
+	@touch $@
+
+# (no constraints: its torch is another)
+$(VENV)-ipex/installed: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)-ipex
+	@$(VENV)-ipex/bin/python -m pip install --quiet --editable '.[ipex]' pytest
 	@touch $@
 
 $(VENV)/documented: $(VENV)/installed

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     Option(flag="--json", help="one JSON document instead of tables"),
-    Option(flag="--measure", help="measure memory bandwidth, in about two seconds"),
+    Option(flag="--backends", help="tell of other kernels for torch, in the machine's place"),
+    Option(
+        flag="--measure",
+        help="measure memory bandwidth, in about two seconds; with --backends, examine them",
+    ),
     *SOURCE_OPTIONS,
     Option(flag="--capture", takes="FILE", help="save the files that were read, for a bug report"),
     Option(flag="--force", help="let --capture overwrite"),
@@ -49,6 +53,13 @@ def main(argv: Sequence[str]) -> int:
             "--measure", "works on this machine only", do="Leave out --sysroot or --from."
         )
     path = parsed.values.get("--capture")
+    if parsed.has("--backends"):
+        if path is not None or not source.live:
+            raise UsageError(
+                "--backends", "works on this machine only",
+                do="Leave out --sysroot, --from and --capture.",
+            )  # fmt: skip
+        return _backends(measure=parsed.has("--measure"), as_json=parsed.has("--json"))
     if path is not None:
         return _capture(source, path, force=parsed.has("--force"))
     machine = read_machine(source)
@@ -65,6 +76,28 @@ def main(argv: Sequence[str]) -> int:
     show_machine(out, machine, bandwidth)
     if source.live:
         out.print("\nWhat would be done with it: cputrain plan train.py", style="dim")
+    return 0
+
+
+def _backends(*, measure: bool, as_json: bool) -> int:
+    from cputrain.backends import chosen, findings
+
+    found = findings(read_machine(detail=False), examine=measure)
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "backends": [one.as_json() for one in found],
+            "chosen": {
+                "training": chosen(found, training=True),
+                "evaluation": chosen(found, training=False),
+            },
+        }
+        print(json.dumps(document, indent=1))
+        return 0
+    from cputrain.report.backends import show_backends
+    from cputrain.report.terminal import console
+
+    show_backends(console(), found)
     return 0
 
 

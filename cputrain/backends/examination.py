@@ -1,0 +1,118 @@
+"""What the process of one backend does: it trains and evaluates layers, and times them.
+
+It judges nothing. What came out is written to a file of arrays, to be put beside the default's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cputrain.backends.layers import LAYERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.backends.backend import Backend, Run
+
+UPDATES = 20
+"""Of the weights, before they are compared."""
+
+CHANGED = 1.5
+"""What a weight is multiplied by, in place, between two calls."""
+
+
+class Examination:
+    """Requests are {"layer", "training", "write"} or {"layer", "training", "seconds"}."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._ready: dict[tuple[str, bool], _Ready] = {}
+
+    def do(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a request asks for."""
+        layer, training = request["layer"], request["training"]
+        if "write" not in request:
+            return {"step": self._ready[layer, training].timed(request["seconds"])}
+        begin = time.perf_counter()
+        ready = self._ready[layer, training] = _Ready(self._backend, layer, training=training)
+        found = ready.trained() if training else ready.evaluated()
+        np.savez(request["write"], **{name: one.detach().numpy() for name, one in found.items()})
+        return {"seconds": time.perf_counter() - begin}
+
+
+class _Ready:
+    """A layer that a backend runs."""
+
+    def __init__(self, backend: Backend, layer: str, *, training: bool) -> None:
+        make, batch = LAYERS[layer]
+        torch.manual_seed(1)
+        self._model = make().train(training)
+        self._batch = batch()
+        self._training = training
+        with torch.no_grad():
+            shape = make().eval()(self._batch).shape
+        self._target = torch.randn(shape)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05)
+        optimizer = self._optimizer if training else None
+        self._run: Run = backend.activate(self._model, optimizer, training=training)
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """Losses, the first gradients, the last weights; then outputs for others."""
+        found: dict[str, torch.Tensor] = {}
+        losses = []
+        for update in range(UPDATES):
+            losses.append(self._step(update == 0, found))
+        found["loss"] = torch.tensor(losses, dtype=torch.float64)
+        # a backend may keep parameters in an order of its own, and tells them in torch's here
+        for name, one in self._model.state_dict().items():
+            if one.is_floating_point():
+                found[f"weight {name}"] = one.clone()
+        self._change(found)
+        return found
+
+    def _change(self, found: dict[str, torch.Tensor]) -> None:
+        """Write to each weight in its place: the output must be another one."""
+        for name, weight in self._weights():
+            with torch.no_grad():
+                weight.mul_(CHANGED)
+            found[f"after {name} changed"] = self._run(self._model, self._batch).detach().clone()
+
+    def _step(self, first: bool, found: dict[str, torch.Tensor]) -> float:
+        output = self._run(self._model, self._batch)
+        loss = (output - self._target).square().mean()
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if first:
+            found["output"] = output.detach().clone()
+            for name, one in self._weights():
+                assert one.grad is not None
+                found[f"gradient {name}"] = one.grad.clone()
+        self._optimizer.step()
+        return loss.item()
+
+    def _weights(self) -> list[tuple[str, nn.Parameter]]:
+        return [pair for pair in self._model.named_parameters() if pair[1].requires_grad]
+
+    def evaluated(self) -> dict[str, torch.Tensor]:
+        """Outputs, before and after each weight is written to in its place."""
+        found: dict[str, torch.Tensor] = {}
+        with torch.no_grad():
+            found["output"] = self._run(self._model, self._batch).clone()
+            self._change(found)
+        return found
+
+    def timed(self, seconds: float) -> float:
+        """Seconds of a step, of as many as take so long."""
+        count, begin = 0, time.perf_counter()
+        while (took := time.perf_counter() - begin) < seconds or not count:
+            if self._training:
+                self._step(False, {})
+            else:
+                with torch.no_grad():
+                    self._run(self._model, self._batch)
+            count += 1
+        return took / count

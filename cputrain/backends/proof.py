@@ -1,0 +1,266 @@
+"""Whether a backend computes what the default computes, and how fast: layer by layer.
+
+Two processes, as each needs variables of its own before torch is loaded. They take turns, so that
+both are timed in the same circumstances.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from datetime import date
+
+from cputrain.backends.probing import command, environment_with, how_ended
+from cputrain.backends.verdict import Judged, LayerFound, Verdict
+from cputrain.bench.compare import median
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    import numpy as np
+
+    from cputrain.backends.probing import Probed
+
+    Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+KINDS = ("linear", "conv", "norm", "embedding", "attention", "lstm")
+"""Layers, in the order in which they are examined."""
+
+LIMIT = 1e-3
+"""How far two results in float32 may be apart, relatively. Rounding is a thousandth of it, and a
+tenth after twenty updates."""
+
+SMALL = 1e-2
+"""A gradient that is a smaller part than this of the largest is held against that: those of a bias
+before a normalisation are rounding and nothing else."""
+
+CHANGE = "after a change"
+"""The kind of what comes out once a weight was written to."""
+
+ROUNDS = 5
+"""Turns of the two."""
+
+TURN = 0.1
+"""Seconds of each."""
+
+LONGEST = 300.0
+"""Seconds for one layer, most of which is compiling."""
+
+
+class SubjectEndedError(Exception):
+    """A backend's process is no more; how, as half a sentence."""
+
+
+class Subject:
+    """A backend's process."""
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (until the process ends)
+        self._child = subprocess.Popen(
+            command("examine", name),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=environment_with(environment),
+            process_group=0 if os.name == "posix" else None,
+        )
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What it answers."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        try:
+            self._child.stdin.write(json.dumps(request).encode() + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        if not select.select([self._child.stdout], [], [], LONGEST)[0]:
+            self.end()
+            raise SubjectEndedError(f"does not answer within {LONGEST:g} s")
+        line = self._child.stdout.readline()
+        if not line:
+            raise self._ended()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ended(self) -> SubjectEndedError:
+        how = how_ended(self._child.wait())
+        self._stderr.seek(0)
+        said = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        return SubjectEndedError(f"{how}{f': {said[-1][:200]}' if said else ''}")
+
+    def end(self) -> None:
+        """Whatever it is at."""
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout, self._stderr):
+            if pipe is not None:
+                with_closed(pipe)
+
+
+def with_closed(pipe: Any) -> None:
+    """A pipe may hold what nobody has read."""
+    try:
+        pipe.close()
+    except BrokenPipeError:
+        return
+
+
+def prove(
+    probed: Probed,
+    *,
+    layers: Sequence[str] = KINDS,
+    rounds: int = ROUNDS,
+    turn: float = TURN,
+    tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+) -> Verdict:
+    """Examine a backend that can be had."""
+    found: dict[bool, Judged | None] = {}
+    with _Two(probed, rounds, turn) as two:
+        for training, claims in ((True, probed.trains), (False, probed.evaluates)):
+            what = "training" if training else "evaluation"
+            each = []
+            for layer in layers if claims else ():
+                each.append(two.examine(layer, training=training))
+                tell(f"{probed.name}, {what}: {layer} {_said(each[-1])}")
+            found[training] = Judged(layers=tuple(each)) if claims else None
+    return Verdict(
+        backend=probed.name,
+        version=probed.version,
+        when=date.today().isoformat(),
+        training=found[True],
+        evaluation=found[False],
+    )
+
+
+def _said(found: LayerFound) -> str:
+    if found.fault:
+        return found.fault
+    far = max((one for one in found.differences.values() if one is not None), default=0.0)
+    speed = "" if found.speedup is None else f", {found.speedup:.2f} times as fast"
+    return f"is the same to {far:.0e}{speed}"
+
+
+class _Two:
+    """The default's process, and the backend's."""
+
+    def __init__(self, probed: Probed, rounds: int, turn: float) -> None:
+        self._probed = probed
+        self._rounds = rounds
+        self._turn = turn
+        self._folder = tempfile.TemporaryDirectory(prefix="cputrain-")
+        self._subjects: dict[str, Subject] = {}
+
+    def __enter__(self) -> _Two:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._subjects):
+            self._end(name)
+        self._folder.cleanup()
+
+    def _end(self, name: str) -> None:
+        self._subjects.pop(name).end()
+
+    def _ask(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        if name not in self._subjects:
+            environment = {} if name == "default" else self._probed.environment
+            self._subjects[name] = Subject(name, environment)
+        try:
+            return self._subjects[name].ask(request)
+        except SubjectEndedError as error:
+            self._end(name)
+            return {"error": f"its process {error}"}
+
+    def examine(self, layer: str, *, training: bool) -> LayerFound:
+        """One layer, whole: what comes out, then how fast."""
+        names = ("default", self._probed.name)
+        arrays = []
+        for number, name in enumerate(names):
+            path = os.path.join(self._folder.name, f"{number}.npz")
+            request = {"layer": layer, "training": training, "write": path}
+            answer = self._ask(name, request)
+            problem = answer.get("error") or (answer.get("unavailable") or {}).get("reason")
+            if problem:
+                if name == "default":
+                    raise RuntimeError(f"[internal] the default cannot run {layer}: {problem}")
+                return LayerFound(layer=layer, fault=problem)
+            arrays.append(_read(path))
+        differences = compared(*arrays)
+        speedup = self._timed(layer, training=training)
+        return LayerFound(
+            layer=layer,
+            differences=differences,
+            fault=fault_of(differences, *arrays),
+            speedup=speedup,
+        )
+
+    def _timed(self, layer: str, *, training: bool) -> float | None:
+        request = {"layer": layer, "training": training, "seconds": self._turn}
+        ratios = []
+        names = ("default", self._probed.name)
+        for number in range(self._rounds):
+            took = {}
+            for name in names if number % 2 == 0 else reversed(names):
+                answer = self._ask(name, request)
+                if "step" not in answer:
+                    return None
+                took[name] = answer["step"]
+            ratios.append(took[names[0]] / took[names[1]])
+        return median(ratios) if ratios else None
+
+
+def _read(path: str) -> dict[str, Any]:
+    import numpy as np
+
+    with np.load(path) as held:
+        return dict(held)
+
+
+def compared(whole: Arrays, other: Arrays) -> dict[str, float | None]:
+    """How far the other's are from the default's, the farthest of each kind."""
+    import numpy as np
+
+    largest: dict[str, float] = {}
+    for name, one in whole.items():
+        kind = _kind_of(name)
+        largest[kind] = max(largest.get(kind, 0.0), float(np.linalg.norm(one)))
+    found: dict[str, float | None] = {}
+    for name, one in whole.items():
+        kind, far = _kind_of(name), float("inf")
+        there = other.get(name)
+        if kind == "gradient" and there is not None and there.shape != one.shape:
+            # of a parameter that is kept in another order: the same numbers, wherever they are
+            one, there = np.sort(one, axis=None), np.sort(there, axis=None)
+        if there is not None and there.shape == one.shape:
+            least = SMALL * largest[kind]
+            norm = max(float(np.linalg.norm(one)), least) or 1.0
+            far = float(np.linalg.norm(one.astype(np.float64) - there)) / norm
+        before = found.get(kind, 0.0)
+        found[kind] = None if before is None or not np.isfinite(far) else max(before, far)
+    return found
+
+
+def fault_of(differences: dict[str, float | None], whole: Arrays, other: Arrays) -> str:
+    """The worst that can be said; empty where all is right."""
+    import numpy as np
+
+    faults = {kind: far for kind, far in differences.items() if far is None or far > LIMIT}
+    changed = [name for name in whole if _kind_of(name) == CHANGE]
+    if CHANGE in faults:
+        for before, name in zip(["output", *changed], changed, strict=False):
+            if np.array_equal(other[before], other[name]):
+                return f"it computes with a weight as it was before it changed ({name})"
+    for kind, far in faults.items():
+        return f"its {kind} is not a number" if far is None else f"its {kind} differs by {far:.1e}"
+    return ""
+
+
+def _kind_of(name: str) -> str:
+    return CHANGE if name.startswith("after") else name.split()[0]

@@ -1,0 +1,167 @@
+"""What was found of a backend on this machine, kept until something of it changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from math import prod
+
+from cputrain.machine.cache import cache_folder, write_json
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SCHEMA_VERSION = 1
+"""Grows with what is examined: a verdict of before is none."""
+
+PAYS = 1.03
+"""How many times as fast as the default it must be to be chosen by itself."""
+
+LEAST = 0.97
+"""How many times as fast each kind of layer must be then: a model may be made of one kind alone."""
+
+
+class LayerFound(Record):
+    """One kind of layer."""
+
+    layer: str
+    """ "attention"."""
+
+    differences: dict[str, float | None] = {}
+    """From the default, relatively: of "output", "loss", "gradient", "weight", or of the output
+    "after a change" of a weight. None where one of them is no number."""
+
+    fault: str = ""
+    """What is wrong, as half a sentence; empty if nothing is."""
+
+    speedup: float | None = None
+    """How many times as fast as the default a step is."""
+
+
+class Judged(Record):
+    """Training, or evaluation."""
+
+    layers: tuple[LayerFound, ...]
+    """Each kind of layer."""
+
+    @property
+    def fault(self) -> str:
+        """The first one; empty if there is none."""
+        return next((f"{one.layer}: {one.fault}" for one in self.layers if one.fault), "")
+
+    @property
+    def speedup(self) -> float | None:
+        """The geometric mean over the layers."""
+        found = [one.speedup for one in self.layers if one.speedup is not None]
+        return prod(found) ** (1 / len(found)) if found else None
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is right, and faster, and slower for no kind of layer."""
+        slow = [one for one in self.layers if one.speedup is None or one.speedup < LEAST]
+        return not self.fault and not slow and (self.speedup or 0.0) >= PAYS
+
+    def __str__(self) -> str:
+        if self.fault:
+            return f"wrong: {self.fault}"
+        each = [one.speedup for one in self.layers if one.speedup is not None]
+        if self.speedup is None:
+            return "right"
+        ends = f" ({min(each):.2f} to {max(each):.2f})" if len(each) > 1 else ""
+        return f"right, {self.speedup:.2f} times as fast{ends}"
+
+
+class Verdict(Record):
+    """Both."""
+
+    backend: str
+    """Its name."""
+
+    version: str
+    """Its version then."""
+
+    when: str
+    """The day."""
+
+    training: Judged | None
+    """None where it does not claim to train."""
+
+    evaluation: Judged | None
+    """None where it does not claim to evaluate."""
+
+    def of(self, *, training: bool) -> Judged | None:
+        """The one or the other."""
+        return self.training if training else self.evaluation
+
+
+def path_of(backend: str) -> str:
+    """The file of a backend's verdict."""
+    return os.path.join(cache_folder(), "backends", f"{backend}.json")
+
+
+def save(verdict: Verdict, circumstances: dict[str, Any]) -> str:
+    """Keep it; the file's path. Raises OSError."""
+    path = path_of(verdict.backend)
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "cputrain verdict on a backend",
+        "circumstances": circumstances,
+        **verdict.as_json(),
+    }
+    write_json(path, document)
+    return path
+
+
+def load(backend: str, circumstances: dict[str, Any]) -> tuple[Verdict | None, str]:
+    """The one that holds, if there is one; else why it does not."""
+    path = path_of(backend)
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"the verdict {path} cannot be read ({' '.join(str(error).split())})"
+    try:
+        if document["schema_version"] != SCHEMA_VERSION:
+            return None, f"the verdict {path} is of another version of cputrain"
+        known = document["circumstances"]
+        changed = [name for name in circumstances if known.get(name) != circumstances[name]]
+        if changed:
+            return None, f"{' and '.join(changed)} changed since it was examined"
+        return Verdict(
+            backend=backend,
+            version=_text(document["version"]),
+            when=_text(document["when"]),
+            training=_judged(document["training"]),
+            evaluation=_judged(document["evaluation"]),
+        ), ""
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        return None, f"the verdict {path} is broken ({error})"
+
+
+def _judged(value: Any) -> Judged | None:
+    if value is None:
+        return None
+    return Judged(
+        layers=tuple(
+            LayerFound(
+                layer=_text(one["layer"]),
+                differences={
+                    _text(name): None if far is None else float(far)
+                    for name, far in one["differences"].items()
+                },
+                fault=_text(one["fault"]),
+                speedup=None if one["speedup"] is None else float(one["speedup"]),
+            )
+            for one in value["layers"]
+        )
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} in the place of a text")
+    return value

@@ -1,0 +1,53 @@
+"""The proof of ZenDNN for real; `make test-zendnn` installs it and runs this."""
+
+from __future__ import annotations
+
+import pytest
+
+from cputrain.backends.findings import findings
+from cputrain.backends.probing import host_of, probe_all
+from cputrain.backends.proof import KINDS, prove
+from cputrain.backends.zendnn import ZenDNN
+from cputrain.machine import read_machine
+
+MACHINE = read_machine(detail=False)
+NEEDS = pytest.mark.skipif("avx512f" not in MACHINE.isa, reason="needs AVX-512")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def probed():
+    (found,) = probe_all(host_of(MACHINE), "zendnn")
+    return found
+
+
+@NEEDS
+def test_it_can_be_had_here():
+    found = probed()
+    assert found.reason == ""
+    assert found.version.startswith("2.13.0")
+    assert found.environment == ZenDNN().environment()
+
+
+@NEEDS
+def test_every_kind_of_layer_has_a_verdict():
+    """Evaluation is right. In training, attention has no gradient that is a number."""
+    (found,) = [one for one in findings(MACHINE, examine=True) if one.probed.name == "zendnn"]
+    training, evaluation = found.verdict.training, found.verdict.evaluation
+    assert [one.layer for one in training.layers] == list(KINDS)
+    assert evaluation.fault == ""
+    assert all(one.speedup for one in evaluation.layers)
+    wrong = {one.layer: one.fault for one in training.layers if one.fault}
+    assert list(wrong) == ["attention"]
+    assert "gradient" in wrong["attention"]
+    assert findings(MACHINE)[1].verdict == found.verdict  # it is kept
+
+
+@NEEDS
+def test_with_its_caches_it_trains_with_stale_numbers_and_is_found_out():
+    cached = probed().replace(environment={})
+    found = prove(cached, layers=("linear",), rounds=0, tell=lambda _: None)
+    assert found.training.fault.startswith("linear: its gradient differs")
