@@ -85,3 +85,9 @@ class Unavailable(Record):
 def minor(version: str) -> str:
     """ "2.13" of "2.13.0+cpu"."""
     return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def call_of(model: Any) -> Run:
+    """What runs a model by itself."""
+    call: Run = type(model).__call__
+    return call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.backends.backend import Available, Unavailable
+from cputrain.backends.backend import Available, Unavailable, call_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ class Default:
         return {}
 
     def activate(self, model: Any, optimizer: Any, *, training: bool) -> Run:  # noqa: ARG002
-        return type(model).__call__  # type: ignore[no-any-return]
+        return call_of(model)

@@ -40,7 +40,8 @@ class Examination:
         begin = time.perf_counter()
         ready = self._ready[layer, training] = _Ready(self._backend, layer, training=training)
         found = ready.trained() if training else ready.evaluated()
-        np.savez(request["write"], **{name: one.detach().numpy() for name, one in found.items()})
+        arrays: Any = {name: one.detach().numpy() for name, one in found.items()}
+        np.savez(request["write"], **arrays)
         return {"seconds": time.perf_counter() - begin}
 
 
@@ -82,17 +83,17 @@ class _Ready:
             found[f"after {name} changed"] = self._run(self._model, self._batch).detach().clone()
 
     def _step(self, first: bool, found: dict[str, torch.Tensor]) -> float:
-        output = self._run(self._model, self._batch)
-        loss = (output - self._target).square().mean()
+        output: Any = self._run(self._model, self._batch)
+        loss: Any = (output - self._target).square().mean()
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if first:
             found["output"] = output.detach().clone()
             for name, one in self._weights():
                 assert one.grad is not None
                 found[f"gradient {name}"] = one.grad.clone()
         self._optimizer.step()
-        return loss.item()
+        return float(loss)
 
     def _weights(self) -> list[tuple[str, nn.Parameter]]:
         return [pair for pair in self._model.named_parameters() if pair[1].requires_grad]

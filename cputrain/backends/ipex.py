@@ -6,7 +6,7 @@ update, so that an update is seen.
 
 from __future__ import annotations
 
-from cputrain.backends.backend import Available, Unavailable, minor
+from cputrain.backends.backend import Available, Unavailable, call_of, minor
 from cputrain.backends.installed import libraries_load, version_of
 
 TYPE_CHECKING = False
@@ -61,4 +61,4 @@ class Ipex:
 
         assert training, "it does not evaluate"
         ipex.optimize(model.train(), optimizer=optimizer, inplace=True)
-        return type(model).__call__  # type: ignore[no-any-return]
+        return call_of(model)

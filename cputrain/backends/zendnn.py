@@ -6,7 +6,7 @@ writes there is not seen. So its caches are off, whatever that costs.
 
 from __future__ import annotations
 
-from cputrain.backends.backend import Available, Unavailable, minor
+from cputrain.backends.backend import Available, Unavailable, call_of, minor
 from cputrain.backends.installed import libraries_load, version_of
 
 TYPE_CHECKING = False
@@ -66,7 +66,7 @@ class ZenDNN:
         import torch
 
         self.load()
-        call = type(model).__call__
+        call = call_of(model)
 
         def run(model: Any, /, *args: Any, **options: Any) -> Any:
             return call(model, *args, **options)
