@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from math import prod
 
-from cputrain.machine.cache import cache_folder, write_json
+from cputrain.machine.cache import cache_folder, read_json, write_json
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -117,13 +116,9 @@ def save(verdict: Verdict, circumstances: dict[str, Any]) -> str:
 def load(backend: str, circumstances: dict[str, Any]) -> tuple[Verdict | None, str]:
     """The one that holds, if there is one; else why it does not."""
     path = path_of(backend)
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except FileNotFoundError:
-        return None, ""
-    except (OSError, ValueError, RecursionError) as error:
-        return None, f"the verdict {path} cannot be read ({' '.join(str(error).split())})"
+    document, why_not = read_json(path, "the verdict")
+    if document is None:
+        return None, why_not
     try:
         if document["schema_version"] != SCHEMA_VERSION:
             return None, f"the verdict {path} is of another version of cputrain"

@@ -18,6 +18,18 @@ def cache_folder() -> str:
     return os.path.join(base, "cputrain")
 
 
+def read_json(path: str, what: str) -> tuple[Any, str]:
+    """A document, and why it cannot be read, if it is there: "the tuned plan … cannot be read"."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        return document, f"{what} {path} is empty" if document is None else ""
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{what} {path} cannot be read ({' '.join(str(error).split())})"
+
+
 def write_json(path: str, document: dict[str, Any]) -> None:
     """The whole document, or nothing of it. Raises OSError."""
     unfinished = f"{path}.{os.getpid()}"

@@ -6,12 +6,11 @@ had typed it; one that is stale or broken is as good as none.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from zlib import crc32
 
-from cputrain.machine.cache import cache_folder, write_json
+from cputrain.machine.cache import cache_folder, read_json, write_json
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -93,13 +92,9 @@ def save(script: str, known: dict[str, Any], tuned: Tuned) -> str:
 def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[Tuned | None, str]:
     """What was found for a script, if all is as it was; else why it is not used, if it is there."""
     path = path_of(script)
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except FileNotFoundError:
-        return None, ""
-    except (OSError, ValueError, RecursionError) as error:
-        return None, f"the tuned plan {path} cannot be read ({' '.join(str(error).split())})"
+    document, why_not = read_json(path, "the tuned plan")
+    if document is None:
+        return None, why_not
     try:
         if document["path"] != os.path.realpath(script):  # a name that is as another's
             return None, ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cputrain.backends import probing
 from tests.backends.planted import ALL
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,7 @@ def installed(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(probing, "PATIENCE", 10.0)  # the machine may be busy
 
     def install(*backends, package="planted", version="1.0", module="", points=()):
         info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
