@@ -129,20 +129,23 @@ def test_only_what_is_where_the_model_is_goes_with_the_parts():
     assert set(split.seen) == {("other", "cpu", "other"), ("cpu", "cpu", "cpu")}
 
 
-class Noise(nn.Module):
-    """Draws here and there."""
+class Adds(nn.Module):
+    """A layer, and something made of its batch."""
 
-    def __init__(self):
+    def __init__(self, made_of):
         super().__init__()
         self.layer = nn.Linear(4, 4)
+        self.made_of = made_of
 
     def forward(self, batch):
-        here = torch.rand(len(batch), 1)
-        return self.layer(batch) + here.to(batch.device) + torch.rand_like(batch)
+        return self.layer(batch) + self.made_of(batch)
 
 
 def test_a_draw_is_made_where_the_whole_batch_makes_it():
-    split = Split(other_device.moved(Noise()), ("other", "cpu"), shares=(1, 1))
+    def noise(batch):
+        return torch.rand(len(batch), 1).to(batch.device) + torch.rand_like(batch)
+
+    split = Split(other_device.moved(Adds(noise)), ("other", "cpu"), shares=(1, 1))
     split(torch.randn(8, 4).to("other"))
     ((_, way),) = split._splitter._ways.values()
     assert [draw.device.type for draw in way.draws] == ["cpu", "other"]
@@ -150,15 +153,7 @@ def test_a_draw_is_made_where_the_whole_batch_makes_it():
 
 @pytest.mark.usefixtures("exactly")
 def test_the_default_device_is_each_parts_own():
-    class Ones(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, batch):
-            return self.layer(batch) + torch.ones(4)
-
-    split = Split(Ones(), ("other", "cpu"), shares=(1, 1))
+    split = Split(Adds(lambda _: torch.ones(4)), ("other", "cpu"), shares=(1, 1))
     torch.set_default_device("cpu")
     try:
         x = torch.randn(8, 4)
@@ -310,24 +305,19 @@ def test_weights_that_changed_are_not_computed_with_again(monkeypatch):
 
 
 def test_an_error_on_a_device_is_raised_and_leaves_the_others():
-    class Fails(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.fails = False
+    fails = []
 
-        def forward(self, batch):
-            if batch.device.type == "other" and self.fails:
-                raise ValueError("of this device alone")
-            return self.layer(batch)
+    def nothing(batch):
+        if batch.device.type == "other" and fails:
+            raise ValueError("of this device alone")
+        return 0
 
-    model = Fails()
-    split = Split(model, ("other", "cpu"), shares=(1, 1))
+    split = Split(Adds(nothing), ("other", "cpu"), shares=(1, 1))
     split(torch.ones(8, 4)).sum().backward()
-    split.fails = True
+    fails.append(True)
     with pytest.raises(ValueError, match="of this device alone"):
         split(torch.ones(8, 4))
-    split.fails = False
+    fails.clear()
     split(torch.ones(8, 4)).sum().backward()
     assert split.calls_divided == 2
 
@@ -341,15 +331,7 @@ def test_a_buffer_elsewhere_is_told():
 
 
 def test_what_does_not_work_there_is_left_alone():
-    class OnTheHost(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, batch):
-            return self.layer(batch) + torch.ones(4)
-
-    split = Split(OnTheHost(), ("other", "cpu"), shares=(1, 1))
+    split = Split(Adds(lambda _: torch.ones(4)), ("other", "cpu"), shares=(1, 1))
     with pytest.warns(UserWarning, match="same device"):
         split(torch.ones(8, 4))
     assert split.calls_divided == 0
