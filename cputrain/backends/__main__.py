@@ -1,6 +1,6 @@
 """The process in which a backend is asked for, or examined: what goes wrong ends here.
 
-python -m cputrain.backends probe NAME HOST      answers in lines of JSON
+python -m cputrain.backends probe NAME HOST      answers with lines of JSON
 python -m cputrain.backends examine NAME         reads a line of JSON, answers with one; so on
 """
 
@@ -11,6 +11,7 @@ import os
 import sys
 
 from cputrain.backends.backend import Available, Host
+from cputrain.backends.process import MARK
 from cputrain.backends.registry import backend_called
 
 TYPE_CHECKING = False
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
         os.dup2(2, 1)
 
         def answer(document: dict[str, Any]) -> None:
-            print(json.dumps(document), file=answers, flush=True)
+            print(f"{MARK}{json.dumps(document)}", file=answers, flush=True)
 
         try:
             backend = backend_called(argv[1])

@@ -31,7 +31,7 @@ class Finding(Record):
 
 
 def findings(machine: Machine, *, examine: bool = False) -> list[Finding]:
-    """All of them; those that have no verdict are examined, if that is wanted."""
+    """All of them; those that can be had are examined, if that is wanted."""
     host = host_of(machine)
     return [_finding(machine, host, probed, examine) for probed in probe_all(host)]
 
@@ -63,8 +63,10 @@ def circumstances(machine: Machine, host: Host, probed: Probed) -> dict[str, Any
     }
 
 
-def chosen(found: Sequence[Finding], *, training: bool) -> str:
-    """The fastest that is right; the default, where that is no faster."""
+def chosen(found: Sequence[Finding], *, training: bool) -> str | None:
+    """The fastest that is right; the default, where that is no faster. None without torch."""
+    if any(one.probed.name == "default" and one.probed.reason for one in found):
+        return None
     best, speed = "default", 1.0
     for one in found:
         judged = None if one.verdict is None else one.verdict.of(training=training)

@@ -31,6 +31,10 @@ class Ipex:
     """What it has packed for evaluation does not follow the weights."""
 
     def probe(self, host: Host) -> Available | Unavailable:
+        if host.system != "Linux":
+            return Unavailable(reason=f"it was for Linux; this is {host.system}")
+        if "avx2" not in host.isa:
+            return Unavailable(reason="it needs AVX2, which this CPU does not have")
         version = version_of(PACKAGE)
         if not version:
             if minor(host.torch) == self.torch:
@@ -45,8 +49,6 @@ class Ipex:
                 reason=f"{PACKAGE} {version} is for torch {minor(version)}; torch is {host.torch}",
                 do=f"pip uninstall {PACKAGE}, or an environment of its own with torch {self.torch}",
             )
-        if "avx2" not in host.isa:
-            return Unavailable(reason="it needs AVX2, which this CPU does not have")
         fault = libraries_load("intel_extension_for_pytorch")
         return Unavailable(reason=fault) if fault else Available(version=version, notes="legacy")
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
-import tempfile
 import time
+from contextlib import ExitStack
 
 from cputrain.backends.backend import Host
 from cputrain.backends.installed import version_of
+from cputrain.backends.process import EndedError, Process, how_ended
 from cputrain.backends.registry import names
-from cputrain.bench.measurement import clean_environment
 from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from cputrain.machine import Machine
@@ -78,74 +74,37 @@ def host_of(machine: Machine) -> Host:
 
 def probe_all(host: Host, only: str | None = None) -> list[Probed]:
     """All, or one of them, in the order of their names' list."""
-    asked = {name: _Asked(name, host) for name in names() if only in (None, name)}
-    begin = time.monotonic()
-    return [one.answer(begin) for one in asked.values()]
+    document = json.dumps({**host.as_json(), "isa": sorted(host.isa)})
+    with ExitStack() as started:
+        asked = {}
+        for name in names():
+            if only in (None, name):
+                asked[name] = process = Process("probe", name, document, environment={})
+                started.callback(process.end)
+        begin = time.monotonic()
+        return [_answered(name, process, begin) for name, process in asked.items()]
 
 
-class _Asked:
-    """One backend's process."""
-
-    def __init__(self, name: str, host: Host) -> None:
-        self._name = name
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (until it has answered)
-        document = json.dumps({**host.as_json(), "isa": sorted(host.isa)})
-        self._child = subprocess.Popen(
-            command("probe", name, document),
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=subprocess.DEVNULL,
-            env=clean_environment(),
-        )
-
-    def answer(self, begin: float) -> Probed:
-        """What it has said by the time that it may take."""
-        with self._said:
-            while (ended := self._child.poll()) is None:
-                has_passed = bool(self._heard().version)
-                if time.monotonic() > begin + (PATIENCE if has_passed else LONGEST):
-                    self._child.kill()
-                    self._child.wait()
-                    break
-                time.sleep(0.01)
-            found = self._heard()
-        if ended:
-            return found.replace(version="", reason=f"asking for it {how_ended(ended)}", do="")
-        if not found.version and not found.reason:
-            return found.replace(reason=f"it did not answer within {LONGEST:g} s", do="")
-        return found
-
-    def _heard(self) -> Probed:
-        found = Probed(name=self._name)
-        text = os.pread(self._said.fileno(), 1 << 20, 0).decode("utf-8", "replace")
-        for line in text.splitlines(keepends=True):
-            if line.endswith("\n"):
-                found = _with(found, json.loads(line))
-        return found
+def _answered(name: str, process: Process, begin: float) -> Probed:
+    """What it has said by the time that it may take."""
+    found = Probed(name=name)
+    try:
+        while True:
+            end = begin + (PATIENCE if found.version else LONGEST)
+            said = process.answer(end - time.monotonic())
+            if said is None:
+                break
+            found = _with(found, said)
+    except EndedError as error:
+        if error.code:
+            how = how_ended(error.code)
+            return found.replace(version="", notes="", reason=f"asking for it {how}", do="")
+    if not found.version and not found.reason:
+        return found.replace(reason=f"it did not answer within {LONGEST:g} s", do="")
+    return found
 
 
 def _with(found: Probed, said: dict[str, Any]) -> Probed:
     if "unavailable" in said:
         return found.replace(version="", notes="", **said["unavailable"])
     return found.replace(**said.get("available", said))
-
-
-def command(*words: str) -> list[str]:
-    """What starts a backend's process."""
-    # -P: the working folder must not put a module of its own in the way
-    return [sys.executable, "-P", "-m", "cputrain.backends", *words]
-
-
-def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
-    """What it is started with."""
-    return {**clean_environment(), **variables}
-
-
-def how_ended(code: int) -> str:
-    """A process's end, as half a sentence."""
-    if code >= 0:
-        return f"ended with code {code}"
-    import signal
-
-    known = {one.value: one.name for one in signal.Signals} if os.name == "posix" else {}
-    return f"was ended by {known.get(-code, f'signal {-code}')}"

@@ -6,17 +6,15 @@ both are timed in the same circumstances.
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import subprocess
 import sys
 import tempfile
 from datetime import date
 
-from cputrain.backends.probing import command, environment_with, how_ended
+from cputrain.backends.process import EndedError, Process
 from cputrain.backends.verdict import Judged, LayerFound, Verdict
 from cputrain.bench.compare import median
+from cputrain.errors import CputrainError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,65 +49,6 @@ TURN = 0.1
 
 LONGEST = 300.0
 """Seconds for one layer, most of which is compiling."""
-
-
-class SubjectEndedError(Exception):
-    """A backend's process is no more; how, as half a sentence."""
-
-
-class Subject:
-    """A backend's process."""
-
-    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (until the process ends)
-        self._child = subprocess.Popen(
-            command("examine", name),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=environment_with(environment),
-            process_group=0 if os.name == "posix" else None,
-        )
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What it answers."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        try:
-            self._child.stdin.write(json.dumps(request).encode() + b"\n")
-            self._child.stdin.flush()
-        except BrokenPipeError:
-            raise self._ended() from None
-        if not select.select([self._child.stdout], [], [], LONGEST)[0]:
-            self.end()
-            raise SubjectEndedError(f"does not answer within {LONGEST:g} s")
-        line = self._child.stdout.readline()
-        if not line:
-            raise self._ended()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _ended(self) -> SubjectEndedError:
-        how = how_ended(self._child.wait())
-        self._stderr.seek(0)
-        said = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
-        return SubjectEndedError(f"{how}{f': {said[-1][:200]}' if said else ''}")
-
-    def end(self) -> None:
-        """Whatever it is at."""
-        self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout, self._stderr):
-            if pipe is not None:
-                with_closed(pipe)
-
-
-def with_closed(pipe: Any) -> None:
-    """A pipe may hold what nobody has read."""
-    try:
-        pipe.close()
-    except BrokenPipeError:
-        return
 
 
 def prove(
@@ -155,28 +94,34 @@ class _Two:
         self._rounds = rounds
         self._turn = turn
         self._folder = tempfile.TemporaryDirectory(prefix="cputrain-")
-        self._subjects: dict[str, Subject] = {}
+        self._processes: dict[str, Process] = {}
 
     def __enter__(self) -> _Two:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self._subjects):
+        for name in list(self._processes):
             self._end(name)
         self._folder.cleanup()
 
     def _end(self, name: str) -> None:
-        self._subjects.pop(name).end()
+        self._processes.pop(name).end()
 
     def _ask(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        if name not in self._subjects:
+        if name not in self._processes:
             environment = {} if name == "default" else self._probed.environment
-            self._subjects[name] = Subject(name, environment)
+            self._processes[name] = Process("examine", name, environment=environment)
+        process = self._processes[name]
+        process.tell(request)
         try:
-            return self._subjects[name].ask(request)
-        except SubjectEndedError as error:
+            answer = process.answer(LONGEST)
+        except EndedError as error:
             self._end(name)
             return {"error": f"its process {error}"}
+        if answer is None:
+            self._end(name)
+            return {"error": f"its process does not answer within {LONGEST:g} s"}
+        return answer
 
     def examine(self, layer: str, *, training: bool) -> LayerFound:
         """One layer, whole: what comes out, then how fast."""
@@ -189,7 +134,7 @@ class _Two:
             problem = answer.get("error") or (answer.get("unavailable") or {}).get("reason")
             if problem:
                 if name == "default":
-                    raise RuntimeError(f"[internal] the default cannot run {layer}: {problem}")
+                    raise CputrainError("torch", f"must run {layer} by itself", found=problem)
                 return LayerFound(layer=layer, fault=problem)
             arrays.append(_read(path))
         differences = compared(*arrays)
@@ -252,6 +197,9 @@ def fault_of(differences: dict[str, float | None], whole: Arrays, other: Arrays)
     import numpy as np
 
     faults = {kind: far for kind, far in differences.items() if far is None or far > LIMIT}
+    missing = [name for name in whole if name not in other]
+    if missing:
+        return f"it gives no {missing[0]}"
     changed = [name for name in whole if _kind_of(name) == CHANGE]
     if CHANGE in faults:
         for before, name in zip(["output", *changed], changed, strict=False):

@@ -30,6 +30,10 @@ class ZenDNN:
     trains = evaluates = True
 
     def probe(self, host: Host) -> Available | Unavailable:
+        if host.system != "Linux":
+            return Unavailable(reason=f"it is for Linux; this is {host.system}")
+        if "avx512f" not in host.isa:
+            return Unavailable(reason="it needs AVX-512, which this CPU does not have")
         found = {name: version for name in PACKAGES if (version := version_of(name))}
         if not found:
             return Unavailable(reason="it is not installed", do='pip install "cputrain[zendnn]"')
@@ -39,10 +43,6 @@ class ZenDNN:
                 do="pip uninstall zentorch-weekly",
             )
         (version,) = found.values()
-        if host.system != "Linux":
-            return Unavailable(reason=f"it is for Linux; this is {host.system}")
-        if "avx512f" not in host.isa:
-            return Unavailable(reason="it needs AVX-512, which this CPU does not have")
         if minor(version) != minor(host.torch):
             return Unavailable(
                 reason=f"zentorch {version} is for torch {minor(version)}; "

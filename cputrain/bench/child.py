@@ -47,20 +47,20 @@ def answer_of(module: str, request: dict[str, Any]) -> dict[str, Any]:
         try:
             child.wait(LONGEST)
         except BaseException as error:
-            _end(child)
+            end_with_workers(child)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise CaseFailedError(f"it did not end within {LONGEST:g} s") from None
             raise
         lines = {file: _lines(file) for file in (out, err)}
     if child.returncode:
-        _end(child)
+        end_with_workers(child)
         last = lines[err][-1:] or ["it said nothing"]
         raise CaseFailedError(f"it ended with code {child.returncode}: {last[0]}", child.returncode)
     answer: dict[str, Any] = json.loads(lines[out][-1])
     return answer
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end_with_workers(child: subprocess.Popen[bytes]) -> None:
     """The process, if it still runs, and the workers that it has left."""
     if os.name == "posix":
         with suppress(ProcessLookupError, PermissionError):  # nothing is left

@@ -42,7 +42,8 @@ def show_backends(out: Console, found: Sequence[Finding]) -> None:
     if any(not one.probed.reason and one.verdict is None for one in found[1:]):
         _say(out, "Not examined yet: cputrain info --backends --measure")
     names = [chosen(found, training=training) for training in (True, False)]
-    out.print(f"Right here, and fastest: {names[0]} for training, {names[1]} for evaluation.")
+    if all(names):
+        out.print(f"Right here, and fastest: {names[0]} for training, {names[1]} for evaluation.")
 
 
 def _say(out: Console, text: str) -> None:

@@ -73,7 +73,7 @@ class Again:
 
     def _look(self) -> tuple[Any, ...]:
         tensors = [*self._model.parameters(), *self._inputs]
-        return shape_of(self._model), [version_of(one) for one in tensors]
+        return shape_of(self._model, tensors=True), [version_of(one) for one in tensors]
 
 
 class Attempts:
@@ -85,7 +85,17 @@ class Attempts:
         self._make = make
         self._sizes = sizes
         self._again = again
-        self.call = make(sizes)
+        self._call: Call | None = make(sizes)
+
+    @property
+    def call(self) -> Call:
+        """As torch does, what a backward needs is kept until there was one."""
+        if self._call is None:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time, after what it needs was let "
+                "go of. Say retain_graph=True the first time."
+            )
+        return self._call
 
     def forward(self) -> None:
         """Run every part."""
@@ -99,7 +109,14 @@ class Attempts:
         return self._once_more()
 
     def backward(self, *args: Any, keep: bool) -> list[torch.Tensor | None]:
-        """As of the call."""
+        """As of the call. Nothing of it is kept, if it is not to be done again."""
+        found = self._backward(*args, keep=keep)
+        if not keep:
+            self._call = self._again = None
+            self._make = _never
+        return found
+
+    def _backward(self, *args: Any, keep: bool) -> list[torch.Tensor | None]:
         try:
             return self.call.backward(*args, keep=keep)
         except torch.OutOfMemoryError as error:
@@ -129,5 +146,9 @@ class Attempts:
         assert self._again is not None
         gc.collect()
         self._again.before.put_back()
-        self.call = self._make(self._sizes)
+        self._call = self._make(self._sizes)
         self.call.forward()
+
+
+def _never(_sizes: Sizes) -> Call:
+    raise AssertionError("what was let go of is not made again")

@@ -181,6 +181,24 @@ class Compared:
             if not _equal(after[name].to(buffer.dtype), buffer)
         )
 
+    def _look_beyond(self, every: Sequence[torch.Tensor]) -> None:
+        """Raises where gradients go to what is neither a parameter nor an argument."""
+        known = set(map(id, every))
+        waiting = [leaf.grad_fn for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        seen: set[Any] = set()
+        while waiting:
+            node: Any = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            waiting += [after for after, _ in node.next_functions]
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) not in known:
+                raise CannotSplitError(
+                    f"a gradient goes to a tensor of shape {tuple(variable.shape)} that is neither "
+                    "a parameter nor an argument"
+                )
+
     def _gradients(self) -> Iterator[Pair]:
         """Of every parameter and input, for a random gradient of the outputs."""
         numbers = [
@@ -191,12 +209,14 @@ class Compared:
         differentiable = self._arguments.differentiable
         every = [self._inside[number] for number in differentiable] + self._alone.parameters
         needed = [one.requires_grad for one in every]
+        if numbers:
+            self._look_beyond(every)
         if not numbers or not any(needed):
             return
         leaves, dims = self._leaves, self.way.together.dims
         generator = torch.Generator().manual_seed(0)
         given = [
-            torch.randn(leaves[number].shape, generator=generator).to(leaves[number])
+            torch.randn(leaves[number].shape, generator=generator, device="cpu").to(leaves[number])
             for number in numbers
         ]
         parts = self._divided.backward(

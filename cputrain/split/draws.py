@@ -129,11 +129,13 @@ class Draws:
             return self._known[number]
         own = (part.end - part.begin, shape, order, part.device, device)
         everybody = part.meeting.meet(f"draw {number + 1}", part.number, own)
+        # a part elsewhere that draws where it is does what the whole does where the model is
         at_home = [made for _, _, _, where, made in everybody if where == self.home]
+        apart = [made for _, _, _, where, made in everybody if where != made]
         divided = Divided(
             dim=divided_dim([one[1] for one in everybody], [one[0] for one in everybody]),
             order=max(one[:3] for one in everybody)[2],
-            device=at_home[0] if at_home else self.home if device == part.device else device,
+            device=(at_home or apart or [self.home])[0],
         )
         if part.number == 0:
             self.found.append(divided)

@@ -294,7 +294,7 @@ def _attention(own: Own, part: Part) -> Own:
 @_in_part
 def _get_state(_own: Own, part: Part) -> Own:
     # what a checkpoint keeps, and gives back before it runs a part of the model again
-    return lambda *_, **__: torch.tensor([part.drawn], dtype=torch.int64)
+    return lambda *_, **__: torch.tensor([part.drawn], dtype=torch.int64, device="cpu")
 
 
 @_in_part

@@ -153,7 +153,11 @@ class Fitted:
             self._trial = self._find(size)
             self._turn = next(self._trial)
             self._skip = WARM_UP
-        return self._of_members(_scaled(self._turn, size))
+        return self._of_turn(size)
+
+    def _of_turn(self, size: int) -> Sizes:
+        """What is measured now."""
+        return self._of_members(self._within(_scaled(self._turn, size)))
 
     def limit(self, member: int, most: int) -> bool:
         """This replica's device has so many for each of its replicas at most."""
@@ -206,7 +210,7 @@ class Fitted:
             self._watch(each, seconds)
             return
         size = sum(sizes)
-        if self._trial is None or sizes != self._of_members(_scaled(self._turn, size)):
+        if self._trial is None or sizes != self._of_turn(size):
             return
         if size < SHORTER * self._largest:
             return
@@ -253,7 +257,10 @@ class Fitted:
                 for number in range(count)
             )
             beyond = yield from self._beyond(division, points)
-            hopeful = [number for number in hopeful if points[number][-1][1] < alone]
+            # (one that has room for no sample is not measured)
+            hopeful = [
+                number for number in hopeful if points[number] and points[number][-1][1] < alone
+            ]
             if not hopeful:
                 break
         for _ in range(ROUNDS):
@@ -267,7 +274,7 @@ class Fitted:
     def _fitted(self, points: Points, hopeful: Sequence[int]) -> tuple[Cost, ...]:
         """What the model's own device takes, and those that are not hopeless."""
         return tuple(
-            fitted(seen) if number == self._home or number in hopeful else NEVER
+            fitted(seen) if seen and (number == self._home or number in hopeful) else NEVER
             for number, seen in enumerate(points)
         )
 
@@ -276,7 +283,7 @@ class Fitted:
     ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], float]:
         """Seconds that a step takes longer than the device that is the last."""
         seconds = yield from self._measured(division, points)
-        last = max(seen[-1][1] for n, seen in zip(division, points, strict=True) if n)
+        last = max(seen[-1][1] for n, seen in zip(division, points, strict=True) if n and seen)
         return max(0.0, seconds - last)
 
     def _decided(

@@ -88,7 +88,7 @@ class Splitter:
         """The model's call, divided if that gives the same."""
         trains = self._trains
         may = self._places and (trains or not self.measures) and self._may() and self._is_for()
-        shape = shape_of(self._model) if may else None
+        shape = shape_of(self._model, tensors=bool(self._devices)) if may else None
         found = None if shape is None else self._way(call, args, options)
         if found is None:
             return call(self._model, *args, **options)
@@ -282,15 +282,16 @@ class Splitter:
         with torch.inference_mode(False):  # these are for training, too, whoever calls first
             for device in devices[len(views) :]:
                 first = device == home and home not in devices[: len(views)]
-                mirrors = None if device == home else self._mirrors_on(device)
+                mirrors = None if device == home else self._mirrors_on(device, way.changing)
                 views.append(View(self._model, way.changing, first=first, mirrors=mirrors))
         return views
 
-    def _mirrors_on(self, device: torch.device) -> Mirrors:
+    def _mirrors_on(self, device: torch.device, changing: frozenset[str]) -> Mirrors:
         """Those that there are, while the model has the same parameters and buffers."""
-        if device not in self._mirrors or not self._mirrors[device].are_of(self._model):
-            self._mirrors[device] = Mirrors(self._model, device)
-        return self._mirrors[device]
+        known = self._mirrors.get(device)
+        if known is None or not known.are_of(self._model, changing):
+            known = self._mirrors[device] = Mirrors(self._model, changing, device)
+        return known
 
 
 def _begin_autograd() -> None:

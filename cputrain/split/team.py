@@ -59,7 +59,7 @@ class Team:
         """Have the buffers there; by the caller, before anybody writes to the model's own."""
         for device in dict.fromkeys(self.devices):
             if device in self._mirrors:
-                self._mirrors[device].buffers.update()
+                self._mirrors[device].update_buffers()
         for view in self.views:
             view.refresh()
 

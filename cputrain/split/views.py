@@ -31,14 +31,42 @@ TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 class Mirrors:
     """A model's parameters and buffers on another device."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, changing: frozenset[str], device: torch.device) -> None:
         self.device = device
+        self._changing = changing
         self.parameters = Mirror(model.parameters(), device)
-        self.buffers = Mirror(model.buffers(), device)
+        # apart, as what is written again is not what the graph of an earlier call has kept
+        self._moving, self._still = (Mirror(one, device) for one in _sorted(model, changing))
 
-    def are_of(self, model: nn.Module) -> bool:
-        """Whether it has the same still."""
-        return self.parameters.is_of(model.parameters()) and self.buffers.is_of(model.buffers())
+    def are_of(self, model: nn.Module, changing: frozenset[str]) -> bool:
+        """Whether it has the same still, and no more of its buffers change."""
+        moving, still = _sorted(model, self._changing)
+        return (
+            changing <= self._changing
+            and self.parameters.is_of(model.parameters())
+            and self._moving.is_of(moving)
+            and self._still.is_of(still)
+        )
+
+    def buffer(self, buffer: torch.Tensor) -> torch.Tensor:
+        """What stands for it."""
+        key = id(buffer)
+        return self._moving.values[key] if key in self._moving.values else self._still.values[key]
+
+    def update_buffers(self) -> None:
+        """Send those that are not as they were."""
+        self._moving.update()
+        self._still.update()
+
+
+def _sorted(
+    model: nn.Module, changing: frozenset[str]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Buffers that a forward writes to, and the others."""
+    named = list(model.named_buffers(remove_duplicate=False))
+    moving = {id(buffer): buffer for name, buffer in named if name in changing}
+    still = {id(buffer): buffer for _, buffer in named if id(buffer) not in moving}
+    return list(moving.values()), list(still.values())
 
 
 class _Made(dict[int, Any]):
@@ -107,7 +135,7 @@ class View:
         for name, buffer in model.named_buffers(remove_duplicate=False):
             if id(buffer) in made:
                 continue
-            source = buffer if mirrors is None else mirrors.buffers.values[id(buffer)]
+            source = buffer if mirrors is None else mirrors.buffer(buffer)
             if name in changing and not first:
                 mine = _moved(source.detach().clone(), device, exactly=exactly)
                 made[id(buffer)] = mine
@@ -243,8 +271,18 @@ def home_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def shape_of(model: nn.Module) -> tuple[Any, ...] | None:
+def _held(value: Any, kinds: Any, depth: int = 4) -> list[int]:
+    """The ids of what is in containers, of these kinds."""
+    if not isinstance(value, PLAIN) or not depth:
+        return [id(value)] if isinstance(value, kinds) else []
+    inside = value.values() if isinstance(value, dict) else value
+    return [found for one in inside for found in _held(one, kinds, depth - 1)]
+
+
+def shape_of(model: nn.Module, *, tensors: bool = False) -> tuple[Any, ...] | None:
     """What a view depends on: where it is another, views are made anew.
+
+    With `tensors`, it is on another device, and has others in the place of the model's.
 
     None while there is something else in the place of a parameter, as within functional_call.
     """
@@ -255,6 +293,9 @@ def shape_of(model: nn.Module) -> tuple[Any, ...] | None:
         if isinstance(module, torch.jit.ScriptModule):
             continue  # it is not viewed
         found.extend(map(id, held.values()))
+        for name, value in held.items():
+            if isinstance(value, PLAIN) and value and name not in TABLES:
+                found += _held(value, (nn.Module, torch.Tensor) if tensors else nn.Module)
         found.extend(map(id, held["_modules"].values()))
         found.extend(map(id, held["_buffers"].values()))
         for parameter in held["_parameters"].values():

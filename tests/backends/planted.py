@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 from cputrain.backends import Available, Unavailable
@@ -164,6 +165,16 @@ class DiesInTraining(Planted):
         return type(model).__call__
 
 
+class StartsOthers(Planted):
+    """As compilers do."""
+
+    name = "starts-others"
+
+    def activate(self, model, optimizer, *, training):
+        subprocess.Popen(["sleep", "600"])
+        return type(model).__call__
+
+
 class Variables(Planted):
     """Needs a variable."""
 
@@ -181,6 +192,6 @@ ALL = {
     one.name: one.__name__
     for one in (
         Remembers, Wrong, Slow, Stale, Legacy, NotImported, NotHere, ProbeFails, Crashes, Hangs,
-        Prints, FailsInTraining, DiesInTraining, Variables,
+        Prints, FailsInTraining, DiesInTraining, StartsOthers, Variables,
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from cputrain.backends import probing
+from cputrain.backends import Finding, chosen, probing
 from cputrain.backends.backend import Available, Host, minor
 from cputrain.backends.default import Default
 from cputrain.backends.findings import findings
@@ -155,3 +155,22 @@ def test_all_are_found_and_no_torch_is_loaded(installed):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [[*OURS, "remembers"], False]
     assert all(one.verdict is None for one in findings(read_machine(detail=False)))
+
+
+def test_what_pythons_start_prints_is_no_answer(installed):
+    folder = installed("prints")
+    (folder / "sitecustomize.py").write_text("print('{}'); print('good morning')\n")
+    assert probed("prints").notes == "talks"
+    assert probed("zendnn").reason == "it is not installed"
+
+
+def test_nothing_is_advised_that_does_not_help():
+    for backend in (ZenDNN(), Ipex()):
+        assert backend.probe(host(system="Darwin", of="2.8.0")).do == ""
+        assert backend.probe(host(isa=frozenset())).do == ""
+
+
+def test_without_torch_nothing_is_chosen():
+    (found,) = [Finding(probed=probed("default", host(of="")))]
+    assert found.probed.reason == "torch is not installed"
+    assert chosen([found], training=True) is None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import numpy as np
 import pytest
 
-from cputrain.backends import chosen, verdict
+from cputrain.backends import chosen, proof, verdict
 from cputrain.backends.findings import Finding, _finding, circumstances
 from cputrain.backends.probing import Probed, host_of, probe_all
+from cputrain.backends.process import Process
 from cputrain.backends.proof import KINDS, compared, fault_of, prove
 from cputrain.backends.verdict import Judged, LayerFound, Verdict
+from cputrain.errors import CputrainError
 from cputrain.machine import read_machine
 
 MACHINE = read_machine(detail=False)
@@ -126,7 +129,8 @@ def test_what_is_no_number_is_a_fault(other):
     whole, other = arrays(output=[1.0, 1.0]), arrays(**other)
     found = compared(whole, other)
     assert found == {"output": None}
-    assert fault_of(found, whole, other) == "its output is not a number"
+    says = "its output is not a number" if other else "it gives no output"
+    assert fault_of(found, whole, other) == says
 
 
 def test_each_kind_of_layer_must_be_as_fast():
@@ -183,3 +187,29 @@ def test_a_damaged_verdict_is_none(installed, change, says):
     assert none is None
     assert says in why
     assert json.dumps(found.as_json())
+
+
+def test_what_a_backend_has_started_ends_with_it(installed):
+    installed("starts-others")
+    (probed,) = probe_all(HOST, "starts-others")
+    process = Process("examine", "starts-others", environment=probed.environment)
+    process.tell({"layer": "embedding", "training": False, "write": os.devnull})
+    answer = process.answer(60)
+    (group,) = {os.getpgid(process._child.pid)}
+    process.end()
+    assert answer is not None
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("somebody is left")
+
+
+def test_one_that_does_not_answer_is_ended(installed, monkeypatch):
+    monkeypatch.setattr(proof, "LONGEST", 0.01)
+    installed("remembers")
+    (probed,) = probe_all(HOST, "remembers")
+    with pytest.raises(CputrainError, match="does not answer"):
+        prove(probed, layers=("linear",), tell=lambda _: None)

@@ -141,6 +141,50 @@ class Adds(nn.Module):
         return self.layer(batch) + self.made_of(batch)
 
 
+@pytest.mark.usefixtures("exactly")
+def test_buffers_that_change_leave_the_others_alone():
+    """Two forwards before a backward: the first one's graph has what does not change."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.register_buffer("scale", torch.randn(4))
+
+        def forward(self, batch):
+            return self.norm(batch) * self.scale
+
+    model = Scaled()
+    twin = copy.deepcopy(model)
+    split = Split(twin, ("other", "cpu"), shares=(1, 1))
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    for one in (model, split):
+        (one(x) + one(y)).square().sum().backward()
+    torch.testing.assert_close(model.norm.weight.grad, twin.norm.weight.grad)
+    split.eval()
+    split(x).sum().backward()
+    split.train()
+    split(y).sum().backward()
+
+
+def test_a_tensor_that_is_exchanged_in_a_container_is_seen():
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.held = {"h": [torch.ones(4)]}
+
+        def forward(self, batch):
+            return self.layer(batch) + self.held["h"][0]
+
+    model = Holds()
+    split = Split(model, ("other", "cpu"), shares=(1, 1))
+    x = torch.randn(8, 4)
+    split(x)
+    model.held["h"][0] = torch.full((4,), 7.0)
+    torch.testing.assert_close(split(x), model(x))
+
+
 def test_a_draw_is_made_where_the_whole_batch_makes_it():
     def noise(batch):
         return torch.rand(len(batch), 1).to(batch.device) + torch.rand_like(batch)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -290,3 +292,37 @@ def test_sparse_gradients():
     assert split.calls_divided == 1
     assert split[0].weight.grad.is_sparse
     torch.testing.assert_close(whole[0].weight.grad.to_dense(), split[0].weight.grad.to_dense())
+
+
+def test_nothing_of_a_batch_is_kept_after_its_backward():
+    """Though the loss is, as where losses are added up."""
+    split = Split(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), replicas=2)
+    split(torch.randn(8, 4)).sum().backward()
+    x = torch.randn(8, 4)
+    kept = weakref.ref(x)
+    loss = split(x).sum()
+    loss.backward()
+    del x
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(RuntimeError, match="a second time"):
+        loss.backward()
+
+
+def test_a_layer_that_is_exchanged_in_a_list_is_seen():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.last = [nn.Identity()]
+
+        def forward(self, x):
+            return self.last[0](self.layer(x))
+
+    model = Listed()
+    split = Split(model, replicas=2)
+    x = torch.randn(8, 4)
+    split(x)
+    model.last[0] = nn.Tanh()
+    torch.testing.assert_close(split(x), model(x))
+    assert split.calls_divided == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  (as torch's own documentation has it)
@@ -9,7 +11,9 @@ from torch import nn
 
 from cputrain import Split
 from cputrain.split import random_functions
-from cputrain.split.part import part_here
+from cputrain.split.draws import Draws as Drawing
+from cputrain.split.meeting import Meeting
+from cputrain.split.part import Part, part_here
 
 
 class Draws(nn.Module):
@@ -160,3 +164,29 @@ def test_the_state_of_a_devices_generator_is_the_parts_own():
     torch.manual_seed(1)
     assert torch.equal(split(x), whole)
     assert split.calls_divided == 1
+
+
+def test_a_draw_of_parts_that_are_all_elsewhere_is_made_in_one_place_whoever_comes_first():
+    """The model is on neither of them: `torch.rand(n)` is on the CPU, for both."""
+    home, cpu, other = torch.device("meta", 0), torch.device("cpu"), torch.device("meta", 1)
+    found = []
+    for first in (0, 1):
+        meeting, draws = Meeting(2), Drawing(2)
+        draws.home = home
+        parts = [
+            Part(number, (number, number + 1 + number), 3, meeting, draws, device=device)
+            for number, device in enumerate((cpu, other))
+        ]
+        asked = [
+            threading.Thread(
+                target=lambda part=part, draws=draws: found.append(
+                    draws._divided(0, part, torch.Size([part.end - part.begin]), (0,), cpu).device
+                )
+            )
+            for part in (parts[first], parts[1 - first])
+        ]
+        for thread in asked:
+            thread.start()
+        for thread in asked:
+            thread.join()
+    assert found == [cpu] * 4

@@ -127,3 +127,29 @@ def test_nothing_of_the_trial_stays():
     torch.manual_seed(3)
     copy.deepcopy(model)(x)
     assert torch.equal(after, torch.rand(1))
+
+
+class Hidden(nn.Module):
+    """A model in which something is trained that is no parameter of it."""
+
+    def __init__(self, how) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        if how == "in a list":
+            self.others = [nn.Linear(4, 4)]
+        elif how == "a plain tensor":
+            self.others = torch.randn(4, requires_grad=True)
+        else:
+            self.others = nn.Linear(2, 4)(torch.ones(2))
+
+    def forward(self, x):
+        other = self.others[0](x) if isinstance(self.others, list) else self.others
+        return self.layer(x) + other
+
+
+@pytest.mark.parametrize("how", ["in a list", "a plain tensor", "made of others"])
+def test_gradients_that_would_be_lost_are_told(how):
+    split = Split(Hidden(how), replicas=2)
+    with pytest.warns(UserWarning, match="neither a parameter nor an argument"):
+        split(torch.randn(8, 4)).sum().backward()
+    assert split.calls_divided == 0

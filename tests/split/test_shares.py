@@ -219,6 +219,17 @@ def test_a_limit_is_set_once_and_never_to_all():
     assert choice.sizes(4, trains=True) == (2, 2)
 
 
+@pytest.mark.parametrize("size", [5, 16, 31, 256])
+def test_a_device_without_room_for_one_sample_has_none(size):
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    told = []
+    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice.sizes(size, trains=True)
+    assert choice.limit(1, 0)
+    train(choice, costs, lambda: told, size=size)
+    assert choice.sizes(size, trains=True) == (size, 0)
+
+
 def test_a_line_is_found_through_points_of_noise():
     cost = fitted([(16, 0.026), (48, 0.058), (128, 0.138)])
     assert (cost.fixed, cost.each) == (pytest.approx(0.01), pytest.approx(0.001))

@@ -1,0 +1,106 @@
+"""A backend's process, and its answers: lines of JSON with a mark, whatever else is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from queue import Empty, SimpleQueue
+
+from cputrain.bench.child import end_with_workers
+from cputrain.bench.measurement import clean_environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+MARK = "cputrain: "
+"""An answer begins with it: a line without it was printed by somebody else."""
+
+
+class EndedError(Exception):
+    """The process has ended; how, as half a sentence."""
+
+    def __init__(self, how: str, code: int) -> None:
+        super().__init__(how)
+        self.code = code
+
+
+class Process:
+    """Of one backend. Whoever starts it ends it."""
+
+    def __init__(self, *words: str, environment: Mapping[str, str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (until the process ends)
+        self._answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._child = subprocess.Popen(
+            # -P: the working folder must not put a module of its own in the way
+            [sys.executable, "-P", "-m", "cputrain.backends", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**clean_environment(), **environment},
+            # a group of its own, so that compilers that it has started end with it
+            process_group=0 if os.name == "posix" else None,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            text = line.decode("utf-8", "replace")
+            if text.startswith(MARK):
+                self._answers.put(json.loads(text.removeprefix(MARK)))
+        self._answers.put(None)
+
+    def tell(self, request: dict[str, Any]) -> None:
+        """Ask for something. If it has ended, its answer says so."""
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps(request).encode() + b"\n")
+            self._child.stdin.flush()
+        except (BrokenPipeError, OSError):
+            return
+
+    def answer(self, seconds: float) -> dict[str, Any] | None:
+        """The next one; None if there is none by then. Raises EndedError."""
+        try:
+            found = self._answers.get(timeout=max(0.0, seconds))
+        except Empty:
+            return None
+        if found is not None:
+            return found
+        self._answers.put(None)  # whoever asks once more hears the same
+        code = self._child.wait()
+        self._stderr.seek(0)
+        said = self._stderr.read().decode("utf-8", "replace").strip().splitlines()
+        raise EndedError(f"{how_ended(code)}{f': {said[-1][:200]}' if said else ''}", code)
+
+    def end(self) -> None:
+        """Whatever it is at."""
+        end_with_workers(self._child)
+        self._reader.join(1.0)
+        for pipe in (self._child.stdin, self._child.stdout, self._stderr):
+            if pipe is not None:
+                _close(pipe)
+
+
+def _close(pipe: Any) -> None:
+    try:
+        pipe.close()
+    except BrokenPipeError:  # it holds what nobody has read
+        return
+
+
+def how_ended(code: int) -> str:
+    """A process's end, as half a sentence."""
+    if code >= 0:
+        return f"ended with code {code}"
+    import signal
+
+    known = {one.value: one.name for one in signal.Signals} if os.name == "posix" else {}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
