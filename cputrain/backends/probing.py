@@ -23,8 +23,9 @@ PATIENCE = 0.8
 """Seconds for all of them to be imported after they have passed their probes. One that is still at
 it by then may be good: its import is seen to when it is examined."""
 
-LONGEST = 10.0
-"""Seconds for a probe: on a machine that is busy, starting Python may take one."""
+LONGEST = 30.0
+"""Seconds for a probe. It takes a fraction of one, unless libraries of hundreds of megabytes are read
+from a slow disk for the first time."""
 
 
 class Probed(Record):
