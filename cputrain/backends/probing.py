@@ -24,8 +24,8 @@ PATIENCE = 0.8
 it by then may be good: its import is seen to when it is examined."""
 
 LONGEST = 30.0
-"""Seconds for a probe. It takes a fraction of one, unless libraries of hundreds of megabytes are read
-from a slow disk for the first time."""
+"""Seconds for a probe. It takes a fraction of one, unless hundreds of megabytes of libraries are
+read from a slow disk for the first time."""
 
 
 class Probed(Record):
