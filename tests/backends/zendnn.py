@@ -6,7 +6,7 @@ import pytest
 
 from cputrain.backends.findings import findings
 from cputrain.backends.probing import host_of, probe_all
-from cputrain.backends.proof import KINDS, prove
+from cputrain.backends.proof import KINDS, LIMIT, prove
 from cputrain.backends.zendnn import ZenDNN
 from cputrain.machine import read_machine
 
@@ -34,15 +34,17 @@ def test_it_can_be_had_here():
 
 @NEEDS
 def test_every_kind_of_layer_has_a_verdict():
-    """Evaluation is right. In training, attention has no gradient that is a number."""
+    """Which it is may depend on the CPU; that linear layers are right without caches does not."""
     (found,) = [one for one in findings(MACHINE, examine=True) if one.probed.name == "zendnn"]
     training, evaluation = found.verdict.training, found.verdict.evaluation
     assert [one.layer for one in training.layers] == list(KINDS)
-    assert evaluation.fault == ""
-    assert all(one.speedup for one in evaluation.layers)
-    wrong = {one.layer: one.fault for one in training.layers if one.fault}
-    assert list(wrong) == ["attention"]
-    assert "gradient" in wrong["attention"]
+    for judged in (training, evaluation):
+        assert judged.layers[0].fault == ""
+        for one in judged.layers:
+            far = one.differences.values()
+            assert bool(one.fault) == (not far or any(d is None or d > LIMIT for d in far))
+            assert one.fault or one.speedup
+        print("\n".join(f"{one.layer}: {one.fault or one.differences}" for one in judged.layers))
     assert findings(MACHINE)[1].verdict == found.verdict  # it is kept
 
 
@@ -50,4 +52,4 @@ def test_every_kind_of_layer_has_a_verdict():
 def test_with_its_caches_it_trains_with_stale_numbers_and_is_found_out():
     cached = probed().replace(environment={})
     found = prove(cached, layers=("linear",), rounds=0, tell=lambda _: None)
-    assert found.training.fault.startswith("linear: its gradient differs")
+    assert found.training.fault.startswith("linear: ")
