@@ -37,12 +37,11 @@ class Examination:
         layer, training = request["layer"], request["training"]
         if "write" not in request:
             return {"step": self._ready[layer, training].timed(request["seconds"])}
-        begin = time.perf_counter()
         ready = self._ready[layer, training] = _Ready(self._backend, layer, training=training)
         found = ready.trained() if training else ready.evaluated()
         arrays: Any = {name: one.detach().numpy() for name, one in found.items()}
         np.savez(request["write"], **arrays)
-        return {"seconds": time.perf_counter() - begin}
+        return {}
 
 
 class _Ready:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from cputrain.bench.child import end_with_workers
@@ -60,11 +61,9 @@ class Process:
     def tell(self, request: dict[str, Any]) -> None:
         """Ask for something. If it has ended, its answer says so."""
         assert self._child.stdin is not None
-        try:
+        with suppress(OSError):
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.stdin.flush()
-        except (BrokenPipeError, OSError):
-            return
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
         """The next one; None if there is none by then. Raises EndedError."""
@@ -86,14 +85,8 @@ class Process:
         self._reader.join(1.0)
         for pipe in (self._child.stdin, self._child.stdout, self._stderr):
             if pipe is not None:
-                _close(pipe)
-
-
-def _close(pipe: Any) -> None:
-    try:
-        pipe.close()
-    except BrokenPipeError:  # it holds what nobody has read
-        return
+                with suppress(BrokenPipeError):  # it holds what nobody has read
+                    pipe.close()
 
 
 def how_ended(code: int) -> str:

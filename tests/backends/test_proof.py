@@ -11,6 +11,7 @@ import pytest
 
 from cputrain.backends import chosen, proof, verdict
 from cputrain.backends.findings import Finding, _finding, circumstances
+from cputrain.backends.layers import LAYERS
 from cputrain.backends.probing import Probed, host_of, probe_all
 from cputrain.backends.process import Process
 from cputrain.backends.proof import KINDS, compared, fault_of, prove
@@ -131,6 +132,10 @@ def test_what_is_no_number_is_a_fault(other):
     assert found == {"output": None}
     says = "its output is not a number" if other else "it gives no output"
     assert fault_of(found, whole, other) == says
+
+
+def test_every_layer_is_examined():
+    assert tuple(LAYERS) == KINDS
 
 
 def test_each_kind_of_layer_must_be_as_fast():
