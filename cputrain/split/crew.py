@@ -120,6 +120,7 @@ class Member:
         be_within()
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {cpu for core in self._cores for cpu in core})
+        torch.get_num_threads()  # a thread's first operator would take the number of all others
         torch.set_num_threads(len(self._cores))
         while (given := self._jobs.get()) is not None:
             number, job, round_ = given
