@@ -104,14 +104,14 @@ class WholeBatchNorm(torch.autograd.Function):
         input_, weight, mean, variance = ctx.saved_tensors
         part: Part = ctx.part
         ones = torch.ones_like(mean) if weight is None else weight
+        inverse = torch.rsqrt(variance + ctx.eps)
         scaled, of_weight, of_bias = aten.native_batch_norm_backward(
-            gradient, input_, ones, mean, variance, None, None, False, ctx.eps, [True] * 3
+            gradient, input_, ones, mean, variance, mean, inverse, False, ctx.eps, [True] * 3
         )
         everybody = part.sums(f"batch norm {ctx.number + 1} on its way back", of_weight, of_bias)
         all_of_weight = torch.stack([one for one, _ in everybody]).sum(0) / ctx.total
         all_of_bias = torch.stack([one for _, one in everybody]).sum(0) / ctx.total
         # scaled - scale (all_of_bias + normalised all_of_weight), as one line a x + b
-        inverse = torch.rsqrt(variance + ctx.eps)
         scale = inverse if weight is None else inverse * weight
         slope = scale * inverse * all_of_weight
         level = scale * all_of_bias - slope * mean

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils._device import DeviceContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 CPU = torch.device("cpu")
@@ -33,10 +35,16 @@ def finish(device: torch.device) -> None:
         synchronize(device)
 
 
-def current(device: torch.device) -> AbstractContextManager[Any]:
+@contextmanager
+def current(device: torch.device) -> Iterator[None]:
     """Where it is the one that a number is left out for, "cuda" say."""
-    chosen = getattr(_module(device), "device", None)
-    return nullcontext() if device.type == "cpu" or chosen is None else chosen(device)
+    module = _module(device)
+    if device.type == "cpu" or not hasattr(module, "device"):
+        yield
+        return
+    with module.device(device):
+        module.set_device(device)  # it has a context in this thread from now on
+        yield
 
 
 def default_device() -> torch.device | None:
@@ -66,6 +74,43 @@ def is_elsewhere(device: torch.device) -> bool:
         return False
     capturing = getattr(module, "is_current_stream_capturing", bool)
     return bool(capturing()) or module.current_stream(device) != module.default_stream(device)
+
+
+class Aside:
+    """Work that does not wait for all else that a device has been given to do."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = _aside(device)
+        self._ended: Any = None
+
+    def begin(self) -> AbstractContextManager[Any]:
+        """What is asked of the device within is done aside."""
+        return nullcontext() if self._stream is None else _module(self._stream.device).stream(
+            self._stream
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """All of it is asked for."""
+        if self._stream is not None:
+            self._ended = self._stream.record_event()
+
+    def given(self, made: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """What was made, on this device."""
+        if made.device != device:
+            with self.begin():
+                return made.to(device)
+        if self._ended is not None:
+            now = _module(device).current_stream(device)
+            now.wait_event(self._ended)
+            made.record_stream(now)
+        return made
+
+
+@cache
+def _aside(device: torch.device) -> Any:
+    """Its second stream: always the same one, as each has memory of its own."""
+    module = _module(device)
+    return None if device.type == "cpu" or not hasattr(module, "Stream") else module.Stream(device)
 
 
 def _module(device: torch.device) -> Any:

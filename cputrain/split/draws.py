@@ -13,7 +13,7 @@ import torch
 
 from cputrain.errors import PartsDiffer
 from cputrain.record import Record
-from cputrain.split.devices import CPU, generators
+from cputrain.split.devices import CPU, Aside, generators
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,14 +66,26 @@ class Divided(Record):
 
 
 class _Draw:
-    """One draw for all parts."""
+    """One draw for all parts.
 
-    def __init__(self, states: States, parties: int) -> None:
+    On a GPU it is made aside: a part on the CPU that comes for its slice does not wait for all that
+    the GPU has been given to do meanwhile.
+    """
+
+    def __init__(self, states: States, parties: int, device: torch.device) -> None:
         self.states = states
         """The generators', before it."""
+        self.aside = Aside(device)
         self.whole: torch.Tensor | None = None
         """Kept until everybody has taken a slice."""
         self.waiting = set(range(parties))
+
+    def make(self, fill: Fill, shape: torch.Size, divided: Divided) -> torch.Tensor:
+        """All of it."""
+        with self.aside.begin():
+            self.whole = whole = fill(shape, divided.order, divided.device)
+        self.aside.end()
+        return whole
 
 
 class Draws:
@@ -108,12 +120,14 @@ class Draws:
         divided = self._divided(number, part, shape, order, device)
         dim = divided.dim
         if dim is None:
-            return self._whole(number, part, shape, divided, fill).clone().to(device)
+            whole, aside = self._whole(number, part, shape, divided, fill)
+            return aside.given(whole, device).clone()
         rest = shape[dim] * part.size // (part.end - part.begin)
         whole_shape = torch.Size([*shape[:dim], rest, *shape[dim + 1 :]])
-        whole = self._whole(number, part, whole_shape, divided, fill)
+        whole, aside = self._whole(number, part, whole_shape, divided, fill)
         each = rest // part.size
-        return whole.narrow(dim, part.begin * each, (part.end - part.begin) * each).to(device)
+        mine = whole.narrow(dim, part.begin * each, (part.end - part.begin) * each)
+        return aside.given(mine, device)
 
     def _divided(
         self, number: int, part: Part, shape: torch.Size, order: Order, device: torch.device
@@ -143,14 +157,14 @@ class Draws:
 
     def _whole(
         self, number: int, part: Part, shape: torch.Size, divided: Divided, fill: Fill
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, Aside]:
         with self._lock:
             if number == len(self._draws):
                 # the next draw begins where this one ends, so others wait until it is made
                 before = self._generators.get()
                 self._unseen |= self._known is None and not self._generators.are(self._after)
-                self._draws.append(_Draw(before, self._parties))
-                self._draws[number].whole = fill(shape, divided.order, divided.device)
+                self._draws.append(_Draw(before, self._parties, divided.device))
+                self._draws[number].make(fill, shape, divided)
                 self._after = self._generators.get()
             draw = self._draws[number]
             if part.number not in draw.waiting or draw.whole is None:
@@ -166,14 +180,17 @@ class Draws:
                 found=f"shapes {tuple(whole.shape)} and {tuple(shape)}",
                 do="Train it unsplit.",
             )
-        return whole
+        return whole, draw.aside
 
-    def _again(self, draw: _Draw, shape: torch.Size, divided: Divided, fill: Fill) -> torch.Tensor:
+    def _again(
+        self, draw: _Draw, shape: torch.Size, divided: Divided, fill: Fill
+    ) -> tuple[torch.Tensor, Aside]:
         """As it was, for a part that runs a second time: what is recomputed in a backward."""
         now = self._generators.get()
         self._generators.set(draw.states)
+        again = _Draw(draw.states, 1, divided.device)
         try:
-            return fill(shape, divided.order, divided.device)
+            return again.make(fill, shape, divided), again.aside
         finally:
             self._generators.set(now)
 

@@ -7,6 +7,7 @@ On another device that memory is a mirror's, which all replicas there have in co
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -208,6 +209,8 @@ def _module(module: nn.Module, made: _Made) -> nn.Module:
         held["_flat_weights"] = weights
         held["_flat_weight_refs"] = [None if one is None else ref(one) for one in weights]
         held["flatten_parameters"] = _stays
+        # on a GPU they are put side by side in each call then, which takes nothing to speak of
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of")
     return view
 
 

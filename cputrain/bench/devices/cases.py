@@ -9,6 +9,7 @@ CASES = {
     "mlp": "a perceptron of four layers: few operators, bound by the parameters",
     "conv": "convolutions with batch norm: the devices meet in every layer",
     "transformer": "attention and layer norm: many operators",
+    "spectral": "logarithms of covariances: eigenvalues, which a GPU is slow at",
 }
 """Kinds of models, and what they are about."""
 
@@ -16,9 +17,10 @@ WIDTHS = {
     "mlp": (64, 256, 1024, 2048),
     "conv": (8, 16, 32, 64),
     "transformer": (64, 128, 256, 512),
+    "spectral": (8, 16, 32, 64),
 }
 
-BATCH = {"mlp": 1024, "conv": 128, "transformer": 64}
+BATCH = {"mlp": 1024, "conv": 128, "transformer": 64, "spectral": 256}
 
 
 class Case(Record):
