@@ -8,9 +8,10 @@ import sys
 from types import MappingProxyType
 
 from cputrain.errors import PlanError, UsageError
+from cputrain.launch import backends
 from cputrain.launch.settings import read_settings
 from cputrain.machine import RootSource, read_machine, read_rank
-from cputrain.plan import Request, Setting, make_plan, read_plan
+from cputrain.plan import Request, Setting, backend, make_plan, read_plan
 from cputrain.plan.policies import KNOBS
 from cputrain.runtime.share import PLANNED, planned_rank
 from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
@@ -42,8 +43,12 @@ def plan_for(
     *,
     environment: Mapping[str, str] = os.environ,
     tuned: Mapping[str, Setting] = MappingProxyType({}),
+    here: bool = True,
 ) -> Plan:
-    """The plan that `--plan` names, else a new one for the machine, command line and script."""
+    """The plan that `--plan` names, else a new one for the machine, command line and script.
+
+    Unless the machine is the one `here`, nothing is known of its backends.
+    """
     path = parsed.values.get("--plan")
     machine = machine or read_machine(RootSource(), detail=False)
     if path is not None:
@@ -55,7 +60,12 @@ def plan_for(
                     do="The plan has decided on it already.",
                 )
         return _saved(path, machine)
-    return make_plan(machine, request_for(parsed, environment, tuned))
+    request = request_for(parsed, environment, tuned)
+    if here:
+        asked = request.settings.get(backend.KNOB.name)
+        found = backends.known(machine, asked, unsafe=parsed.has(backend.UNSAFE))
+        request = request.replace(backends=found)
+    return make_plan(machine, request)
 
 
 def plan_for_script(parsed: Parsed, script: str, machine: Machine) -> tuple[Plan, str]:

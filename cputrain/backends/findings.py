@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 from cputrain.backends.probing import Probed, host_of, probe_all
-from cputrain.backends.verdict import Verdict, load, save
+from cputrain.backends.registry import names
+from cputrain.backends.verdict import Verdict, kept, load, save
+from cputrain.errors import UsageError
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -39,17 +41,64 @@ def findings(machine: Machine, *, examine: bool = False) -> list[Finding]:
 def _finding(machine: Machine, host: Host, probed: Probed, examine: bool) -> Finding:
     if probed.reason or probed.name == "default":
         return Finding(probed=probed)
-    known = circumstances(machine, host, probed)
-    verdict, note = load(probed.name, known)
     if examine:
-        from cputrain.backends.proof import prove
-
-        verdict, note = prove(probed), ""
-        try:
-            save(verdict, known)
-        except OSError as error:
-            note = f"the verdict could not be kept: {error.strerror}"
+        return _examined(machine, host, probed)
+    verdict, note = load(probed.name, circumstances(machine, host, probed))
     return Finding(probed=probed, verdict=verdict, note=note)
+
+
+def _examined(machine: Machine, host: Host, probed: Probed) -> Finding:
+    from cputrain.backends.proof import prove
+
+    verdict, note = prove(probed), ""
+    try:
+        save(verdict, circumstances(machine, host, probed))
+    except OSError as error:
+        note = f"the verdict could not be kept: {error.strerror}"
+    return Finding(probed=probed, verdict=verdict, note=note)
+
+
+def named(machine: Machine, name: str, where: str) -> Finding:
+    """The one that was asked for there, examined now unless it was before."""
+    known = names()
+    if name not in known:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, known, n=1)
+        raise UsageError(
+            where, f"must be one of auto, {', '.join(known)}", found=repr(name),
+            do=f"Did you mean {close[0]}?" if close else "cputrain info --backends tells of them.",
+        )  # fmt: skip
+    host = host_of(machine)
+    (probed,) = probe_all(host, name)
+    if probed.reason:
+        raise UsageError(
+            where, "must be a backend that can be had",
+            found=f"{name}, and {probed.reason}", do=probed.do,
+        )  # fmt: skip
+    found = _finding(machine, host, probed, examine=False)
+    if found.verdict is not None:
+        return found
+    print(
+        f"cputrain: {name} is examined first, once for this machine: it takes a minute or two",
+        file=sys.stderr,
+        flush=True,
+    )
+    return _examined(machine, host, probed)
+
+
+def remembered(machine: Machine) -> list[Finding]:
+    """Those with a verdict. Only one that would be chosen is asked whether that holds still."""
+    found = []
+    for name in kept():
+        verdict, _ = load(name)
+        judged = () if verdict is None else (verdict.training, verdict.evaluation)
+        if any(one is not None and one.pays for one in judged):
+            host = host_of(machine)
+            found += [_finding(machine, host, one, examine=False) for one in probe_all(host, name)]
+        elif verdict is not None:
+            found.append(Finding(probed=Probed(name=name), verdict=verdict))
+    return found
 
 
 def circumstances(machine: Machine, host: Host, probed: Probed) -> dict[str, Any]:

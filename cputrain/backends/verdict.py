@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Grows with what is examined: a verdict of before is none."""
 
 PAYS = 1.03
@@ -113,8 +113,20 @@ def save(verdict: Verdict, circumstances: dict[str, Any]) -> str:
     return path
 
 
-def load(backend: str, circumstances: dict[str, Any]) -> tuple[Verdict | None, str]:
-    """The one that holds, if there is one; else why it does not."""
+def kept() -> list[str]:
+    """The names of those of which there is one, whether it holds or not."""
+    try:
+        files = os.listdir(os.path.dirname(path_of("")))
+    except OSError:  # nothing was ever kept
+        return []
+    return sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
+
+
+def load(
+    backend: str, circumstances: dict[str, Any] | None = None
+) -> tuple[Verdict | None, str]:
+    """The one that holds, if there is one; else why it does not. In whatever circumstances, if
+    none are given."""
     path = path_of(backend)
     document, why_not = read_json(path, "the verdict")
     if document is None:
@@ -123,7 +135,8 @@ def load(backend: str, circumstances: dict[str, Any]) -> tuple[Verdict | None, s
         if document["schema_version"] != SCHEMA_VERSION:
             return None, f"the verdict {path} is of another version of cputrain"
         known = document["circumstances"]
-        changed = [name for name in circumstances if known.get(name) != circumstances[name]]
+        now = circumstances or {}
+        changed = [name for name in now if known.get(name) != now[name]]
         if changed:
             return None, f"{' and '.join(changed)} changed since it was examined"
         return Verdict(

@@ -14,6 +14,7 @@ from cputrain.notebook.carrying import carry_out
 from cputrain.notebook.given import in_one_message, in_python, settings_of
 from cputrain.notebook.outcome import Effect, Setup, Step
 from cputrain.plan import Setting, make_plan
+from cputrain.plan.backend import decided
 from cputrain.runtime.at_work import NOW
 from cputrain.runtime.openmp import Runtimes
 from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
@@ -94,7 +95,9 @@ def _show_values() -> None:
 def plan_here(parsed: Parsed, given: Mapping[str, Setting]) -> Plan:
     """The plan for this process; nothing is changed."""
     request = planning.request_for(parsed, began.environment_here(), _Session.tuned or {})
-    request = request.replace(settings={**request.settings, **given})
+    request = request.replace(
+        settings={**request.settings, **given}, backends=decided(NOW.values.get("backend"))
+    )
     plan = make_plan(machine_here(), request)
     planning.check_preload(plan)
     return plan

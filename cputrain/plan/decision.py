@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from cputrain.machine import Machine, Rank
+    from cputrain.plan.backend import Candidate
 
 
 class Origin(StrEnum):
@@ -98,6 +99,9 @@ class Request(Record):
 
     python: tuple[int, int] = (3, 11)
     """The version of the interpreter that will run the script."""
+
+    backends: tuple[Candidate, ...] = ()
+    """What is known of backends other than the default."""
 
     def setting(self, knob: str) -> Setting | None:
         """The user's word on a knob; None for "auto", which leaves it to the rule."""

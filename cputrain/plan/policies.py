@@ -5,6 +5,7 @@ from __future__ import annotations
 from cputrain.plan import (
     allocator,
     attention,
+    backend,
     channels_last,
     compiling,
     denormals,
@@ -46,6 +47,7 @@ POLICIES: tuple[Policy, ...] = (
     replicas,
     attention,
     compiling,
+    backend,
 )
 
 KNOBS = {policy.KNOB.name: policy.KNOB for policy in POLICIES if policy.KNOB.takes}

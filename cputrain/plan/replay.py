@@ -29,6 +29,9 @@ CARRIERS = frozenset(
         "MALLOC_TOP_PAD_",
         "MALLOC_MMAP_MAX_",
         "GOMP_SPINCOUNT",
+        "ZENDNNL_MATMUL_WEIGHT_CACHE",
+        "ZENDNNL_ZP_COMP_CACHE",
+        "ZENDNNL_ENABLE_POSTOP_CACHE",
     }
 )
 """Every variable a plan may set: a replayed file cannot set PATH."""
@@ -166,6 +169,10 @@ def _replicas(value: object) -> bool:
     return value == "auto" or _count(value)
 
 
+def _name(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 100
+
+
 def _method(value: object) -> bool:
     return isinstance(value, str) and value in METHODS
 
@@ -198,5 +205,11 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
     "replicas": (_or_none(_replicas), "auto, a number of replicas, or null"),
     "attention": (_or_none(_one_of("math", "float32")), "math or float32, or null"),
     "compile": (_switch, "true or false"),
+    "backend": (
+        _or_none(_object(training=_or_none(_name), evaluation=_or_none(_name),
+                         asked=_switch, unsafe=_switch)),
+        '{"training": a name or null, "evaluation": the same, "asked": true or false, '
+        '"unsafe": true or false}, or null',
+    ),
 }
 """Whether a policy's value is one that can be carried out, and what it should be."""

@@ -8,6 +8,7 @@ import sys
 
 from cputrain.runtime import (
     attention,
+    backend,
     channels_last,
     compiling,
     denormals,
@@ -61,9 +62,10 @@ TRANSFORMS: tuple[Transform, ...] = (
     replicas,
     attention,
     compiling,
+    backend,
 )
 """Denormals first: the setting is inherited by the threads that anything else may start. Compiling
-last: it is within all that is around a model's call."""
+and backends last: they are within all that is around a model's call."""
 
 
 def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import contextmanager
 
 from cputrain.runtime.exchange import Exchanged, have_them_passed, pass_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
     from typing import Any
 
@@ -104,10 +105,16 @@ class Outermost:
         have_them_passed()
         if getattr(model, "__func__", None) is self._ours:
             model = self._own.__get__(model.__self__)
+        with self.away():
+            return self._compile(model, **options)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Torch's own call is in its place meanwhile."""
         current = self._kind.__call__
         self._kind.__call__ = self._own
         try:
-            return self._compile(model, **options)
+            yield
         finally:
             self._kind.__call__ = current
 

@@ -29,6 +29,7 @@ def take_share(environment: MutableMapping[str, str]) -> None:
         return
     from cputrain.machine import read_machine
     from cputrain.plan import Request, Setting, make_plan
+    from cputrain.plan.backend import decided
 
     carried = read_carried(environment)
     kept = {
@@ -43,7 +44,13 @@ def take_share(environment: MutableMapping[str, str]) -> None:
     }
     plan = make_plan(
         read_machine(detail=False),
-        Request(settings=settings, environment=kept, rank=rank, python=sys.version_info[:2]),
+        Request(
+            settings=settings,
+            environment=kept,
+            rank=rank,
+            python=sys.version_info[:2],
+            backends=decided(carried.values.get("backend")),
+        ),
     )
     cpus = plan.value("placement")
     if cpus is not None and hasattr(os, "sched_setaffinity"):

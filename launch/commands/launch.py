@@ -8,6 +8,7 @@ import sys
 from cputrain.launch import planning, process, target
 from cputrain.launch.options import Option, Parsed, parse, split_quoted, usage
 from cputrain.machine import RootSource, read_machine
+from cputrain.plan.backend import UNSAFE
 from cputrain.plan.policies import KNOBS
 
 TYPE_CHECKING = False
@@ -43,7 +44,13 @@ KNOB_OPTIONS = tuple(
     for knob in KNOBS.values()
 )
 
-OPTIONS = (*TARGET_OPTIONS, *SHOW_OPTIONS, *KNOB_OPTIONS)
+UNSAFE_OPTION = Option(
+    flag=UNSAFE, help="use that backend even where it was found to be wrong, and tell what was seen"
+)
+
+SETTING_OPTIONS = (*KNOB_OPTIONS, UNSAFE_OPTION)
+
+OPTIONS = (*TARGET_OPTIONS, *SHOW_OPTIONS, *SETTING_OPTIONS)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,5 +121,5 @@ def help_text() -> str:
         FORM,
         "Runs a training script as python would, only faster. Options after the script are its own."
         "\nEach setting below is also a CPUTRAIN_* variable and a key of cputrain.toml.",
-        {"what to run": TARGET_OPTIONS, "what to show": SHOW_OPTIONS, "settings": KNOB_OPTIONS},
+        {"what to run": TARGET_OPTIONS, "what to show": SHOW_OPTIONS, "settings": SETTING_OPTIONS},
     )

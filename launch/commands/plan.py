@@ -6,7 +6,7 @@ import json
 import sys
 
 from cputrain.launch import planning
-from cputrain.launch.commands.launch import KNOB_OPTIONS, TARGET_OPTIONS
+from cputrain.launch.commands.launch import SETTING_OPTIONS, TARGET_OPTIONS
 from cputrain.launch.options import Option, parse, usage
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
 from cputrain.machine import read_machine
@@ -26,14 +26,14 @@ OPTIONS = (
 
 def main(argv: Sequence[str]) -> int:
     """Print the plan; the script is named for the command line's sake and not looked at."""
-    parsed = parse(argv, (*OPTIONS, *TARGET_OPTIONS, *KNOB_OPTIONS), "plan")
+    parsed = parse(argv, (*OPTIONS, *TARGET_OPTIONS, *SETTING_OPTIONS), "plan")
     if parsed.has("--help"):
         print(
             usage(
                 "plan",
                 "[options] [script.py ...]",
                 "Shows what cputrain launch would do with the same options, and why.",
-                {"what to run": TARGET_OPTIONS, "what to show": OPTIONS, "settings": KNOB_OPTIONS},
+                {"what to run": TARGET_OPTIONS, "what to show": OPTIONS, "settings": SETTING_OPTIONS},
             )
         )
         return 0
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         if stale:
             print(f"cputrain plan: {stale}", file=sys.stderr)
     else:
-        plan = planning.plan_for(parsed, machine, environment=source.environment())
+        plan = planning.plan_for(parsed, machine, environment=source.environment(), here=source.live)
     if source.live:
         planning.check_preload(plan)
     if parsed.has("--json"):

@@ -39,16 +39,29 @@ class Remembers(Planted):
     name = "remembers"
     factor = 1.0
 
+    def changes(self, weight):
+        """What is another number once it was written to."""
+        return float(weight.sum())
+
     def activate(self, model, optimizer, *, training):
         known = {}
 
         def run(model, batch):
-            key = (id(batch), *(one._version for one in model.parameters()))
+            key = (id(batch), *map(self.changes, model.parameters()))
             if key not in known:
                 known[key] = model(batch) * self.factor
             return known[key]
 
         return run
+
+
+class ByVersion(Remembers):
+    """Believes what torch says of writes. Fused optimizers do not."""
+
+    name = "by-version"
+
+    def changes(self, weight):
+        return weight._version
 
 
 class Wrong(Remembers):
@@ -175,6 +188,44 @@ class StartsOthers(Planted):
         return type(model).__call__
 
 
+class Counts(Planted):
+    """Right; says what it was asked for, and how often it was called."""
+
+    name = "counts"
+    trains = True
+
+    def __init__(self):
+        self.asked = []
+        self.calls = 0
+
+    def activate(self, model, optimizer, *, training):
+        self.asked.append((training, optimizer))
+        call = type(model).__call__
+
+        def run(*args, **options):
+            self.calls += 1
+            return call(*args, **options)
+
+        return run
+
+
+class FailsLater(Planted):
+    """At what it has run once."""
+
+    name = "fails-later"
+
+    def activate(self, model, optimizer, *, training):
+        calls = []
+
+        def run(model, batch):
+            calls.append(batch)
+            if len(calls) > 1:
+                raise RuntimeError("no kernel for this")
+            return model(batch)
+
+        return run
+
+
 class Variables(Planted):
     """Needs a variable."""
 
@@ -193,5 +244,6 @@ ALL = {
     for one in (
         Remembers, Wrong, Slow, Stale, Legacy, NotImported, NotHere, ProbeFails, Crashes, Hangs,
         Prints, FailsInTraining, DiesInTraining, StartsOthers, Variables,
+        Counts, FailsLater, ByVersion,
     )
 }  # fmt: skip

@@ -43,7 +43,11 @@ def test_one_that_is_right_and_faster_is_chosen(installed):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("wrong", "linear: its output differs by 1.0e-02"), ("stale", "as it was before it changed")],
+    [
+        ("wrong", "linear: its output differs by 1.0e-02"),
+        ("stale", "as it was before it changed"),
+        ("by-version", "as it was before it changed (after a fused update)"),
+    ],
 )
 def test_one_that_is_wrong_is_not_however_fast(installed, name, says):
     installed(name)
