@@ -75,11 +75,22 @@ class _Ready:
         return found
 
     def _change(self, found: dict[str, torch.Tensor]) -> None:
-        """Write to each weight in its place: the output must be another one."""
+        """Write to each weight in its place: the output must be another one.
+
+        An optimizer's fused kernel writes to all of them, and no version of a tensor tells.
+        """
         for name, weight in self._weights():
             with torch.no_grad():
                 weight.mul_(CHANGED)
-            found[f"after {name} changed"] = self._run(self._model, self._batch).detach().clone()
+            found[f"after {name} changed"] = self._output()
+        weights = [weight for _, weight in self._weights()]
+        for weight in weights:
+            weight.grad = weight.detach().clone()
+        torch.optim.SGD(weights, lr=1 - 1 / CHANGED, fused=True).step()
+        found["after a fused update"] = self._output()
+
+    def _output(self) -> torch.Tensor:
+        return self._run(self._model, self._batch).detach().clone()  # type: ignore[no-any-return]
 
     def _step(self, first: bool, found: dict[str, torch.Tensor]) -> float:
         output: Any = self._run(self._model, self._batch)
