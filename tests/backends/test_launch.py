@@ -76,7 +76,7 @@ def test_who_is_asked_for_is_examined_once_and_used(here):
     again = here("--backend", "remembers", "x.py")
     assert again.stdout == right.stdout
     assert "examined" not in again.stderr
-    assert "evaluation: right, " in planned(here, "--backend", "default", "--json")
+    assert "right, " in planned(here, "--json")
 
 
 def planned(here, *words):
