@@ -14,7 +14,7 @@ from cputrain.plan.backend import KNOB, UNSAFE, Candidate, Suits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.backends import Finding, Judged
+    from cputrain.backends import Finding
     from cputrain.machine import Machine
     from cputrain.plan import Setting
 
@@ -39,19 +39,19 @@ def known(machine: Machine, asked: Setting | None, *, unsafe: bool) -> tuple[Can
 
 
 def _candidate(found: Finding, *, unsafe: bool) -> Candidate:
-    verdict = found.verdict
     return Candidate(
         name=found.probed.name,
         environment=found.probed.environment,
-        training=_suits(found, verdict and verdict.training, "train"),
-        evaluation=_suits(found, verdict and verdict.evaluation, "evaluate while weights change"),
+        training=_suits(found, "train", training=True),
+        evaluation=_suits(found, "evaluate while weights change", training=False),
         unsafe=unsafe,
     )
 
 
-def _suits(found: Finding, judged: Judged | None, what: str) -> Suits:
+def _suits(found: Finding, what: str, *, training: bool) -> Suits:
     if found.verdict is None:
         return Suits(fault=found.note or found.probed.reason)
+    judged = found.verdict.of(training=training)
     if judged is None:
         return Suits(claims=False, fault=f"it does not claim to {what}")
     pays = judged.pays and not found.probed.legacy

@@ -122,9 +122,7 @@ def kept() -> list[str]:
     return sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
 
 
-def load(
-    backend: str, circumstances: dict[str, Any] | None = None
-) -> tuple[Verdict | None, str]:
+def load(backend: str, circumstances: dict[str, Any] | None = None) -> tuple[Verdict | None, str]:
     """The one that holds, if there is one; else why it does not. In whatever circumstances, if
     none are given."""
     path = path_of(backend)

@@ -206,8 +206,11 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
     "attention": (_or_none(_one_of("math", "float32")), "math or float32, or null"),
     "compile": (_switch, "true or false"),
     "backend": (
-        _or_none(_object(training=_or_none(_name), evaluation=_or_none(_name),
-                         asked=_switch, unsafe=_switch)),
+        _or_none(
+            _object(
+                training=_or_none(_name), evaluation=_or_none(_name), asked=_switch, unsafe=_switch
+            )
+        ),
         '{"training": a name or null, "evaluation": the same, "asked": true or false, '
         '"unsafe": true or false}, or null',
     ),

@@ -243,7 +243,7 @@ class Evaluation:
 
 
 def form_of(args: Any, options: Any) -> Any:
-    """What arguments have in common that compiled code is made for; None where that is not known."""
+    """What compiled code is made for; None where that is not known."""
     from torch.utils._pytree import tree_flatten
 
     leaves, form = tree_flatten((args, options))

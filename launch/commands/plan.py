@@ -33,7 +33,11 @@ def main(argv: Sequence[str]) -> int:
                 "plan",
                 "[options] [script.py ...]",
                 "Shows what cputrain launch would do with the same options, and why.",
-                {"what to run": TARGET_OPTIONS, "what to show": OPTIONS, "settings": SETTING_OPTIONS},
+                {
+                    "what to run": TARGET_OPTIONS,
+                    "what to show": OPTIONS,
+                    "settings": SETTING_OPTIONS,
+                },
             )
         )
         return 0
@@ -44,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
         if stale:
             print(f"cputrain plan: {stale}", file=sys.stderr)
     else:
-        plan = planning.plan_for(parsed, machine, environment=source.environment(), here=source.live)
+        plan = planning.plan_for(
+            parsed, machine, environment=source.environment(), here=source.live
+        )
     if source.live:
         planning.check_preload(plan)
     if parsed.has("--json"):

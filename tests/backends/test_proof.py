@@ -175,7 +175,9 @@ def test_a_verdict_is_kept_until_something_changes(installed):
     [
         (lambda text: text[:50], "cannot be read"),
         (
-            lambda text: text.replace(f'"schema_version": {verdict.SCHEMA_VERSION}', '"schema_version": 99'),
+            lambda text: text.replace(
+                f'"schema_version": {verdict.SCHEMA_VERSION}', '"schema_version": 99'
+            ),
             "another version",
         ),
         (lambda text: text.replace('"2026-01-02"', "7"), "broken"),

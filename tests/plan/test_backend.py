@@ -65,7 +65,7 @@ def test_what_is_asked_for_is_used_where_it_is_right():
 
 
 def test_what_is_wrong_in_both_is_refused_unless_that_is_wanted():
-    with pytest.raises(UsageError, match="not a number.*--unsafe uses it all the same"):
+    with pytest.raises(UsageError, match=r"not a number.*--unsafe uses it all the same"):
         decision(candidate("one", WRONG, WRONG), backend="one")
     found = decision(candidate("one", WRONG, WRONG, unsafe=True), backend="one")
     assert found.value == {"training": "one", "evaluation": "one", "asked": True, "unsafe": True}

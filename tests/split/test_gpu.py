@@ -56,7 +56,7 @@ def farthest(model, split, x, home):
 
 
 def twins(make, home):
-    """Two of a model, without dropout in its attention. (A copy of an LSTM is not a compact one.)"""
+    """Two of a model, without dropout in attention. (A copy of an LSTM is not compact.)"""
     both = [make().to(home) for _ in range(2)]
     both[1].load_state_dict(both[0].state_dict())
     for module in (module for model in both for module in model.modules()):
