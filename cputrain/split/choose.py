@@ -25,6 +25,10 @@ if TYPE_CHECKING:
         def listens(self) -> bool:
             """Whether it wants to be told what the next call takes."""
 
+        @property
+        def settled(self) -> bool:
+            """Whether nothing is divided from now on, as the model is fastest where it is."""
+
         def sizes(self, size: int, /, *, trains: bool) -> Sizes:
             """How many of so many samples each replica has in the next call."""
 
@@ -81,7 +85,7 @@ class Limits:
 class Asked:
     """Always the same."""
 
-    measures = listens = False
+    measures = listens = settled = False
 
     def __init__(self, shares: Sequence[float]) -> None:
         self._shares = shares
@@ -135,6 +139,9 @@ class Fastest:
     def listens(self) -> bool:
         """As long."""
         return self.measures
+
+    settled = False
+    """Whoever hears of the number sees to that."""
 
     def sizes(self, size: int, *, trains: bool) -> Sizes:
         """Even ones."""

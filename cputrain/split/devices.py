@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch.utils._device import DeviceContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 CPU = torch.device("cpu")
@@ -35,16 +34,10 @@ def finish(device: torch.device) -> None:
         synchronize(device)
 
 
-@contextmanager
-def current(device: torch.device) -> Iterator[None]:
+def current(device: torch.device) -> AbstractContextManager[Any]:
     """Where it is the one that a number is left out for, "cuda" say."""
-    module = _module(device)
-    if device.type == "cpu" or not hasattr(module, "device"):
-        yield
-        return
-    with module.device(device):
-        module.set_device(device)  # it has a context in this thread from now on
-        yield
+    chosen = getattr(_module(device), "device", None)
+    return nullcontext() if device.type == "cpu" or chosen is None else chosen(device)
 
 
 def default_device() -> torch.device | None:

@@ -38,12 +38,8 @@ class Mirror:
         for alike in _by_type(self._tensors):
             count = sum(one.numel() for one in alike)
             kind, home = alike[0].dtype, alike[0].device
-            pins, near = _pins(device, home), home.type == "cpu"
-            here = [
-                torch.empty(count, dtype=kind, device=home, pin_memory=pins and near)
-                for _ in range(2)
-            ]
-            there = torch.empty(count, dtype=kind, device=device, pin_memory=pins and not near)
+            here = [_piece(count, kind, home, device) for _ in range(2)]
+            there = _piece(count, kind, device, home)
             self._pieces.append((alike, there, here))
             ids = (id(one) for one in alike)
             self.values.update(zip(ids, _cut(there, alike), strict=True))
@@ -143,5 +139,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.numel() > 0
 
 
-def _pins(*devices: torch.device) -> bool:
-    return any(one.type in PINS for one in devices)
+def _piece(count: int, kind: torch.dtype, on: torch.device, other: torch.device) -> Tensor:
+    """Memory on one device for what goes to the other or comes from there."""
+    pins = on.type == "cpu" and other.type in PINS
+    return torch.empty(count, dtype=kind, device=on, pin_memory=pins)

@@ -133,6 +133,12 @@ class Fitted:
         """While they are not, and from time to time."""
         return self.measures or (self._divides and self._steps % WATCHED == 0)
 
+    @property
+    def settled(self) -> bool:
+        """While the model is where it was, and that is the fastest device alone."""
+        at_home = self.fit is not None and self.fit.alone == self._home == self._where()
+        return at_home and not self.measures and not self._divides
+
     def sizes(self, size: int, *, trains: bool) -> Sizes:
         """Of each replica."""
         if self._home != self._where():  # the model has been moved

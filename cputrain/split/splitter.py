@@ -86,6 +86,8 @@ class Splitter:
 
     def __call__(self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The model's call, divided if that gives the same."""
+        if self._choice.settled:
+            return call(self._model, *args, **options)
         trains = self._trains
         may = self._places and (trains or not self.measures) and self._may() and self._is_for()
         shape = shape_of(self._model, tensors=bool(self._devices)) if may else None

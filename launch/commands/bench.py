@@ -44,12 +44,21 @@ OPTIONS = (
         takes="LIST",
         help="compare these numbers of replicas, too: 2,4,auto",
     ),
+    Option(flag="--backends", takes="LIST", help="compare these backends, too: zendnn,ipex"),
+    Option(
+        flag="--python",
+        takes="PATH",
+        help="compare another environment's interpreter, with its torch, too",
+    ),
     Option(flag="--peers", help="compare other launchers that are installed, too"),
     Option(flag="--json", help="one JSON document with every run"),
     Option(flag="--markdown", help="a table for a page or a report"),
     Option(flag="--list", help="name the workloads that come with cputrain, and stop"),
     Option(flag="--help", short="-h", help="show this and stop"),
 )
+
+LAUNCH = ("-P", "-m", "cputrain.launch", "launch")
+"""-P: the working folder must not put a module of its own in the launcher's way."""
 
 TABLE_OPTIONS = (
     Option(flag="--json", help="one JSON document with every figure"),
@@ -201,19 +210,48 @@ def _commands(
     searches: Mapping[str, Found],
 ) -> dict[str, tuple[str, ...]]:
     """Every way to run it, by name."""
-    # -P: the working folder must not put a module of its own in the launcher's way
-    launch = (sys.executable, "-P", "-m", "cputrain.launch", "launch", *launch_arguments)
+    launch = (sys.executable, *LAUNCH, *launch_arguments)
     commands = {"python": (sys.executable, *plain), "cputrain launch": (*launch, *script)}
     for name, found in searches.items():
         knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in found.settings.items()]
         commands[name] = (*launch, *knobs, *script)
     for count in filter(None, parsed.values.get("--replicas", "").split(",")):
         commands[f"{count} replicas"] = (*launch, f"--replicas={count}", *script)
+    for name in filter(None, parsed.values.get("--backends", "").split(",")):
+        commands[name] = (*launch, f"--backend={name}", *script)
+    if parsed.has("--python"):
+        path = parsed.values["--python"]
+        torch, launches = _asked_of(path)
+        commands[f"python, torch {torch}"] = (path, *plain)
+        if launches:
+            commands[f"cputrain launch, torch {torch}"] = (
+                path, *LAUNCH, *launch_arguments, *script
+            )  # fmt: skip
     if parsed.has("--peers"):
         from cputrain.bench.peers import peers
 
         commands |= {name: (*prefix, *plain) for name, prefix in peers().items()}
     return commands
+
+
+def _asked_of(interpreter: str) -> tuple[str, bool]:
+    """The version of its torch, and whether it has cputrain."""
+    import subprocess
+
+    ask = (
+        "from importlib import metadata as m, util as u; "
+        "print(m.version('torch'), u.find_spec('cputrain') is not None)"
+    )
+    try:
+        said = subprocess.run(
+            [interpreter, "-P", "-c", ask], capture_output=True, text=True, check=True
+        ).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UsageError(
+            "--python", "must be a Python of an environment with torch",
+            found=f"{interpreter!r}: {error}", do="Name its bin/python.",
+        ) from None  # fmt: skip
+    return said[0], said[1] == "True"
 
 
 def _search(

@@ -1,5 +1,6 @@
 """`cputrain bench` as a user types it."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -151,3 +152,23 @@ def test_a_script_that_fails_shows_the_end_of_what_it_said(tmp_path):
     done = bench("--repeats", "1", "train.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "no data here" in done.stderr
+
+
+def test_other_backends_and_interpreters_are_sides_too(script):
+    done = bench(
+        "--repeats", "1", "--json", "--backends", "default", "--python", sys.executable, "train.py",
+        cwd=script.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (comparison,) = json.loads(done.stdout)["comparisons"]
+    version = importlib.metadata.version("torch")
+    assert [side["name"] for side in comparison["sides"]] == [
+        "python", "cputrain launch", "default", f"python, torch {version}",
+        f"cputrain launch, torch {version}",
+    ]  # fmt: skip
+
+
+def test_an_interpreter_that_is_none_is_told(script):
+    done = bench("--python", "nowhere/python", "train.py", cwd=script.parent)
+    assert done.returncode == 2
+    assert "--python must be a Python of an environment with torch" in done.stderr

@@ -14,7 +14,11 @@ from cputrain.split.devices import Aside
 from tests.split.models import MODELS
 from tests.split.test_exact import far, first_of
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    # autograd's own thread says so wherever its first operator is a matmul
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+]
 
 HOMES = ("cpu", "cuda")
 
@@ -148,7 +152,7 @@ class Grows(nn.Module):
 def test_less_is_given_to_a_gpu_without_memory(home, capsys):
     torch.cuda.empty_cache()
     model = Grows().to(home)
-    split = Split(copy.deepcopy(model), ("cuda", "cpu"), shares=(3, 1))
+    split = Split(copy.deepcopy(model), ("cuda", "cpu"), replicas=1, shares=(3, 1))
     split(torch.randn(8, 4, device=home)).sum().backward()
     split.zero_grad()
     x = torch.randn(32, 4, device=home)

@@ -63,6 +63,7 @@ def test_a_device_that_is_thirty_times_as_fast_is_alone(home):
     costs = [Cost(fixed=0.002, each=0.0001), Cost(fixed=0.002, each=0.003)]
     choice, fit, steps = after(costs, home=home, beyond=0.001)
     assert choice.sizes(SIZE, trains=True) == (SIZE, 0)
+    assert choice.settled == (home == 0)  # or there is something to be carried, each time
     assert fit.predicted < GAIN
     assert fit.measured is None
     assert steps <= 30
@@ -199,13 +200,16 @@ def test_a_device_with_little_memory_has_what_fits(after_steps):
         assert choice.sizes(SIZE, trains=True) == (SIZE - 80, 40, 40)
 
 
-def test_a_model_that_is_moved_is_measured_anew():
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+@pytest.mark.parametrize("each", [0.001, 0.1])
+def test_a_model_that_is_moved_is_measured_anew(each):
+    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=each)]
     told, at = [], [0]
     choice = Fitted([1, 1], lambda: at[0], told.append)
     train(choice, costs, lambda: told)
     assert not choice.measures
+    assert choice.settled == (each == 0.1)
     at[0] = 1
+    assert not choice.settled
     assert choice.sizes(SIZE, trains=True) == (0, SIZE)
     assert choice.measures
 
