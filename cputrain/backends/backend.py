@@ -36,6 +36,10 @@ if TYPE_CHECKING:
         evaluates: bool
         """Whether it claims to run a model under no_grad whose weights change in between."""
 
+        in_place: bool
+        """Whether it changes a model that it is activated for: that must be before its first call,
+        as a graph of before knows the parameters as they were."""
+
         def probe(self, host: Host) -> Available | Unavailable:
             """Whether it can be had, without importing torch: in well under a second."""
 

@@ -29,6 +29,7 @@ class Default:
     torch = "2.8 and later"
     legacy = False
     trains = evaluates = True
+    in_place = False
 
     def probe(self, host: Host) -> Available | Unavailable:
         if not host.torch:

@@ -29,6 +29,7 @@ class Ipex:
     trains = True
     evaluates = False
     """What it has packed for evaluation does not follow the weights."""
+    in_place = True
 
     def probe(self, host: Host) -> Available | Unavailable:
         if host.system != "Linux":

@@ -28,6 +28,7 @@ class ZenDNN:
     torch = "that of its own number"
     legacy = False
     trains = evaluates = True
+    in_place = False
 
     def probe(self, host: Host) -> Available | Unavailable:
         if host.system != "Linux":

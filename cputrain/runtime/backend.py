@@ -1,6 +1,7 @@
 """Runs models by another library's kernels: what is trained, or what is evaluated.
 
-A model is trained by them once the script has been through a whole step. It is evaluated by them
+A model is trained by them once the script has been through a whole step, or from its first call on
+if they change the model itself. It is evaluated by them
 once its own outputs have agreed, where its arguments have the form that they had then: for another
 one, what compiles would compile again. Unless the user has asked for the backend, that is tried
 only after a model was evaluated for as long as compiling may take, and then both take turns until
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import time
 import weakref
+from functools import wraps
 
 from cputrain.runtime.derivatives import Derivatives
-from cputrain.runtime.exchange import pass_by
+from cputrain.runtime.exchange import Exchanged, pass_by
 from cputrain.runtime.outermost import is_watched, outermost
 
 TYPE_CHECKING = False
@@ -71,11 +73,19 @@ class Backed:
 
         self._hook = register_optimizer_step_post_hook(self._stepped)
         pass_by(Backed._stepped.__code__)
+        kind, own = torch.optim.Optimizer, torch.optim.Optimizer.__init__
+        optimizers = self._optimizers
 
-    def _stepped(self, optimizer: Any, *_: object) -> None:
+        @wraps(own)
+        def begun(optimizer: Any, *args: Any, **options: Any) -> None:
+            own(optimizer, *args, **options)
+            optimizers.add(optimizer)
+
+        self._exchanged = Exchanged(kind, "__init__", begun)
+
+    def _stepped(self, *_: object) -> None:
         if not self._torch.compiler.is_compiling():
             self._steps += 1
-            self._optimizers.add(optimizer)
 
     def _around(self, call: Call, model: Any, /, *args: Any, **options: Any) -> Any:
         if is_watched(self._torch) or next(model.parameters(), None) is None:
@@ -92,11 +102,18 @@ class Backed:
         run = self._trained.get(model)
         if run is not None:
             return run(model, *args, **options)
-        since = self._since.setdefault(model, self._steps)
-        if self._steps == since:
+        if not self._is_time(model):
             return call(model, *args, **options)
         run = self._trained[model] = self._begun(model) or call
         return run(model, *args, **options)
+
+    def _is_time(self, model: Any) -> bool:
+        """Whether this call is the one from which on it is trained by them."""
+        assert self._training is not None
+        if self._training.in_place:
+            first, self._since[model] = model not in self._since, self._steps
+            return first
+        return self._steps > self._since.setdefault(model, self._steps)
 
     def _begun(self, model: Any) -> Call | None:
         """What trains it from now on; None where that must be torch."""
@@ -143,6 +160,7 @@ class Backed:
     def undo(self) -> None:
         self._outermost.remove(self._around)
         self._derivatives.undo()
+        self._exchanged.undo()
         self._hook.remove()
 
 

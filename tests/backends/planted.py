@@ -19,6 +19,7 @@ class Planted:
     legacy = False
     trains = False
     evaluates = True
+    in_place = False
 
     def probe(self, host):
         return Available(version="1.0")

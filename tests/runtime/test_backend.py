@@ -89,6 +89,23 @@ def test_a_model_is_trained_by_it_after_a_whole_step(runs, model):
     assert told.describe() == "a model trained by counts"
 
 
+def test_who_changes_the_model_itself_does_so_before_its_first_call(runs, model):
+    counts = planted.Counts()
+    counts.in_place = True
+    runs(counts, training=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(X).sum().backward()
+        optimizer.step()
+    assert counts.asked == [(True, optimizer)]
+    assert counts.calls == 3
+    late = nn.Linear(8, 2)  # it has no optimizer in its first call, and is let alone for good
+    for _ in range(2):
+        late(X).sum().backward()
+        torch.optim.SGD(late.parameters(), lr=0.1).step()
+    assert len(counts.asked) == 1
+
+
 def test_a_model_of_two_optimizers_is_torchs(runs, model):
     counts = planted.Counts()
     told = runs(counts, training=True)
