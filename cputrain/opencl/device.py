@@ -1,0 +1,159 @@
+"""The devices: their queues, their limits, and the memory that is kept for the next tensor."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import numpy as np
+
+from cputrain.errors import CputrainError
+from cputrain.opencl.platforms import cl
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PAGE = 4096
+"""What memory that host and device share is aligned to."""
+
+LEAST = 512
+"""Bytes of the smallest block."""
+
+
+class Memory:
+    """A block on a device; it goes back to those that are free with the last tensor in it."""
+
+    __slots__ = ("__weakref__", "buffer", "device", "host", "size")
+
+    def __init__(self, device: Device, size: int, buffer: Any, host: Any) -> None:
+        self.device = device
+        self.size = size
+        self.buffer = buffer
+        self.host = host
+        """The same bytes, where the host may use them; None where it cannot."""
+
+    def __del__(self) -> None:
+        self.device.give_back(self)
+
+    def __deepcopy__(self, _known: Any) -> Memory:
+        return self  # tensors copy what is in it, where they mean to
+
+
+class Stats(Record):
+    """Bytes of a device."""
+
+    allocated: int
+    """In tensors."""
+
+    reserved: int
+    """In tensors, and kept for the next."""
+
+    peak: int
+    """The most that was in tensors."""
+
+
+class Device:
+    """One, with a queue in which everything is done in its order."""
+
+    def __init__(self, index: int, found: Any) -> None:
+        self.index = index
+        self.found = found
+        self.name = str(found.name).strip()
+        self.context = cl().Context([found])
+        self.queue = cl().CommandQueue(self.context)
+        self.is_cpu = bool(found.type & cl().device_type.CPU)
+        self.shares = self.is_cpu or bool(found.host_unified_memory)
+        """Whether its memory is the host's."""
+        self.has_double = "cl_khr_fp64" in found.extensions.split()
+        self._free: dict[int, list[tuple[Any, Any]]] = {}
+        self._allocated = self._reserved = self._peak = 0
+        self._owner = os.getpid()
+
+    def allocate(self, size: int) -> Memory:
+        """A block of so many bytes at least."""
+        room = rounded(size)
+        kept = self._free.get(room)
+        buffer, host = kept.pop() if kept else self._new(room)
+        self._allocated += room
+        self._peak = max(self._peak, self._allocated)
+        return Memory(self, room, buffer, host)
+
+    def _new(self, size: int) -> tuple[Any, Any]:
+        flags = cl().mem_flags
+        try:
+            if self.shares:
+                whole = np.empty(size + PAGE, np.uint8)
+                start = -whole.ctypes.data % PAGE
+                host = whole[start : start + size]
+                found = cl().Buffer(
+                    self.context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host
+                )
+            else:
+                host = None
+                found = cl().Buffer(self.context, flags.READ_WRITE, size)
+        except (cl().MemoryError, MemoryError) as error:
+            if self._free:
+                self.empty_cache()
+                return self._new(size)
+            raise no_memory(self, size) from error
+        self._reserved += size
+        return found, host
+
+    def give_back(self, memory: Memory) -> None:
+        """It is free: for what is asked of the queue from now on."""
+        if os.getpid() != self._owner:
+            return
+        self._allocated -= memory.size
+        self._free.setdefault(memory.size, []).append((memory.buffer, memory.host))
+
+    def empty_cache(self) -> None:
+        """Nothing is kept for the next tensor."""
+        self.finish()
+        kept, self._free = self._free, {}
+        self._reserved -= sum(size * len(blocks) for size, blocks in kept.items())
+
+    def finish(self) -> None:
+        """Wait for all that was asked of it."""
+        self.queue.finish()
+
+    def stats(self) -> Stats:
+        """What is in use."""
+        return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
+
+
+def no_memory(device: Device, size: int) -> Exception:
+    """What torch's callers look for."""
+    import torch
+
+    return torch.OutOfMemoryError(
+        f"ocl:{device.index} ({device.name}) has no memory for {size / 2**20:.1f} MiB: "
+        f"{device.stats().allocated / 2**20:.1f} MiB are in tensors. Use a smaller batch."
+    )
+
+
+def rounded(size: int) -> int:
+    """The block for so many bytes: an eighth more than needed, at most."""
+    if size <= LEAST:
+        return LEAST
+    step = max(LEAST, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step
+
+
+@cache
+def devices() -> tuple[Device, ...]:
+    """All there are, those of GPUs first."""
+    try:
+        platforms = cl().get_platforms()
+    except cl().LogicError:  # there is none
+        platforms = []
+    found = [one for platform in platforms for one in platform.get_devices()]
+    found.sort(key=lambda one: not one.type & cl().device_type.GPU)
+    if not found:
+        raise CputrainError(
+            "cputrain.opencl", "needs an OpenCL device", found="none",
+            do='pip install "cputrain[opencl]" brings one that is the CPU (pocl). For a GPU, '
+            "install what its driver has for OpenCL.",
+        )  # fmt: skip
+    return tuple(Device(number, one) for number, one in enumerate(found))

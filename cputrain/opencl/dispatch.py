@@ -1,0 +1,48 @@
+"""What is done with an operator: by a kernel, as a view, or by the CPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from cputrain.opencl.errors import in_backward, keep, stand_in
+from cputrain.opencl.fallback import on_cpu
+from cputrain.opencl.kernels import KERNELS
+from cputrain.opencl.tensor import OclTensor
+from cputrain.opencl.views import is_view, viewed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the operator gives."""
+    try:
+        return _done(func, args, kwargs)
+    except Exception as error:
+        if not in_backward():
+            raise
+        keep(error)
+        return stand_in(func, args, kwargs)
+
+
+def _done(func: Any, args: Any, kwargs: Any) -> Any:
+    run = KERNELS.get(func)
+    if run is not None:
+        found = run(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
+    if is_made_of_others(func):
+        return func.decompose(*args, **kwargs)
+    if is_view(func) and isinstance(args[0], OclTensor):
+        return viewed(func, args, kwargs)
+    with torch._C._DisableTorchDispatch():
+        return on_cpu(func, args, kwargs)
+
+
+@cache
+def is_made_of_others(func: Any) -> bool:
+    """Whether torch has it as a row of others, as it comes where autograd is off."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")

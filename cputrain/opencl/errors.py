@@ -1,0 +1,76 @@
+"""Errors within a backward: kept until it is through, and raised then.
+
+An exception of Python that leaves a kernel while autograd is at work ends the process: autograd
+puts the streams of the device back meanwhile, by Python that must not fail (torch 2.13). So the
+kernel gives a tensor of the right form, whatever is in it, and what went wrong is raised by the
+call of backward as if it had come from there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch.utils import _pytree as tree
+
+from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.tensor import OclTensor, made
+
+_lock = threading.Lock()
+_kept: list[BaseException] = []
+
+
+def in_backward() -> bool:
+    """Whether autograd asks."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def keep(error: BaseException) -> None:
+    """Raise this when the backward is through; the first one."""
+    with _lock:
+        _kept.append(error)
+
+
+def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
+    """Something of the form that the operator would have given."""
+    writes = [
+        value
+        for argument, value in zip(func._schema.arguments, args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    if writes:
+        return writes[0]
+    tensors = [one for one in tree.tree_leaves((args, kwargs)) if isinstance(one, OclTensor)]
+    index = tensors[0].memory.device.index if tensors else 0
+    bare = {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs
+    try:
+        found = func(*tree.tree_map_only(OclTensor, _meta, args),
+                     **tree.tree_map_only(OclTensor, _meta, bare))  # fmt: skip
+    except Exception:
+        return tensors[0] if tensors else None
+    return tree.tree_map_only(
+        torch.Tensor, lambda one: made(index, one.size(), contiguous(one.size()), one.dtype), found
+    )
+
+
+def _meta(one: OclTensor) -> torch.Tensor:
+    return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
+
+
+def raised_at_its_end(own: Any) -> Any:
+    """Torch's function that runs a backward, with what went wrong in it raised."""
+    from functools import wraps
+
+    @wraps(own)
+    def run(*args: Any, **options: Any) -> Any:
+        found = own(*args, **options)
+        if in_backward():
+            return found  # one within another: the outer one tells
+        with _lock:
+            errors, _kept[:] = list(_kept), []
+        if errors:
+            raise errors[0]
+        return found
+
+    return run

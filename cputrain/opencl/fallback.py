@@ -1,0 +1,206 @@
+"""An operator without a kernel: the CPU does it, and what that cost is written down."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import torch
+from torch.utils import _pytree as tree
+
+from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.tensor import OclTensor, form_of, made, on_host, reformed, resized
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+aten = torch.ops.aten
+
+VARIABLE = "CPUTRAIN_OCL_FALLBACK"
+"""With "error", there is no fallback: for tests of kernels."""
+
+
+class Fallback(Record):
+    """An operator that the CPU did."""
+
+    operator: str
+    """ "aten.cumsum.default"."""
+
+    calls: int
+    """How often."""
+
+    seconds: float
+    """In all: waiting for the device, on the CPU, and back."""
+
+    moved_bytes: int
+    """To the host and back; none where memory is shared."""
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.of: dict[str, tuple[int, float, int]] = {}
+
+
+_counts = _Counts()
+
+
+def fallbacks() -> list[Fallback]:
+    """Operators that the CPU did since the last reset, the dearest first."""
+    with _counts.lock:
+        found = [
+            Fallback(operator=name, calls=calls, seconds=seconds, moved_bytes=moved)
+            for name, (calls, seconds, moved) in _counts.of.items()
+        ]
+    return sorted(found, key=lambda one: -one.seconds)
+
+
+class Told:
+    """What stands of it in the line at the end of a launch."""
+
+    def describe(self) -> str:
+        """The dearest, and how many there were."""
+        found = fallbacks()
+        if not found:
+            return ""
+        shown = ", ".join(
+            f"{one.operator.split('.')[1]} ({one.calls} calls, {one.seconds * 1e3:.3g} ms)"
+            for one in found[:SHOWN]
+        )
+        many = "operators" if len(found) > 1 else "operator"
+        more = ", …" if len(found) > SHOWN else ""
+        return f"{len(found)} {many} without an OpenCL kernel on the CPU: {shown}{more}"
+
+    def undo(self) -> None:
+        """It stays."""
+
+
+SHOWN = 3
+"""Operators in that line."""
+
+
+def reset_fallbacks() -> None:
+    """From now on, none was."""
+    with _counts.lock:
+        _counts.of.clear()
+
+
+def _count(func: Any, seconds: float, moved: int) -> None:
+    with _counts.lock:
+        calls, before, bytes_ = _counts.of.get(str(func), (0, 0.0, 0))
+        _counts.of[str(func)] = (calls + 1, before + seconds, bytes_ + moved)
+
+
+def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the operator gives, done by the CPU: on the same memory, or on copies of it."""
+    if os.environ.get(VARIABLE) == "error":
+        raise NotImplementedError(
+            f"{func} has no OpenCL kernel, and {VARIABLE}=error forbids the CPU"
+        )
+    begin = time.perf_counter()
+    tensors = [one for one in tree.tree_leaves((args, kwargs)) if isinstance(one, OclTensor)]
+    index = next((one.memory.device.index for one in tensors), _index(kwargs.get("device")))
+    for device in {one.memory.device for one in tensors}:
+        device.finish()
+    there = {id(one): on_host(one) for one in tensors}
+    written = _written(func, args, kwargs)
+    # an output may be made larger, which its memory cannot; and it may be an input as well
+    outputs = {
+        id(one): torch.empty_strided(one.size(), one.stride(), dtype=one.dtype)
+        for one in written.outputs
+    }
+    known = {id(there[id(one)]): one for one in tensors}
+    known.update((id(outputs[id(one)]), one) for one in written.outputs)
+    bare_args = tree.tree_map_only(OclTensor, lambda one: there[id(one)], args)
+    bare = tree.tree_map_only(OclTensor, lambda one: outputs.get(id(one), there[id(one)]), kwargs)
+    goes_to = torch.device(bare["device"]).type if bare.get("device") is not None else "ocl"
+    if "device" in bare:
+        bare["device"] = "cpu"
+    found = func(*bare_args, **bare)
+    moved = 0
+    for one in written.in_place:
+        value = there[id(one)]
+        if form_of(value) != form_of(one):
+            reformed(one, value)
+        moved += put(one, value)
+    for one in written.outputs:
+        value = outputs[id(one)]
+        if value.size() != one.size():
+            resized(one, value.size(), value.stride())
+        fill(one, value)
+    if goes_to != "cpu":
+        found = tree.tree_map_only(torch.Tensor, lambda one: _back(one, known, index), found)
+    _count(func, time.perf_counter() - begin, moved)
+    return found
+
+
+def _index(device: Any) -> int:
+    return 0 if device is None else torch.device(device).index or 0
+
+
+class _Written(Record):
+    """Tensors that an operator writes to."""
+
+    in_place: list[OclTensor]
+    """What they hold before counts."""
+
+    outputs: list[OclTensor]
+    """They are `out=`, and may be of another size."""
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> _Written:
+    found: tuple[list[OclTensor], list[OclTensor]] = ([], [])
+    arguments = func._schema.arguments
+    given = list(zip(arguments, args, strict=False))
+    given += [(one, kwargs[one.name]) for one in arguments if one.name in kwargs]
+    for argument, value in given:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            each = value if isinstance(value, (list, tuple)) else [value]
+            found[argument.kwarg_only].extend(one for one in each if isinstance(one, OclTensor))
+    return _Written(in_place=found[0], outputs=found[1])
+
+
+def put(one: OclTensor, value: torch.Tensor) -> int:
+    """Have what was written to a tensor on the host on the device; how many bytes were moved."""
+    from cputrain.opencl.platforms import cl
+
+    memory = one.memory
+    if memory.host is not None:
+        return 0
+    flat = torch.tensor([], dtype=torch.uint8).set_(value.untyped_storage())
+    cl().enqueue_copy(memory.device.queue, memory.buffer, flat.numpy()[: memory.size])
+    memory.device.finish()
+    return memory.size
+
+
+def _back(one: torch.Tensor, known: dict[int, OclTensor], index: int) -> Any:
+    """On the device: an argument itself, or a new tensor of these values."""
+    if one.layout is not torch.strided:
+        raise NotImplementedError(f"{one.layout} is for tensors on the CPU: call .cpu() before")
+    if id(one) in known:
+        return known[id(one)]
+    return sent(one, index)
+
+
+def sent(value: torch.Tensor, index: int) -> OclTensor:
+    """A tensor of the CPU on a device, in the same order of memory."""
+    value = value.resolve_conj().resolve_neg()
+    stride = value.stride() if _is_dense(value) else contiguous(value.size())
+    there = made(index, value.size(), stride, value.dtype)
+    fill(there, value)
+    return there
+
+
+def fill(there: OclTensor, value: torch.Tensor) -> None:
+    """Write values of the CPU to a tensor on a device."""
+    there.memory.device.finish()
+    host = on_host(there)
+    host.copy_(value)
+    put(there, host)
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    return value.is_contiguous() or bool(aten.is_non_overlapping_and_dense(value))

@@ -1,0 +1,195 @@
+"""Operators that make tensors, copy them, and read a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cputrain.opencl.elementwise import run
+from cputrain.opencl.fallback import fill, sent
+from cputrain.opencl.kernels import kernel
+from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
+from cputrain.opencl.tensor import OclTensor, made, on_host
+from cputrain.opencl.types import are_known
+
+aten = torch.ops.aten
+
+PRESERVE = (None, torch.preserve_format)
+
+
+def like(self: OclTensor, memory_format: Any, dtype: torch.dtype | None) -> OclTensor:
+    """A new one of this size, in an order of memory that torch would choose."""
+    kind = dtype or self.dtype
+    index = self.memory.device.index
+    if memory_format in PRESERVE:
+        if is_dense(self):
+            return made(index, self.size(), self.stride(), kind)
+        twin = torch.empty_strided(self.size(), self.stride(), device="meta")
+        return made(index, self.size(), torch.empty_like(twin).stride(), kind)
+    stride = torch.empty(self.size(), device="meta", memory_format=memory_format).stride()
+    return made(index, self.size(), stride, kind)
+
+
+def _goes_elsewhere(self: OclTensor, device: Any, layout: Any) -> bool:
+    return layout not in (None, torch.strided) or (
+        device is not None and torch.device(device) != self.device
+    )
+
+
+def _filled(one: OclTensor, value: Any) -> OclTensor:
+    if are_known(one.memory.device, one.dtype):
+        computes = torch.uint8 if one.dtype is torch.bool else one.dtype
+        run("VALUE", one, [], [("VALUE", computes, value)], computes=computes)
+    else:
+        fill(one, torch.full(one.size(), value, dtype=one.dtype))
+    return one
+
+
+@kernel(aten.empty_like.default)
+def empty_like(
+    self: OclTensor, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None, memory_format: Any = None,  # noqa: ARG001
+) -> Any:  # fmt: skip
+    """With whatever is in its memory."""
+    if _goes_elsewhere(self, device, layout):
+        return NotImplemented
+    return like(self, memory_format, dtype)
+
+
+@kernel(aten.zeros_like.default)
+def zeros_like(self: OclTensor, **options: Any) -> Any:
+    """Zeros."""
+    found = empty_like(self, **options)
+    return found if found is NotImplemented else _filled(found, 0)
+
+
+@kernel(aten.ones_like.default)
+def ones_like(self: OclTensor, **options: Any) -> Any:
+    """Ones."""
+    found = empty_like(self, **options)
+    return found if found is NotImplemented else _filled(found, 1)
+
+
+@kernel(aten.full_like.default)
+def full_like(self: OclTensor, fill_value: Any, **options: Any) -> Any:
+    """Always the same."""
+    found = empty_like(self, **options)
+    return found if found is NotImplemented else _filled(found, fill_value)
+
+
+@kernel(aten.new_empty_strided.default)
+def new_empty_strided(
+    self: OclTensor, size: Any, stride: Any, dtype: Any = None, layout: Any = None,
+    device: Any = None, pin_memory: Any = None,  # noqa: ARG001
+) -> Any:  # fmt: skip
+    """In that form."""
+    if _goes_elsewhere(self, device, layout):
+        return NotImplemented
+    return made(self.memory.device.index, size, stride, dtype or self.dtype)
+
+
+@kernel(aten.new_empty.default)
+def new_empty(self: OclTensor, size: Any, **options: Any) -> Any:
+    """Of that size."""
+    return new_empty_strided(self, size, contiguous(size), **options)
+
+
+@kernel(aten.new_zeros.default)
+def new_zeros(self: OclTensor, size: Any, **options: Any) -> Any:
+    """Zeros."""
+    found = new_empty(self, size, **options)
+    return found if found is NotImplemented else _filled(found, 0)
+
+
+@kernel(aten.new_ones.default)
+def new_ones(self: OclTensor, size: Any, **options: Any) -> Any:
+    """Ones."""
+    found = new_empty(self, size, **options)
+    return found if found is NotImplemented else _filled(found, 1)
+
+
+@kernel(aten.new_full.default)
+def new_full(self: OclTensor, size: Any, fill_value: Any, **options: Any) -> Any:
+    """Always the same."""
+    found = new_empty(self, size, **options)
+    return found if found is NotImplemented else _filled(found, fill_value)
+
+
+@kernel(aten.fill_.Scalar)
+def fill_(self: OclTensor, value: Any) -> Any:
+    """Always the same, from now on."""
+    return NotImplemented if isinstance(value, complex) else _filled(self, value)
+
+
+@kernel(aten.zero_.default)
+def zero_(self: OclTensor) -> Any:
+    """Nothing, from now on."""
+    return _filled(self, 0)
+
+
+@kernel(aten.copy_.default)
+def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
+    """Between a device and the host, or within a device, whatever the types and forms."""
+    if not isinstance(src, OclTensor):
+        if src.device.type != "cpu" or src.layout is not torch.strided:
+            return NotImplemented
+        fill(self, src)
+        return self
+    if not isinstance(self, OclTensor):
+        src.memory.device.finish()
+        self.copy_(on_host(src))
+        return self
+    if self.memory.device is not src.memory.device:
+        src.memory.device.finish()
+        fill(self, on_host(src))
+        return self
+    if (
+        is_another_part(self, src)
+        or not are_known(self.memory.device, self.dtype, src.dtype)
+        or broadcast([self.size(), src.size()]) != list(self.size())
+    ):
+        return NotImplemented
+    run("SRC", self, [("SRC", src)], computes=src.dtype)
+    return self
+
+
+@kernel(aten.clone.default)
+def clone(self: OclTensor, *, memory_format: Any = None) -> Any:
+    """The same in memory of its own."""
+    return _copied(like(self, memory_format, None), self)
+
+
+@kernel(aten._to_copy.default)
+def to_copy(
+    self: OclTensor, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,  # noqa: ARG001
+) -> Any:  # fmt: skip
+    """The same of another type, or somewhere else."""
+    if layout not in (None, torch.strided):
+        return NotImplemented
+    goes = self.device if device is None else torch.device(device)
+    if goes.type == self.device.type and goes.index in (None, self.device.index):
+        return _copied(like(self, memory_format, dtype), self)
+    self.memory.device.finish()
+    value = on_host(self).to(
+        dtype or self.dtype, memory_format=memory_format or torch.preserve_format
+    )
+    if goes.type == self.device.type:
+        return sent(value, goes.index or 0)
+    return value.clone() if value.data_ptr() == on_host(self).data_ptr() else value.to(goes)
+
+
+def _copied(there: OclTensor, src: OclTensor) -> Any:
+    found = copy_(there, src)
+    if found is NotImplemented:
+        src.memory.device.finish()
+        fill(there, on_host(src))
+    return there
+
+
+@kernel(aten._local_scalar_dense.default)
+def local_scalar_dense(self: OclTensor) -> Any:
+    """Its only number."""
+    self.memory.device.finish()
+    return on_host(self).item()

@@ -1,0 +1,225 @@
+"""Operators that look at one element of each tensor at a time, by expressions.
+
+A name in capitals in an expression is that of an argument in torch's schema.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from typing import Any
+
+import torch
+
+from cputrain.opencl.elementwise import run
+from cputrain.opencl.kernels import kernel
+from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
+from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.types import are_known
+
+aten = torch.ops.aten
+
+SAME = {
+    "add.Tensor": "SELF + ALPHA * OTHER",
+    "sub.Tensor": "SELF - ALPHA * OTHER",
+    "rsub.Scalar": "OTHER - ALPHA * SELF",
+    "mul.Tensor": "SELF * OTHER",
+    "maximum": "SELF > OTHER || SELF != SELF ? SELF : OTHER",
+    "minimum": "SELF < OTHER || SELF != SELF ? SELF : OTHER",
+    "addcmul": "SELF + VALUE * TENSOR1 * TENSOR2",
+    "neg": "-SELF",
+    "abs": "SELF < 0 ? -SELF : SELF",
+    "relu": "SELF < 0 ? 0 : SELF",
+    "threshold_backward": "SELF <= THRESHOLD ? 0 : GRAD_OUTPUT",
+}
+"""Computed in the type that torch gives the arguments together, which is the result's."""
+
+FLOATING = {
+    "div.Tensor": "SELF / OTHER",
+    "addcdiv": "SELF + VALUE * TENSOR1 / TENSOR2",
+    "exp": "exp(SELF)",
+    "log": "log(SELF)",
+    "sqrt": "sqrt(SELF)",
+    "rsqrt": "1 / sqrt(SELF)",
+    "sin": "sin(SELF)",
+    "cos": "cos(SELF)",
+    "reciprocal": "1 / SELF",
+    "sigmoid": "1 / (1 + exp(-SELF))",
+    "tanh": "tanh(SELF)",
+    "silu": "SELF / (1 + exp(-SELF))",
+    "hardswish": "SELF * clamp(SELF + 3, (T)0, (T)6) / 6",
+    "hardsigmoid": "clamp(SELF + 3, (T)0, (T)6) / 6",
+    "hardtanh": "SELF < MIN_VAL ? MIN_VAL : SELF > MAX_VAL ? MAX_VAL : SELF",
+    "leaky_relu": "SELF > 0 ? SELF : SELF * NEGATIVE_SLOPE",
+    "sigmoid_backward": "GRAD_OUTPUT * (1 - OUTPUT) * OUTPUT",
+    "tanh_backward": "GRAD_OUTPUT * (1 - OUTPUT * OUTPUT)",
+    "silu_backward": "GRAD_OUTPUT * (1 + SELF * (1 - 1 / (1 + exp(-SELF)))) / (1 + exp(-SELF))",
+    "hardswish_backward": "SELF <= -3 ? 0 : SELF < 3 ? GRAD_OUTPUT * (SELF / 3 + (T)0.5)"
+    " : GRAD_OUTPUT",
+    "hardsigmoid_backward": "SELF > -3 && SELF < 3 ? GRAD_OUTPUT / 6 : 0",
+    "hardtanh_backward": "SELF <= MIN_VAL || SELF >= MAX_VAL ? 0 : GRAD_OUTPUT",
+    "leaky_relu_backward": "SELF > 0 ? GRAD_OUTPUT : GRAD_OUTPUT * NEGATIVE_SLOPE",
+    "lerp.Scalar": "fabs(WEIGHT) < (T)0.5 ? SELF + WEIGHT * (END - SELF)"
+    " : END - (END - SELF) * (1 - WEIGHT)",
+}
+"""Computed in a floating type. T is its name."""
+
+COMPARED = {
+    "eq": "SELF == OTHER", "ne": "SELF != OTHER", "lt": "SELF < OTHER", "le": "SELF <= OTHER",
+    "gt": "SELF > OTHER", "ge": "SELF >= OTHER",
+}  # fmt: skip
+"""What is true or false; of a tensor and another, or a number."""
+
+IN_PLACE = (
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "addcmul", "addcdiv", "relu", "sigmoid",
+    "silu", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "lerp.Scalar", "sqrt", "neg",
+    "exp", "reciprocal", "tanh",
+)  # fmt: skip
+"""Those that torch has in place as well."""
+
+
+def number_of(value: Any) -> Any:
+    """A number, or what a tensor of the CPU with a single one holds; else None."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
+        found = value.item()
+        return None if isinstance(found, complex) else found
+    return None
+
+
+def register(operator: Any, expression: str, kind: str, *, in_place: bool = False) -> None:
+    """Have the operator computed by the expression: its result is "same", "float" or "bool"."""
+    arguments = operator._schema.arguments
+    names = [one.name for one in arguments]
+    defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    used = set(re.findall("[A-Z][A-Z0-9_]+", expression))
+
+    @kernel(operator)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        tensors: list[tuple[str, OclTensor]] = []
+        scalars: list[tuple[str, Any]] = []
+        values = []
+        for name in names:
+            if name.upper() not in used:
+                continue
+            value = given[name]
+            if isinstance(value, OclTensor):
+                tensors.append((name.upper(), value))
+            elif (number := number_of(value)) is not None:
+                scalars.append((name.upper(), number))
+            else:
+                return NotImplemented
+            if name not in ("alpha", "value"):  # these take the type of what they are used with
+                values.append(value)
+        out = given["self"] if in_place else None
+        if in_place and not isinstance(out, OclTensor):
+            return NotImplemented
+        return computed(expression, kind, out, tensors, scalars, promoted(values))
+
+
+def computed(
+    expression: str,
+    kind: str,
+    out: OclTensor | None,
+    tensors: list[tuple[str, OclTensor]],
+    scalars: list[tuple[str, Any]],
+    computes: torch.dtype,
+) -> Any:
+    """What the expression gives, in a new tensor or in `out`."""
+    device = tensors[0][1].memory.device
+    every = [one for _, one in tensors]
+    if kind == "float" and not computes.is_floating_point:
+        computes = torch.get_default_dtype()
+    result = torch.bool if kind == "bool" else computes
+    size = broadcast([one.size() for one in every])
+    if out is not None:
+        result = out.dtype
+        if (
+            not torch.can_cast(computes, result)
+            or size != list(out.size())
+            or any(is_another_part(out, one) for one in every)
+        ):
+            return NotImplemented
+    if (
+        size is None
+        or (computes is torch.bool and kind != "bool")
+        or any(one.memory.device is not device for one in every)
+        or not are_known(device, computes, result, *(one.dtype for one in every))
+        or not all(_holds(computes, value) for _, value in scalars)
+    ):
+        return NotImplemented
+    if out is None:
+        out = made(device.index, size, _strides(size, every), result)
+    run(
+        expression, out, tensors, [(name, computes, value) for name, value in scalars],
+        computes=computes,
+    )  # fmt: skip
+    return out
+
+
+def _holds(kind: torch.dtype, value: Any) -> bool:
+    """Whether a number of this type is this one."""
+    if kind.is_floating_point:
+        return True
+    if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
+        return False
+    limits = torch.iinfo(kind) if kind is not torch.bool else None
+    return limits is None or limits.min <= value <= limits.max
+
+
+def promoted(values: list[Any]) -> torch.dtype:
+    """The type that torch gives all of them together."""
+    return _promoted(
+        tuple(
+            (value.dtype, min(value.dim(), 1)) if isinstance(value, torch.Tensor) else type(value)
+            for value in values
+        )
+    )
+
+
+@cache
+def _promoted(kinds: tuple[Any, ...]) -> torch.dtype:
+    examples = [
+        torch.ones((1,) * kind[1], dtype=kind[0]) if isinstance(kind, tuple) else kind(1)
+        for kind in kinds
+    ]
+    found = examples[0]
+    for one in examples[1:]:
+        found = found + one if torch.bool not in (_type(found), _type(one)) else _either(found, one)
+    return _type(found)
+
+
+def _type(value: Any) -> torch.dtype:
+    return value.dtype if isinstance(value, torch.Tensor) else torch.result_type(value, value)
+
+
+def _either(one: Any, other: Any) -> torch.Tensor:
+    dims = max(getattr(one, "ndim", 0), getattr(other, "ndim", 0))
+    return torch.ones((1,) * dims, dtype=torch.result_type(one, other))
+
+
+def _strides(size: list[int], every: list[OclTensor]) -> Any:
+    """Those of the first tensor of this size without gaps; else those of none."""
+    for one in every:
+        if list(one.size()) == size and is_dense(one):
+            return one.stride()
+    return contiguous(size)
+
+
+def _overload(name: str, suffix: str = "") -> Any:
+    """Torch's, of "add.Tensor", or of "relu" for its default."""
+    base, _, which = name.partition(".")
+    return getattr(getattr(aten, base + suffix), which or "default")
+
+
+for _table, _kind in ((SAME, "same"), (FLOATING, "float")):
+    for _name, _expression in _table.items():
+        register(_overload(_name), _expression, _kind)
+        if _name in IN_PLACE:
+            register(_overload(_name, "_"), _expression, _kind, in_place=True)
+for _name, _expression in COMPARED.items():
+    for _which in ("Tensor", "Scalar"):
+        register(_overload(f"{_name}.{_which}"), _expression, "bool")

@@ -1,0 +1,124 @@
+"""Registers the device with torch, when this is imported; makers of tensors among it."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+
+from cputrain.errors import CputrainError
+from cputrain.opencl.device import devices
+from cputrain.opencl.errors import raised_at_its_end
+from cputrain.opencl.fallback import Told, fill, on_cpu
+from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.tensor import OclTensor, made, on_host
+from cputrain.runtime.at_work import NOW
+
+NAME = "ocl"
+
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """From now on there is "ocl"."""
+    if _libraries:
+        return
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken not in ("privateuseone", NAME):
+        raise CputrainError(
+            "cputrain.opencl", "needs torch's one place for a further device",
+            found=f"{taken!r} in it", do=f"Do not import what registers {taken!r}.",
+        )  # fmt: skip
+    devices()  # or there is none, and it says so
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    from cputrain.opencl import files, module, ops  # noqa: F401  (kernels are found from now on)
+
+    _setup_privateuseone_for_python_backend(NAME, backend_module=module.made)
+    library: Any = torch.library.Library
+    aten = library("aten", "IMPL")
+    aten.impl("empty.memory_format", _empty, "PrivateUse1")
+    aten.impl("empty_strided", _empty_strided, "PrivateUse1")
+    aten.impl("_copy_from", _copy_from, "PrivateUse1")
+    every = library("_", "IMPL")
+    every.fallback(_otherwise, "PrivateUse1")
+    _libraries.extend((aten, every))
+    engine: Any = torch.autograd.graph
+    run = raised_at_its_end(engine._engine_run_backward)
+    both: tuple[Any, ...] = (engine, torch.autograd)  # each has it by its name
+    for place in both:
+        place._engine_run_backward = run
+    files.register(NAME)
+    NOW.applied[NAME] = Told()
+    kind: Any = torch.nn.Module
+    kind._apply = _keeping_parameters(kind._apply)
+
+
+def _index(device: Any) -> int:
+    return 0 if device is None else torch.device(device).index or 0
+
+
+def _empty(
+    size: Any, dtype: Any = None, layout: Any = None, device: Any = None,  # noqa: ARG001
+    pin_memory: Any = None, memory_format: Any = None,  # noqa: ARG001
+) -> OclTensor:  # fmt: skip
+    kind = dtype or torch.get_default_dtype()
+    stride: Any = contiguous(size)
+    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+        stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
+    return made(_index(device), size, stride, kind)
+
+
+def _empty_strided(
+    size: Any, stride: Any, dtype: Any = None, layout: Any = None,  # noqa: ARG001
+    device: Any = None, pin_memory: Any = None,  # noqa: ARG001
+) -> OclTensor:  # fmt: skip
+    return made(_index(device), size, stride, dtype or torch.get_default_dtype())
+
+
+def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
+    if isinstance(target, OclTensor):
+        value = source
+        if isinstance(source, OclTensor):
+            source.memory.device.finish()
+            value = on_host(source)
+        fill(target, value)
+    else:
+        source.memory.device.finish()
+        target.copy_(on_host(source))
+    return target
+
+
+def _otherwise(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operator that makes a tensor of nothing."""
+    return on_cpu(func, args, kwargs)
+
+
+def _keeping_parameters(own: Any) -> Any:
+    """Torch's function that moves a module, with its parameters staying who they are.
+
+    An optimizer may have them, or another module. Torch would put others in their place where they
+    come here or leave, as their memory is of another kind.
+    """
+    future = torch.__future__
+
+    @wraps(own)
+    def apply(module: Any, fn: Any, recurse: bool = True) -> Any:
+        first = next(module.parameters(), None)
+        if first is None or future.get_swap_module_params_on_conversion():
+            return own(module, fn, recurse)
+        with torch.no_grad():
+            comes = isinstance(fn(first), OclTensor)
+        if comes == isinstance(first, OclTensor):
+            return own(module, fn, recurse)
+        future.set_swap_module_params_on_conversion(True)
+        try:
+            return own(module, fn, recurse)
+        finally:
+            future.set_swap_module_params_on_conversion(False)
+
+    return apply
+
+
+register()

@@ -1,0 +1,137 @@
+"""A tensor on a device: torch knows its form, and we know where its bytes are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from copy import deepcopy
+from math import prod
+from typing import Any
+
+import torch
+
+from cputrain.opencl.device import Memory, devices
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class OclTensor(torch.Tensor):
+    """One, or a view of one: many may be in one memory."""
+
+    memory: Memory
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(
+        cls,
+        memory: Memory,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
+        dtype: torch.dtype,
+    ) -> OclTensor:
+        make: Any = torch.Tensor._make_wrapper_subclass
+        made: OclTensor = make(
+            cls, size, strides=stride, storage_offset=offset, dtype=dtype,
+            device=f"ocl:{memory.device.index}",
+        )  # fmt: skip
+        made.memory = memory
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        from cputrain.opencl.dispatch import dispatch
+
+        return dispatch(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        shown = repr(self.detach().cpu())
+        end = ", requires_grad=True)" if self.is_leaf and self.requires_grad else ")"
+        return f"{shown[:-1]}, device='{self.device}'{end}"
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        """Its values, to be put where the reader wants them: torch's own way for such devices."""
+        if isinstance(self, torch.nn.Parameter):
+            return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
+        arguments = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
+        return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
+
+    def __deepcopy__(self, known: dict[int, Any]) -> OclTensor:
+        if id(self) in known:
+            return known[id(self)]  # type: ignore[no-any-return]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "only tensors that are leaves of the graph can be deep-copied: detach() it first"
+            )
+        with torch.no_grad():
+            copied: Any = self.detach().clone(memory_format=torch.preserve_format)
+        if isinstance(self, torch.nn.Parameter):
+            copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
+        else:
+            copied.requires_grad_(self.requires_grad)
+        known[id(self)] = copied
+        for name, value in self.__dict__.items():
+            if name not in OWN:
+                setattr(copied, name, deepcopy(value, known))
+        if self.grad is not None:
+            copied.grad = deepcopy(self.grad, known)
+        return copied  # type: ignore[no-any-return]
+
+
+OWN = frozenset({"memory", "_is_param"})
+"""Attributes that are a tensor's by its making."""
+
+
+def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
+    """A new one, with whatever is in its memory."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
+    memory = devices()[index].allocate(extent * dtype.itemsize)
+    return OclTensor(memory, size, stride, 0, dtype)
+
+
+def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
+    """Another form and new memory, for what an operator has to make larger or smaller."""
+    with torch._C._DisableTorchDispatch():
+        torch.ops.aten.resize_.default.redispatch(_METADATA, one, list(size))
+    reformed(one, torch.empty_strided(size, stride, device="meta"))
+    one.memory = made(one.memory.device.index, size, stride, one.dtype).memory
+
+
+def reformed(one: OclTensor, like: torch.Tensor) -> None:
+    """Another form in the same memory, in place."""
+    with torch._C._DisableTorchDispatch():
+        torch.ops.aten.as_strided_.default.redispatch(_METADATA, one, *form_of(like))
+
+
+def form_of(one: torch.Tensor) -> tuple[list[int], list[int], int]:
+    """Size, stride and offset."""
+    return list(one.size()), list(one.stride()), int(one.storage_offset())
+
+
+_METADATA = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+"""Operators of the CPU that look at no values may be used for what torch knows of a tensor."""
+
+
+def on_host(one: OclTensor) -> torch.Tensor:
+    """The same on the CPU: the same memory, where it is the host's; else a copy of it.
+
+    Everything that was asked of the device must be through.
+    """
+    memory = one.memory
+    flat = torch.from_numpy(memory.host if memory.host is not None else _read(memory))
+    whole = flat[: flat.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
+    return whole.as_strided(one.size(), one.stride(), one.storage_offset())
+
+
+def _read(memory: Memory) -> Any:
+    import numpy as np
+
+    from cputrain.opencl.platforms import cl
+
+    host = np.empty(memory.size, np.uint8)
+    cl().enqueue_copy(memory.device.queue, host, memory.buffer)
+    return host

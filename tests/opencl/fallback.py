@@ -1,0 +1,119 @@
+"""What has no kernel is done by the CPU, and told; an error ends nothing but the call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from cputrain.opencl import fallbacks, reset_fallbacks
+
+NONE = r"aten.cumsum.default has no OpenCL kernel, and CPUTRAIN_OCL_FALLBACK=error"
+
+
+def test_which_how_often_and_at_what_cost():
+    reset_fallbacks()
+    x = torch.rand(64, 64, device="ocl")
+    reset_fallbacks()
+    for _ in range(3):
+        x.cumsum(0)
+    (found,) = fallbacks()
+    assert (found.operator, found.calls, found.moved_bytes) == ("aten.cumsum.default", 3, 0)
+    assert 0 < found.seconds < 10
+
+
+def test_copies_between_host_and_device_are_none():
+    reset_fallbacks()
+    x = torch.ones(3).to("ocl")
+    x.copy_(torch.zeros(3))
+    assert x.to(torch.int64).sum is not None
+    assert float(x[0]) == 0.0
+    assert x.cpu().tolist() == [0.0, 0.0, 0.0]
+    assert fallbacks() == []
+
+
+@pytest.mark.usefixtures("forbidden")
+def test_it_can_be_forbidden():
+    x = torch.ones(3, device="ocl")
+    assert (x + 1).cpu().tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(NotImplementedError, match=NONE):
+        x.cumsum(0)
+
+
+def test_an_error_in_a_backward_is_raised_by_it(monkeypatch):
+    """It would end the process if it left the kernel."""
+    x = torch.ones(3, device="ocl", requires_grad=True)
+    for run in (
+        lambda y: y.backward(), lambda y: torch.autograd.grad(y, x),
+        lambda y: _in_a_thread(y.backward),
+    ):  # fmt: skip
+        y = x.logcumsumexp(0).sum()
+        monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "error")
+        with pytest.raises(NotImplementedError, match="has no OpenCL kernel"):
+            run(y)
+        monkeypatch.delenv("CPUTRAIN_OCL_FALLBACK")
+        x.grad = None
+        (x * 2).sum().backward()
+        assert x.grad.cpu().tolist() == [2.0, 2.0, 2.0]
+
+
+def _in_a_thread(run):
+    caught = []
+
+    def caught_there():
+        try:
+            run()
+        except NotImplementedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=caught_there)
+    thread.start()
+    thread.join()
+    raise caught[0]
+
+
+def test_errors_are_torchs_own():
+    x = torch.ones(3, device="ocl")
+    for wrong in (
+        lambda: x + torch.ones(4, device="ocl"),
+        lambda: x @ torch.ones(4, 4, device="ocl"),
+        lambda: torch.nn.functional.conv2d(x, x),
+        lambda: x.view(5),
+        lambda: x[7],
+        lambda: torch.ones(2, 2, device="ocl").to_sparse(),
+    ):
+        with pytest.raises((RuntimeError, IndexError)):
+            wrong()
+    assert (x * 2).sum().item() == 6.0
+
+
+def test_no_memory_is_told_and_the_process_lives():
+    x = torch.ones(3, device="ocl")
+    with pytest.raises(torch.OutOfMemoryError, match=r"ocl:0 .* has no memory for .* MiB"):
+        torch.empty(1 << 46, device="ocl")
+    assert x.sum().item() == 3.0
+
+
+def test_a_kernel_that_does_not_compile_shows_its_log():
+    from cputrain.errors import CputrainError
+    from cputrain.opencl.device import devices
+    from cputrain.opencl.program import kernel_of
+
+    with pytest.raises(CputrainError, match=r"(?s)must compile.*undeclared"):
+        kernel_of(devices()[0], "__kernel void elements() { none = 1; }", "elements", ())
+
+
+def test_a_launch_tells_of_them_at_its_end(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(
+        "import torch, cputrain.opencl\nx = torch.ones(4, device='ocl')\n"
+        "for _ in range(3): x.cumsum(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cputrain.launch", "launch", str(path)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "1 operator without an OpenCL kernel on the CPU: cumsum (3 calls" in done.stderr

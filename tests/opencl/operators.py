@@ -1,0 +1,93 @@
+"""Torch's own database of operators: with a kernel or without, they give what the CPU gives."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as tree
+
+import cputrain.opencl  # noqa: F401
+from cputrain.opencl.kernels import KERNELS
+
+SAMPLES = 2
+"""Of each operator. (All of them take minutes.)"""
+
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "new_empty", "new_empty_strided",
+             "empty_strided"}  # fmt: skip
+"""Values are whatever is in memory."""
+
+NEEDS = {
+    "to": "is asked for the CPU",
+    "tensor_split": "wants its indices on the CPU, as it does on any device",
+    "to_sparse": "gives what is on the CPU only", "sparse.sampled_addmm": "the same",
+    "sparse.mm": "the same",
+}  # fmt: skip
+"""Why an operator is not compared."""
+
+OPERATORS = [
+    one for one in op_db
+    if torch.float32 in one.dtypes and not one.name.startswith("jiterator")  # CUDA's own
+    and one.name not in UNDEFINED | NEEDS.keys()
+    and one.variant_test_name != "partial_views"  # looks beyond its tensor
+]  # fmt: skip
+
+
+def sent(value, where):
+    def moved(one):
+        return one.detach().to(where).requires_grad_(one.requires_grad)
+
+    found = tree.tree_map_only(torch.Tensor, moved, value)
+    if isinstance(found, dict) and str(found.get("device", "")) == "cpu":
+        found["device"] = where
+    return found
+
+
+def leaves(value):
+    return [one for one in tree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+def done(operator, sample, where):
+    """Outputs, and gradients of their sum."""
+    torch.manual_seed(0)
+    given = sent((sample.input, sample.args), where)
+    options = sent(dict(sample.kwargs), where)
+    out = leaves(operator(given[0], *given[1], **options))
+    learns = [one for one in leaves((given, options)) if one.requires_grad]
+    ends = [one for one in out if one.requires_grad]
+    if not ends or not learns:
+        return out, []
+    total = [one.abs().sum() if one.is_complex() else one.sum() for one in ends]
+    return out, torch.autograd.grad(total, learns, allow_unused=True)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda one: one.full_name)
+def test_it_gives_what_the_cpu_gives(operator):
+    warnings.simplefilter("ignore")
+    samples = operator.sample_inputs("cpu", torch.float32, requires_grad=operator.supports_autograd)
+    for sample in itertools.islice(samples, SAMPLES):
+        try:
+            expected, gradients = done(operator, sample, "cpu")
+        except RuntimeError:
+            continue  # it is not defined there
+        found, others = done(operator, sample, "ocl")
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert one.device.type == "ocl"
+            torch.testing.assert_close(
+                one.detach().cpu(), other.detach(), rtol=1e-4, atol=1e-4, equal_nan=True
+            )
+        for one, other in zip(others, gradients, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(
+                    one.cpu(), other, rtol=1e-3, atol=1e-3, equal_nan=True, check_stride=False
+                )
+
+
+def test_how_many_have_kernels():
+    print(f"{len(KERNELS)} overloads have kernels, of {len(OPERATORS)} operators compared")
+    assert len(KERNELS) > 50

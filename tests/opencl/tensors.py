@@ -1,0 +1,233 @@
+"""Tensors on an OpenCL device: values, forms, and what is kept of them in files."""
+
+from __future__ import annotations
+
+import _ctypes
+import copy
+import io
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cputrain.opencl
+from cputrain.opencl import reset_fallbacks
+from cputrain.opencl.device import rounded
+from cputrain.opencl.elementwise import folded
+
+LAST = torch.channels_last
+
+TYPES = [
+    torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool,
+    torch.float16, torch.bfloat16, torch.complex64,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_values_go_there_and_come_back(kind):
+    value = (torch.randn(3, 4) * 5).to(kind)
+    there = value.to("ocl")
+    assert there.device == torch.device("ocl:0")
+    assert there.dtype == kind
+    assert torch.equal(there.cpu(), value)
+    assert torch.equal(there.clone().t().cpu(), value.t())
+    assert there.to("ocl") is there
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.t(),
+        lambda x: x[1:, ::2],
+        lambda x: x.permute(1, 0)[2],
+        lambda x: x.view(-1)[5:],
+        lambda x: x.unsqueeze(1).expand(4, 3, 6),
+        lambda x: x.diagonal(),
+        lambda x: x.unfold(1, 2, 2),
+        lambda x: x.as_strided((2, 3), (1, 6), 2),
+        lambda x: x.chunk(3, 1)[2],
+        lambda x: x.reshape(2, -1),
+    ],
+)
+def test_views_are_of_the_same_memory(view):
+    value = torch.randn(4, 6)
+    there = value.to("ocl")
+    assert torch.equal(view(there).cpu(), view(value))
+    if not view(value)._is_view() or 0 in view(value).stride():
+        return
+    for one in (value, there):
+        view(one).mul_(3).add_(1)
+    assert torch.equal(there.cpu(), value)
+
+
+def test_another_type_of_the_same_bits():
+    value = torch.randn(2, 4)
+    for kind in (torch.int32, torch.uint8, torch.int64):
+        assert torch.equal(value.to("ocl").view(kind).cpu(), value.view(kind))
+    numbers = torch.randn(3, dtype=torch.complex64)
+    assert torch.equal(torch.view_as_real(numbers.to("ocl")).cpu(), torch.view_as_real(numbers))
+    assert torch.equal((numbers.to("ocl").conj() * 2).cpu(), numbers.conj() * 2)
+
+
+def test_makers_of_tensors():
+    for make in (
+        lambda where: torch.zeros(2, 3, device=where),
+        lambda where: torch.full((2,), 7, device=where),
+        lambda where: torch.arange(5, device=where),
+        lambda where: torch.linspace(0, 1, 4, device=where),
+        lambda where: torch.eye(3, device=where),
+        lambda where: torch.tensor([[1, 2], [3, 4]], device=where),
+        lambda where: torch.ones(2, 2, device=where).new_full((3,), 2.5),
+        lambda where: torch.ones(2, 3, 4, 5, device=where).contiguous(memory_format=LAST) * 2,
+        lambda where: torch.full_like(torch.ones(3, 2, device=where).t(), 4),
+    ):  # fmt: skip
+        expected, found = make("cpu"), make("ocl")
+        assert torch.equal(found.cpu(), expected)
+        assert found.stride() == expected.stride()
+
+
+def test_sizes_change_in_place():
+    x = torch.arange(6.0, device="ocl")
+    x.resize_(2, 2)
+    assert torch.equal(x.cpu(), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    x.resize_(3, 3)
+    assert torch.equal(x.cpu().flatten()[:4], torch.arange(4.0))
+    x.unsqueeze_(0).squeeze_()
+    assert x.shape == (3, 3)
+    out = torch.empty(0, device="ocl")
+    torch.add(x, 1, out=out)
+    assert torch.equal(out.cpu(), x.cpu() + 1)
+    torch.exp(out, out=out)
+    assert torch.allclose(out.cpu(), (x.cpu() + 1).exp())
+
+
+def test_it_is_printed_like_any_other():
+    x = torch.ones(2, device="ocl", requires_grad=True)
+    assert repr(x) == "tensor([1., 1.], device='ocl:0', requires_grad=True)"
+
+
+def test_files_are_read_anywhere():
+    x = torch.nn.Parameter(torch.randn(3, device="ocl"))
+    held = io.BytesIO()
+    torch.save({"x": x, "same": x, "y": x.detach() + 1}, held)
+    for where, kind in ((None, "ocl"), ("cpu", "cpu"), ("ocl", "ocl")):
+        held.seek(0)
+        found = torch.load(held, map_location=where)
+        assert {one.device.type for one in found.values()} == {kind}
+        assert torch.equal(found["x"].cpu(), x.detach().cpu())
+        assert found["x"].requires_grad
+        assert isinstance(found["x"], torch.nn.Parameter)
+        assert found["x"] is found["same"]
+
+
+def test_a_file_is_read_where_there_is_no_opencl(tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save(torch.arange(3.0, device="ocl"), path)
+    read = "import sys, torch; print(torch.load(sys.argv[1], map_location='cpu'))"
+    done = run("-c", read, str(path))
+    assert done.stdout == "tensor([0., 1., 2.])\n", done.stderr
+
+
+def test_copies_have_memory_of_their_own():
+    x = torch.nn.Parameter(torch.ones(3, device="ocl"))
+    x.tag = ["mine"]
+    x.sum().backward()
+    other = copy.deepcopy(x)
+    assert isinstance(other, torch.nn.Parameter)
+    assert torch.equal(other.grad.cpu(), torch.ones(3))
+    assert other.tag == ["mine"]
+    assert other.tag is not x.tag
+    with torch.no_grad():
+        other.add_(1)
+    assert torch.equal(x.detach().cpu(), torch.ones(3))
+    pair = copy.deepcopy([x, x])
+    assert pair[0] is pair[1]
+    with pytest.raises(RuntimeError, match="leaves"):
+        copy.deepcopy(x * 2)
+
+
+def test_memory_is_used_again():
+    torch.ocl.empty_cache()
+    before = torch.ocl.memory_stats()["allocated"]
+    for _ in range(10):
+        x = torch.zeros(1 << 20, device="ocl")
+    assert torch.ocl.memory_stats()["allocated"] - before == 4 << 20
+    assert torch.ocl.memory_stats()["reserved"] - before <= 8 << 20
+    del x
+    assert torch.ocl.memory_stats()["allocated"] == before
+    torch.ocl.empty_cache()
+    assert torch.ocl.memory_stats()["reserved"] == before
+
+
+@given(st.integers(0, 1 << 40))
+def test_a_block_is_little_larger_than_what_is_in_it(size):
+    room = rounded(size)
+    assert room >= size
+    assert room <= max(512, size + size / 8 + 512)
+    assert rounded(room) == room
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 5), max_size=5), st.data())
+def test_folded_dimensions_are_the_same_places(size, data):
+    order = data.draw(st.permutations(range(len(size))))
+    twin = torch.arange(torch.Size(size).numel()).reshape([size[dim] for dim in order])
+    twin = twin.permute([order.index(dim) for dim in range(len(size))])
+    sizes, (steps, flat) = folded(
+        twin.shape, [list(twin.stride()), list(torch.empty(size).stride())]
+    )
+    places, others = [0], [0]
+    for n, step, plain in zip(sizes, steps, flat, strict=True):
+        places = [place + step * at for at in range(n) for place in places]
+        others = [place + plain * at for at in range(n) for place in others]
+    assert others == list(range(twin.numel()))
+    assert [
+        twin.as_strided((1,), (1,), place).item() for place in places
+    ] == twin.flatten().tolist()
+    assert len(sizes) <= max(1, len(size))
+
+
+def test_what_is_missing_is_told():
+    done = run("-c", "import sys; sys.modules['pyopencl'] = None; import cputrain.opencl")
+    assert "cputrain.opencl needs PyOpenCL" in done.stderr
+    assert 'pip install "cputrain[opencl]"' in done.stderr
+
+
+def test_drivers_without_a_file_are_found(tmp_path):
+    """As in a container that has a GPU's driver and no list of drivers; here it is an empty one."""
+    shutil.copy(_ctypes.__file__, tmp_path / "libamdocl64.so")
+    ask = (
+        "import cputrain.opencl, os; folder = os.environ['OCL_ICD_VENDORS']; "
+        "print(open(folder + '/libamdocl64.so.icd').read().strip(), torch_count())"
+    ).replace("torch_count()", "__import__('torch').ocl.device_count()")
+    count = torch.ocl.device_count()
+    for _ in range(2):
+        done = run("-c", ask, XDG_CACHE_HOME=str(tmp_path), LD_LIBRARY_PATH=str(tmp_path))
+        assert done.stdout == f"libamdocl64.so {count}\n", done.stderr
+
+
+def test_another_device_in_torchs_one_place_is_told():
+    done = run(
+        "-c", "import torch; torch.utils.rename_privateuse1_backend('mine'); import cputrain.opencl"
+    )
+    assert "needs torch's one place for a further device; found 'mine'" in done.stderr
+
+
+def run(*words, **variables):
+    environment = {name: value for name, value in os.environ.items() if name != "OCL_ICD_VENDORS"}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False,
+        env={**environment, **variables},
+    )  # fmt: skip
+
+
+def test_counting_begins_anew():
+    torch.ones(3, device="ocl").cumsum(0)
+    assert cputrain.opencl.fallbacks()
+    reset_fallbacks()
+    assert cputrain.opencl.fallbacks() == []
