@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import cache
 
 import numpy as np
@@ -63,6 +64,8 @@ class Device:
         self.name = str(found.name).strip()
         self.context = cl().Context([found])
         self.queue = cl().CommandQueue(self.context)
+        self.lock = threading.Lock()
+        """Held while something is asked of the queue by several calls."""
         self.is_cpu = bool(found.type & cl().device_type.CPU)
         self.shares = self.is_cpu or bool(found.host_unified_memory)
         """Whether its memory is the host's."""

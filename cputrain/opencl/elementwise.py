@@ -6,7 +6,8 @@ that lie behind one another in all tensors are made one. Where all tensors lie a
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
+from math import prod
 
 import numpy as np
 import torch
@@ -17,10 +18,13 @@ from cputrain.opencl.types import NAMES, SCALARS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
+    from cputrain.opencl.device import Device
     from cputrain.opencl.tensor import OclTensor
 
     Named = tuple[str, OclTensor]
+    Form = tuple[torch.dtype, Sequence[int], Sequence[int]]
     Scalar = tuple[str, torch.dtype, float]
 
 GROUP = 256
@@ -39,43 +43,63 @@ def run(
 
     Tensors and scalars go by their names in it; tensors are read as what is `computes`d in.
     """
-    count = out.numel()
+    device = out.memory.device
+    kernel, count, tail = _prepared(
+        device,
+        expression,
+        (out.dtype, out.size(), out.stride()),
+        tuple([(name, one.dtype, one.size(), one.stride()) for name, one in tensors]),
+        tuple([(name, kind) for name, kind, _ in scalars]),
+        computes,
+    )
     if not count:
         return
-    device = out.memory.device
-    every = [out, *(one for _, one in tensors)]
-    sizes, strides = folded(out.size(), [stretched(one, out.size()) for one in every])
+    arguments: list[object] = [out.memory.buffer, out.storage_offset()]
+    for _, one in tensors:
+        arguments += (one.memory.buffer, one.storage_offset())
+    arguments += [SCALARS[kind](value) for _, kind, value in scalars]
+    with device.lock:  # arguments stay with the kernel until it is asked for
+        kernel(device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count, *arguments, *tail)
+
+
+@lru_cache(maxsize=1 << 14)
+def _prepared(
+    device: Device,
+    expression: str,
+    out: Form,
+    tensors: tuple[tuple[str, torch.dtype, Sequence[int], Sequence[int]], ...],
+    scalars: tuple[tuple[str, torch.dtype], ...],
+    computes: torch.dtype,
+) -> tuple[Any, int, list[int]]:
+    """The kernel for tensors of this form, the number of elements, and the last arguments."""
+    kind, size, stride = out
+    count = prod(size)
+    if not count:
+        return None, 0, []
+    steps = [list(stride), *(stretched(own, step, size) for _, _, own, step in tensors)]
+    sizes, strides = folded(size, steps)
     flat = len(sizes) == 1 and all(one[0] == 1 for one in strides)
     source = source_of(
         expression,
-        NAMES[out.dtype],
-        tuple((name, NAMES[one.dtype]) for name, one in tensors),
-        tuple((name, NAMES[kind]) for name, kind, _ in scalars),
+        NAMES[kind],
+        tuple((name, NAMES[dtype]) for name, dtype, _, _ in tensors),
+        tuple((name, NAMES[dtype]) for name, dtype in scalars),
         NAMES[computes],
         0 if flat else len(sizes),
-        is_bool=out.dtype is torch.bool,
+        is_bool=kind is torch.bool,
     )
+    tail = [] if flat else [*sizes, *(step for one in strides for step in one)]
     types: list[object] = [np.int64]
-    arguments: list[object] = [count]
-    for one in every:
-        types += [None, np.int64]
-        arguments += [one.memory.buffer, one.storage_offset()]
-    for _, kind, value in scalars:
-        types.append(SCALARS[kind])
-        arguments.append(SCALARS[kind](value))
-    if not flat:
-        for number in (*sizes, *(step for one in strides for step in one)):
-            types.append(np.int64)
-            arguments.append(number)
-    kernel = kernel_of(device, source, "elements", tuple(types))
-    kernel(device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), *arguments)
+    types += [None, np.int64] * (1 + len(tensors))
+    types += [SCALARS[dtype] for _, dtype in scalars]
+    types += [np.int64] * len(tail)
+    return kernel_of(device, source, "elements", tuple(types)), count, tail
 
 
-def stretched(one: OclTensor, size: Sequence[int]) -> list[int]:
-    """Its strides as if it had this size: what is broadcast does not move."""
-    missing = len(size) - one.dim()
-    own = one.size()
-    return [0] * missing + [0 if own[dim] == 1 else step for dim, step in enumerate(one.stride())]
+def stretched(own: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> list[int]:
+    """Strides of a tensor as if it had this size: what is broadcast does not move."""
+    missing = [0] * (len(size) - len(own))
+    return missing + [0 if n == 1 else step for n, step in zip(own, stride, strict=True)]
 
 
 def folded(size: Sequence[int], strides: Sequence[list[int]]) -> tuple[list[int], list[list[int]]]:

@@ -18,10 +18,10 @@ def contiguous(size: Sequence[int]) -> list[int]:
     return stride
 
 
-def is_dense(one: OclTensor) -> bool:
-    """Whether it fills its part of the memory, in whatever order."""
+def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor fills its part of the memory, in whatever order."""
     expected = 1
-    for step, n in sorted(zip(one.stride(), one.size(), strict=True)):
+    for step, n in sorted(zip(stride, size, strict=True)):
         if n == 1:
             continue
         if step != expected:

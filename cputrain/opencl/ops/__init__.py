@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cputrain.opencl.ops import composed, making, pointwise
+from cputrain.opencl.ops import composed, making, normalising, pointwise, reducing
 
-__all__ = ["composed", "making", "pointwise"]
+__all__ = ["composed", "making", "normalising", "pointwise", "reducing"]

@@ -23,7 +23,7 @@ def like(self: OclTensor, memory_format: Any, dtype: torch.dtype | None) -> OclT
     kind = dtype or self.dtype
     index = self.memory.device.index
     if memory_format in PRESERVE:
-        if is_dense(self):
+        if is_dense(self.size(), self.stride()):
             return made(index, self.size(), self.stride(), kind)
         twin = torch.empty_strided(self.size(), self.stride(), device="meta")
         return made(index, self.size(), torch.empty_like(twin).stride(), kind)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +17,10 @@ from cputrain.opencl.kernels import kernel
 from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
 from cputrain.opencl.tensor import OclTensor, made
 from cputrain.opencl.types import are_known
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
 
@@ -31,6 +35,7 @@ SAME = {
     "neg": "-SELF",
     "abs": "SELF < 0 ? -SELF : SELF",
     "relu": "SELF < 0 ? 0 : SELF",
+    "where.self": "CONDITION != 0 ? SELF : OTHER",
     "threshold_backward": "SELF <= THRESHOLD ? 0 : GRAD_OUTPUT",
 }
 """Computed in the type that torch gives the arguments together, which is the result's."""
@@ -79,6 +84,10 @@ IN_PLACE = (
 """Those that torch has in place as well."""
 
 
+ASIDE = ("alpha", "value", "condition")
+"""Arguments that have no part in the type that is computed in."""
+
+
 def number_of(value: Any) -> Any:
     """A number, or what a tensor of the CPU with a single one holds; else None."""
     if isinstance(value, (bool, int, float)):
@@ -112,7 +121,7 @@ def register(operator: Any, expression: str, kind: str, *, in_place: bool = Fals
                 scalars.append((name.upper(), number))
             else:
                 return NotImplemented
-            if name not in ("alpha", "value"):  # these take the type of what they are used with
+            if name not in ASIDE:
                 values.append(value)
         out = given["self"] if in_place else None
         if in_place and not isinstance(out, OclTensor):
@@ -130,34 +139,53 @@ def computed(
 ) -> Any:
     """What the expression gives, in a new tensor or in `out`."""
     device = tensors[0][1].memory.device
-    every = [one for _, one in tensors]
     if kind == "float" and not computes.is_floating_point:
         computes = torch.get_default_dtype()
-    result = torch.bool if kind == "bool" else computes
-    size = broadcast([one.size() for one in every])
-    if out is not None:
-        result = out.dtype
-        if (
-            not torch.can_cast(computes, result)
-            or size != list(out.size())
-            or any(is_another_part(out, one) for one in every)
-        ):
+    decided = _decided(
+        kind,
+        device,
+        None if out is None else (out.dtype, out.size()),
+        tuple([(one.dtype, one.size(), one.stride()) for _, one in tensors]),
+        computes,
+    )
+    if decided is None:
+        return NotImplemented
+    result, size, stride = decided
+    for _, one in tensors:
+        if one.memory.device is not device or (out is not None and is_another_part(out, one)):
             return NotImplemented
-    if (
-        size is None
-        or (computes is torch.bool and kind != "bool")
-        or any(one.memory.device is not device for one in every)
-        or not are_known(device, computes, result, *(one.dtype for one in every))
-        or not all(_holds(computes, value) for _, value in scalars)
-    ):
+    if not all(_holds(computes, value) for _, value in scalars):
         return NotImplemented
     if out is None:
-        out = made(device.index, size, _strides(size, every), result)
+        out = made(device.index, size, stride, result)
     run(
         expression, out, tensors, [(name, computes, value) for name, value in scalars],
         computes=computes,
     )  # fmt: skip
     return out
+
+
+@lru_cache(maxsize=1 << 14)
+def _decided(
+    kind: str,
+    device: Device,
+    out: tuple[torch.dtype, Any] | None,
+    forms: tuple[tuple[torch.dtype, Any, Any], ...],
+    computes: torch.dtype,
+) -> tuple[torch.dtype, Any, Any] | None:
+    """The result's type, size and strides; None where the CPU must."""
+    result = torch.bool if kind == "bool" else computes
+    size = broadcast([size for _, size, _ in forms])
+    if size is None or (computes is torch.bool and kind != "bool"):
+        return None
+    if out is not None:
+        result = out[0]
+        if not torch.can_cast(computes, result) or size != list(out[1]):
+            return None
+    if not are_known(device, computes, result, *(dtype for dtype, _, _ in forms)):
+        return None
+    fitting = (own for _, other, own in forms if list(other) == size and is_dense(other, own))
+    return result, size, next(fitting, contiguous(size))
 
 
 def _holds(kind: torch.dtype, value: Any) -> bool:
@@ -199,14 +227,6 @@ def _type(value: Any) -> torch.dtype:
 def _either(one: Any, other: Any) -> torch.Tensor:
     dims = max(getattr(one, "ndim", 0), getattr(other, "ndim", 0))
     return torch.ones((1,) * dims, dtype=torch.result_type(one, other))
-
-
-def _strides(size: list[int], every: list[OclTensor]) -> Any:
-    """Those of the first tensor of this size without gaps; else those of none."""
-    for one in every:
-        if list(one.size()) == size and is_dense(one):
-            return one.stride()
-    return contiguous(size)
 
 
 def _overload(name: str, suffix: str = "") -> Any:

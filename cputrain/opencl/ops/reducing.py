@@ -1,0 +1,95 @@
+"""Operators that make one element of many: sums, means, the largest and the least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cputrain.opencl.kernels import kernel
+from cputrain.opencl.ops.making import copy_
+from cputrain.opencl.reduction import reduce
+from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.types import are_known
+
+aten = torch.ops.aten
+
+SUM = ("0", "A + X", "A")
+MEAN = ("0", "A + X", "A / COUNT")
+
+
+def _dims(self: OclTensor, dim: Any) -> list[int] | None:
+    """All of them, or those that are named; None where torch will say what is wrong."""
+    count = self.dim()
+    asked = [dim] if isinstance(dim, int) else list(dim or range(count))
+    if any(not -max(1, count) <= one < max(1, count) for one in asked):
+        return None
+    found = [one % count for one in asked] if count else []
+    return None if len(set(found)) < len(found) else found
+
+
+def _reduced(
+    how: tuple[str, str, str],
+    self: OclTensor,
+    dim: Any,
+    keepdim: bool,
+    kind: torch.dtype,
+) -> Any:
+    dims = _dims(self, dim)
+    if dims is None or not are_known(self.memory.device, self.dtype, kind):
+        return NotImplemented
+    kept = [n for place, n in enumerate(self.size()) if place not in dims]
+    index = self.memory.device.index
+    out = made(index, kept, contiguous(kept), kind)
+    if self.dtype is not kind and self.dtype is torch.bool:
+        self = copy_(made(index, self.size(), contiguous(self.size()), kind), self)
+    reduce(*how, self, dims, out)
+    if not keepdim:
+        return out
+    size = [1 if place in dims else n for place, n in enumerate(self.size())]
+    return OclTensor(out.memory, size, contiguous(size), 0, kind)
+
+
+@kernel(aten.sum.dim_IntList, aten.sum.default)
+def sum_(
+    self: OclTensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
+    """Of integers, an int64."""
+    kind = dtype or (self.dtype if self.dtype.is_floating_point else torch.int64)
+    return _reduced(SUM, self, dim, keepdim, kind)
+
+
+@kernel(aten.mean.dim, aten.mean.default)
+def mean(
+    self: OclTensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
+    """Of floating numbers."""
+    kind = dtype or self.dtype
+    return _reduced(MEAN, self, dim, keepdim, kind) if kind.is_floating_point else NotImplemented
+
+
+@kernel(aten.amax.default)
+def amax(self: OclTensor, dim: Any = (), keepdim: bool = False) -> Any:
+    """What is no number is larger than all."""
+    return _farthest("X > A || X != X ? X : A", "-INFINITY", self, dim, keepdim)
+
+
+@kernel(aten.amin.default)
+def amin(self: OclTensor, dim: Any = (), keepdim: bool = False) -> Any:
+    """And less."""
+    return _farthest("X < A || X != X ? X : A", "INFINITY", self, dim, keepdim)
+
+
+def _farthest(step: str, start: str, self: OclTensor, dim: Any, keepdim: bool) -> Any:
+    if not self.dtype.is_floating_point or not self.numel():
+        return NotImplemented
+    return _reduced((start, f"A != A ? A : ({step})", "A"), self, dim, keepdim, self.dtype)

@@ -1,0 +1,145 @@
+"""Many elements made one: in an order that does not depend on who is faster, without atomics.
+
+What one element comes of is divided among chunks, side by side; the chunks are made one then, in
+their order. Where there are many elements to come, each has one chunk.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from math import prod
+
+import numpy as np
+import torch
+
+from cputrain.opencl.elementwise import GROUP, folded
+from cputrain.opencl.program import kernel_of
+from cputrain.opencl.tensor import made
+from cputrain.opencl.types import NAMES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cputrain.opencl.device import Device
+    from cputrain.opencl.tensor import OclTensor
+
+CHUNKS = 256
+"""At the most, of one element."""
+
+LEAST = 64
+"""Elements of a chunk."""
+
+ENOUGH = 1 << 14
+"""Elements to come that need no chunks."""
+
+
+def reduce(
+    start: str, step: str, end: str, tensor: OclTensor, dims: Sequence[int], out: OclTensor
+) -> None:
+    """Make one of all elements in these dimensions, for each place in the others.
+
+    `step` gives A, what there is so far, from A and the next element X; it begins with `start`, and
+    `end` makes of A and the COUNT what is written. `out` is contiguous, and has the other
+    dimensions in their order.
+    """
+    kept = [dim for dim in range(tensor.dim()) if dim not in dims]
+    size, stride = tensor.size(), tensor.stride()
+    outputs, count = prod(size[dim] for dim in kept), prod(size[dim] for dim in dims)
+    if not outputs:
+        return
+    chunks = 1
+    if outputs < ENOUGH:
+        chunks = max(1, min(CHUNKS, count // LEAST, ENOUGH // outputs))
+    device = out.memory.device
+    computes = _wide(out.dtype)
+    first = out if chunks == 1 else made(device.index, (outputs * chunks,), (1,), computes)
+    kernel, tail = _prepared(
+        device, start, step, end if chunks == 1 else "A", NAMES[tensor.dtype], NAMES[first.dtype],
+        NAMES[computes], (tuple(size[d] for d in kept), tuple(stride[d] for d in kept)),
+        (tuple(size[d] for d in dims), tuple(stride[d] for d in dims)),
+    )  # fmt: skip
+    _ask(device, kernel, outputs * chunks, chunks, count, count, first, tensor, tail)
+    if chunks > 1:
+        again, tail = _prepared(
+            device, start, step, end, NAMES[computes], NAMES[out.dtype], NAMES[computes],
+            ((outputs,), (chunks,)), ((chunks,), (1,)),
+        )  # fmt: skip
+        _ask(device, again, outputs, 1, chunks, count, out, first, tail)
+
+
+def _wide(kind: torch.dtype) -> torch.dtype:
+    return torch.uint8 if kind is torch.bool else kind
+
+
+def _ask(
+    device: Device, kernel: Any, items: int, chunks: int, count: int, whole: int, out: OclTensor,
+    tensor: OclTensor, tail: list[int],
+) -> None:  # fmt: skip
+    with device.lock:
+        kernel(
+            device.queue, (-(-items // GROUP) * GROUP,), (GROUP,), items, chunks, count, whole,
+            out.memory.buffer, out.storage_offset(), tensor.memory.buffer, tensor.storage_offset(),
+            *tail,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 12)
+def _prepared(
+    device: Device, start: str, step: str, end: str, read: str, written: str, computes: str,
+    kept: tuple[tuple[int, ...], tuple[int, ...]], reduced: tuple[tuple[int, ...], tuple[int, ...]],
+) -> tuple[Any, list[int]]:  # fmt: skip
+    outer, (outer_steps,) = folded(kept[0], [list(kept[1])])
+    inner, (inner_steps,) = folded(reduced[0], [list(reduced[1])])
+    source = source_of(start, step, end, read, written, computes, len(outer), len(inner))
+    tail = [*outer, *outer_steps, *inner, *inner_steps]
+    types: list[object] = [*[np.int64] * 4, None, np.int64, None, np.int64, *[np.int64] * len(tail)]
+    return kernel_of(device, source, "reduced", tuple(types)), tail
+
+
+@cache
+def source_of(
+    start: str, step: str, end: str, read: str, written: str, computes: str, outer: int, inner: int
+) -> str:
+    """The kernel's, for so many dimensions that stay and that are reduced, the innermost first."""
+    parameters = [
+        "const long items", "const long chunks", "const long count", "const long COUNT",
+        f"__global {written}* out", "const long out_at", f"__global const {read}* in",
+        "const long in_at",
+    ]  # fmt: skip
+    for name, many in (("k", outer), ("r", inner)):
+        parameters += [f"const long {name}n{dim}" for dim in range(many)]
+        parameters += [f"const long {name}s{dim}" for dim in range(many)]
+    wide = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n" if "double" in parameters[4:] or (
+        computes == "double") else ""  # fmt: skip
+    return f"""{wide}typedef {computes} T;
+__kernel void reduced({", ".join(parameters)})
+{{
+  const long item = get_global_id(0);
+  if (item >= items) return;
+  const long chunk = item % chunks;
+  long at = item / chunks, begin = in_at;
+  {_places("k", "begin", outer)}
+  T A = {start};
+  for (long number = chunk; number < count; number += chunks) {{
+    long place = begin;
+    at = number;
+    {_places("r", "place", inner)}
+    const T X = (T)in[place];
+    A = {step};
+  }}
+  out[out_at + item] = ({written})({end});
+}}
+"""
+
+
+def _places(name: str, place: str, many: int) -> str:
+    lines = []
+    for dim in range(many):
+        last = dim == many - 1
+        at = "at" if last else f"at % {name}n{dim}"
+        lines.append(f"{place} += ({at}) * {name}s{dim};")
+        if not last:
+            lines.append(f"at /= {name}n{dim};")
+    return " ".join(lines)
