@@ -8,7 +8,7 @@ import torch
 
 from cputrain.opencl.errors import in_backward, keep, stand_in
 from cputrain.opencl.fallback import on_cpu
-from cputrain.opencl.kernels import KERNELS
+from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor
 from cputrain.opencl.views import is_view, viewed
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cputrain.opencl.fallback import fill
-from cputrain.opencl.kernels import kernel
+from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, resized
 
 FIRST = 5

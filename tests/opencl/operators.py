@@ -11,7 +11,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as tree
 
 import cputrain.opencl  # noqa: F401
-from cputrain.opencl.kernels import KERNELS
+from cputrain.opencl.table import KERNELS
 
 SAMPLES = 2
 """Of each operator. (All of them take minutes.)"""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-FILES = ("tensors", "moved", "fallback", "operators", "among_devices")
+FILES = ("tensors", "moved", "fallback", "kernels", "operators", "among_devices")
 
 
 @pytest.fixture(scope="module", autouse=True)

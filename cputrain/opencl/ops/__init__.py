@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from cputrain.opencl.ops import composed, making, normalising, pointwise, reducing
+from cputrain.opencl.ops import (
+    composed,
+    making,
+    multiplying,
+    normalising,
+    pointwise,
+    reducing,
+)
 
-__all__ = ["composed", "making", "normalising", "pointwise", "reducing"]
+__all__ = ["composed", "making", "multiplying", "normalising", "pointwise", "reducing"]

@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from cputrain.opencl.fallback import put
-from cputrain.opencl.kernels import kernel
+from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import on_host, resized
 
 TYPE_CHECKING = False

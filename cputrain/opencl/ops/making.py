@@ -8,8 +8,8 @@ import torch
 
 from cputrain.opencl.elementwise import run
 from cputrain.opencl.fallback import fill, sent
-from cputrain.opencl.kernels import kernel
 from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
+from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made, on_host
 from cputrain.opencl.types import are_known
 

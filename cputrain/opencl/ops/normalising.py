@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cputrain.opencl.kernels import kernel
+from cputrain.opencl.table import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from cputrain.opencl.elementwise import run
-from cputrain.opencl.kernels import kernel
 from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
+from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
 from cputrain.opencl.types import are_known
 
@@ -70,6 +70,11 @@ FLOATING = {
 }
 """Computed in a floating type. T is its name."""
 
+OF_FLOATS = {
+    "pow.Tensor_Scalar": "EXPONENT == 2 ? SELF * SELF : pow(SELF, EXPONENT)",
+}
+"""The same, where the arguments are floating numbers already."""
+
 COMPARED = {
     "eq": "SELF == OTHER", "ne": "SELF != OTHER", "lt": "SELF < OTHER", "le": "SELF <= OTHER",
     "gt": "SELF > OTHER", "ge": "SELF >= OTHER",
@@ -79,7 +84,7 @@ COMPARED = {
 IN_PLACE = (
     "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "addcmul", "addcdiv", "relu", "sigmoid",
     "silu", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "lerp.Scalar", "sqrt", "neg",
-    "exp", "reciprocal", "tanh",
+    "exp", "reciprocal", "tanh", "add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar",
 )  # fmt: skip
 """Those that torch has in place as well."""
 
@@ -99,7 +104,10 @@ def number_of(value: Any) -> Any:
 
 
 def register(operator: Any, expression: str, kind: str, *, in_place: bool = False) -> None:
-    """Have the operator computed by the expression: its result is "same", "float" or "bool"."""
+    """Have the operator computed by the expression: its result is "same", "float" or "bool".
+
+    As "floats", it is for floating numbers alone.
+    """
     arguments = operator._schema.arguments
     names = [one.name for one in arguments]
     defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
@@ -139,7 +147,9 @@ def computed(
 ) -> Any:
     """What the expression gives, in a new tensor or in `out`."""
     device = tensors[0][1].memory.device
-    if kind == "float" and not computes.is_floating_point:
+    if kind.startswith("float") and not computes.is_floating_point:
+        if kind == "floats":
+            return NotImplemented
         computes = torch.get_default_dtype()
     decided = _decided(
         kind,
@@ -235,7 +245,11 @@ def _overload(name: str, suffix: str = "") -> Any:
     return getattr(getattr(aten, base + suffix), which or "default")
 
 
-for _table, _kind in ((SAME, "same"), (FLOATING, "float")):
+for _name in ("add", "sub", "mul"):
+    SAME[f"{_name}.Scalar"] = SAME[f"{_name}.Tensor"]
+FLOATING["div.Scalar"] = FLOATING["div.Tensor"]
+
+for _table, _kind in ((SAME, "same"), (FLOATING, "float"), (OF_FLOATS, "floats")):
     for _name, _expression in _table.items():
         register(_overload(_name), _expression, _kind)
         if _name in IN_PLACE:

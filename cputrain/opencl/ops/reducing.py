@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.kernels import kernel
 from cputrain.opencl.ops.making import copy_
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
 from cputrain.opencl.types import are_known
 

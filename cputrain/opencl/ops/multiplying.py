@@ -1,0 +1,110 @@
+"""Products of matrices.
+
+On a CPU torch's own product is many times as fast as one in OpenCL, and is on the same memory: so
+it is the CPU's there, unless that is forbidden.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import torch
+
+from cputrain.opencl.fallback import is_forbidden
+from cputrain.opencl.program import kernel_of
+from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.table import kernel
+from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.types import NAMES, SCALARS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.opencl.device import Device
+
+aten = torch.ops.aten
+
+TILE = 64
+"""Rows and columns that a group of items makes, as in gemm.cl."""
+
+SIDE = 16
+"""Items of a group in each direction."""
+
+
+@kernel(aten.mm.default, aten.bmm.default)
+def product(self: OclTensor, mat2: OclTensor) -> Any:
+    """Of two matrices, or of each pair in two batches."""
+    return _multiplied(None, self, mat2, 0.0, 1.0)
+
+
+@kernel(aten.addmm.default, aten.baddbmm.default)
+def added(
+    self: OclTensor, batch1: OclTensor, batch2: OclTensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """The same, and something else."""
+    return _multiplied(self, batch1, batch2, beta, alpha)
+
+
+def _multiplied(
+    other: OclTensor | None, one: OclTensor, two: OclTensor, beta: float, alpha: float
+) -> Any:
+    device = one.memory.device
+    every = [each for each in (other, one, two) if each is not None]
+    if (
+        (device.is_cpu and not is_forbidden())
+        or any(not isinstance(each, OclTensor) for each in every)
+        or any(each.memory.device is not device or each.dtype is not one.dtype for each in every)
+        or not one.dtype.is_floating_point
+        or one.dtype not in NAMES
+        or (one.dtype is torch.float64 and not device.has_double)
+        or one.dim() not in (2, 3)
+        or two.dim() != one.dim()
+        or one.size(-1) != two.size(-2)
+        or (one.dim() == 3 and one.size(0) != two.size(0))
+    ):
+        return NotImplemented  # where something is wrong, torch will say so
+    size = [*one.size()[:-1], two.size(-1)]
+    try:
+        third = None if other is None or beta == 0 else torch.broadcast_to(other, size)
+    except RuntimeError:
+        return NotImplemented
+    out = made(device.index, size, contiguous(size), one.dtype)
+    if not out.numel():
+        return out
+    arguments: list[Any] = [one.size(-2), two.size(-1), one.size(-1)]
+    for each in (one, two, third):
+        held: Any = one if each is None else each  # (something must be given)
+        batch = held.stride(0) if held.dim() == 3 else 0
+        arguments += [
+            held.memory.buffer, held.storage_offset(), held.stride(-2), held.stride(-1), batch
+        ]  # fmt: skip
+    scalar = SCALARS[one.dtype]
+    arguments += [out.memory.buffer, 0, scalar(alpha), scalar(beta)]
+    ready = _ready(
+        device, one.dtype, one.stride(-1) == 1, two.stride(-1) == 1, third is not None
+    )  # fmt: skip
+    groups = [
+        -(-two.size(-1) // TILE),
+        -(-one.size(-2) // TILE),
+        one.size(0) if one.dim() == 3 else 1,
+    ]
+    with device.lock:
+        ready(
+            device.queue, (groups[0] * SIDE, groups[1] * SIDE, groups[2]), (SIDE, SIDE, 1),
+            *arguments,
+        )  # fmt: skip
+    return out
+
+
+@lru_cache
+def _ready(device: Device, kind: torch.dtype, by_k: bool, by_n: bool, has_third: bool) -> Any:
+    text = files("cputrain.opencl").joinpath("kernels/gemm.cl").read_text(encoding="utf-8")
+    defined = {"A_BY_K": int(by_k), "B_BY_N": int(by_n), "HAS_D": int(has_third), "T": NAMES[kind]}
+    head = "".join(f"#define {name} {value}\n" for name, value in defined.items())
+    wide = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n" if kind is torch.float64 else ""
+    scalar = SCALARS[kind]
+    matrix = [None, *[np.int64] * 4]
+    types = [*[np.int64] * 3, *matrix * 3, None, np.int64, scalar, scalar]
+    return kernel_of(device, wide + head + text, "gemm", tuple(types))
