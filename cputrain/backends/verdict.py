@@ -144,7 +144,7 @@ def load(backend: str, circumstances: dict[str, Any] | None = None) -> tuple[Ver
             training=_judged(document["training"]),
             evaluation=_judged(document["evaluation"]),
         ), ""
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         return None, f"the verdict {path} is broken ({error})"
 
 
@@ -160,11 +160,17 @@ def _judged(value: Any) -> Judged | None:
                     for name, far in one["differences"].items()
                 },
                 fault=_text(one["fault"]),
-                speedup=None if one["speedup"] is None else float(one["speedup"]),
+                speedup=None if one["speedup"] is None else _speed(one["speedup"]),
             )
             for one in value["layers"]
         )
     )
+
+
+def _speed(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < float(value) < float("inf"):
+        raise ValueError(f"{value!r} in the place of a speed")
+    return float(value)
 
 
 def _text(value: Any) -> str:

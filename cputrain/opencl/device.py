@@ -113,8 +113,8 @@ class Device:
 
     def empty_cache(self) -> None:
         """Nothing is kept for the next tensor."""
-        self.finish()
         kept, self._free = self._free, {}
+        self.finish()  # what was given back may be at work still
         self._reserved -= sum(size * len(blocks) for size, blocks in kept.items())
 
     def finish(self) -> None:

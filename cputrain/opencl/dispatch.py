@@ -6,8 +6,9 @@ from functools import cache
 
 import torch
 
-from cputrain.opencl.errors import in_backward, keep, stand_in
+from cputrain.opencl.errors import stand_in
 from cputrain.opencl.fallback import on_cpu
+from cputrain.opencl.pending import in_backward, keep
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor
 from cputrain.opencl.views import is_view, viewed

@@ -8,28 +8,14 @@ call of backward as if it had come from there.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 from torch.utils import _pytree as tree
 
+from cputrain.opencl.pending import in_backward, taken
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.tensor import OclTensor, made
-
-_lock = threading.Lock()
-_kept: list[BaseException] = []
-
-
-def in_backward() -> bool:
-    """Whether autograd asks."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def keep(error: BaseException) -> None:
-    """Raise this when the backward is through; the first one."""
-    with _lock:
-        _kept.append(error)
 
 
 def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
@@ -64,13 +50,16 @@ def raised_at_its_end(own: Any) -> Any:
 
     @wraps(own)
     def run(*args: Any, **options: Any) -> Any:
-        found = own(*args, **options)
-        if in_backward():
-            return found  # one within another: the outer one tells
-        with _lock:
-            errors, _kept[:] = list(_kept), []
-        if errors:
-            raise errors[0]
+        # by this thread, whatever the device: so what goes wrong is known to be this call's
+        with torch.autograd.set_multithreading_enabled(False):
+            try:
+                found = own(*args, **options)
+            except BaseException as error:
+                if not in_backward() and (first := taken()) is not None:
+                    raise first from error
+                raise
+        if not in_backward() and (first := taken()) is not None:
+            raise first
         return found
 
     return run

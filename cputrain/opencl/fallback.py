@@ -10,7 +10,17 @@ import torch
 from torch.utils import _pytree as tree
 
 from cputrain.opencl.shapes import contiguous
-from cputrain.opencl.tensor import OclTensor, form_of, made, on_host, reformed, resized
+from cputrain.opencl.tensor import (
+    OclTensor,
+    fill,
+    form_of,
+    made,
+    on_host,
+    read,
+    reformed,
+    resized,
+    write,
+)
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -110,7 +120,8 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     index = next((one.memory.device.index for one in tensors), _index(kwargs.get("device")))
     for device in {one.memory.device for one in tensors}:
         device.finish()
-    there = {id(one): on_host(one) for one in tensors}
+    hosts = {id(one.memory): read(one.memory) for one in tensors}  # several may be in one
+    there = {id(one): on_host(one, hosts[id(one.memory)]) for one in tensors}
     written = _written(func, args, kwargs)
     # an output may be made larger, which its memory cannot; and it may be an input as well
     outputs = {
@@ -121,22 +132,26 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     known.update((id(outputs[id(one)]), one) for one in written.outputs)
     bare_args = tree.tree_map_only(OclTensor, lambda one: there[id(one)], args)
     bare = tree.tree_map_only(OclTensor, lambda one: outputs.get(id(one), there[id(one)]), kwargs)
-    goes_to = torch.device(bare["device"]).type if bare.get("device") is not None else "ocl"
-    if "device" in bare:
+    goes_to = None if bare.get("device") is None else torch.device(bare["device"])
+    if goes_to is not None:
         bare["device"] = "cpu"
+        index = goes_to.index or 0
     found = func(*bare_args, **bare)
-    moved = 0
     for one in written.in_place:
-        value = there[id(one)]
-        if form_of(value) != form_of(one):
-            reformed(one, value)
-        moved += put(one, value)
+        if form_of(there[id(one)]) != form_of(one):
+            reformed(one, there[id(one)])
+    changed = {id(one.memory): one.memory for one in written.in_place}
+    moved = sum(write(memory, hosts[key]) for key, memory in changed.items())
+    moved += sum({id(one.memory): one.memory.size for one in tensors
+                  if one.memory.host is None}.values())  # fmt: skip
     for one in written.outputs:
         value = outputs[id(one)]
         if value.size() != one.size():
             resized(one, value.size(), value.stride())
         fill(one, value)
-    if goes_to != "cpu":
+    if goes_to is not None and goes_to.type not in ("cpu", "ocl"):
+        found = tree.tree_map_only(torch.Tensor, lambda one: one.to(goes_to), found)
+    elif goes_to is None or goes_to.type == "ocl":
         found = tree.tree_map_only(torch.Tensor, lambda one: _back(one, known, index), found)
     _count(func, time.perf_counter() - begin, moved)
     return found
@@ -168,19 +183,6 @@ def _written(func: Any, args: Any, kwargs: Any) -> _Written:
     return _Written(in_place=found[0], outputs=found[1])
 
 
-def put(one: OclTensor, value: torch.Tensor) -> int:
-    """Have what was written to a tensor on the host on the device; how many bytes were moved."""
-    from cputrain.opencl.platforms import cl
-
-    memory = one.memory
-    if memory.host is not None:
-        return 0
-    flat = torch.tensor([], dtype=torch.uint8).set_(value.untyped_storage())
-    cl().enqueue_copy(memory.device.queue, memory.buffer, flat.numpy()[: memory.size])
-    memory.device.finish()
-    return memory.size
-
-
 def _back(one: torch.Tensor, known: dict[int, OclTensor], index: int) -> Any:
     """On the device: an argument itself, or a new tensor of these values."""
     if one.layout is not torch.strided:
@@ -197,14 +199,6 @@ def sent(value: torch.Tensor, index: int) -> OclTensor:
     there = made(index, value.size(), stride, value.dtype)
     fill(there, value)
     return there
-
-
-def fill(there: OclTensor, value: torch.Tensor) -> None:
-    """Write values of the CPU to a tensor on a device."""
-    there.memory.device.finish()
-    host = on_host(there)
-    host.copy_(value)
-    put(there, host)
 
 
 def _is_dense(value: torch.Tensor) -> bool:

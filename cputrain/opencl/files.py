@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.fallback import fill
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, resized
+from cputrain.opencl.tensor import OclTensor, fill, resized
 
 FIRST = 5
 """Before what torch itself would do."""

@@ -10,9 +10,9 @@ import torch
 from cputrain.errors import CputrainError
 from cputrain.opencl.device import devices
 from cputrain.opencl.errors import raised_at_its_end
-from cputrain.opencl.fallback import Told, fill, on_cpu
+from cputrain.opencl.fallback import Told, on_cpu
 from cputrain.opencl.shapes import contiguous
-from cputrain.opencl.tensor import OclTensor, made, on_host
+from cputrain.opencl.tensor import OclTensor, fill, made, on_host
 from cputrain.runtime.at_work import NOW
 
 NAME = "ocl"
@@ -49,6 +49,8 @@ def register() -> None:
     both: tuple[Any, ...] = (engine, torch.autograd)  # each has it by its name
     for place in both:
         place._engine_run_backward = run
+    every_tensor: Any = torch.Tensor
+    every_tensor.pin_memory = _pinned(every_tensor.pin_memory)
     files.register(NAME)
     NOW.applied[NAME] = Told()
     kind: Any = torch.nn.Module
@@ -93,6 +95,18 @@ def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:  # 
 def _otherwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     """An operator that makes a tensor of nothing."""
     return on_cpu(func, args, kwargs)
+
+
+def _pinned(own: Any) -> Any:
+    """Torch's function: without a word it would ask this device, which has no such memory."""
+
+    @wraps(own)
+    def pin_memory(self: Any, device: Any = None) -> Any:
+        if device is None and not torch.cuda.is_available():
+            return self
+        return own(self, device or "cuda")
+
+    return pin_memory
 
 
 def _keeping_parameters(own: Any) -> Any:

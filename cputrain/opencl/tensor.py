@@ -7,9 +7,12 @@ from copy import deepcopy
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from cputrain.opencl.device import Memory, devices
+from cputrain.opencl.pending import kept
+from cputrain.opencl.platforms import cl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +56,42 @@ class OclTensor(torch.Tensor):
         end = ", requires_grad=True)" if self.is_leaf and self.requires_grad else ")"
         return f"{shown[:-1]}, device='{self.device}'{end}"
 
+    @property
+    def data(self) -> Any:
+        """As any tensor's; what is put there brings its memory with it."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.memory = value.memory
+
+    def register_hook(self, hook: Any) -> Any:
+        """An error in it is raised when the backward is through: see errors.py."""
+        return super().register_hook(kept(hook))  # type: ignore[no-untyped-call]
+
+    def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
+        """The same."""
+        return super().register_post_accumulate_grad_hook(kept(hook))  # type: ignore[no-untyped-call]
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def tolist(self) -> Any:
+        """Numbers."""
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Only by way of the CPU."""
+        if not force:
+            raise TypeError(
+                f"can't convert an {self.device} tensor to numpy: say .cpu() before, or force=True"
+            )
+        return self.detach().cpu().numpy()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """Its values, to be put where the reader wants them: torch's own way for such devices."""
         if isinstance(self, torch.nn.Parameter):
@@ -89,7 +128,10 @@ OWN = frozenset({"memory", "_is_param"})
 def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
     """A new one, with whatever is in its memory."""
     extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
-    memory = devices()[index].allocate(extent * dtype.itemsize)
+    there = devices()
+    if not 0 <= index < len(there):
+        raise RuntimeError(f"there is no device ocl:{index}: there are {len(there)}")
+    memory = there[index].allocate(extent * dtype.itemsize)
     return OclTensor(memory, size, stride, 0, dtype)
 
 
@@ -116,22 +158,38 @@ _METADATA = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 """Operators of the CPU that look at no values may be used for what torch knows of a tensor."""
 
 
-def on_host(one: OclTensor) -> torch.Tensor:
-    """The same on the CPU: the same memory, where it is the host's; else a copy of it.
+def on_host(one: OclTensor, host: Any = None) -> torch.Tensor:
+    """The same on the CPU: in the same memory, where it is the host's; else in a copy of that.
 
-    Everything that was asked of the device must be through.
+    The copy is `host`, if there is one already. What was asked of the device must be through.
     """
     memory = one.memory
-    flat = torch.from_numpy(memory.host if memory.host is not None else _read(memory))
+    flat = torch.from_numpy(read(memory) if host is None else host)
     whole = flat[: flat.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
     return whole.as_strided(one.size(), one.stride(), one.storage_offset())
 
 
-def _read(memory: Memory) -> Any:
-    import numpy as np
-
-    from cputrain.opencl.platforms import cl
-
+def read(memory: Memory) -> Any:
+    """The bytes: where the host may use them, they themselves."""
+    if memory.host is not None:
+        return memory.host
     host = np.empty(memory.size, np.uint8)
     cl().enqueue_copy(memory.device.queue, host, memory.buffer)
     return host
+
+
+def write(memory: Memory, host: Any) -> int:
+    """Have these bytes on the device; how many were moved for that."""
+    if memory.host is not None:
+        return 0
+    cl().enqueue_copy(memory.device.queue, memory.buffer, host)
+    memory.device.finish()
+    return memory.size
+
+
+def fill(there: OclTensor, value: torch.Tensor) -> None:
+    """Write values of the CPU to a tensor."""
+    there.memory.device.finish()
+    host = read(there.memory)
+    on_host(there, host).copy_(value)
+    write(there.memory, host)

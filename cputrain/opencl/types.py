@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -38,3 +40,14 @@ SCALARS: dict[torch.dtype, Any] = {
 def are_known(device: Device, *types: torch.dtype) -> bool:
     """Whether kernels of this device can be made for all of them."""
     return all(one in NAMES and (one is not torch.float64 or device.has_double) for one in types)
+
+
+def holds(kind: torch.dtype, value: Any) -> bool:
+    """Whether a number of this type is this one."""
+    if kind.is_floating_point:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(kind).max
+    if kind is torch.bool:
+        return value in (0, 1)
+    if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
+        return False
+    return torch.iinfo(kind).min <= value <= torch.iinfo(kind).max

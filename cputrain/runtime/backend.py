@@ -10,6 +10,7 @@ it is known which is faster.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from functools import wraps
@@ -224,24 +225,23 @@ class Evaluation:
     def _first(self, call: Call, model: Any, args: Any, options: Any) -> Any:
         """Torch's output, and theirs beside it."""
         torch, backed = self._backed._torch, self._backed
-        held = [*model.parameters(), *model.buffers()]
-        versions = [one._version for one in held if not one.is_inference()]
+        before = seen(model, args, options)
         state = torch.get_rng_state()
         made = call(model, *args, **options)
-        if versions != [one._version for one in held if not one.is_inference()]:
-            self._leave("it writes to its own tensors")
+        if before is None or before != seen(model, args, options):
+            self._leave("a second call would be seen: it has hooks, or changes something")
             return made
         after = torch.get_rng_state()
         try:
             torch.set_rng_state(state)
             self._run = backed.activate(backed._evaluation, model, None, training=False)
             theirs = backed.without_us(self._run, model, args, options)
+            far = how_far(made, theirs)
         except Exception as error:
             self._leave(in_a_line(error))
             return made
         finally:
             torch.set_rng_state(after)
-        far = how_far(made, theirs)
         if far > LIMIT and not backed._unsafe:
             self._leave(f"its output was {far:.1e} off")
         elif backed._asked:
@@ -258,6 +258,40 @@ class Evaluation:
         assert backend is not None
         self._over, self._run = True, None
         self._backed.tell(f"a model evaluated by torch, and not by {backend.name}: {why}")
+
+
+def seen(model: Any, args: Any, options: Any) -> Any:
+    """What a call might change: another one is made only where it did not. None with hooks."""
+    import random
+
+    from torch.utils._pytree import tree_leaves
+
+    found: list[Any] = [random.getstate()]
+    if "numpy" in sys.modules:
+        found.append(str(sys.modules["numpy"].random.get_state()))
+    for module in model.modules():
+        held = module.__dict__
+        if any(held.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
+            return None
+        for value in held.values():
+            found.append(_Itself(value))
+            if isinstance(value, (list, dict, set)):
+                found.append(len(value))
+    tensors = [*model.parameters(), *model.buffers(), *tree_leaves((args, options))]
+    found += [one._version for one in tensors if is_plain(one) and not one.is_inference()]
+    return [*found, len(tensors)]
+
+
+class _Itself:
+    """Equal where it is of the same object; which stays alive, so that no other takes its place."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def form_of(args: Any, options: Any) -> Any:
@@ -311,6 +345,24 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {said[:200]}"
 
 
-def apply(torch: ModuleType, value: Any) -> Backed | None:
+class Missing:
+    """What is said where a plan was made in another environment."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def describe(self) -> str:
+        return f"models as torch runs them: there is no backend {self._name} here"
+
+    def undo(self) -> None:
+        """Nothing was done."""
+
+
+def apply(torch: ModuleType, value: Any) -> Backed | Missing | None:
     """Wait for models to be called."""
-    return None if value is None else Backed(torch, **value)
+    if value is None:
+        return None
+    try:
+        return Backed(torch, **value)
+    except KeyError as error:
+        return Missing(str(error).strip("'"))

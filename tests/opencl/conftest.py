@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+if os.environ.get("CPUTRAIN_TEST_APART"):
+    from cputrain.opencl.device import devices
+
+    for _one in devices():
+        _one.shares = False
 
 
 @pytest.fixture(autouse=True)

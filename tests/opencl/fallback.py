@@ -60,6 +60,45 @@ def test_an_error_in_a_backward_is_raised_by_it(monkeypatch):
         assert x.grad.cpu().tolist() == [2.0, 2.0, 2.0]
 
 
+def test_an_error_in_a_hook_is_raised_by_the_backward():
+    def fails(*_):
+        raise ValueError("of a hook")
+
+    x = torch.ones(3, device="ocl", requires_grad=True)
+    y = x * 2
+    for hooked in (x, y):
+        handle = hooked.register_hook(fails)
+        with pytest.raises(ValueError, match="of a hook"):
+            y.sum().backward(retain_graph=True)
+        handle.remove()
+    handle = x.register_post_accumulate_grad_hook(fails)
+    with pytest.raises(ValueError, match="of a hook"):
+        y.sum().backward(retain_graph=True)
+    handle.remove()
+    y.sum().backward()
+
+
+def test_an_error_is_that_of_its_own_backward():
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, gradient):
+            try:
+                gradient.view(7)  # which would be raised at the end
+            finally:
+                raise KeyError("of the function")
+
+    x = torch.ones(3, device="ocl", requires_grad=True)
+    with pytest.raises((KeyError, RuntimeError)):
+        Wrong.apply(x).sum().backward()
+    z = torch.ones(3, requires_grad=True)
+    z.sum().backward()  # of nobody's error
+    assert z.grad.tolist() == [1.0] * 3
+
+
 def _in_a_thread(run):
     caught = []
 

@@ -9,7 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -149,6 +151,106 @@ def test_copies_have_memory_of_their_own():
     assert pair[0] is pair[1]
     with pytest.raises(RuntimeError, match="leaves"):
         copy.deepcopy(x * 2)
+
+
+def test_data_brings_its_memory():
+    x = torch.nn.Parameter(torch.tensor([3.0, -3.0], device="ocl"))
+    x.data = x.data.clamp(-1, 1)
+    assert x.tolist() == [1.0, -1.0]
+    x.data = torch.ones(1 << 20, device="ocl")
+    with torch.no_grad():
+        x.add_(1)
+    assert x.sum().item() == 2 << 20
+    for kind in (torch.float64, torch.bfloat16, torch.float32):
+        model = torch.nn.Linear(2, 2)
+        expected = model.weight.detach().to(kind)
+        model.to("ocl").to(kind)
+        assert torch.equal(model.weight.detach().cpu(), expected)
+    torch.nn.utils.vector_to_parameters(torch.arange(6.0, device="ocl"), model.parameters())
+    assert model.bias.tolist() == [4.0, 5.0]
+
+
+def test_several_views_of_one_memory_are_written_to():
+    x = torch.zeros(6, device="ocl")
+    torch._foreach_add_([x[:3], x[3:]], 1.0)
+    assert x.tolist() == [1.0] * 6
+    x[:3].cumsum_(0)
+    assert x.tolist() == [1.0, 2.0, 3.0, 1.0, 1.0, 1.0]
+
+
+def test_numbers_are_shown_as_numbers():
+    x = torch.tensor([1.25, 2.0], device="ocl", requires_grad=True)
+    assert f"{x[0]:.3f}" == "1.250"
+    assert x.tolist() == [1.25, 2.0]
+    assert int(x[1]) == 2
+    for ask in (x.numpy, lambda: np.asarray(x)):
+        with pytest.raises(TypeError, match=r"\.cpu\(\)"):
+            ask()
+
+
+def test_it_goes_where_it_is_asked_to():
+    x = torch.ones(3, device="ocl")
+    assert x.to("meta").device.type == "meta"
+    for make in (torch.zeros_like, torch.empty_like, torch.rand_like):
+        assert make(x, device="meta").device.type == "meta"
+        assert make(x, device="cpu").device.type == "cpu"
+    assert x.new_zeros(2, device="cpu").device.type == "cpu"
+    for ask in (lambda: torch.empty(1, device="ocl:7"), lambda: x.to("ocl:7")):
+        with pytest.raises(RuntimeError, match="there is no device ocl:7: there are"):
+            ask()
+
+
+def test_types_are_those_of_the_moment():
+    x = torch.ones(3, dtype=torch.int64, device="ocl")
+    assert (x * 1.5).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (x * 1.5).dtype == torch.float64
+        assert x.sqrt().dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_values_that_do_not_fit_are_those_of_the_cpu():
+    for kind, value in ((torch.bool, 0.5), (torch.uint8, -1), (torch.int32, 2.7)):
+        expected = torch.zeros(2, dtype=kind).fill_(value)
+        assert torch.equal(torch.zeros(2, dtype=kind, device="ocl").fill_(value).cpu(), expected)
+    for wrong in (
+        lambda where: torch.zeros(1, device=where).fill_(1e40),
+        lambda where: torch.zeros(1, device=where).expand(4).add_(1),
+        lambda where: torch.softmax(torch.ones(3, dtype=torch.int64, device=where), 0),
+    ):
+        for where in ("cpu", "ocl"):
+            with pytest.raises(RuntimeError):
+                wrong(where)
+    nothing = torch.tensor([float("nan")], device="ocl")
+    for bent in (torch.nn.functional.hardsigmoid, torch.nn.functional.hardswish, torch.relu):
+        assert bent(nothing).isnan().item()
+
+
+def test_loaders_may_pin_memory():
+    batches = list(torch.utils.data.DataLoader(torch.ones(4, 2), 2, pin_memory=True))
+    assert len(batches) == 2
+
+
+def test_memory_at_work_is_not_freed():
+    """While one thread works, another says that nothing is to be kept."""
+    end = threading.Event()
+
+    def empties():
+        while not end.is_set():
+            torch.ocl.empty_cache()
+
+    thread = threading.Thread(target=empties)
+    thread.start()
+    try:
+        for _ in range(200):
+            x = torch.ones(1 << 16, device="ocl")
+            x.mul_(2)
+            del x
+    finally:
+        end.set()
+        thread.join()
 
 
 def test_memory_is_used_again():

@@ -28,12 +28,16 @@ def _there():
     assert asked.returncode == 0, asked.stderr
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_in_a_process_of_its_own(name):
+@pytest.mark.parametrize(
+    ("name", "apart"), [*((name, "") for name in FILES), ("tensors", "1"), ("moved", "1")]
+)
+def test_in_a_process_of_its_own(name, apart):
+    """Also as if the device had memory of its own, as a GPU has."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
          str(Path(__file__).with_name(f"{name}.py"))],
-        capture_output=True, text=True, timeout=600, env=os.environ, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
+        env={**os.environ, "CPUTRAIN_TEST_APART": apart},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -173,7 +174,64 @@ def test_a_model_that_writes_to_itself_is_torchs(runs):
     model = Writes()
     evaluated(model, X, 3)
     assert model.calls == 3
-    assert "it writes to its own tensors" in told.describe()
+    assert "a second call would be seen" in told.describe()
+
+
+@pytest.mark.parametrize("kind", ["attribute", "argument", "list", "hook"])
+def test_a_call_that_would_be_seen_is_not_made_twice(runs, kind):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 2)
+            self.calls = 0
+
+        def forward(self, x, cache, kept):
+            if kind == "attribute":
+                self.calls += 1
+            if kind == "argument":
+                cache += 1
+            if kind == "list":
+                kept.append(x)
+            return self.layer(x)
+
+    told = runs(planted.Counts())
+    model, cache, kept, heard = Counts().eval(), torch.zeros(()), [], []
+    if kind == "hook":
+        model.register_forward_hook(lambda *_: heard.append(1))
+    with torch.no_grad():
+        for _ in range(3):
+            model(X, cache, kept)
+    seen = {
+        "attribute": model.calls,
+        "argument": cache.item(),
+        "list": len(kept),
+        "hook": len(heard),
+    }
+    assert seen[kind] == 3
+    if kind != "list":  # its form is another one in every call
+        assert "a second call would be seen" in told.describe()
+
+
+def test_outputs_that_cannot_be_compared_are_torchs(runs):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.layer(x), np.arange(3)
+
+    told = runs(planted.Counts())
+    model = Mixed().eval()
+    with torch.no_grad():
+        for _ in range(2):
+            assert len(model(X)) == 2
+    assert "evaluated by torch" in told.describe()
+
+
+def test_a_backend_that_is_not_here_is_told():
+    value = {"training": None, "evaluation": "nosuch", "asked": True, "unsafe": False}
+    assert "no backend nosuch here" in backend.apply(torch, value).describe()
 
 
 class Sleeps(nn.Module):

@@ -6,9 +6,8 @@ from math import prod
 
 import torch
 
-from cputrain.opencl.fallback import put
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import on_host, resized
+from cputrain.opencl.tensor import on_host, read, resized, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,14 +23,13 @@ def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
     """What is in its memory stays, in its order, as far as there is room."""
     if list(one.size()) == list(size):
         return one
-    before = on_host(one).as_strided((min(one.numel(), prod(size)),), (1,))
     one.memory.device.finish()
-    kept = before.clone()
+    kept = on_host(one).as_strided((min(one.numel(), prod(size)),), (1,)).clone()
     form = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
     resized(one, size, form.stride())
-    host = on_host(one).as_strided((kept.numel(),), (1,))
-    host.copy_(kept)
-    put(one, host)
+    host = read(one.memory)
+    on_host(one, host).as_strided((kept.numel(),), (1,)).copy_(kept)
+    write(one.memory, host)
     return one
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from cputrain.opencl.elementwise import run
-from cputrain.opencl.fallback import fill, sent
+from cputrain.opencl.fallback import sent
 from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made, on_host
-from cputrain.opencl.types import are_known
+from cputrain.opencl.tensor import OclTensor, fill, made, on_host
+from cputrain.opencl.types import are_known, holds
 
 aten = torch.ops.aten
 
@@ -38,11 +38,13 @@ def _goes_elsewhere(self: OclTensor, device: Any, layout: Any) -> bool:
 
 
 def _filled(one: OclTensor, value: Any) -> OclTensor:
-    if are_known(one.memory.device, one.dtype):
+    if not isinstance(value, complex) and are_known(one.memory.device, one.dtype) and holds(
+        one.dtype, value
+    ):  # fmt: skip
         computes = torch.uint8 if one.dtype is torch.bool else one.dtype
         run("VALUE", one, [], [("VALUE", computes, value)], computes=computes)
     else:
-        fill(one, torch.full(one.size(), value, dtype=one.dtype))
+        fill(one, torch.empty(one.size(), dtype=one.dtype).fill_(value))
     return one
 
 
@@ -177,7 +179,9 @@ def to_copy(
     )
     if goes.type == self.device.type:
         return sent(value, goes.index or 0)
-    return value.clone() if value.data_ptr() == on_host(self).data_ptr() else value.to(goes)
+    if goes.type != "cpu":
+        return value.to(goes)
+    return value.clone() if self.memory.host is not None else value
 
 
 def _copied(there: OclTensor, src: OclTensor) -> Any:

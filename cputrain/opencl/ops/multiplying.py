@@ -29,6 +29,9 @@ aten = torch.ops.aten
 TILE = 64
 """Rows and columns that a group of items makes, as in gemm.cl."""
 
+MOST = (1 << 16) - 1
+"""Groups in the third direction, on some devices."""
+
 SIDE = 16
 """Items of a group in each direction."""
 
@@ -50,11 +53,12 @@ def added(
 def _multiplied(
     other: OclTensor | None, one: OclTensor, two: OclTensor, beta: float, alpha: float
 ) -> Any:
-    device = one.memory.device
     every = [each for each in (other, one, two) if each is not None]
+    if not all(isinstance(each, OclTensor) for each in every):
+        return NotImplemented
+    device = one.memory.device
     if (
         (device.is_cpu and not is_forbidden())
-        or any(not isinstance(each, OclTensor) for each in every)
         or any(each.memory.device is not device or each.dtype is not one.dtype for each in every)
         or not one.dtype.is_floating_point
         or one.dtype not in NAMES
@@ -62,7 +66,7 @@ def _multiplied(
         or one.dim() not in (2, 3)
         or two.dim() != one.dim()
         or one.size(-1) != two.size(-2)
-        or (one.dim() == 3 and one.size(0) != two.size(0))
+        or (one.dim() == 3 and (one.size(0) != two.size(0) or one.size(0) > MOST))
     ):
         return NotImplemented  # where something is wrong, torch will say so
     size = [*one.size()[:-1], two.size(-1)]

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 @kernel(aten._softmax.default)
 def softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
     """Of each row, parts of one."""
-    if half_to_float or not self.numel() or not self.dim():
+    if half_to_float or not self.is_floating_point() or not self.numel() or not self.dim():
         return NotImplemented
     grown = (self - self.amax(dim, keepdim=True)).exp()
     return grown / grown.sum(dim, keepdim=True)
@@ -38,7 +38,7 @@ def softmax_backward(
 @kernel(aten._log_softmax.default)
 def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
     """Their logarithms."""
-    if half_to_float or not self.numel() or not self.dim():
+    if half_to_float or not self.is_floating_point() or not self.numel() or not self.dim():
         return NotImplemented
     level = self - self.amax(dim, keepdim=True)
     return level - level.exp().sum(dim, keepdim=True).log()

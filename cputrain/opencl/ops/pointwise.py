@@ -5,7 +5,6 @@ A name in capitals in an expression is that of an argument in torch's schema.
 
 from __future__ import annotations
 
-import math
 import re
 from functools import cache, lru_cache
 from typing import Any
@@ -16,7 +15,7 @@ from cputrain.opencl.elementwise import run
 from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.types import are_known
+from cputrain.opencl.types import are_known, holds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,8 +52,8 @@ FLOATING = {
     "sigmoid": "1 / (1 + exp(-SELF))",
     "tanh": "tanh(SELF)",
     "silu": "SELF / (1 + exp(-SELF))",
-    "hardswish": "SELF * clamp(SELF + 3, (T)0, (T)6) / 6",
-    "hardsigmoid": "clamp(SELF + 3, (T)0, (T)6) / 6",
+    "hardswish": "SELF <= -3 ? 0 : SELF >= 3 ? SELF : SELF * (SELF + 3) / 6",
+    "hardsigmoid": "SELF <= -3 ? 0 : SELF >= 3 ? 1 : (SELF + 3) / 6",
     "hardtanh": "SELF < MIN_VAL ? MIN_VAL : SELF > MAX_VAL ? MAX_VAL : SELF",
     "leaky_relu": "SELF > 0 ? SELF : SELF * NEGATIVE_SLOPE",
     "sigmoid_backward": "GRAD_OUTPUT * (1 - OUTPUT) * OUTPUT",
@@ -154,7 +153,7 @@ def computed(
     decided = _decided(
         kind,
         device,
-        None if out is None else (out.dtype, out.size()),
+        None if out is None else (out.dtype, out.size(), out.stride()),
         tuple([(one.dtype, one.size(), one.stride()) for _, one in tensors]),
         computes,
     )
@@ -164,7 +163,7 @@ def computed(
     for _, one in tensors:
         if one.memory.device is not device or (out is not None and is_another_part(out, one)):
             return NotImplemented
-    if not all(_holds(computes, value) for _, value in scalars):
+    if not all(holds(computes, value) for _, value in scalars):
         return NotImplemented
     if out is None:
         out = made(device.index, size, stride, result)
@@ -179,7 +178,7 @@ def computed(
 def _decided(
     kind: str,
     device: Device,
-    out: tuple[torch.dtype, Any] | None,
+    out: tuple[torch.dtype, Any, Any] | None,
     forms: tuple[tuple[torch.dtype, Any, Any], ...],
     computes: torch.dtype,
 ) -> tuple[torch.dtype, Any, Any] | None:
@@ -192,34 +191,27 @@ def _decided(
         result = out[0]
         if not torch.can_cast(computes, result) or size != list(out[1]):
             return None
+        if any(n > 1 and not step for n, step in zip(out[1], out[2], strict=True)):
+            return None  # an element would be written to more than once
     if not are_known(device, computes, result, *(dtype for dtype, _, _ in forms)):
         return None
     fitting = (own for _, other, own in forms if list(other) == size and is_dense(other, own))
     return result, size, next(fitting, contiguous(size))
 
 
-def _holds(kind: torch.dtype, value: Any) -> bool:
-    """Whether a number of this type is this one."""
-    if kind.is_floating_point:
-        return True
-    if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
-        return False
-    limits = torch.iinfo(kind) if kind is not torch.bool else None
-    return limits is None or limits.min <= value <= limits.max
-
-
 def promoted(values: list[Any]) -> torch.dtype:
     """The type that torch gives all of them together."""
     return _promoted(
+        torch.get_default_dtype(),
         tuple(
             (value.dtype, min(value.dim(), 1)) if isinstance(value, torch.Tensor) else type(value)
             for value in values
-        )
+        ),
     )
 
 
 @cache
-def _promoted(kinds: tuple[Any, ...]) -> torch.dtype:
+def _promoted(_default: torch.dtype, kinds: tuple[Any, ...]) -> torch.dtype:
     examples = [
         torch.ones((1,) * kind[1], dtype=kind[0]) if isinstance(kind, tuple) else kind(1)
         for kind in kinds
