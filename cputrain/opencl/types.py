@@ -50,4 +50,4 @@ def holds(kind: torch.dtype, value: Any) -> bool:
         return value in (0, 1)
     if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
         return False
-    return torch.iinfo(kind).min <= value <= torch.iinfo(kind).max
+    return bool(torch.iinfo(kind).min <= value <= torch.iinfo(kind).max)
