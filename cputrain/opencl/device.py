@@ -38,9 +38,6 @@ class Memory:
     def __del__(self) -> None:
         self.device.give_back(self)
 
-    def __deepcopy__(self, _known: Any) -> Memory:
-        return self  # tensors copy what is in it, where they mean to
-
 
 class Stats(Record):
     """Bytes of a device."""
@@ -60,7 +57,6 @@ class Device:
 
     def __init__(self, index: int, found: Any) -> None:
         self.index = index
-        self.found = found
         self.name = str(found.name).strip()
         self.context = cl().Context([found])
         self.queue = cl().CommandQueue(self.context)

@@ -154,10 +154,5 @@ def source_of(
     value = f"({expression}) != 0" if is_bool else f"({out})({expression})"
     lines.append(f"p_out[i_out] = {value};")
     lines.insert(0, f"typedef {computes} T;")
-    wide = (
-        "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
-        if "double" in (computes, *str(parameters).split())
-        else ""
-    )
     body = "\n  ".join(lines)
-    return f"{wide}__kernel void elements({', '.join(parameters)})\n{{\n  {body}\n}}\n"
+    return f"__kernel void elements({', '.join(parameters)})\n{{\n  {body}\n}}\n"

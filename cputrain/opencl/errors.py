@@ -15,7 +15,7 @@ from torch.utils import _pytree as tree
 
 from cputrain.opencl.pending import in_backward, taken
 from cputrain.opencl.shapes import contiguous
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, made, twin_of
 
 
 def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
@@ -31,17 +31,13 @@ def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
     index = tensors[0].memory.device.index if tensors else 0
     bare = {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs
     try:
-        found = func(*tree.tree_map_only(OclTensor, _meta, args),
-                     **tree.tree_map_only(OclTensor, _meta, bare))  # fmt: skip
+        found = func(*tree.tree_map_only(OclTensor, twin_of, args),
+                     **tree.tree_map_only(OclTensor, twin_of, bare))  # fmt: skip
     except Exception:
         return tensors[0] if tensors else None
     return tree.tree_map_only(
         torch.Tensor, lambda one: made(index, one.size(), contiguous(one.size()), one.dtype), found
     )
-
-
-def _meta(one: OclTensor) -> torch.Tensor:
-    return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
 
 
 def raised_at_its_end(own: Any) -> Any:

@@ -9,11 +9,12 @@ import time
 import torch
 from torch.utils import _pytree as tree
 
-from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.shapes import contiguous, is_dense
 from cputrain.opencl.tensor import (
     OclTensor,
     fill,
     form_of,
+    index_of,
     made,
     on_host,
     read,
@@ -26,8 +27,6 @@ from cputrain.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-aten = torch.ops.aten
 
 VARIABLE = "CPUTRAIN_OCL_FALLBACK"
 """With "error", there is no fallback: for tests of kernels."""
@@ -117,7 +116,7 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
         )
     begin = time.perf_counter()
     tensors = [one for one in tree.tree_leaves((args, kwargs)) if isinstance(one, OclTensor)]
-    index = next((one.memory.device.index for one in tensors), _index(kwargs.get("device")))
+    index = next((one.memory.device.index for one in tensors), index_of(kwargs.get("device")))
     for device in {one.memory.device for one in tensors}:
         device.finish()
     hosts = {id(one.memory): read(one.memory) for one in tensors}  # several may be in one
@@ -157,10 +156,6 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
-def _index(device: Any) -> int:
-    return 0 if device is None else torch.device(device).index or 0
-
-
 class _Written(Record):
     """Tensors that an operator writes to."""
 
@@ -195,11 +190,7 @@ def _back(one: torch.Tensor, known: dict[int, OclTensor], index: int) -> Any:
 def sent(value: torch.Tensor, index: int) -> OclTensor:
     """A tensor of the CPU on a device, in the same order of memory."""
     value = value.resolve_conj().resolve_neg()
-    stride = value.stride() if _is_dense(value) else contiguous(value.size())
+    stride = value.stride() if is_dense(value.size(), value.stride()) else contiguous(value.size())
     there = made(index, value.size(), stride, value.dtype)
     fill(there, value)
     return there
-
-
-def _is_dense(value: torch.Tensor) -> bool:
-    return value.is_contiguous() or bool(aten.is_non_overlapping_and_dense(value))

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 
+DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
+
+
 @lru_cache(maxsize=4096)
 def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) -> Any:
     """A kernel, with the types of its scalar arguments: None for memory."""
     folder = os.path.join(cache_folder(), "opencl", "programs")
-    program = cl().Program(device.context, source)
+    program = cl().Program(device.context, DOUBLE + source if device.has_double else source)
     try:
         built = program.build(cache_dir=folder)
     except cl().RuntimeError as error:

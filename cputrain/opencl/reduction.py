@@ -111,9 +111,7 @@ def source_of(
     for name, many in (("k", outer), ("r", inner)):
         parameters += [f"const long {name}n{dim}" for dim in range(many)]
         parameters += [f"const long {name}s{dim}" for dim in range(many)]
-    wide = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n" if "double" in parameters[4:] or (
-        computes == "double") else ""  # fmt: skip
-    return f"""{wide}typedef {computes} T;
+    return f"""typedef {computes} T;
 __kernel void reduced({", ".join(parameters)})
 {{
   const long item = get_global_id(0);

@@ -12,7 +12,7 @@ from cputrain.opencl.device import devices
 from cputrain.opencl.errors import raised_at_its_end
 from cputrain.opencl.fallback import Told, on_cpu
 from cputrain.opencl.shapes import contiguous
-from cputrain.opencl.tensor import OclTensor, fill, made, on_host
+from cputrain.opencl.tensor import OclTensor, fill, index_of, made, on_host
 from cputrain.runtime.at_work import NOW
 
 NAME = "ocl"
@@ -57,10 +57,6 @@ def register() -> None:
     kind._apply = _keeping_parameters(kind._apply)
 
 
-def _index(device: Any) -> int:
-    return 0 if device is None else torch.device(device).index or 0
-
-
 def _empty(
     size: Any, dtype: Any = None, layout: Any = None, device: Any = None,  # noqa: ARG001
     pin_memory: Any = None, memory_format: Any = None,  # noqa: ARG001
@@ -69,14 +65,14 @@ def _empty(
     stride: Any = contiguous(size)
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
-    return made(_index(device), size, stride, kind)
+    return made(index_of(device), size, stride, kind)
 
 
 def _empty_strided(
     size: Any, stride: Any, dtype: Any = None, layout: Any = None,  # noqa: ARG001
     device: Any = None, pin_memory: Any = None,  # noqa: ARG001
 ) -> OclTensor:  # fmt: skip
-    return made(_index(device), size, stride, dtype or torch.get_default_dtype())
+    return made(index_of(device), size, stride, dtype or torch.get_default_dtype())
 
 
 def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001

@@ -125,6 +125,16 @@ OWN = frozenset({"memory", "_is_param"})
 """Attributes that are a tensor's by its making."""
 
 
+def index_of(device: Any) -> int:
+    """The number of a device, as torch's functions are given it: nothing is the first."""
+    return 0 if device is None else torch.device(device).index or 0
+
+
+def twin_of(one: OclTensor) -> torch.Tensor:
+    """One of the same form, without values."""
+    return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
+
+
 def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
     """A new one, with whatever is in its memory."""
     extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from cputrain.opencl.tensor import OclTensor
+from cputrain.opencl.tensor import OclTensor, twin_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def is_view(func: Any) -> bool:
 def viewed(func: Any, args: Any, kwargs: Any) -> Any:
     """What a view gives."""
     base: OclTensor = args[0]
-    twin = torch.empty_strided(base.size(), base.stride(), dtype=base.dtype, device="meta")
+    twin = twin_of(base)
     begin = int(base.storage_offset())
     if func is aten.as_strided.default:
         offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")

@@ -304,9 +304,9 @@ def test_drivers_without_a_file_are_found(tmp_path):
     """As in a container that has a GPU's driver and no list of drivers; here it is an empty one."""
     shutil.copy(_ctypes.__file__, tmp_path / "libamdocl64.so")
     ask = (
-        "import cputrain.opencl, os; folder = os.environ['OCL_ICD_VENDORS']; "
-        "print(open(folder + '/libamdocl64.so.icd').read().strip(), torch_count())"
-    ).replace("torch_count()", "__import__('torch').ocl.device_count()")
+        "import cputrain.opencl, os, torch; folder = os.environ['OCL_ICD_VENDORS']; "
+        "print(open(folder + '/libamdocl64.so.icd').read().strip(), torch.ocl.device_count())"
+    )
     count = torch.ocl.device_count()
     for _ in range(2):
         done = run("-c", ask, XDG_CACHE_HOME=str(tmp_path), LD_LIBRARY_PATH=str(tmp_path))

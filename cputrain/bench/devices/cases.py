@@ -9,7 +9,7 @@ CASES = {
     "mlp": "a perceptron of four layers: few operators, bound by the parameters",
     "conv": "convolutions with batch norm: the devices meet in every layer",
     "transformer": "attention and layer norm: many operators",
-    "spectral": "logarithms of covariances: eigenvalues, which a GPU is slow at",
+    "spectral": "logarithms of covariances: eigenvalues of a small matrix for each sample",
 }
 """Kinds of models, and what they are about."""
 

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import on_host, read, resized, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from torch import Tensor
 
 aten = torch.ops.aten
-
-
-@kernel(aten.resize_.default)
-def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
-    """What is in its memory stays, in its order, as far as there is room."""
-    if list(one.size()) == list(size):
-        return one
-    one.memory.device.finish()
-    kept = on_host(one).as_strided((min(one.numel(), prod(size)),), (1,)).clone()
-    form = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
-    resized(one, size, form.stride())
-    host = read(one.memory)
-    on_host(one, host).as_strided((kept.numel(),), (1,)).copy_(kept)
-    write(one.memory, host)
-    return one
 
 
 @kernel(aten._thnn_fused_lstm_cell.default)

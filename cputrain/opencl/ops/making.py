@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from cputrain.opencl.elementwise import run
 from cputrain.opencl.fallback import sent
 from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, fill, made, on_host
+from cputrain.opencl.tensor import OclTensor, fill, made, on_host, read, resized, twin_of, write
 from cputrain.opencl.types import are_known, holds
 
 aten = torch.ops.aten
@@ -25,8 +26,7 @@ def like(self: OclTensor, memory_format: Any, dtype: torch.dtype | None) -> OclT
     if memory_format in PRESERVE:
         if is_dense(self.size(), self.stride()):
             return made(index, self.size(), self.stride(), kind)
-        twin = torch.empty_strided(self.size(), self.stride(), device="meta")
-        return made(index, self.size(), torch.empty_like(twin).stride(), kind)
+        return made(index, self.size(), torch.empty_like(twin_of(self)).stride(), kind)
     stride = torch.empty(self.size(), device="meta", memory_format=memory_format).stride()
     return made(index, self.size(), stride, kind)
 
@@ -62,15 +62,13 @@ def empty_like(
 @kernel(aten.zeros_like.default)
 def zeros_like(self: OclTensor, **options: Any) -> Any:
     """Zeros."""
-    found = empty_like(self, **options)
-    return found if found is NotImplemented else _filled(found, 0)
+    return full_like(self, 0, **options)
 
 
 @kernel(aten.ones_like.default)
 def ones_like(self: OclTensor, **options: Any) -> Any:
     """Ones."""
-    found = empty_like(self, **options)
-    return found if found is NotImplemented else _filled(found, 1)
+    return full_like(self, 1, **options)
 
 
 @kernel(aten.full_like.default)
@@ -100,15 +98,13 @@ def new_empty(self: OclTensor, size: Any, **options: Any) -> Any:
 @kernel(aten.new_zeros.default)
 def new_zeros(self: OclTensor, size: Any, **options: Any) -> Any:
     """Zeros."""
-    found = new_empty(self, size, **options)
-    return found if found is NotImplemented else _filled(found, 0)
+    return new_full(self, size, 0, **options)
 
 
 @kernel(aten.new_ones.default)
 def new_ones(self: OclTensor, size: Any, **options: Any) -> Any:
     """Ones."""
-    found = new_empty(self, size, **options)
-    return found if found is NotImplemented else _filled(found, 1)
+    return new_full(self, size, 1, **options)
 
 
 @kernel(aten.new_full.default)
@@ -116,6 +112,21 @@ def new_full(self: OclTensor, size: Any, fill_value: Any, **options: Any) -> Any
     """Always the same."""
     found = new_empty(self, size, **options)
     return found if found is NotImplemented else _filled(found, fill_value)
+
+
+@kernel(aten.resize_.default)
+def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
+    """What is in its memory stays, in its order, as far as there is room."""
+    if list(one.size()) == list(size):
+        return one
+    one.memory.device.finish()
+    kept = on_host(one).as_strided((min(one.numel(), prod(size)),), (1,)).clone()
+    form = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
+    resized(one, size, form.stride())
+    host = read(one.memory)
+    on_host(one, host).as_strided((kept.numel(),), (1,)).copy_(kept)
+    write(one.memory, host)
+    return one
 
 
 @kernel(aten.fill_.Scalar)

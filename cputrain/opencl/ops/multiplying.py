@@ -107,8 +107,7 @@ def _ready(device: Device, kind: torch.dtype, by_k: bool, by_n: bool, has_third:
     text = files("cputrain.opencl").joinpath("kernels/gemm.cl").read_text(encoding="utf-8")
     defined = {"A_BY_K": int(by_k), "B_BY_N": int(by_n), "HAS_D": int(has_third), "T": NAMES[kind]}
     head = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-    wide = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n" if kind is torch.float64 else ""
     scalar = SCALARS[kind]
     matrix = [None, *[np.int64] * 4]
     types = [*[np.int64] * 3, *matrix * 3, None, np.int64, scalar, scalar]
-    return kernel_of(device, wide + head + text, "gemm", tuple(types))
+    return kernel_of(device, head + text, "gemm", tuple(types))
