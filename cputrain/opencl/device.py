@@ -65,6 +65,7 @@ class Device:
         self.is_cpu = bool(found.type & cl().device_type.CPU)
         self.shares = self.is_cpu or bool(found.host_unified_memory)
         """Whether its memory is the host's."""
+        self.units = int(found.max_compute_units)
         self.has_double = "cl_khr_fp64" in found.extensions.split()
         self._free: dict[int, list[tuple[Any, Any]]] = {}
         self._allocated = self._reserved = self._peak = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from importlib.util import find_spec
 
 from cputrain.errors import CputrainError
@@ -44,6 +45,8 @@ def cl() -> ModuleType:
         _name_drivers()
     import pyopencl
 
+    # some drivers have something to say of every program
+    warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
     return pyopencl
 
 

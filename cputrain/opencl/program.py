@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from importlib.resources import files
 
 from cputrain.errors import CputrainError
 from cputrain.machine.cache import cache_folder
@@ -11,9 +12,21 @@ from cputrain.opencl.platforms import cl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from cputrain.opencl.device import Device
+
+
+@lru_cache
+def _file(name: str) -> str:
+    return files("cputrain.opencl").joinpath(f"kernels/{name}.cl").read_text(encoding="utf-8")
+
+
+def text_of(name: str, defined: Mapping[str, Any]) -> str:
+    """A file of kernels, with these names defined before it."""
+    lines = [f"#define {key} {value}\n" for key, value in defined.items()]
+    return "".join(lines) + _file(name)
 
 
 DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from cputrain.opencl.ops import (
+    channels,
     composed,
+    convolving,
+    losses,
     making,
     multiplying,
     normalising,
     pointwise,
+    pooling,
     reducing,
 )
 
-__all__ = ["composed", "making", "multiplying", "normalising", "pointwise", "reducing"]
+__all__ = ["channels", "composed", "convolving", "losses", "making", "multiplying", "normalising", "pointwise", "pooling", "reducing"]

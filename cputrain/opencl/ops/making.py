@@ -14,6 +14,10 @@ from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, fill, made, on_host, read, resized, twin_of, write
 from cputrain.opencl.types import are_known, holds
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 aten = torch.ops.aten
 
 PRESERVE = (None, torch.preserve_format)
@@ -208,3 +212,39 @@ def local_scalar_dense(self: OclTensor) -> Any:
     """Its only number."""
     self.memory.device.finish()
     return on_host(self).item()
+
+
+@kernel(aten.cat.default)
+def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """One behind the other."""
+    parts = [one for one in tensors if one.dim() != 1 or one.numel()]
+    first = parts[0] if parts else None
+    if first is None or not all(
+        isinstance(one, OclTensor)
+        and one.dtype is first.dtype
+        and one.memory.device is first.memory.device
+        and one.dim() == first.dim()
+        for one in parts
+    ):
+        return NotImplemented
+    if not -first.dim() <= dim < first.dim():
+        return NotImplemented
+    dim %= first.dim()
+    others = [[n for place, n in enumerate(one.size()) if place != dim] for one in parts]
+    if any(one != others[0] for one in others):
+        return NotImplemented
+    size = list(first.size())
+    size[dim] = sum(one.size(dim) for one in parts)
+    stride = contiguous(size)
+    out = made(first.memory.device.index, size, stride, first.dtype)
+    at = 0
+    for one in parts:
+        copy_(OclTensor(out.memory, one.size(), stride, at * stride[dim], out.dtype), one)
+        at += one.size(dim)
+    return out
+
+
+@kernel(aten._unsafe_view.default)
+def unsafe_view(self: OclTensor, size: Any) -> Any:
+    """The same memory, in another form."""
+    return self.view(size)

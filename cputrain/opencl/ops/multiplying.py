@@ -6,18 +6,16 @@ it is the CPU's there, unless that is forbidden.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import torch
 
 from cputrain.opencl.fallback import is_forbidden
-from cputrain.opencl.program import kernel_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tiles import Tile, best, groups, tiled
 from cputrain.opencl.types import NAMES, SCALARS
 
 TYPE_CHECKING = False
@@ -26,14 +24,11 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-TILE = 64
-"""Rows and columns that a group of items makes, as in gemm.cl."""
-
 MOST = (1 << 16) - 1
 """Groups in the third direction, on some devices."""
 
-SIDE = 16
-"""Items of a group in each direction."""
+LARGEST = (1 << 31) - 1
+"""Elements that an int counts."""
 
 
 @kernel(aten.mm.default, aten.bmm.default)
@@ -77,7 +72,10 @@ def _multiplied(
     out = made(device.index, size, contiguous(size), one.dtype)
     if not out.numel():
         return out
-    arguments: list[Any] = [one.size(-2), two.size(-1), one.size(-1)]
+    batches = one.size(0) if one.dim() == 3 else 1
+    rows, columns, deep = one.size(-2), two.size(-1), one.size(-1)
+    tile = best(device, rows, columns, deep, batches)
+    arguments: list[Any] = [rows, columns, deep]
     for each in (one, two, third):
         held: Any = one if each is None else each  # (something must be given)
         batch = held.stride(0) if held.dim() == 3 else 0
@@ -86,28 +84,36 @@ def _multiplied(
         ]  # fmt: skip
     scalar = SCALARS[one.dtype]
     arguments += [out.memory.buffer, 0, scalar(alpha), scalar(beta)]
+    far = any(_reach(each) > LARGEST for each in (one, two))
     ready = _ready(
-        device, one.dtype, one.stride(-1) == 1, two.stride(-1) == 1, third is not None
+        device, tile, one.dtype, one.stride(-1) == 1, two.stride(-1), two.stride(-2) == 1,
+        third is not None, far,
     )  # fmt: skip
-    groups = [
-        -(-two.size(-1) // TILE),
-        -(-one.size(-2) // TILE),
-        one.size(0) if one.dim() == 3 else 1,
-    ]
+    across, down = groups(tile, rows, columns)
     with device.lock:
-        ready(
-            device.queue, (groups[0] * SIDE, groups[1] * SIDE, groups[2]), (SIDE, SIDE, 1),
-            *arguments,
-        )  # fmt: skip
+        ready(device.queue, (across * tile.items, down, batches), (tile.items, 1, 1), *arguments)
     return out
 
 
-@lru_cache
-def _ready(device: Device, kind: torch.dtype, by_k: bool, by_n: bool, has_third: bool) -> Any:
-    text = files("cputrain.opencl").joinpath("kernels/gemm.cl").read_text(encoding="utf-8")
-    defined = {"A_BY_K": int(by_k), "B_BY_N": int(by_n), "HAS_D": int(has_third), "T": NAMES[kind]}
-    head = "".join(f"#define {name} {value}\n" for name, value in defined.items())
-    scalar = SCALARS[kind]
-    matrix = [None, *[np.int64] * 4]
-    types = [*[np.int64] * 3, *matrix * 3, None, np.int64, scalar, scalar]
-    return kernel_of(device, head + text, "gemm", tuple(types))
+def _reach(one: OclTensor) -> int:
+    """How far its last element is from its first."""
+    return sum((n - 1) * step for n, step in zip(one.size(), one.stride(), strict=True))
+
+
+def _ready(
+    device: Device, tile: Tile, kind: torch.dtype, a_by_k: bool, b_step: int, b_by_k: bool,
+    has_third: bool, far: bool,
+) -> Any:  # fmt: skip
+    defined = (
+        ("A_BY_K", int(a_by_k)), ("B_BY_K", int(b_by_k and b_step != 1)),
+        ("B_STRIDE", "1" if b_step == 1 else "b_n"), ("HAS_D", int(has_third)),
+        ("I", "long" if far else "int"),
+    )  # fmt: skip
+    return tiled(device, ("matrix",), tile, kind, defined, TYPES[kind])
+
+
+MATRIX = (None, *[np.int64] * 4)
+TYPES = {
+    kind: (*[np.int32] * 3, *MATRIX * 3, None, np.int64, SCALARS[kind], SCALARS[kind])
+    for kind in (torch.float32, torch.float64)
+}

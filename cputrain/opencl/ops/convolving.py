@@ -1,0 +1,297 @@
+"""Convolutions of one and two dimensions, transposed or not, and their gradients.
+
+All are products in tiles whose factors are read where they are: no image is unfolded in memory.
+What is added up is told by a table for each geometry, made once. A gradient of the input with a
+step of more than one is a product for each of the places within a step, so that nothing is computed
+in vain and nothing is written twice. Channels on their own have kernels that are not products.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product as pairs
+from typing import Any
+
+import numpy as np
+import torch
+
+from cputrain.opencl.device import devices
+from cputrain.opencl.fallback import is_forbidden
+from cputrain.opencl.ops.depthwise import depthwise, depthwise_input, depthwise_weight
+from cputrain.opencl.platforms import cl
+from cputrain.opencl.reduction import reduce
+from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.table import kernel
+from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tiles import best, groups, tiled
+from cputrain.opencl.types import are_known
+from cputrain.opencl.window import Window
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from cputrain.opencl.device import Device
+
+aten = torch.ops.aten
+
+LARGEST = (1 << 31) - 1
+"""Elements that an int counts."""
+
+WAVES = 4
+"""Groups for each unit of a device that are enough."""
+
+SHORTEST = 256
+"""Places that are worth a group of their own."""
+
+
+@kernel(aten.convolution.default)
+def convolution(
+    input: OclTensor,  # noqa: A002  (torch's name)
+    weight: OclTensor,
+    bias: OclTensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    """Of images, or of rows as images with one row."""
+    if not _is_ours(input, weight, bias):
+        return NotImplemented
+    if input.dim() == 3:
+        found = convolution(
+            input.unsqueeze(2), weight.unsqueeze(2), bias,
+            *_flat(stride, padding, dilation), transposed, [0, *output_padding], groups,
+        )  # fmt: skip
+        return found if found is NotImplemented else found.squeeze(2)
+    if transposed:
+        window = Window.of_output(input, weight, stride, padding, dilation, groups, output_padding)
+    else:
+        window = Window.of_input(input, weight, stride, padding, dilation, groups)
+    if window is None or (bias is not None and bias.size(0) != (window.c if transposed else window.k)):
+        return NotImplemented  # something is wrong, as torch will say
+    size = window.input_size if transposed else window.output_size
+    out = made(input.memory.device.index, size, contiguous(size), input.dtype)
+    if out.numel():
+        one, other = input.contiguous(), weight.contiguous()
+        (_to_input if transposed else _to_output)(window, one, other, bias, out)
+    return out
+
+
+@kernel(aten.convolution_backward.default)
+def convolution_backward(
+    grad_output: OclTensor,
+    input: OclTensor,  # noqa: A002
+    weight: OclTensor,
+    bias_sizes: Any,  # noqa: ARG001
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    """Gradients of the input, the weight and the bias."""
+    if not _is_ours(grad_output, input, weight):
+        return NotImplemented
+    if input.dim() == 3:
+        found = convolution_backward(
+            grad_output.unsqueeze(2), input.unsqueeze(2), weight.unsqueeze(2), bias_sizes,
+            *_flat(stride, padding, dilation), transposed, [0, *output_padding], groups,
+            output_mask,
+        )  # fmt: skip
+        if found is NotImplemented:
+            return found
+        return (*(one if one is None else one.squeeze(2) for one in found[:2]), found[2])
+    if transposed:
+        window = Window.of_output(input, weight, stride, padding, dilation, groups, output_padding)
+    else:
+        window = Window.of_input(input, weight, stride, padding, dilation, groups)
+    if window is None or not input.numel() or not grad_output.numel():
+        return NotImplemented
+    grad, one, other = grad_output.contiguous(), input.contiguous(), weight.contiguous()
+    index = input.memory.device.index
+    of_input = of_weight = of_bias = None
+    if output_mask[0]:
+        of_input = made(index, input.size(), one.stride(), input.dtype)
+        (_to_output if transposed else _to_input)(window, grad, other, None, of_input)
+    if output_mask[1]:
+        of_weight = made(index, weight.size(), other.stride(), weight.dtype)
+        _to_weight(window, *((one, grad) if transposed else (grad, one)), of_weight)
+    if output_mask[2]:
+        of_bias = grad_output.sum((0, 2, 3))
+    return of_input, of_weight, of_bias
+
+
+def _is_ours(*tensors: OclTensor | None) -> bool:
+    there = [one for one in tensors if one is not None]
+    first = there[0]
+    if not all(isinstance(one, OclTensor) for one in there):
+        return False
+    device = first.memory.device
+    return (
+        (not device.is_cpu or is_forbidden())
+        and first.dtype.is_floating_point
+        and are_known(device, first.dtype)
+        and all(one.dtype is first.dtype and one.memory.device is device for one in there)
+        and first.dim() in (3, 4)
+        and all(one.numel() <= LARGEST for one in there)
+    )
+
+
+def _flat(*each: Sequence[int]) -> list[list[int]]:
+    """Of rows, as of images: steps, edges and gaps."""
+    return [[neutral, *(list(one) * (3 - len(one)))[:1]]
+            for neutral, one in zip((1, 0, 1), each, strict=True)]  # fmt: skip
+
+
+def _to_output(
+    window: Window, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+) -> None:
+    if window.is_depthwise:
+        depthwise(window, one, weight, bias, out)
+        return
+    w = window
+    _ask(
+        w, one, weight, bias, out,
+        rows=w.each_out, deep=w.reach, table=_table_out(one.memory.device.index, w.replace(n=0)),
+        weight_steps=(w.each_in * w.r * w.s, w.each_out * w.each_in * w.r * w.s),
+        read=(w.c * w.h * w.w, w.each_in * w.h * w.w, w.h, w.w),
+        places=(w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w),
+        written=(0, w.k * w.p * w.q, w.p * w.q, w.each_out * w.p * w.q, w.q, 1),
+        checked=w.is_padded,
+    )  # fmt: skip
+
+
+def _to_input(
+    window: Window, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+) -> None:
+    if window.is_depthwise:
+        depthwise_input(window, grad, weight, bias, out)
+        return
+    w = window
+    for a, b in pairs(range(min(w.step_h, w.h)), range(min(w.step_w, w.w))):
+        table, deep = _table_in(grad.memory.device.index, w.replace(n=0), a, b)
+        _ask(
+            w, grad, weight, bias, out,
+            rows=w.each_in, deep=deep, table=table,
+            weight_steps=(w.r * w.s, w.each_out * w.each_in * w.r * w.s),
+            read=(w.k * w.p * w.q, w.each_out * w.p * w.q, w.p, w.q),
+            places=(-(-(w.h - a) // w.step_h), -(-(w.w - b) // w.step_w), 1, 1, 0, 0),
+            written=(
+                a * w.w + b, w.c * w.h * w.w, w.h * w.w, w.each_in * w.h * w.w,
+                w.step_h * w.w, w.step_w,
+            ),
+            checked=True,
+        )  # fmt: skip
+
+
+def _ask(
+    w: Window, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor, *,
+    rows: int, deep: int, table: Any, weight_steps: tuple[int, int], read: tuple[int, ...],
+    places: tuple[int, ...], written: tuple[int, ...], checked: bool,
+) -> None:  # fmt: skip
+    device = out.memory.device
+    columns = w.n * places[0] * places[1]
+    tile = best(device, rows, columns, deep, w.groups)
+    ready = tiled(
+        device, ("image", "conv"), tile, out.dtype,
+        (("CHECKED", int(checked)), ("HAS_BIAS", int(bias is not None))), CONV,
+    )  # fmt: skip
+    across, down = groups(tile, rows, columns)
+    held = weight if bias is None else bias  # (something must be given)
+    with device.lock:
+        ready(
+            device.queue, (across * tile.items, down, w.groups), (tile.items, 1, 1),
+            rows, columns, deep, weight.memory.buffer, weight.storage_offset(), *weight_steps,
+            one.memory.buffer, one.storage_offset(), *read, read[3], 1, *places,
+            table, held.memory.buffer, held.storage_offset(),
+            out.memory.buffer, out.storage_offset() + written[0], *written[1:],
+        )  # fmt: skip
+
+
+def _to_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
+    if window.is_depthwise:
+        depthwise_weight(window, grad, one, out)
+        return
+    w = window
+    device = out.memory.device
+    rows, columns, deep = w.each_out, w.reach, w.n * w.p * w.q
+    tile = best(device, rows, columns, deep, w.groups * 8)
+    across, down = groups(tile, rows, columns)
+    parts = _parts(device, across * down * w.groups, deep)
+    each = -(-deep // parts)
+    each = -(-each // tile.deep) * tile.deep
+    parts = -(-deep // each)
+    whole = out
+    if parts > 1:
+        whole = made(device.index, (parts, out.numel()), (out.numel(), 1), out.dtype)
+    ready = tiled(
+        device, ("image", "conv_weight"), tile, out.dtype, (("CHECKED", int(w.is_padded)),),
+        CONV_WEIGHT,
+    )
+    with device.lock:
+        ready(
+            device.queue, (across * tile.items, down, w.groups * parts), (tile.items, 1, 1),
+            rows, columns, deep,
+            grad.memory.buffer, grad.storage_offset(), w.k * w.p * w.q, w.p * w.q,
+            w.each_out * w.p * w.q, w.q, 1,
+            one.memory.buffer, one.storage_offset(), w.c * w.h * w.w, w.each_in * w.h * w.w,
+            w.h, w.w, w.w, 1,
+            w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w,
+            _table_out(device.index, w.replace(n=0)), parts, each, whole.memory.buffer,
+        )  # fmt: skip
+    if parts > 1:
+        reduce("0", "A + X", "A", whole, [0], out)
+
+
+def _parts(device: Device, there: int, deep: int) -> int:
+    """Among how many groups of items what is added up is divided."""
+    return max(1, min(WAVES * device.units // max(1, there), deep // SHORTEST, 256))
+
+
+@lru_cache(maxsize=1 << 10)
+def _table_out(index: int, w: Window) -> Any:
+    """For each channel that is read and each place in the window: see conv.cl."""
+    c, r, s = np.meshgrid(np.arange(w.each_in), np.arange(w.r), np.arange(w.s), indexing="ij")
+    h, v = r * w.gap_h, s * w.gap_w
+    rows = (c * w.r * w.s + r * w.s + s, c * w.h * w.w + h * w.w + v, h, v)
+    return _sent(index, rows)
+
+
+@lru_cache(maxsize=1 << 10)
+def _table_in(index: int, w: Window, a: int, b: int) -> tuple[Any, int]:
+    """The same for a gradient: channels that were written, and what reaches these places."""
+    rs = [r for r in range(w.r) if (a + w.pad_h - r * w.gap_h) % w.step_h == 0]
+    ss = [s for s in range(w.s) if (b + w.pad_w - s * w.gap_w) % w.step_w == 0]
+    k, r, s = np.meshgrid(
+        np.arange(w.each_out), np.array(rs, np.int64), np.array(ss, np.int64), indexing="ij"
+    )
+    h = (a + w.pad_h - r * w.gap_h) // w.step_h
+    v = (b + w.pad_w - s * w.gap_w) // w.step_w
+    weight = k * w.each_in * w.r * w.s + r * w.s + s
+    return _sent(index, (weight, k * w.p * w.q + h * w.q + v, h, v)), k.size
+
+
+def _sent(index: int, rows: Sequence[Any]) -> Any:
+    device = devices()[index]
+    host = np.stack([one.ravel() for one in rows], 1).astype(np.int32)
+    if not host.size:
+        host = np.zeros((1, 4), np.int32)
+    flags = cl().mem_flags
+    return cl().Buffer(device.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
+
+
+CONV = (
+    *[np.int32] * 3, None, *[np.int32] * 3, None, *[np.int32] * 3, *[np.int32] * 4,
+    *[np.int32] * 6, None, None, np.int32, None, *[np.int32] * 6,
+)  # fmt: skip
+CONV_WEIGHT = (
+    *[np.int32] * 3, None, *[np.int32] * 6, None, *[np.int32] * 3, *[np.int32] * 4,
+    *[np.int32] * 6, None, np.int32, np.int32, None,
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""Losses of classes: the negative logarithm of what the right one was given."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.table import kernel
+from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.types import NAMES, are_known
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.opencl.device import Device
+
+aten = torch.ops.aten
+
+EACH, MEAN = 0, 1
+"""Torch's numbers for what is made of all samples' losses; a sum is 2."""
+
+
+@kernel(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss(
+    self: OclTensor, target: OclTensor, weight: OclTensor | None, reduction: int, ignore_index: int
+) -> Any:
+    """The loss, and the weight of all that counted."""
+    if not _is_ours(self, target, weight):
+        return NotImplemented
+    device = self.memory.device
+    one, given = self.contiguous(), _given(self, target, weight, ignore_index)
+    size = target.size() if reduction == EACH else ()
+    out = made(device.index, size, contiguous(size), self.dtype)
+    total = made(device.index, (), (), self.dtype)
+    if reduction == EACH:
+        total.zero_()
+        ready = _ready(device, "each_loss", self.dtype, weight is not None, False)
+        items, last = target.numel(), []
+    else:
+        ready = _ready(device, "whole_loss", self.dtype, weight is not None, reduction == MEAN)
+        items, last = GROUP, [total.memory.buffer]
+    with device.lock:
+        ready(
+            device.queue, (-(-items // GROUP) * GROUP,), (GROUP,), *given,
+            one.memory.buffer, one.storage_offset(), out.memory.buffer, *last,
+        )  # fmt: skip
+    return out, total
+
+
+@kernel(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(
+    grad_output: OclTensor, self: OclTensor, target: OclTensor, weight: OclTensor | None,
+    reduction: int, ignore_index: int, total_weight: OclTensor,
+) -> Any:  # fmt: skip
+    """To what the targets were given."""
+    if not _is_ours(self, target, weight) or grad_output.dtype is not self.dtype:
+        return NotImplemented
+    device = self.memory.device
+    given = _given(self, target, weight, ignore_index)
+    out = made(device.index, self.size(), contiguous(self.size()), self.dtype)
+    grad = grad_output.contiguous()
+    ready = _ready(device, "of_loss", self.dtype, weight is not None, reduction == MEAN)
+    items = self.numel()
+    with device.lock:
+        ready(
+            device.queue, (-(-items // GROUP) * GROUP,), (GROUP,), *given,
+            grad.memory.buffer, grad.storage_offset(), int(reduction == EACH),
+            total_weight.memory.buffer, total_weight.storage_offset(), out.memory.buffer,
+        )  # fmt: skip
+    return out
+
+
+def _is_ours(self: OclTensor, target: Any, weight: OclTensor | None) -> bool:
+    return (
+        isinstance(target, OclTensor)
+        and target.dtype is torch.int64
+        and self.dtype.is_floating_point
+        and are_known(self.memory.device, self.dtype)
+        and self.numel() > 0
+        and self.dim() in (1, 2, 4)
+        and tuple(target.size()) == (*self.size()[:-1][:1], *self.size()[2:])
+        and (weight is None or (weight.dtype is self.dtype and weight.numel() == _classes(self)))
+    )
+
+
+def _classes(self: OclTensor) -> int:
+    return self.size(0) if self.dim() == 1 else self.size(1)
+
+
+def _given(
+    self: OclTensor, target: OclTensor, weight: OclTensor | None, ignore_index: int
+) -> list[Any]:
+    inner = self.size(2) * self.size(3) if self.dim() == 4 else 1
+    goals, held = target.contiguous(), target if weight is None else weight.contiguous()
+    return [
+        target.numel(), _classes(self), inner, ignore_index, goals.memory.buffer,
+        goals.storage_offset(), held.memory.buffer, held.storage_offset(),
+    ]  # fmt: skip
+
+
+@lru_cache
+def _ready(device: Device, name: str, kind: torch.dtype, has_weight: bool, is_mean: bool) -> Any:
+    given = (*[np.int64] * 4, None, np.int64, None, np.int64)
+    last = {
+        "each_loss": (None, np.int64, None),
+        "whole_loss": (None, np.int64, None, None),
+        "of_loss": (None, np.int64, np.int64, None, np.int64, None),
+    }[name]
+    defined = {
+        "T": NAMES[kind], "HAS_WEIGHT": int(has_weight), "IS_MEAN": int(is_mean), "ITEMS": GROUP
+    }  # fmt: skip
+    return kernel_of(device, text_of("loss", defined), name, (*given, *last))
