@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from cputrain.opencl.device import devices
+from cputrain.opencl.generator import generator_of
 
-made = ModuleType("torch.ocl")
+made: Any = ModuleType("torch.ocl")
 made.__doc__ = __doc__
+made._initialized = True  # (checkpoints ask, before they keep random numbers)
+
+
+class _Here(threading.local):
+    """What "ocl" means in this thread."""
+
+    index = 0
+
+
+_here = _Here()
 
 
 def _number(device: Any = None) -> int:
     if device is None:
-        return 0
+        return _here.index
     if isinstance(device, int):
         return device
     return torch.device(device).index or 0
@@ -37,8 +49,8 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """The one that is meant by "ocl"."""
-    return 0
+    """The one that is meant where a number is left out."""
+    return _here.index
 
 
 def get_device_name(device: Any = None) -> str:
@@ -63,28 +75,47 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Random numbers are those of the CPU's generator, which torch.manual_seed sees to."""
+    """Have the random numbers of all devices begin anew."""
+    for one in made.default_generators:
+        one.manual_seed(seed)
 
 
 def manual_seed(seed: int) -> None:
-    """Of the CPU's generator."""
-    torch.default_generator.manual_seed(seed)
+    """The same, of the first."""
+    made.default_generators[current_device()].manual_seed(seed)
 
 
-def get_rng_state(device: Any = None) -> torch.Tensor:  # noqa: ARG001  (torch's own has it)
-    """The CPU's generator's."""
-    return torch.get_rng_state()
+def get_rng_state(device: Any = None) -> torch.Tensor:
+    """Where its random numbers are."""
+    return generator_of(_number(device)).get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:  # noqa: ARG001
-    """The CPU's generator's."""
-    torch.set_rng_state(new_state)
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    """Have them go on from there."""
+    generator_of(_number(device)).set_state(new_state)
 
 
 def set_device(device: Any) -> None:
-    """There is one that is meant by "ocl": the first."""
-    if _number(device) not in range(device_count()):
+    """Have this one be meant where a number is left out."""
+    number = _number(device)
+    if number not in range(device_count()):
         raise IndexError(f"there is no {device}: there are {device_count()}")
+    _here.index = number
+
+
+class device:  # noqa: N801  (torch's name)
+    """The same, for a while."""
+
+    def __init__(self, device: Any) -> None:
+        self._index = _number(device)
+        self._before = 0
+
+    def __enter__(self) -> None:
+        self._before = current_device()
+        set_device(self._index)
+
+    def __exit__(self, *_: object) -> None:
+        set_device(self._before)
 
 
 def _is_in_bad_fork() -> bool:
@@ -99,6 +130,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 for _function in (
     is_available, is_initialized, device_count, current_device, get_device_name, synchronize,
     empty_cache, memory_stats, manual_seed, manual_seed_all, get_rng_state, set_rng_state,
-    set_device, _is_in_bad_fork, get_amp_supported_dtype,
+    set_device, device, _is_in_bad_fork, get_amp_supported_dtype,
 ):  # fmt: skip
     setattr(made, _function.__name__, _function)
+made.default_generators = tuple(generator_of(index) for index in range(device_count()))

@@ -31,6 +31,8 @@ def register() -> None:
             found=f"{taken!r} in it", do=f"Do not import what registers {taken!r}.",
         )  # fmt: skip
     devices()  # or there is none, and it says so
+    from torch.optim.optimizer import _foreach_supported_types as optimizers_types
+    from torch.utils._foreach_utils import _foreach_supported_types
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     from cputrain.opencl import files, module, ops  # noqa: F401  (kernels are found from now on)
@@ -53,6 +55,8 @@ def register() -> None:
     every_tensor.pin_memory = _pinned(every_tensor.pin_memory)
     files.register(NAME)
     NOW.applied[NAME] = Told()
+    for kinds in _foreach_supported_types, optimizers_types:  # or they have one tensor at a time
+        kinds.append(OclTensor)
     kind: Any = torch.nn.Module
     kind._apply = _keeping_parameters(kind._apply)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-FILES = ("tensors", "moved", "fallback", "kernels", "operators", "among_devices")
+FILES = (
+    "tensors", "moved", "fallback", "kernels", "networks", "drawn", "operators", "among_devices"
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,9 +1,12 @@
-// Convolutions in which each channel is on its own. R, S and the rest of the window are constants.
+// Convolutions in which each channel is on its own. The window's size, steps and gaps are constants.
+
+#define FORM const int C, const int H, const int W, const int K, const int P, const int Q, \
+  const int EACH, const int PAD_H, const int PAD_W
 
 #define INSIDE(h, w) ((uint)(h) < (uint)H && (uint)(w) < (uint)W)
 
 // of each place that is written
-__kernel void output(const int count, __global const T* in, const int in_at,
+__kernel void output(const int count, FORM, __global const T* in, const int in_at,
                      __global const T* weight, const int weight_at,
                      __global const T* bias, const int bias_at, __global T* out, const int out_at)
 {
@@ -25,7 +28,7 @@ __kernel void output(const int count, __global const T* in, const int in_at,
 }
 
 // of each place that was read: what was written of it
-__kernel void input(const int count, __global const T* grad, const int grad_at,
+__kernel void input(const int count, FORM, __global const T* grad, const int grad_at,
                     __global const T* weight, const int weight_at,
                     __global const T* bias, const int bias_at, __global T* out, const int out_at)
 {
@@ -53,7 +56,7 @@ __kernel void input(const int count, __global const T* grad, const int grad_at,
 // a group for each channel that was written and each part of its places; all its items' sums are
 // added up in one order
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void weight(const int parts, const int images, __global const T* grad, const int grad_at,
+void weight(const int parts, const int images, FORM, __global const T* grad, const int grad_at,
             __global const T* in, const int in_at, __global T* out)
 {
   __local T sums[ITEMS];

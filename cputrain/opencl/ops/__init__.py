@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from cputrain.opencl.ops import (
+    bending,
     channels,
     composed,
     convolving,
+    drawing,
     losses,
     making,
     multiplying,
     normalising,
+    optimizing,
+    picking,
     pointwise,
     pooling,
     reducing,
 )
 
-__all__ = ["channels", "composed", "convolving", "losses", "making", "multiplying", "normalising", "pointwise", "pooling", "reducing"]
+__all__ = ["bending", "channels", "composed", "convolving", "drawing", "losses", "making", "multiplying", "normalising", "optimizing", "picking", "pointwise", "pooling", "reducing"]

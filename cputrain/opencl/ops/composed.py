@@ -1,4 +1,4 @@
-"""Operators that torch has for its GPUs alone, made of others."""
+"""Operators that are made of others."""
 
 from __future__ import annotations
 
@@ -95,3 +95,46 @@ def gru_cell_backward(
     of_hidden = torch.cat([of_r, of_z, of_n * r], 1)
     biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
     return of_input, of_hidden, to_output * z, *biases
+
+
+@kernel(aten.select_backward.default)
+def select_backward(grad_output: Tensor, input_sizes: Any, dim: int, index: int) -> Tensor:
+    """To where it was taken from."""
+    whole = grad_output.new_zeros(input_sizes)
+    whole.select(dim, index).copy_(grad_output)
+    return whole
+
+
+@kernel(aten.slice_backward.default)
+def slice_backward(
+    grad_output: Tensor, input_sizes: Any, dim: int, start: int, end: int, step: int
+) -> Tensor:
+    """The same."""
+    whole = grad_output.new_zeros(input_sizes)
+    aten.slice.Tensor(whole, dim, start, end, step).copy_(grad_output)
+    return whole
+
+
+@kernel(aten.constant_pad_nd.default)
+def pad(self: Tensor, pad: Any, value: Any = 0) -> Any:
+    """With something around it, or without what is at its edges."""
+    ends = list(zip(pad[::2], pad[1::2], strict=True))
+    if len(ends) > self.dim():
+        return NotImplemented
+    size, inner = list(self.size()), self
+    for at, (before, after) in enumerate(ends):
+        dim = self.dim() - 1 - at
+        size[dim] += before + after
+        if size[dim] < 0:
+            return NotImplemented
+        begin, end = max(0, -before), self.size(dim) - max(0, -after)
+        if begin > end:
+            return NotImplemented
+        inner = inner.narrow(dim, begin, end - begin)
+    whole = self.new_full(size, value)
+    there = whole
+    for at, (before, _) in enumerate(ends):
+        dim = self.dim() - 1 - at
+        there = there.narrow(dim, max(0, before), inner.size(dim))
+    there.copy_(inner)
+    return whole

@@ -45,12 +45,12 @@ def _places(
     out: OclTensor,
 ) -> None:  # fmt: skip
     device = out.memory.device
-    ready = _ready(device, name, window.replace(n=0), out.dtype, bias is not None, PLACES)
+    ready = _ready(device, name, window, out.dtype, bias is not None)
     held = weight if bias is None else bias  # (something must be given)
     count = out.numel()
     with device.lock:
         ready(
-            device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count,
+            device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count, *_form(window),
             one.memory.buffer, one.storage_offset(), weight.memory.buffer, weight.storage_offset(),
             held.memory.buffer, held.storage_offset(), out.memory.buffer, out.storage_offset(),
         )  # fmt: skip
@@ -60,7 +60,7 @@ def depthwise_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTe
     """Write the gradient of its weight."""
     w = window
     device = out.memory.device
-    ready = _ready(device, "weight", w.replace(n=0), out.dtype, False, WEIGHT)
+    ready = _ready(device, "weight", w, out.dtype, False)
     places = w.n * w.p * w.q
     parts = max(1, min(WAVES * device.units // w.k, places // (4 * ITEMS), 256))
     whole = out
@@ -68,7 +68,7 @@ def depthwise_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTe
         whole = made(device.index, (parts, out.numel()), (out.numel(), 1), out.dtype)
     with device.lock:
         ready(
-            device.queue, (parts * ITEMS, w.k), (ITEMS, 1), parts, w.n,
+            device.queue, (parts * ITEMS, w.k), (ITEMS, 1), parts, w.n, *_form(w),
             grad.memory.buffer, grad.storage_offset(), one.memory.buffer, one.storage_offset(),
             whole.memory.buffer,
         )  # fmt: skip
@@ -77,17 +77,24 @@ def depthwise_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTe
 
 
 @lru_cache(maxsize=1 << 12)
-def _ready(
-    device: Device, name: str, w: Window, kind: torch.dtype, has_bias: bool, types: tuple[Any, ...]
-) -> Any:
-    defined = {
-        "T": NAMES[kind], "C": w.c, "H": w.h, "W": w.w, "K": w.k, "P": w.p, "Q": w.q, "R": w.r,
-        "S": w.s, "EACH": w.each_out, "STEP_H": w.step_h, "STEP_W": w.step_w, "PAD_H": w.pad_h,
-        "PAD_W": w.pad_w, "GAP_H": w.gap_h, "GAP_W": w.gap_w, "ITEMS": ITEMS,
-        "HAS_BIAS": int(has_bias),
-    }  # fmt: skip
+def _form(w: Window) -> tuple[int, ...]:
+    return w.c, w.h, w.w, w.k, w.p, w.q, w.each_out, w.pad_h, w.pad_w
+
+
+def _ready(device: Device, name: str, w: Window, kind: torch.dtype, has_bias: bool) -> Any:
+    """The kernel for windows of this kind; sizes of images are its arguments."""
+    return _kernel(
+        device, name, kind, w.r, w.s, w.step_h, w.step_w, w.gap_h, w.gap_w, int(has_bias)
+    )
+
+
+@lru_cache
+def _kernel(device: Device, name: str, kind: torch.dtype, *numbers: int) -> Any:
+    names = ("R", "S", "STEP_H", "STEP_W", "GAP_H", "GAP_W", "HAS_BIAS")
+    defined = {"T": NAMES[kind], "ITEMS": ITEMS, **dict(zip(names, numbers, strict=True))}
+    types = WEIGHT if name == "weight" else PLACES
     return kernel_of(device, text_of("depthwise", defined), name, types)
 
 
-PLACES = (np.int32, *(None, np.int32) * 4)
-WEIGHT = (np.int32, np.int32, None, np.int32, None, np.int32, None)
+PLACES = (np.int32, *[np.int32] * 9, *(None, np.int32) * 4)
+WEIGHT = (np.int32, np.int32, *[np.int32] * 9, None, np.int32, None, np.int32, None)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.ops.pointwise import computed, promoted
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
@@ -115,3 +116,47 @@ def _ready(device: Device, name: str, kind: torch.dtype, has_weight: bool, is_me
         "T": NAMES[kind], "HAS_WEIGHT": int(has_weight), "IS_MEAN": int(is_mean), "ITEMS": GROUP
     }  # fmt: skip
     return kernel_of(device, text_of("loss", defined), name, (*given, *last))
+
+
+def _of_all(each: Any, reduction: int) -> Any:
+    if each is NotImplemented or reduction == EACH:
+        return each
+    return each.mean() if reduction == MEAN else each.sum()
+
+
+def _of_both(expression: str, self: Any, target: Any) -> Any:
+    if not isinstance(self, OclTensor) or not isinstance(target, OclTensor):
+        return NotImplemented
+    both = [("SELF", self), ("TARGET", target)]
+    return computed(expression, "floats", None, both, [], promoted([self, target]))
+
+
+@kernel(aten.mse_loss.default)
+def mse_loss(self: OclTensor, target: OclTensor, reduction: int = MEAN) -> Any:
+    """How far they are apart, squared."""
+    return _of_all(_of_both("(SELF - TARGET) * (SELF - TARGET)", self, target), reduction)
+
+
+@kernel(aten.mse_loss_backward.default)
+def mse_loss_backward(
+    grad_output: OclTensor, self: OclTensor, target: OclTensor, reduction: int
+) -> Any:
+    """To the first of them."""
+    by = 2 / self.numel() if reduction == MEAN and self.numel() else 2
+    return (self - target) * grad_output * by
+
+
+@kernel(aten.binary_cross_entropy_with_logits.default)
+def cross_entropy_of_two(
+    self: OclTensor, target: OclTensor, weight: Any = None, pos_weight: Any = None,
+    reduction: int = MEAN,
+) -> Any:  # fmt: skip
+    """Of two classes."""
+    if pos_weight is not None:
+        return NotImplemented
+    found = _of_both(
+        "(SELF > 0 ? SELF : 0) - SELF * TARGET + log1p(exp(-fabs(SELF)))", self, target
+    )
+    if found is not NotImplemented and weight is not None:
+        found = found * weight
+    return _of_all(found, reduction)

@@ -244,6 +244,17 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     return out
 
 
+@kernel(aten.stack.default)
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """One behind the other, in a dimension of their own."""
+    if not all(isinstance(one, OclTensor) and one.size() == tensors[0].size() for one in tensors):
+        return NotImplemented
+    at = dim + tensors[0].dim() + 1 if dim < 0 else dim
+    if not 0 <= at <= tensors[0].dim():
+        return NotImplemented
+    return cat([one.unsqueeze(at) for one in tensors], at)
+
+
 @kernel(aten._unsafe_view.default)
 def unsafe_view(self: OclTensor, size: Any) -> Any:
     """The same memory, in another form."""

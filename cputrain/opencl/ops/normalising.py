@@ -1,104 +1,213 @@
-"""Operators that set every element against others of its row or channel: made of reductions."""
+"""Operators that set every element against others of its row: softmax and layer normalisation."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
 import torch
 
+from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.reduction import reduce
+from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
+from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.types import NAMES, SCALARS, are_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
-    from torch import Tensor
+    from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
 
+ITEMS = 128
+"""That have a row together."""
+
+PARTS = 128
+"""Of rows, at the most, whose columns are added up side by side."""
+
 
 @kernel(aten._softmax.default)
-def softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
+def softmax(self: OclTensor, dim: int, half_to_float: bool) -> Any:
     """Of each row, parts of one."""
-    if half_to_float or not self.is_floating_point() or not self.numel() or not self.dim():
+    return NotImplemented if half_to_float else _softmax(self, dim, is_log=False)
+
+
+@kernel(aten._log_softmax.default)
+def log_softmax(self: OclTensor, dim: int, half_to_float: bool) -> Any:
+    """Their logarithms."""
+    return NotImplemented if half_to_float else _softmax(self, dim, is_log=True)
+
+
+@kernel(aten._safe_softmax.default)
+def safe_softmax(self: OclTensor, dim: int, dtype: Any = None) -> Any:
+    """Nothing, where a row is minus infinity throughout."""
+    if dtype not in (None, self.dtype):
         return NotImplemented
-    grown = (self - self.amax(dim, keepdim=True)).exp()
-    return grown / grown.sum(dim, keepdim=True)
+    found = _softmax(self, dim, is_log=False)
+    if found is NotImplemented:
+        return found
+    return found.masked_fill(self.amax(dim, keepdim=True) == float("-inf"), 0)
 
 
 @kernel(aten._softmax_backward_data.default)
 def softmax_backward(
-    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+    grad_output: OclTensor, output: OclTensor, dim: int, input_dtype: torch.dtype
 ) -> Any:
     """Its gradient."""
-    if input_dtype != output.dtype or not output.numel() or not output.dim():
-        return NotImplemented
-    return output * (grad_output - (grad_output * output).sum(dim, keepdim=True))
-
-
-@kernel(aten._log_softmax.default)
-def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
-    """Their logarithms."""
-    if half_to_float or not self.is_floating_point() or not self.numel() or not self.dim():
-        return NotImplemented
-    level = self - self.amax(dim, keepdim=True)
-    return level - level.exp().sum(dim, keepdim=True).log()
+    return _of_softmax(grad_output, output, dim, input_dtype, is_log=False)
 
 
 @kernel(aten._log_softmax_backward_data.default)
 def log_softmax_backward(
-    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+    grad_output: OclTensor, output: OclTensor, dim: int, input_dtype: torch.dtype
 ) -> Any:
     """Its gradient."""
-    if input_dtype != output.dtype or not output.numel() or not output.dim():
+    return _of_softmax(grad_output, output, dim, input_dtype, is_log=True)
+
+
+def _softmax(self: OclTensor, dim: int, *, is_log: bool) -> Any:
+    if not _are_ours(self) or not self.dim() or not -self.dim() <= dim < self.dim():
         return NotImplemented
-    return grad_output - output.exp() * grad_output.sum(dim, keepdim=True)
+    one = self.transpose(dim, -1).contiguous()
+    out = made(self.memory.device.index, one.size(), one.stride(), self.dtype)
+    size = one.size(-1)
+    _ask(
+        "softmax", one, one.numel() // size,
+        [size, *_places(one), out.memory.buffer], IS_LOG=is_log,
+    )  # fmt: skip
+    return out.transpose(dim, -1)
+
+
+def _of_softmax(
+    grad: OclTensor, output: OclTensor, dim: int, kind: torch.dtype, *, is_log: bool
+) -> Any:
+    if not _are_ours(output, grad) or kind is not output.dtype or not output.dim():
+        return NotImplemented
+    one, given = grad.transpose(dim, -1).contiguous(), output.transpose(dim, -1).contiguous()
+    out = made(output.memory.device.index, given.size(), given.stride(), output.dtype)
+    size = given.size(-1)
+    _ask(
+        "of_softmax", given, given.numel() // size,
+        [size, *_places(one, given), out.memory.buffer], IS_LOG=is_log,
+    )  # fmt: skip
+    return out.transpose(dim, -1)
 
 
 @kernel(aten.native_layer_norm.default)
 def layer_norm(
-    input: Tensor,  # noqa: A002  (torch's name)
+    input: OclTensor,  # noqa: A002  (torch's name)
     normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
+    weight: OclTensor | None,
+    bias: OclTensor | None,
     eps: float,
 ) -> Any:
     """Normalised; and means and inverse deviations, for the backward."""
-    dims = list(range(input.dim() - len(normalized_shape), input.dim()))
-    if not input.numel() or list(input.shape[dims[0] :]) != list(normalized_shape):
+    first = input.dim() - len(normalized_shape)
+    if not _are_ours(input, weight, bias) or list(input.shape[first:]) != list(normalized_shape):
         return NotImplemented
-    mean = input.mean(dims, keepdim=True)
-    apart = input - mean
-    inverse = ((apart * apart).mean(dims, keepdim=True) + eps).rsqrt()
-    out = apart * inverse
-    if weight is not None:
-        out = out * weight
-    return out if bias is None else out + bias, mean, inverse
+    index = input.memory.device.index
+    size = prod(normalized_shape)
+    few = [*input.shape[:first], *[1] * len(normalized_shape)]
+    one = input.contiguous()
+    out = made(index, input.size(), one.stride(), input.dtype)
+    mean, inverse = (made(index, few, contiguous(few), input.dtype) for _ in range(2))
+    held = [one if each is None else each.contiguous() for each in (weight, bias)]
+    _ask(
+        "normalised", one, one.numel() // size,
+        [size, *_places(one, *held), SCALARS[input.dtype](eps), out.memory.buffer,
+         mean.memory.buffer, inverse.memory.buffer],
+        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+    )  # fmt: skip
+    return out, mean, inverse
 
 
 @kernel(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,  # noqa: A002
+    grad_out: OclTensor,
+    input: OclTensor,  # noqa: A002
     normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    mean: OclTensor,
+    rstd: OclTensor,
+    weight: OclTensor | None,
+    bias: OclTensor | None,
     output_mask: Sequence[bool],
 ) -> Any:
     """Gradients of the input, the weight and the bias."""
-    dims = list(range(input.dim() - len(normalized_shape), input.dim()))
-    if not input.numel():
+    if not _are_ours(input, grad_out, mean, rstd, weight):
         return NotImplemented
-    others = list(range(dims[0]))
-    normal = (input - mean) * rstd
-    scaled = grad_out if weight is None else grad_out * weight
-    of_input = None
+    device, kind = input.memory.device, input.dtype
+    size = prod(normalized_shape)
+    rows = input.numel() // size
+    one, grad, middle, by = (each.contiguous() for each in (input, grad_out, mean, rstd))
+    of_input = of_weight = of_bias = None
     if output_mask[0]:
-        along = (scaled * normal).mean(dims, keepdim=True)
-        of_input = rstd * (scaled - scaled.mean(dims, keepdim=True) - normal * along)
-    of_weight = (grad_out * normal) if output_mask[1] and weight is not None else None
-    of_bias = grad_out if output_mask[2] and bias is not None else None
-    return of_input, *(
-        one if one is None or not others else one.sum(others) for one in (of_weight, of_bias)
+        of_input = made(device.index, input.size(), one.stride(), kind)
+        held = one if weight is None else weight.contiguous()
+        _ask(
+            "of_normalised", one, rows,
+            [size, *_places(grad, one, middle, by, held), of_input.memory.buffer],
+            HAS_WEIGHT=weight is not None,
+        )  # fmt: skip
+    if (output_mask[1] and weight is not None) or (output_mask[2] and bias is not None):
+        parts = max(1, min(PARTS, rows // 8))
+        both = [made(device.index, (parts, size), (size, 1), kind) for _ in range(2)]
+        ready = _ready(device, "of_columns", kind, ())
+        with device.lock:
+            ready(
+                device.queue, (-(-size // ITEMS) * ITEMS, parts), (ITEMS, 1), rows, size, parts,
+                *_places(grad, one, middle, by), *[each.memory.buffer for each in both],
+            )  # fmt: skip
+        whole = [made(device.index, normalized_shape, contiguous(normalized_shape), kind)
+                 for _ in both]  # fmt: skip
+        for of_parts, out in zip(both, whole, strict=True):
+            reduce("0", "A + X", "A", of_parts, [0], out)
+        of_weight = whole[0] if output_mask[1] and weight is not None else None
+        of_bias = whole[1] if output_mask[2] and bias is not None else None
+    return of_input, of_weight, of_bias
+
+
+def _are_ours(*tensors: OclTensor | None) -> bool:
+    first = tensors[0]
+    assert first is not None
+    return (
+        first.dtype.is_floating_point
+        and are_known(first.memory.device, first.dtype)
+        and first.numel() > 0
+        and all(one is None or one.dtype is first.dtype for one in tensors)
     )
+
+
+def _places(*tensors: OclTensor) -> list[Any]:
+    return [each for one in tensors for each in (one.memory.buffer, one.storage_offset())]
+
+
+def _ask(name: str, one: OclTensor, rows: int, arguments: list[Any], **defined: bool) -> None:
+    device = one.memory.device
+    ready = _ready(device, name, one.dtype, tuple(defined.items()))
+    with device.lock:
+        ready(device.queue, (rows * ITEMS,), (ITEMS,), *arguments)
+
+
+FLAGS = ("IS_LOG", "HAS_WEIGHT", "HAS_BIAS")
+
+
+@lru_cache
+def _ready(
+    device: Device, name: str, kind: torch.dtype, defined: tuple[tuple[str, bool], ...]
+) -> Any:
+    scalar, tensor = SCALARS[kind], (None, np.int64)
+    types = {
+        "softmax": (np.int32, *tensor, None),
+        "of_softmax": (np.int32, *tensor * 2, None),
+        "normalised": (np.int32, *tensor * 3, scalar, None, None, None),
+        "of_normalised": (np.int32, *tensor * 5, None),
+        "of_columns": (np.int64, np.int32, np.int32, *tensor * 4, None, None),
+    }[name]
+    flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in defined}}
+    source = text_of("rows", {"T": NAMES[kind], "ITEMS": ITEMS, **flags})
+    return kernel_of(device, source, name, types)

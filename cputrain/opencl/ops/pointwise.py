@@ -35,6 +35,7 @@ SAME = {
     "abs": "SELF < 0 ? -SELF : SELF",
     "relu": "SELF < 0 ? 0 : SELF",
     "where.self": "CONDITION != 0 ? SELF : OTHER",
+    "masked_fill.Scalar": "MASK != 0 ? VALUE : SELF",
     "threshold_backward": "SELF <= THRESHOLD ? 0 : GRAD_OUTPUT",
 }
 """Computed in the type that torch gives the arguments together, which is the result's."""
@@ -64,6 +65,19 @@ FLOATING = {
     "hardsigmoid_backward": "SELF > -3 && SELF < 3 ? GRAD_OUTPUT / 6 : 0",
     "hardtanh_backward": "SELF <= MIN_VAL || SELF >= MAX_VAL ? 0 : GRAD_OUTPUT",
     "leaky_relu_backward": "SELF > 0 ? GRAD_OUTPUT : GRAD_OUTPUT * NEGATIVE_SLOPE",
+    "elu": "SELF > 0 ? SCALE * SELF : SCALE * ALPHA * expm1(INPUT_SCALE * SELF)",
+    "elu_backward": "SELF_OR_RESULT > 0 ? GRAD_OUTPUT * SCALE : GRAD_OUTPUT * INPUT_SCALE"
+    " * (IS_RESULT != 0 ? SELF_OR_RESULT + SCALE * ALPHA"
+    " : SCALE * ALPHA * exp(SELF_OR_RESULT * INPUT_SCALE))",
+    "softplus": "SELF * BETA > THRESHOLD ? SELF : log1p(exp(SELF * BETA)) / BETA",
+    "softplus_backward": "SELF * BETA > THRESHOLD ? GRAD_OUTPUT"
+    " : GRAD_OUTPUT / (1 + exp(-SELF * BETA))",
+    "erf": "erf(SELF)",
+    "expm1": "expm1(SELF)",
+    "log1p": "log1p(SELF)",
+    "log2": "log2(SELF)",
+    "tan": "tan(SELF)",
+    "atan": "atan(SELF)",
     "lerp.Scalar": "fabs(WEIGHT) < (T)0.5 ? SELF + WEIGHT * (END - SELF)"
     " : END - (END - SELF) * (1 - WEIGHT)",
 }
@@ -71,6 +85,10 @@ FLOATING = {
 
 OF_FLOATS = {
     "pow.Tensor_Scalar": "EXPONENT == 2 ? SELF * SELF : pow(SELF, EXPONENT)",
+    "_prelu_kernel": "SELF > 0 ? SELF : WEIGHT * SELF",
+    "floor": "floor(SELF)",
+    "ceil": "ceil(SELF)",
+    "round": "rint(SELF)",
 }
 """The same, where the arguments are floating numbers already."""
 
@@ -80,15 +98,22 @@ COMPARED = {
 }  # fmt: skip
 """What is true or false; of a tensor and another, or a number."""
 
+TRUE = {
+    "logical_not": "SELF == 0", "logical_and": "SELF != 0 && OTHER != 0",
+    "logical_or": "SELF != 0 || OTHER != 0", "isnan": "SELF != SELF",
+}  # fmt: skip
+"""The same, of tensors."""
+
 IN_PLACE = (
     "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "addcmul", "addcdiv", "relu", "sigmoid",
     "silu", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "lerp.Scalar", "sqrt", "neg",
     "exp", "reciprocal", "tanh", "add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar",
+    "masked_fill.Scalar", "elu",
 )  # fmt: skip
 """Those that torch has in place as well."""
 
 
-ASIDE = ("alpha", "value", "condition")
+ASIDE = ("alpha", "value", "condition", "mask")
 """Arguments that have no part in the type that is computed in."""
 
 
@@ -239,6 +264,8 @@ def _overload(name: str, suffix: str = "") -> Any:
 
 for _name in ("add", "sub", "mul"):
     SAME[f"{_name}.Scalar"] = SAME[f"{_name}.Tensor"]
+for _name in ("ScalarSelf", "ScalarOther"):
+    SAME[f"where.{_name}"] = SAME["where.self"]
 FLOATING["div.Scalar"] = FLOATING["div.Tensor"]
 
 for _table, _kind in ((SAME, "same"), (FLOATING, "float"), (OF_FLOATS, "floats")):
@@ -249,3 +276,5 @@ for _table, _kind in ((SAME, "same"), (FLOATING, "float"), (OF_FLOATS, "floats")
 for _name, _expression in COMPARED.items():
     for _which in ("Tensor", "Scalar"):
         register(_overload(f"{_name}.{_which}"), _expression, "bool")
+for _name, _expression in TRUE.items():
+    register(_overload(_name), _expression, "bool")

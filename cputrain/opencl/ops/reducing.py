@@ -93,3 +93,26 @@ def _farthest(step: str, start: str, self: OclTensor, dim: Any, keepdim: bool) -
     if not self.dtype.is_floating_point or not self.numel():
         return NotImplemented
     return _reduced((start, f"A != A ? A : ({step})", "A"), self, dim, keepdim, self.dtype)
+
+
+NORMS = {
+    1: ("0", "A + fabs(X)", "A"),
+    2: ("0", "A + X * X", "sqrt(A)"),
+    float("inf"): ("0", "A != A ? A : fabs(X) > A || X != X ? fabs(X) : A", "A"),
+}
+
+
+@kernel(aten.linalg_vector_norm.default)
+def vector_norm(
+    self: OclTensor,
+    ord: Any = 2,  # noqa: A002  (torch's name)
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
+    """The length."""
+    how = NORMS.get(ord)
+    if how is None or dtype is not None or not self.dtype.is_floating_point or not self.numel():
+        return NotImplemented
+    return _reduced(how, self, dim, keepdim, self.dtype)

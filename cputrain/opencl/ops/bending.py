@@ -1,0 +1,81 @@
+"""Elementwise operators whose expression depends on what they are asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cputrain.opencl.ops.pointwise import computed, promoted
+from cputrain.opencl.table import kernel
+from cputrain.opencl.tensor import OclTensor
+
+aten = torch.ops.aten
+
+
+@kernel(aten.clamp.default)
+def clamp(self: OclTensor, min: Any = None, max: Any = None) -> Any:  # noqa: A002  (torch's names)
+    """Neither less nor more."""
+    return _clamped(None, self, min, max)
+
+
+@kernel(aten.clamp_.default)
+def clamp_(self: OclTensor, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+    """In place."""
+    return _clamped(self, self, min, max)
+
+
+@kernel(aten.clamp_min.default)
+def clamp_min(self: OclTensor, min: Any) -> Any:  # noqa: A002
+    """Not less."""
+    return _clamped(None, self, min, None)
+
+
+@kernel(aten.clamp_max.default)
+def clamp_max(self: OclTensor, max: Any) -> Any:  # noqa: A002
+    """Not more."""
+    return _clamped(None, self, None, max)
+
+
+def _clamped(out: OclTensor | None, self: OclTensor, low: Any, high: Any) -> Any:
+    scalars = [(name, one) for name, one in (("LOW", low), ("HIGH", high)) if one is not None]
+    if not scalars or any(isinstance(one, (complex, torch.Tensor)) for _, one in scalars):
+        return NotImplemented
+    expression = "SELF"
+    if low is not None:
+        expression = "SELF < LOW || LOW != LOW ? LOW : SELF"
+    if high is not None:
+        expression = f"({expression}) > HIGH || HIGH != HIGH ? HIGH : ({expression})"
+    kind = promoted([self, *(one for _, one in scalars)])
+    return computed(expression, "same", out, [("SELF", self)], scalars, kind)
+
+
+GELU = {
+    "none": "SELF * (T)0.5 * (1 + erf(SELF * (T)0.70710678118654752440))",
+    "tanh": "SELF * (T)0.5 * (1 + tanh((T)0.79788456080286535588"
+    " * (SELF + (T)0.044715 * SELF * SELF * SELF)))",
+}
+BENT = "tanh((T)0.79788456080286535588 * (SELF + (T)0.044715 * SELF * SELF * SELF))"
+OF_GELU = {
+    "none": "GRAD * ((T)0.5 * (1 + erf(SELF * (T)0.70710678118654752440))"
+    " + SELF * exp((T)-0.5 * SELF * SELF) * (T)0.39894228040143267794)",
+    "tanh": f"GRAD * (T)0.5 * (1 + {BENT} + SELF * (1 - {BENT} * {BENT})"
+    " * (T)0.79788456080286535588 * (1 + (T)0.134145 * SELF * SELF))",
+}
+
+
+@kernel(aten.gelu.default)
+def gelu(self: OclTensor, *, approximate: str = "none") -> Any:
+    """Exactly, or by a hyperbolic tangent."""
+    if approximate not in GELU:
+        return NotImplemented
+    return computed(GELU[approximate], "floats", None, [("SELF", self)], [], self.dtype)
+
+
+@kernel(aten.gelu_backward.default)
+def gelu_backward(grad_output: OclTensor, self: OclTensor, *, approximate: str = "none") -> Any:
+    """Its gradient."""
+    if approximate not in OF_GELU or grad_output.dtype is not self.dtype:
+        return NotImplemented
+    both = [("GRAD", grad_output), ("SELF", self)]
+    return computed(OF_GELU[approximate], "floats", None, both, [], self.dtype)

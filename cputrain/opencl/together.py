@@ -1,0 +1,142 @@
+"""The same for each of many tensors: a few of them in one kernel, as an optimizer has them."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+import numpy as np
+import torch
+
+from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.program import kernel_of
+from cputrain.opencl.shapes import is_dense
+from cputrain.opencl.tensor import OclTensor
+from cputrain.opencl.types import NAMES, SCALARS, are_known
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from cputrain.opencl.device import Device
+
+    Lists = Mapping[str, Sequence[OclTensor]]
+
+PACK = 8
+"""Tensors of a list that one kernel is given."""
+
+LARGEST = (1 << 31) - 1
+"""Elements that an int counts."""
+
+
+def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
+    """Whether all tensors at one place of the lists have their elements in the same places.
+
+    Those of `single` lists have one element.
+    """
+    first = next(iter(lists.values()))
+    if not first or any(len(one) != len(first) for one in lists.values()):
+        return False
+    if not all(isinstance(one, OclTensor) for each in lists.values() for one in each):
+        return False
+    kind, device = first[0].dtype, first[0].memory.device
+    if not (kind.is_floating_point and are_known(device, kind)):
+        return False
+    for name, each in lists.items():
+        for one, like in zip(each, first, strict=True):
+            if one.memory.device is not device:
+                return False
+            if name in single:
+                if one.numel() != 1 or one.dtype is not each[0].dtype:
+                    return False
+            elif one.dtype is not kind or one.size() != like.size() or one.stride() != like.stride():
+                return False
+    if any(lists[name][0].dtype not in NAMES for name in single):
+        return False
+    return all(is_dense(one.size(), one.stride()) for one in first)
+
+
+def each_of(
+    body: str, lists: Lists, scalars: Mapping[str, float] | None = None,
+    own: Mapping[str, Sequence[float]] | None = None, single: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Run statements for each element of tensors that `fit`.
+
+    Lists go by their names in it, as do numbers: `scalars` are the same for all tensors, each has
+    its `own`.
+    """
+    scalars, own = scalars or {}, own or {}
+    first = next(iter(lists.values()))
+    device, kind = first[0].memory.device, first[0].dtype
+    number = SCALARS[kind]
+    last = [number(one) for one in scalars.values()]
+    singles = tuple((name, NAMES[lists[name][0].dtype]) for name in single)
+    places = [at for at, one in enumerate(first) if one.numel()]
+    for begin in range(0, len(places), PACK):
+        pack = places[begin : begin + PACK]
+        ready = _ready(
+            device, body, kind, len(pack), tuple(lists), singles, tuple(scalars), tuple(own)
+        )
+        ends = np.cumsum([first[at].numel() for at in pack], dtype=np.int64)
+        total = int(ends[-1])
+        if total > LARGEST:  # (each of them is far smaller)
+            raise RuntimeError(f"{total} elements in {len(pack)} tensors are too many for a kernel")
+        arguments: list[Any] = [int(end) for end in ends]
+        for each in lists.values():
+            for at in pack:
+                arguments += (each[at].memory.buffer, each[at].storage_offset())
+        for values in own.values():
+            arguments += [number(values[at]) for at in pack]
+        with device.lock:
+            ready(device.queue, (-(-total // GROUP) * GROUP,), (GROUP,), *arguments, *last)
+
+
+@lru_cache(maxsize=1 << 10)
+def _ready(
+    device: Device, body: str, kind: torch.dtype, count: int, lists: tuple[str, ...],
+    single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], own: tuple[str, ...],
+) -> Any:  # fmt: skip
+    number = SCALARS[kind]
+    types = (
+        *[np.int32] * count, *(None, np.int64) * (count * len(lists)),
+        *[number] * (count * len(own) + len(scalars)),
+    )  # fmt: skip
+    source = source_of(body, NAMES[kind], count, lists, single, scalars, own)
+    return kernel_of(device, source, "together", types)
+
+
+@cache
+def source_of(
+    body: str, kind: str, count: int, lists: tuple[str, ...],
+    single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], own: tuple[str, ...],
+) -> str:  # fmt: skip
+    """The kernel's: an item looks which tensor its element is of."""
+    types = dict(single)
+    parameters = [f"const int end{at}" for at in range(count)]
+    for name in lists:
+        for at in range(count):
+            parameters += [f"__global {types.get(name, 'T')}* {name}{at}", f"const long {name}_at{at}"]
+    parameters += [f"const T {name}{at}" for name in own for at in range(count)]
+    parameters += [f"const T {name}" for name in scalars]
+    chosen = []
+    for at in range(count):
+        takes = [f"p_{name} = {name}{at} + {name}_at{at};" for name in lists]
+        takes += [f"{name} = {name}{at};" for name in own]
+        begin = f" i = at - end{at - 1};" if at else " i = at;"
+        head = f"if (at < end{at})" if at < count - 1 else ""
+        chosen.append(f"{head} {{{begin} {' '.join(takes)} }}")
+    names = "".join(
+        f"#define {name} p_{name}[{0 if name in types else 'i'}]\n" for name in lists
+    )
+    pointers = "".join(f"  __global {types.get(name, 'T')}* p_{name};\n" for name in lists)
+    numbers = "".join(f"  T {name};\n" for name in own)
+    return f"""#define T {kind}
+__kernel void together({", ".join(parameters)})
+{{
+  const int at = get_global_id(0);
+  if (at >= end{count - 1}) return;
+  int i;
+{pointers}{numbers}  {" else ".join(chosen)}
+{names}  {body}
+}}
+"""
