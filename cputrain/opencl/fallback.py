@@ -28,8 +28,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from cputrain.opencl.device import Device
+
 VARIABLE = "CPUTRAIN_OCL_FALLBACK"
-"""With "error", there is no fallback: for tests of kernels."""
+"""For tests of kernels: with "needed", the CPU does only what has none; with "error", nothing."""
 
 
 class Fallback(Record):
@@ -103,14 +105,17 @@ def _count(func: Any, seconds: float, moved: int) -> None:
         _counts.of[str(func)] = (calls + 1, before + seconds, bytes_ + moved)
 
 
-def is_forbidden() -> bool:
-    """Whether every operator must have a kernel."""
-    return os.environ.get(VARIABLE) == "error"
+def is_chosen(device: Device) -> bool:
+    """Whether what has a kernel is done by torch's for the CPU where that is faster.
+
+    It is on a device that is the CPU: the same memory, and many times the speed.
+    """
+    return device.is_cpu and os.environ.get(VARIABLE) not in ("needed", "error")
 
 
 def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     """What the operator gives, done by the CPU: on the same memory, or on copies of it."""
-    if is_forbidden():
+    if os.environ.get(VARIABLE) == "error":
         raise NotImplementedError(
             f"{func} has no OpenCL kernel, and {VARIABLE}=error forbids the CPU"
         )

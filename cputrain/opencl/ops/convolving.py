@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cputrain.opencl.device import devices
-from cputrain.opencl.fallback import is_forbidden
+from cputrain.opencl.fallback import is_chosen
 from cputrain.opencl.ops.depthwise import depthwise, depthwise_input, depthwise_weight
 from cputrain.opencl.platforms import cl
 from cputrain.opencl.reduction import reduce
@@ -135,7 +135,7 @@ def _is_ours(*tensors: OclTensor | None) -> bool:
         return False
     device = first.memory.device
     return (
-        (not device.is_cpu or is_forbidden())
+        not is_chosen(device)
         and first.dtype.is_floating_point
         and are_known(device, first.dtype)
         and all(one.dtype is first.dtype and one.memory.device is device for one in there)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.fallback import is_forbidden
+from cputrain.opencl.fallback import is_chosen
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
@@ -53,7 +53,7 @@ def _multiplied(
         return NotImplemented
     device = one.memory.device
     if (
-        (device.is_cpu and not is_forbidden())
+        is_chosen(device)
         or any(each.memory.device is not device or each.dtype is not one.dtype for each in every)
         or not one.dtype.is_floating_point
         or one.dtype not in NAMES
