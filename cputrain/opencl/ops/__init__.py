@@ -8,6 +8,7 @@ from cputrain.opencl.ops import (
     composed,
     convolving,
     drawing,
+    finding,
     losses,
     making,
     multiplying,
@@ -19,4 +20,4 @@ from cputrain.opencl.ops import (
     reducing,
 )
 
-__all__ = ["bending", "channels", "composed", "convolving", "drawing", "losses", "making", "multiplying", "normalising", "optimizing", "picking", "pointwise", "pooling", "reducing"]
+__all__ = ["bending", "channels", "composed", "convolving", "drawing", "finding", "losses", "making", "multiplying", "normalising", "optimizing", "picking", "pointwise", "pooling", "reducing"]

@@ -1,4 +1,4 @@
-"""Operators that set every element against others of its row: softmax and layer normalisation."""
+"""Operators that set every element against others of its row: softmax and layer norm."""
 
 from __future__ import annotations
 

@@ -95,6 +95,37 @@ def _farthest(step: str, start: str, self: OclTensor, dim: Any, keepdim: bool) -
     return _reduced((start, f"A != A ? A : ({step})", "A"), self, dim, keepdim, self.dtype)
 
 
+@kernel(aten.max.default)
+def max_(self: OclTensor) -> Any:
+    """Of all."""
+    return amax(self)
+
+
+@kernel(aten.min.default)
+def min_(self: OclTensor) -> Any:
+    """Of all."""
+    return amin(self)
+
+
+@kernel(aten.any.default, aten.any.dim, aten.any.dims)
+def any_(self: OclTensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Whether there is one that is not nothing."""
+    return _of_truth("0", "A || X", self, dim, keepdim)
+
+
+@kernel(aten.all.default, aten.all.dim, aten.all.dims)
+def all_(self: OclTensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Whether none is."""
+    return _of_truth("1", "A && X", self, dim, keepdim)
+
+
+def _of_truth(start: str, step: str, self: OclTensor, dim: Any, keepdim: bool) -> Any:
+    if self.dtype is torch.uint8 or (dim is not None and not isinstance(dim, int) and not dim):
+        return NotImplemented
+    one = self if self.dtype is torch.bool else self != 0
+    return _reduced((start, step, "A"), one, dim, keepdim, torch.bool)
+
+
 NORMS = {
     1: ("0", "A + fabs(X)", "A"),
     2: ("0", "A + X * X", "sqrt(A)"),

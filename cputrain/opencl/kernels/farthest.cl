@@ -1,0 +1,37 @@
+// The largest of a row, or the least, and the first place where it is. What is no number is farther
+// than all. A group of items has a row.
+
+#define FARTHER(x, i, y, j) \
+  ((j) < 0 || (x != x && y == y) || (IS_LEAST ? x < y : x > y) || \
+   ((i) < (j) && (x == y || (x != x && y != y))))
+
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void farthest(const int size, __global const T* in, const long in_at, __global T* out,
+                __global long* places)
+{
+  __local T values[ITEMS];
+  __local int firsts[ITEMS];
+  const int item = get_local_id(0);
+  const long row = get_group_id(0);
+  in += in_at + row * size;
+  T value = 0;
+  int first = -1;
+  for (int i = item; i < size; i += ITEMS) {
+    const T x = in[i];
+    if (FARTHER(x, i, value, first)) { value = x; first = i; }
+  }
+  values[item] = value;
+  firsts[item] = first;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int half_ = ITEMS / 2; half_ > 0; half_ /= 2) {
+    if (item < half_ && firsts[item + half_] >= 0) {
+      const T x = values[item + half_], y = values[item];
+      if (FARTHER(x, firsts[item + half_], y, firsts[item])) {
+        values[item] = x;
+        firsts[item] = firsts[item + half_];
+      }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  if (item == 0) { out[row] = values[0]; places[row] = firsts[0]; }
+}

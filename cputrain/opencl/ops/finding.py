@@ -1,0 +1,92 @@
+"""The largest or the least of each row, and where it is."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.shapes import contiguous
+from cputrain.opencl.table import kernel
+from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.types import NAMES, are_known
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.opencl.device import Device
+
+aten = torch.ops.aten
+
+ITEMS = 64
+"""That have a row together."""
+
+LARGEST = (1 << 31) - 1
+"""Elements that an int counts."""
+
+
+@kernel(aten.max.dim)
+def most(self: OclTensor, dim: int, keepdim: bool = False) -> Any:
+    """The largest, and where it is."""
+    return _farthest(self, dim, keepdim, is_least=False)
+
+
+@kernel(aten.min.dim)
+def least(self: OclTensor, dim: int, keepdim: bool = False) -> Any:
+    """The least, and where it is."""
+    return _farthest(self, dim, keepdim, is_least=True)
+
+
+@kernel(aten.argmax.default)
+def place_of_most(self: OclTensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Where it is."""
+    return _place(self, dim, keepdim, is_least=False)
+
+
+@kernel(aten.argmin.default)
+def place_of_least(self: OclTensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Where it is."""
+    return _place(self, dim, keepdim, is_least=True)
+
+
+def _place(self: OclTensor, dim: int | None, keepdim: bool, *, is_least: bool) -> Any:
+    if dim is None:
+        if keepdim:
+            return NotImplemented
+        self, dim = self.reshape(-1), 0
+    found = _farthest(self, dim, keepdim, is_least=is_least)
+    return found if found is NotImplemented else found[1]
+
+
+def _farthest(self: OclTensor, dim: int, keepdim: bool, *, is_least: bool) -> Any:
+    device = self.memory.device
+    if (
+        not are_known(device, self.dtype)
+        or self.dtype is torch.bool
+        or not self.numel()
+        or not self.dim()
+        or not -self.dim() <= dim < self.dim()
+        or self.size(dim) > LARGEST
+    ):
+        return NotImplemented
+    one = self.transpose(dim, -1).contiguous()
+    size = [*one.size()[:-1], 1]
+    values = made(device.index, size, contiguous(size), self.dtype)
+    places = made(device.index, size, contiguous(size), torch.int64)
+    ready = _ready(device, self.dtype, is_least)
+    with device.lock:
+        ready(
+            device.queue, (values.numel() * ITEMS,), (ITEMS,), one.size(-1),
+            one.memory.buffer, one.storage_offset(), values.memory.buffer, places.memory.buffer,
+        )  # fmt: skip
+    both = [each.transpose(dim, -1) for each in (values, places)]
+    return tuple(each if keepdim else each.squeeze(dim) for each in both)
+
+
+@lru_cache
+def _ready(device: Device, kind: torch.dtype, is_least: bool) -> Any:
+    defined = {"T": NAMES[kind], "ITEMS": ITEMS, "IS_LEAST": int(is_least)}
+    types = (np.int32, None, np.int64, None, None)
+    return kernel_of(device, text_of("farthest", defined), "farthest", types)
