@@ -16,6 +16,7 @@ from cputrain import errors
 from cputrain.launch.cli import VERBS, main
 from cputrain.machine import Machine, Rank, read_machine
 from cputrain.machine.bandwidth import Bandwidth
+from cputrain.machine.opencl import OpenCLDevice
 from cputrain.machine.capture import read_capture
 from cputrain.plan import Request, Setting, make_plan
 from cputrain.plan.policies import KNOBS
@@ -78,6 +79,12 @@ def info_schema() -> str:
         how="",
     )  # fmt: skip
     gather(measured.as_json(), "machine.memory.bandwidth", found)
+    device = OpenCLDevice(
+        name="", platform="", version="", kind="GPU", units=1, memory_bytes=1,
+        largest_tensor_bytes=1, local_bytes=1, shares_memory=True, float64=True, float16=True,
+    )  # fmt: skip
+    for problem in (None, "why"):
+        gather({"devices": [device.as_json()], "problem": problem}, "opencl", found)
     return written(found)
 
 

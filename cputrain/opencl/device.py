@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from cputrain.errors import CputrainError
-from cputrain.opencl.platforms import cl
+from cputrain.machine.opencl import cl, found_devices, shares_memory
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -63,8 +63,10 @@ class Device:
         self.lock = threading.Lock()
         """Held while something is asked of the queue by several calls."""
         self.is_cpu = bool(found.type & cl().device_type.CPU)
-        self.shares = self.is_cpu or bool(found.host_unified_memory)
+        self.shares = shares_memory(found)
         """Whether its memory is the host's."""
+        self.version = f"{found.platform.name} {found.driver_version}"
+        self.memory = int(found.global_mem_size)
         self.units = int(found.max_compute_units)
         self.has_double = "cl_khr_fp64" in found.extensions.split()
         self._free: dict[int, list[tuple[Any, Any]]] = {}
@@ -145,12 +147,7 @@ def rounded(size: int) -> int:
 @cache
 def devices() -> tuple[Device, ...]:
     """All there are, those of GPUs first."""
-    try:
-        platforms = cl().get_platforms()
-    except cl().LogicError:  # there is none
-        platforms = []
-    found = [one for platform in platforms for one in platform.get_devices()]
-    found.sort(key=lambda one: not one.type & cl().device_type.GPU)
+    found = found_devices()
     if not found:
         raise CputrainError(
             "cputrain.opencl", "needs an OpenCL device", found="none",

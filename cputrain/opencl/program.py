@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from cputrain.errors import CputrainError
 from cputrain.machine.cache import cache_folder
-from cputrain.opencl.platforms import cl
+from cputrain.machine.opencl import cl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 
 from cputrain.opencl.device import Memory, devices
 from cputrain.opencl.pending import kept
-from cputrain.opencl.platforms import cl
+from cputrain.machine.opencl import cl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

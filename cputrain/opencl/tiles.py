@@ -35,14 +35,24 @@ class Tile(Record):
         return self.rows // self.item_rows * (self.columns // self.item_columns)
 
 
-TILES = tuple(
-    Tile(rows=rows, columns=columns, deep=deep, item_rows=item_rows, item_columns=item_columns)
-    for rows, columns, deep, item_rows, item_columns in (
-        (128, 128, 16, 8, 8), (64, 128, 16, 4, 8), (64, 64, 16, 4, 4), (32, 128, 16, 4, 8),
-        (32, 64, 16, 4, 4), (16, 128, 16, 4, 4), (16, 64, 16, 2, 4), (8, 128, 16, 2, 4),
+TILES = {
+    Tile(rows=rows, columns=columns, deep=deep, item_rows=item_rows, item_columns=item_columns): speed
+    for rows, columns, deep, item_rows, item_columns, speed in (
+        (128, 256, 8, 8, 16, 40), (128, 128, 16, 8, 8, 36), (64, 128, 16, 4, 8, 34),
+        (64, 64, 16, 4, 4, 30), (32, 128, 16, 4, 8, 28), (32, 64, 16, 4, 4, 26),
+        (16, 128, 16, 4, 4, 17), (16, 64, 16, 2, 4, 16), (8, 128, 16, 2, 4, 11),
     )
-)  # fmt: skip
-"""The largest first."""
+}  # fmt: skip
+"""With how fast they are where there is enough to do, against one another."""
+
+DEEP = 16
+"""What is added up by one group of items is a multiple of this, whatever its tile."""
+
+WAVES = 4
+"""Groups for each unit of a device that are enough."""
+
+LEAST = 256
+"""Elements to add up that are worth a group of their own."""
 
 
 def groups(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
@@ -51,21 +61,32 @@ def groups(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1 << 14)
-def best(device: Device, rows: int, columns: int, deep: int, batch: int) -> Tile:
-    """The one that is through first: by what it computes in vain, and how many there are."""
-    return min(TILES, key=lambda tile: _cost(device, tile, rows, columns, deep, batch))
+def parts_of(device: Device, rows: int, columns: int, deep: int, batch: int) -> tuple[int, int]:
+    """Among how many groups what is added up is divided, and how much each has.
+
+    It does not depend on the tile: all give the same, to the last bit.
+    """
+    there = -(-rows // 64) * -(-columns // 64) * batch
+    parts = max(1, min(WAVES * device.units // there, deep // LEAST, 256))
+    each = -(-deep // parts)
+    each = max(DEEP, -(-each // DEEP) * DEEP)
+    return max(1, -(-deep // each)), each
 
 
-def _cost(device: Device, tile: Tile, rows: int, columns: int, deep: int, batch: int) -> float:
+@lru_cache(maxsize=1 << 14)
+def candidates(device: Device, rows: int, columns: int, batch: int) -> list[Tile]:
+    """Those that may be fastest, the most likely first."""
+    return sorted(TILES, key=lambda tile: _cost(device, tile, rows, columns, batch))
+
+
+def _cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:
+    """By what it computes in vain, and how many groups there are for all units."""
     across, down = groups(tile, rows, columns)
     many = across * down * batch
-    # groups that a unit has at once hide one another's waits
-    waves = -(-many // device.units)
-    # what an item reads from local memory for what it computes
-    per = 1 / tile.item_rows + 1 / tile.item_columns
-    work = tile.rows * tile.columns * (1 + 2 * per)
-    alone = 1 + 1 / waves
-    return waves * work * alone * (deep + 4 * tile.deep)
+    waves = max(1.0, many / device.units)
+    if many < 8 * device.units:  # the last wave is as long as the others
+        waves = float(-(-many // device.units))
+    return waves * tile.rows * tile.columns / TILES[tile]
 
 
 @lru_cache(maxsize=1 << 12)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from cputrain.machine import Machine
     from cputrain.machine.bandwidth import Bandwidth
+    from cputrain.machine.opencl import OpenCLDevice
     from cputrain.machine.topology import Domain
 
 
@@ -22,6 +23,30 @@ def show_machine(out: Console, machine: Machine, bandwidth: Bandwidth | None) ->
         show_pairs(out, f"\n{title}" if at else title, pairs)
     for warning in _warnings(machine):
         out.print(f"\n[yellow]warning[/yellow] {warning}", soft_wrap=True)
+
+
+def show_opencl(out: Console, devices: Sequence[OpenCLDevice], problem: str) -> None:
+    """What `import cputrain.opencl` would have."""
+    show_pairs(out, "\nOpenCL", _opencl(devices, problem))
+
+
+def _opencl(devices: Sequence[OpenCLDevice], problem: str) -> Iterator[tuple[str, object]]:
+    for number, one in enumerate(devices):
+        shared = "shares the host's memory" if one.shares_memory else _gib(one.memory_bytes)
+        types = [name for name, has in (("float64", one.float64), ("float16", one.float16)) if has]
+        yield (
+            f"ocl:{number}",
+            f"{one.name}: {one.kind}, {_plural(one.units, 'unit')}, {shared}, tensors up to "
+            f"{_gib(one.largest_tensor_bytes)}{', ' if types else ''}{' and '.join(types)} "
+            f"({one.platform}, {one.version})",
+        )
+    if problem:
+        yield "unknown", problem
+    elif not devices:
+        yield "none", (
+            "no driver has a device. A GPU needs its maker's OpenCL driver; pip install "
+            '"cputrain[opencl]" brings one for the CPU'
+        )
 
 
 def sections(

@@ -9,6 +9,7 @@ from cputrain.errors import UsageError
 from cputrain.launch.options import Option, parse, usage
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
 from cputrain.machine import cores_within, read_machine
+from cputrain.machine.opencl import read_opencl_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,16 +65,22 @@ def main(argv: Sequence[str]) -> int:
         return _capture(source, path, force=parsed.has("--force"))
     machine = read_machine(source)
     bandwidth = _bandwidth(machine, measure=parsed.has("--measure")) if source.live else None
+    devices, problem = read_opencl_devices() if source.live else ([], "")
     if parsed.has("--json"):
         document = machine.document()
         document["machine"]["memory"]["bandwidth"] = bandwidth and bandwidth.as_json()
+        document["opencl"] = {
+            "devices": [one.as_json() for one in devices], "problem": problem or None
+        }  # fmt: skip
         print(json.dumps(document, indent=1))
         return 0
-    from cputrain.report.machines import show_machine
+    from cputrain.report.machines import show_machine, show_opencl
     from cputrain.report.terminal import console
 
     out = console()
     show_machine(out, machine, bandwidth)
+    if source.live:
+        show_opencl(out, devices, problem)
     if source.live:
         out.print("\nWhat would be done with it: cputrain plan train.py", style="dim")
     return 0

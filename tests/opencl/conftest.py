@@ -7,11 +7,6 @@ import os
 import pytest
 import torch
 
-# torchvision's wheel is for a torch with CUDA: its operators are not found, but for their names
-_library = torch.library.Library("torchvision", "FRAGMENT")
-for _name in ("nms", "qnms"):
-    _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
 if os.environ.get("CPUTRAIN_TEST_APART"):
     from cputrain.opencl.device import devices
 

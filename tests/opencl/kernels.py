@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import cputrain.opencl  # noqa: F401
+from cputrain.opencl.ops import winograd
 
 pytestmark = pytest.mark.usefixtures("forbidden")
 
@@ -143,17 +144,36 @@ def test_convolutions_and_their_gradients(
     agree(lambda *given: run(*given, *options), x, weight, bias)
 
 
-def agree(run, *tensors, close=1e-12):
-    """What the device gives, and the gradients of all tensors, are the CPU's."""
+@settings(max_examples=15, deadline=None)
+@given(
+    channels=st.tuples(st.sampled_from([16, 20, 40]), st.sampled_from([16, 17])),
+    size=st.tuples(st.integers(5, 14), st.integers(5, 14)), edge=st.integers(0, 2),
+    count=st.integers(1, 5), few=st.booleans(), biased=st.booleans(),
+)  # fmt: skip
+def test_convolutions_with_fewer_multiplications(channels, size, edge, count, few, biased):
+    """All images at a time, and some: rounding is somewhat more than that of the CPU."""
+    c, k = channels
+    x, weight = torch.randn(count, c, *size), torch.randn(k, c, 3, 3)
+    bias = torch.randn(k) if biased else None
+    with pytest.MonkeyPatch.context() as patch:
+        if few:
+            patch.setattr(winograd, "SHARE", 1 << 40)
+        exact = [one if one is None else one.double() for one in (x, weight, bias)]
+        agree(lambda *given: functional.conv2d(*given, padding=edge), x, weight, bias, close=1e-5,
+              exact=exact)  # fmt: skip
+
+
+def agree(run, *tensors, close=1e-12, exact=None):
+    """What the device gives, and the gradients of all tensors, are the CPU's, of `exact` ones."""
     results = []
-    for where in ("cpu", "ocl"):
+    for where, every in (("cpu", exact or tensors), ("ocl", tensors)):
         given = [
             one if one is None else one.to(where).detach().requires_grad_(one.is_floating_point())
-            for one in tensors
+            for one in every
         ]
         out = run(*given)
         torch.manual_seed(1)
-        out.backward(torch.randn(out.shape, dtype=out.dtype, device="cpu").to(where))
+        out.backward(torch.randn(out.shape, dtype=tensors[0].dtype).to(where, out.dtype))
         found = [one.grad for one in given if one is not None and one.is_floating_point()]
         results.append([one.detach().cpu() for one in (out, *found)])
     for expected, found in zip(*results, strict=True):

@@ -1,11 +1,9 @@
-"""Networks that people train: forward, backward and a step, by kernels alone.
-
-In float64 they must give what the CPU gives but for rounding; in float32 as much as that carries.
-"""
+"""Networks that people train: forward, backward and a step, by kernels alone."""
 
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,6 +12,12 @@ from torch.nn import functional
 
 import cputrain.opencl  # noqa: F401
 
+pytest.importorskip("PIL", reason="needs torchvision and what it needs")
+if torch.version.cuda is None and find_spec("torchvision"):
+    # its wheel may be one for CUDA, whose operators are not found here, and it asks for these two
+    _library = torch.library.Library("torchvision", "FRAGMENT")
+    for _name in ("nms", "qnms"):
+        _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 models = pytest.importorskip("torchvision.models", reason="needs torchvision's definitions")
 
 pytestmark = pytest.mark.usefixtures("forbidden")
@@ -34,8 +38,8 @@ OWN = {
 }
 
 
-def made(name, kind):
-    model = getattr(models, name)(num_classes=10, **OWN.get(name, {})).to(kind)
+def made(name):
+    model = getattr(models, name)(num_classes=10, **OWN.get(name, {}))
     for layer in model.modules():  # the numbers that are drawn there are others
         if isinstance(layer, nn.Dropout) or type(layer).__name__ == "StochasticDepth":
             layer.p = 0.0
@@ -49,7 +53,7 @@ def stepped(model, x, y):
     functional.cross_entropy(out, y).backward()
     optimizer.step()
     gradients = [one.grad.cpu() for one in model.parameters()]
-    return out.detach().cpu(), gradients, [one.cpu() for one in model.state_dict().values()]
+    return [out.detach().cpu()], gradients, [one.cpu() for one in model.state_dict().values()]
 
 
 def apart(found, expected):
@@ -61,17 +65,17 @@ def apart(found, expected):
     return max(parts) / whole
 
 
-@pytest.mark.parametrize("kind", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", NAMES)
-def test_it_trains_as_on_the_cpu(name, kind):
-    model = made(name, kind)
+def test_it_trains_as_on_the_cpu(name):
+    """In float64 but for rounding. In float32 about as well as the CPU does: networks make much of
+    rounding, where it has another element be the largest, or a norm has few of them."""
+    model = made(name)
     side = LEAST.get(name, 64)
-    x, y = torch.randn(3, 3, side, side, dtype=kind), torch.tensor([1, 3, 7])
-    twin = copy.deepcopy(model)
-    found = stepped(model.to("ocl"), x.to("ocl"), y.to("ocl"))
-    expected = stepped(twin, x, y)
-    # a network of many norms, and few elements for each, makes much of rounding
-    close = 1e-8 if kind is torch.float64 else 2e-2
-    assert apart([found[0]], [expected[0]]) < close
-    assert apart(found[1], expected[1]) < close
-    assert apart(found[2], expected[2]) < close
+    x, y = torch.randn(3, 3, side, side), torch.tensor([1, 3, 7])
+    expected = stepped(copy.deepcopy(model).double(), x.double(), y)
+    for kind in (torch.float64, torch.float32):
+        found = stepped(copy.deepcopy(model).to("ocl", kind), x.to("ocl", kind), y.to("ocl"))
+        own = stepped(copy.deepcopy(model), x, y) if kind is torch.float32 else None
+        for at, exact in enumerate(expected):
+            close = 1e-8 if own is None else 1e-2 + 20 * apart(own[at], exact)
+            assert apart(found[at], exact) < close

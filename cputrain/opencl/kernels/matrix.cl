@@ -1,25 +1,27 @@
-// C = alpha A B + beta D, for each of a batch of matrices, whatever their strides.
+// C = alpha A B + beta D, for each of a batch of matrices, whatever their strides. Several groups of
+// items can divide what is added up among them; each writes what it has, then.
 
 #define PARAMETERS \
   const int M, const int N, const int K, \
   __global const T* A, const long a_at, const long a_m, const long a_k, const long a_batch, \
   __global const T* B, const long b_at, const long b_k, const long b_n, const long b_batch, \
   __global const T* D, const long d_at, const long d_m, const long d_n, const long d_batch, \
-  __global T* C, const long c_at, const T alpha, const T beta
+  __global T* C, const long c_at, const T alpha, const T beta, const int parts, const int each
 #define ROWS M
 #define COLUMNS N
-#define BEGIN 0
-#define END K
+#define BEGIN (part * each)
+#define END end
 #define PREPARE \
-  const long batch = get_group_id(2); \
+  const long batch = get_group_id(2) / parts; \
+  const int part = get_group_id(2) % parts, end = min(K, (part + 1) * each); \
   A += a_at + batch * a_batch; \
   B += b_at + batch * b_batch; \
   D += d_at + batch * d_batch; \
-  C += c_at + batch * M * N; \
+  C += c_at + (part * (get_num_groups(2) / parts) + batch) * M * N; \
   const I am = a_m, ak = A_BY_K ? 1 : a_k, bk = B_BY_K ? 1 : b_k, bn = B_STRIDE;
 #define AT_K(begin)
-#define A_AT(row, k) ((row) < M && (k) < K ? A[(row) * am + (k) * ak] : (T)0)
-#define B_AT(k, column) ((k) < K && (column) < N ? B[(k) * bk + (column) * bn] : (T)0)
+#define A_AT(row, k) ((row) < M && (k) < end ? A[(row) * am + (k) * ak] : (T)0)
+#define B_AT(k, column) ((k) < end && (column) < N ? B[(k) * bk + (column) * bn] : (T)0)
 #define AT_COLUMN(column)
 #define WRITE(row, column, value) { \
     T whole = alpha * (value); \

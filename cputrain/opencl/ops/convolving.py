@@ -17,13 +17,15 @@ import torch
 
 from cputrain.opencl.device import devices
 from cputrain.opencl.fallback import is_chosen
+from cputrain.opencl.ops import winograd
 from cputrain.opencl.ops.depthwise import depthwise, depthwise_input, depthwise_weight
-from cputrain.opencl.platforms import cl
+from cputrain.machine.opencl import cl
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.tiles import best, groups, tiled
+from cputrain.opencl.tiles import groups, parts_of, tiled
+from cputrain.opencl.tuning import tuning_of
 from cputrain.opencl.types import are_known
 from cputrain.opencl.window import Window
 
@@ -33,19 +35,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from cputrain.opencl.device import Device
+    from cputrain.opencl.tiles import Tile
 
 aten = torch.ops.aten
 
 LARGEST = (1 << 31) - 1
 """Elements that an int counts."""
-
-WAVES = 4
-"""Groups for each unit of a device that are enough."""
-
-SHORTEST = 256
-"""Places that are worth a group of their own."""
-
 
 @kernel(aten.convolution.default)
 def convolution(
@@ -156,6 +151,9 @@ def _to_output(
     if window.is_depthwise:
         depthwise(window, one, weight, bias, out)
         return
+    if winograd.fits(window, out.dtype):
+        winograd.to_output(window, one, weight, bias, out)
+        return
     w = window
     _ask(
         w, one, weight, bias, out,
@@ -173,6 +171,9 @@ def _to_input(
 ) -> None:
     if window.is_depthwise:
         depthwise_input(window, grad, weight, bias, out)
+        return
+    if winograd.fits(window, out.dtype):
+        winograd.to_input(window, grad, weight, bias, out)
         return
     w = window
     for a, b in pairs(range(min(w.step_h, w.h)), range(min(w.step_w, w.w))):
@@ -196,63 +197,68 @@ def _ask(
     rows: int, deep: int, table: Any, weight_steps: tuple[int, int], read: tuple[int, ...],
     places: tuple[int, ...], written: tuple[int, ...], checked: bool,
 ) -> None:  # fmt: skip
-    device = out.memory.device
+    device, kind = out.memory.device, out.dtype
     columns = w.n * places[0] * places[1]
-    tile = best(device, rows, columns, deep, w.groups)
-    ready = tiled(
-        device, ("image", "conv"), tile, out.dtype,
-        (("CHECKED", int(checked)), ("HAS_BIAS", int(bias is not None))), CONV,
-    )  # fmt: skip
-    across, down = groups(tile, rows, columns)
     held = weight if bias is None else bias  # (something must be given)
-    with device.lock:
-        ready(
-            device.queue, (across * tile.items, down, w.groups), (tile.items, 1, 1),
-            rows, columns, deep, weight.memory.buffer, weight.storage_offset(), *weight_steps,
-            one.memory.buffer, one.storage_offset(), *read, read[3], 1, *places,
-            table, held.memory.buffer, held.storage_offset(),
-            out.memory.buffer, out.storage_offset() + written[0], *written[1:],
-        )  # fmt: skip
+    defined = (("CHECKED", int(checked)), ("HAS_BIAS", int(bias is not None)))
+    arguments = (
+        rows, columns, deep, weight.memory.buffer, weight.storage_offset(), *weight_steps,
+        one.memory.buffer, one.storage_offset(), *read, read[3], 1, *places,
+        table, held.memory.buffer, held.storage_offset(),
+        out.memory.buffer, out.storage_offset() + written[0], *written[1:],
+    )  # fmt: skip
+
+    def ask(tile: Tile) -> None:
+        ready = tiled(device, ("image", "conv"), tile, kind, defined, CONV)
+        across, down = groups(tile, rows, columns)
+        with device.lock:
+            ready(
+                device.queue, (across * tile.items, down, w.groups), (tile.items, 1, 1),
+                *arguments,
+            )  # fmt: skip
+
+    what = f"conv {kind} {int(checked)}"
+    ask(tuning_of(device).tile(what, rows, columns, deep, w.groups, ask))
 
 
 def _to_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
     if window.is_depthwise:
         depthwise_weight(window, grad, one, out)
         return
+    if winograd.fits(window, out.dtype):
+        winograd.to_weight(window, grad, one, out)
+        return
     w = window
-    device = out.memory.device
+    device, kind = out.memory.device, out.dtype
     rows, columns, deep = w.each_out, w.reach, w.n * w.p * w.q
-    tile = best(device, rows, columns, deep, w.groups * 8)
-    across, down = groups(tile, rows, columns)
-    parts = _parts(device, across * down * w.groups, deep)
-    each = -(-deep // parts)
-    each = -(-each // tile.deep) * tile.deep
-    parts = -(-deep // each)
+    parts, each = parts_of(device, rows, columns, deep, w.groups)
     whole = out
     if parts > 1:
-        whole = made(device.index, (parts, out.numel()), (out.numel(), 1), out.dtype)
-    ready = tiled(
-        device, ("image", "conv_weight"), tile, out.dtype, (("CHECKED", int(w.is_padded)),),
-        CONV_WEIGHT,
-    )
-    with device.lock:
-        ready(
-            device.queue, (across * tile.items, down, w.groups * parts), (tile.items, 1, 1),
-            rows, columns, deep,
-            grad.memory.buffer, grad.storage_offset(), w.k * w.p * w.q, w.p * w.q,
-            w.each_out * w.p * w.q, w.q, 1,
-            one.memory.buffer, one.storage_offset(), w.c * w.h * w.w, w.each_in * w.h * w.w,
-            w.h, w.w, w.w, 1,
-            w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w,
-            _table_out(device.index, w.replace(n=0)), parts, each, whole.memory.buffer,
-        )  # fmt: skip
+        whole = made(device.index, (parts, out.numel()), (out.numel(), 1), kind)
+    defined = (("CHECKED", int(w.is_padded)),)
+    arguments = (
+        rows, columns, deep,
+        grad.memory.buffer, grad.storage_offset(), w.k * w.p * w.q, w.p * w.q,
+        w.each_out * w.p * w.q, w.q, 1,
+        one.memory.buffer, one.storage_offset(), w.c * w.h * w.w, w.each_in * w.h * w.w,
+        w.h, w.w, w.w, 1,
+        w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w,
+        _table_out(device.index, w.replace(n=0)), parts, each, whole.memory.buffer,
+    )  # fmt: skip
+
+    def ask(tile: Tile) -> None:
+        ready = tiled(device, ("image", "conv_weight"), tile, kind, defined, CONV_WEIGHT)
+        across, down = groups(tile, rows, columns)
+        with device.lock:
+            ready(
+                device.queue, (across * tile.items, down, w.groups * parts), (tile.items, 1, 1),
+                *arguments,
+            )  # fmt: skip
+
+    what = f"conv weight {kind} {int(w.is_padded)}"
+    ask(tuning_of(device).tile(what, rows, columns, deep, w.groups * parts, ask))
     if parts > 1:
         reduce("0", "A + X", "A", whole, [0], out)
-
-
-def _parts(device: Device, there: int, deep: int) -> int:
-    """Among how many groups of items what is added up is divided."""
-    return max(1, min(WAVES * device.units // max(1, there), deep // SHORTEST, 256))
 
 
 @lru_cache(maxsize=1 << 10)

@@ -12,15 +12,18 @@ import numpy as np
 import torch
 
 from cputrain.opencl.fallback import is_chosen
+from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.tiles import Tile, best, groups, tiled
-from cputrain.opencl.types import NAMES, SCALARS
+from cputrain.opencl.tiles import groups, parts_of, tiled
+from cputrain.opencl.tuning import tuning_of
+from cputrain.opencl.types import SCALARS, are_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.opencl.device import Device
+    from cputrain.opencl.tiles import Tile
 
 aten = torch.ops.aten
 
@@ -34,7 +37,7 @@ LARGEST = (1 << 31) - 1
 @kernel(aten.mm.default, aten.bmm.default)
 def product(self: OclTensor, mat2: OclTensor) -> Any:
     """Of two matrices, or of each pair in two batches."""
-    return _multiplied(None, self, mat2, 0.0, 1.0)
+    return _asked(None, self, mat2, 0.0, 1.0)
 
 
 @kernel(aten.addmm.default, aten.baddbmm.default)
@@ -42,10 +45,10 @@ def added(
     self: OclTensor, batch1: OclTensor, batch2: OclTensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
     """The same, and something else."""
-    return _multiplied(self, batch1, batch2, beta, alpha)
+    return _asked(self, batch1, batch2, beta, alpha)
 
 
-def _multiplied(
+def _asked(
     other: OclTensor | None, one: OclTensor, two: OclTensor, beta: float, alpha: float
 ) -> Any:
     every = [each for each in (other, one, two) if each is not None]
@@ -56,11 +59,11 @@ def _multiplied(
         is_chosen(device)
         or any(each.memory.device is not device or each.dtype is not one.dtype for each in every)
         or not one.dtype.is_floating_point
-        or one.dtype not in NAMES
-        or (one.dtype is torch.float64 and not device.has_double)
+        or not are_known(device, one.dtype)
         or one.dim() not in (2, 3)
         or two.dim() != one.dim()
         or one.size(-1) != two.size(-2)
+        or max(*one.size()[-2:], *two.size()[-2:]) > LARGEST
         or (one.dim() == 3 and (one.size(0) != two.size(0) or one.size(0) > MOST))
     ):
         return NotImplemented  # where something is wrong, torch will say so
@@ -70,29 +73,55 @@ def _multiplied(
     except RuntimeError:
         return NotImplemented
     out = made(device.index, size, contiguous(size), one.dtype)
-    if not out.numel():
-        return out
-    batches = one.size(0) if one.dim() == 3 else 1
-    rows, columns, deep = one.size(-2), two.size(-1), one.size(-1)
-    tile = best(device, rows, columns, deep, batches)
-    arguments: list[Any] = [rows, columns, deep]
-    for each in (one, two, third):
-        held: Any = one if each is None else each  # (something must be given)
-        batch = held.stride(0) if held.dim() == 3 else 0
-        arguments += [
-            held.memory.buffer, held.storage_offset(), held.stride(-2), held.stride(-1), batch
-        ]  # fmt: skip
-    scalar = SCALARS[one.dtype]
-    arguments += [out.memory.buffer, 0, scalar(alpha), scalar(beta)]
-    far = any(_reach(each) > LARGEST for each in (one, two))
-    ready = _ready(
-        device, tile, one.dtype, one.stride(-1) == 1, two.stride(-1), two.stride(-2) == 1,
-        third is not None, far,
-    )  # fmt: skip
-    across, down = groups(tile, rows, columns)
-    with device.lock:
-        ready(device.queue, (across * tile.items, down, batches), (tile.items, 1, 1), *arguments)
+    if out.numel():
+        multiply(one, two, out, third, alpha, beta)
     return out
+
+
+def multiply(
+    one: OclTensor, two: OclTensor, out: OclTensor, third: OclTensor | None = None,
+    alpha: float = 1.0, beta: float = 0.0,
+) -> None:  # fmt: skip
+    """Write the product of matrices, or of each pair of two batches; `out` is without gaps."""
+    device, kind = out.memory.device, out.dtype
+    batch = one.size(0) if one.dim() == 3 else 1
+    rows, columns, deep = one.size(-2), two.size(-1), one.size(-1)
+    parts, each = parts_of(device, rows, columns, deep, batch)
+    if third is not None or alpha != 1 or batch * parts > MOST:
+        parts, each = 1, max(1, deep)
+    matrices: list[Any] = []
+    for held in (one, two, one if third is None else third):  # (something must be given)
+        step = held.stride(0) if held.dim() == 3 else 0
+        matrices += (
+            held.memory.buffer, held.storage_offset(), held.stride(-2), held.stride(-1), step
+        )  # fmt: skip
+    whole = out
+    if parts > 1:
+        whole = made(device.index, (parts, out.numel()), (out.numel(), 1), kind)
+    scalar = SCALARS[kind]
+    last = (whole.memory.buffer, whole.storage_offset(), scalar(alpha), scalar(beta), parts, each)
+    a_by_k, b_step = one.stride(-1) == 1, two.stride(-1)
+    b_by_k = two.stride(-2) == 1 and b_step != 1
+    far = any(_reach(held) > LARGEST for held in (one, two))
+    defined = (
+        ("A_BY_K", int(a_by_k)), ("B_BY_K", int(b_by_k)),
+        ("B_STRIDE", "1" if b_step == 1 else "b_n"), ("HAS_D", int(third is not None)),
+        ("I", "long" if far else "int"),
+    )  # fmt: skip
+
+    def ask(tile: Tile) -> None:
+        ready = tiled(device, ("matrix",), tile, kind, defined, TYPES[kind])
+        across, down = groups(tile, rows, columns)
+        with device.lock:
+            ready(
+                device.queue, (across * tile.items, down, batch * parts), (tile.items, 1, 1),
+                rows, columns, deep, *matrices, *last,
+            )  # fmt: skip
+
+    what = f"matrix {kind} {int(a_by_k)}{int(b_by_k)}"
+    ask(tuning_of(device).tile(what, rows, columns, deep, batch * parts, ask))
+    if parts > 1:
+        reduce("0", "A + X", "A", whole, [0], out)
 
 
 def _reach(one: OclTensor) -> int:
@@ -100,20 +129,11 @@ def _reach(one: OclTensor) -> int:
     return sum((n - 1) * step for n, step in zip(one.size(), one.stride(), strict=True))
 
 
-def _ready(
-    device: Device, tile: Tile, kind: torch.dtype, a_by_k: bool, b_step: int, b_by_k: bool,
-    has_third: bool, far: bool,
-) -> Any:  # fmt: skip
-    defined = (
-        ("A_BY_K", int(a_by_k)), ("B_BY_K", int(b_by_k and b_step != 1)),
-        ("B_STRIDE", "1" if b_step == 1 else "b_n"), ("HAS_D", int(has_third)),
-        ("I", "long" if far else "int"),
-    )  # fmt: skip
-    return tiled(device, ("matrix",), tile, kind, defined, TYPES[kind])
-
-
 MATRIX = (None, *[np.int64] * 4)
 TYPES = {
-    kind: (*[np.int32] * 3, *MATRIX * 3, None, np.int64, SCALARS[kind], SCALARS[kind])
+    kind: (
+        *[np.int32] * 3, *MATRIX * 3, None, np.int64, SCALARS[kind], SCALARS[kind],
+        np.int32, np.int32,
+    )  # fmt: skip
     for kind in (torch.float32, torch.float64)
 }

@@ -1,0 +1,198 @@
+"""PyOpenCL with every driver there is: the system's, those of pip, and a GPU's own bare one.
+
+The loader that comes with PyOpenCL reads one folder of names of drivers, once. So that folder is
+ours: it names those of the system and all others that can be loaded here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import warnings
+from importlib.util import find_spec
+
+from cputrain.errors import CputrainError
+from cputrain.machine.cache import cache_folder
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+VARIABLE = "OCL_ICD_VENDORS"
+"""The loader's: a folder. Whoever has set it has chosen."""
+
+SYSTEMS = "/etc/OpenCL/vendors"
+
+BARE = (
+    "libnvidia-opencl.so.1",
+    "libamdocl64.so",
+    "libigdrcl.so",
+    "libRusticlOpenCL.so.1",
+    "libintelocl.so",
+)
+"""Drivers that are often there without a file that names them: in containers, beside CUDA."""
+
+
+def cl() -> ModuleType:
+    """PyOpenCL, with every driver that is here."""
+    if find_spec("pyopencl") is None:
+        raise CputrainError(
+            "cputrain.opencl", "needs PyOpenCL", found="an environment without it",
+            do='pip install "cputrain[opencl]"',
+        )  # fmt: skip
+    if "PYOPENCL_LOADED" not in _done:
+        _done.add("PYOPENCL_LOADED")
+        _name_drivers()
+    import pyopencl
+
+    # some drivers have something to say of every program
+    warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
+    return pyopencl
+
+
+_done: set[str] = set()
+
+
+def _name_drivers() -> None:
+    """Write the folder, unless the system's has all there are."""
+    if VARIABLE in os.environ:
+        return
+    named = {name: _line(os.path.join(SYSTEMS, name)) for name in _listed(SYSTEMS)}
+    others = [name for name in BARE if not _is_named(name, named.values()) and _loads(name)]
+    if not others:
+        return  # the loader finds the system's, and pip's, by itself
+    folder = os.path.join(cache_folder(), "opencl", "vendors")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    wanted = {**named, **{f"{name}.icd": name for name in others}}
+    for stale in set(_listed(folder)) - wanted.keys():
+        os.unlink(os.path.join(folder, stale))
+    for name, line in wanted.items():
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(line + "\n")
+    os.environ[VARIABLE] = folder
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith(".icd"))
+    except OSError:
+        return []
+
+
+def _line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _is_named(library: str, lines: object) -> bool:
+    stem = library.partition(".so")[0]
+    return any(stem in line for line in lines)  # type: ignore[attr-defined]
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+class OpenCLDevice(Record):
+    """A device as its driver tells of it; its place in the list is its number as torch's "ocl"."""
+
+    name: str
+    platform: str
+    version: str
+    """Of OpenCL, and the driver's."""
+
+    kind: str
+    """ "GPU", "CPU" or "accelerator"."""
+
+    units: int
+    memory_bytes: int
+    largest_tensor_bytes: int
+    """The most that one block of memory may have."""
+
+    local_bytes: int
+    """Memory that a group of items shares."""
+
+    shares_memory: bool
+    """Whether its memory is the host's: nothing is copied then."""
+
+    float64: bool
+    float16: bool
+
+
+LONGEST = 60.0
+"""Seconds that drivers are given to tell of their devices."""
+
+
+def read_opencl_devices() -> tuple[list[OpenCLDevice], str]:
+    """Those there are, GPUs first; or why that is not known.
+
+    Drivers are loaded by a process of their own: one that ends it ends nothing else.
+    """
+    if find_spec("pyopencl") is None:
+        return [], 'PyOpenCL is not installed: pip install "cputrain[opencl]"'
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-m", "cputrain.machine.opencl"],
+            capture_output=True, text=True, timeout=LONGEST, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return [], f"drivers did not answer in {LONGEST:.0f} seconds"
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["no word of it"])[-1]
+        return [], f"asking drivers ended with {asked.returncode}: {last}"
+    return [OpenCLDevice(**one) for one in json.loads(asked.stdout)], ""
+
+
+def found_devices() -> list[Any]:
+    """PyOpenCL's, GPUs first."""
+    try:
+        platforms = cl().get_platforms()
+    except cl().LogicError:  # there is none
+        platforms = []
+    found = []
+    for platform in platforms:
+        try:
+            found += platform.get_devices()
+        except cl().RuntimeError:  # a driver without a device
+            continue
+    return sorted(found, key=lambda one: not one.type & cl().device_type.GPU)
+
+
+def shares_memory(device: Any) -> bool:
+    """Whether a device of PyOpenCL's has the host's memory."""
+    return bool(device.type & cl().device_type.CPU) or bool(device.host_unified_memory)
+
+
+def _told(device: Any) -> OpenCLDevice:
+    kinds = cl().device_type
+    extensions = device.extensions.split()
+    return OpenCLDevice(
+        name=" ".join(str(device.name).split()),
+        platform=str(device.platform.name).strip(),
+        version=f"{' '.join(device.version.split()[:2])}, driver {device.driver_version.strip()}",
+        kind="GPU" if device.type & kinds.GPU else "CPU" if device.type & kinds.CPU
+        else "accelerator",
+        units=int(device.max_compute_units),
+        memory_bytes=int(device.global_mem_size),
+        largest_tensor_bytes=int(device.max_mem_alloc_size),
+        local_bytes=int(device.local_mem_size),
+        shares_memory=shares_memory(device),
+        float64="cl_khr_fp64" in extensions,
+        float16="cl_khr_fp16" in extensions,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps([_told(one).as_json() for one in found_devices()]))

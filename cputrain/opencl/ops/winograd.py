@@ -1,0 +1,210 @@
+"""Convolutions of 3 x 3 with a fourth of the multiplications: see kernels/winograd.cl.
+
+What is between takes more than twice the memory of images; so it is done for a few at a time.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.ops.multiplying import LARGEST, multiply
+from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.reduction import reduce
+from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.types import NAMES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cputrain.opencl.device import Device
+    from cputrain.opencl.window import Window
+
+EACH = 36
+"""Numbers of a tile of 6 x 6."""
+
+FEWEST = 16
+"""Channels that are worth it; with fewer, transforms take longer than they save."""
+
+SHARE = 16
+"""The part of a device's memory that what is between may take."""
+
+
+def fits(w: Window, kind: torch.dtype) -> bool:
+    """Whether a convolution, or its gradients, are done like this.
+
+    In float64 they are not: whoever computes in it wants all digits.
+    """
+    return (
+        kind is torch.float32
+        and (w.r, w.s) == (3, 3)
+        and (w.step_h, w.step_w, w.gap_h, w.gap_w, w.groups) == (1, 1, 1, 1, 1)
+        and min(w.c, w.k) >= FEWEST
+        and max(w.pad_h, w.pad_w) <= 2
+        and min(w.p, w.q) > 2
+        and EACH * max(w.c * w.k, max(w.c, w.k) * _tiles(w.p, w.q)) <= LARGEST
+    )
+
+
+def to_output(
+    w: Window, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+) -> None:
+    """Write the convolution."""
+    windows = _of_window(weight, turned=False)
+    for first, count in _images(w, out.memory.device):
+        between = _of_image(
+            w, one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w)
+        )
+        _to_output(windows, between, bias, out, first, count, (w.k, w.p, w.q))
+
+
+def to_input(
+    w: Window, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+) -> None:
+    """Write the gradient of its input: the convolution of the gradient by what is turned."""
+    windows = _of_window(weight, turned=True)
+    for first, count in _images(w, out.memory.device):
+        between = _of_image(
+            w, grad, first, count, (w.k, w.p, w.q), (w.h, w.w), (2 - w.pad_h, 2 - w.pad_w)
+        )
+        _to_output(windows, between, bias, out, first, count, (w.c, w.h, w.w))
+
+
+def to_weight(w: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
+    """Write the gradient of its weight."""
+    device, kind = out.memory.device, out.dtype
+    images = list(_images(w, device))
+    size = EACH * w.k * w.c
+    whole = made(device.index, (len(images), EACH, w.k, w.c), (size, w.k * w.c, w.c, 1), kind)
+    for number, (first, count) in enumerate(images):
+        of_one = _of_image(w, one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w))
+        of_grad = _of_gradient(w, grad, first, count)
+        there = OclTensor(
+            whole.memory, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), number * size, kind
+        )
+        multiply(of_grad, of_one.transpose(1, 2), there)
+    if len(images) > 1:
+        total = made(device.index, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), kind)
+        reduce("0", "A + X", "A", whole, [0], total)
+        whole = total
+    ready = _ready(device, "to_window", kind)
+    with device.lock:
+        ready(
+            device.queue, *_items(w.k * w.c), w.k, w.c, whole.memory.buffer,
+            out.memory.buffer, out.storage_offset(),
+        )  # fmt: skip
+
+
+def _tiles(p: int, q: int) -> int:
+    return -(-p // 4) * -(-q // 4)
+
+
+def _images(w: Window, device: Device) -> Iterator[tuple[int, int]]:
+    """The first, and how many, of those that are done at a time."""
+    tiles = max(_tiles(w.p, w.q), _tiles(w.h, w.w))
+    each = EACH * tiles * (w.c + w.k) * 4
+    room = min(device.memory // SHARE, 2 << 30)
+    most = max(1, min(room // each, LARGEST // (EACH * tiles * max(w.c, w.k))))
+    parts = -(-w.n // most)
+    count = -(-w.n // parts)
+    for first in range(0, w.n, count):
+        yield first, min(count, w.n - first)
+
+
+def _between(device: Device, planes: int, tiles: int) -> OclTensor:
+    return made(
+        device.index, (EACH, planes, tiles), (planes * tiles, tiles, 1), torch.float32
+    )
+
+
+def _of_window(weight: OclTensor, *, turned: bool) -> OclTensor:
+    device = weight.memory.device
+    k, c = weight.size(0), weight.size(1)
+    rows, columns = (c, k) if turned else (k, c)
+    out = _between(device, rows, columns)
+    ready = _ready(device, "of_window", weight.dtype, TURNED=turned)
+    with device.lock:
+        ready(
+            device.queue, *_items(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
+            out.memory.buffer,
+        )  # fmt: skip
+    return out
+
+
+def _of_image(
+    w: Window, one: OclTensor, first: int, count: int, image: tuple[int, int, int],
+    written: tuple[int, int], pad: tuple[int, int],
+) -> OclTensor:  # fmt: skip
+    device = one.memory.device
+    planes, h, v = image
+    form = _form(written, planes, count)
+    out = _between(device, planes, form[-1])
+    ready = _ready(device, "of_image", one.dtype)
+    with device.lock:
+        ready(
+            device.queue, *_items(form[0]), *form, h, v, *pad,
+            one.memory.buffer, one.storage_offset() + first * planes * h * v, out.memory.buffer,
+        )  # fmt: skip
+    return out
+
+
+def _of_gradient(w: Window, grad: OclTensor, first: int, count: int) -> OclTensor:
+    device = grad.memory.device
+    form = _form((w.p, w.q), w.k, count)
+    out = _between(device, w.k, form[-1])
+    ready = _ready(device, "of_gradient", grad.dtype)
+    with device.lock:
+        ready(
+            device.queue, *_items(form[0]), *form, grad.memory.buffer,
+            grad.storage_offset() + first * w.k * w.p * w.q, out.memory.buffer,
+        )  # fmt: skip
+    return out
+
+
+def _to_output(
+    windows: OclTensor, between: OclTensor, bias: OclTensor | None, out: OclTensor, first: int,
+    count: int, image: tuple[int, int, int],
+) -> None:  # fmt: skip
+    device = out.memory.device
+    planes, p, q = image
+    form = _form((p, q), planes, count)
+    found = _between(device, planes, form[-1])
+    multiply(windows, between, found)
+    ready = _ready(device, "to_output", out.dtype, HAS_BIAS=bias is not None)
+    held = out if bias is None else bias  # (something must be given)
+    with device.lock:
+        ready(
+            device.queue, *_items(form[0]), *form, found.memory.buffer,
+            held.memory.buffer, held.storage_offset(),
+            out.memory.buffer, out.storage_offset() + first * planes * p * q,
+        )  # fmt: skip
+
+
+def _form(written: tuple[int, int], planes: int, images: int) -> tuple[int, ...]:
+    """What kernels are told of the tiles; all of them, first, and those of a plane, last."""
+    p, q = written
+    tiles = images * _tiles(p, q)
+    return planes * tiles, planes, p, q, -(-p // 4), -(-q // 4), tiles
+
+
+def _items(count: int) -> tuple[tuple[int], tuple[int]]:
+    return (-(-count // GROUP) * GROUP,), (GROUP,)
+
+
+@lru_cache
+def _ready(device: Device, name: str, kind: torch.dtype, **defined: bool) -> Any:
+    number = np.int32
+    types = {
+        "of_image": (*[number] * 11, None, number, None),
+        "of_gradient": (*[number] * 7, None, number, None),
+        "to_output": (*[number] * 7, None, None, number, None, number),
+        "of_window": (number, number, None, number, None),
+        "to_window": (number, number, None, None, number),
+    }[name]
+    flags = {"HAS_BIAS": 0, "TURNED": 0, **{key: int(value) for key, value in defined.items()}}
+    return kernel_of(device, text_of("winograd", {"T": NAMES[kind], **flags}), name, types)

@@ -1,0 +1,117 @@
+"""Which tile is fastest for a product on this device: measured once, and kept on disk.
+
+All tiles add up in the same order, so what is chosen changes no result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from functools import cache
+
+from cputrain.machine.cache import cache_folder
+from cputrain.opencl.tiles import TILES, candidates
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cputrain.opencl.device import Device
+    from cputrain.opencl.tiles import Tile
+
+VARIABLE = "CPUTRAIN_OCL_TUNE"
+"""With "0", nothing is measured: the most likely tile is taken."""
+
+TRIED = 5
+"""Of the most likely."""
+
+TIMES = 3
+"""That each is timed."""
+
+SCHEMA_VERSION = 1
+
+
+class Tuning:
+    """What is known of one device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._tiles = list(TILES)
+        self._known = self._read()
+        self._fast: dict[tuple[object, ...], Tile] = {}
+
+    def tile(
+        self, what: str, rows: int, columns: int, deep: int, batch: int,
+        ask: Callable[[Tile], None],
+    ) -> Tile:  # fmt: skip
+        """The fastest for such a product. `ask` has it computed with a tile, to measure that."""
+        key = (what, rows, columns, deep, batch)
+        found = self._fast.get(key)
+        if found is None:
+            found = self._fast[key] = self._found(*key, ask)
+        return found
+
+    def _found(
+        self, what: str, rows: int, columns: int, deep: int, batch: int,
+        ask: Callable[[Tile], None],
+    ) -> Tile:  # fmt: skip
+        likely = candidates(self._device, rows, columns, batch)
+        if self._device.is_cpu or os.environ.get(VARIABLE) == "0":
+            return likely[0]
+        name = f"{what} {rows} {columns} {deep} {batch}"
+        number = self._known.get(name)
+        if number is None or not 0 <= number < len(self._tiles):
+            number = self._tiles.index(min(likely[:TRIED], key=lambda one: self._time(one, ask)))
+            with self._lock:
+                self._known[name] = number
+                self._write()
+        return self._tiles[number]
+
+    def _time(self, tile: Tile, ask: Callable[[Tile], None]) -> float:
+        ask(tile)  # compiled now
+        self._device.finish()
+        best = float("inf")
+        for _ in range(TIMES):
+            begin = time.perf_counter()
+            ask(tile)
+            self._device.finish()
+            best = min(best, time.perf_counter() - begin)
+        return best
+
+    @property
+    def _path(self) -> str:
+        of = f"{self._device.name} {self._device.version} {self._tiles}"
+        name = hashlib.sha256(of.encode()).hexdigest()[:16]
+        return os.path.join(cache_folder(), "opencl", f"tiles-{name}.json")
+
+    def _read(self) -> dict[str, int]:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                document = json.load(file)
+        except (OSError, ValueError):  # there is none yet, or it is broken: measured again
+            return {}
+        known = document.get("tiles") if isinstance(document, dict) else None
+        if not isinstance(known, dict) or document.get("schema_version") != SCHEMA_VERSION:
+            return {}
+        return {name: one for name, one in known.items() if isinstance(one, int)}
+
+    def _write(self) -> None:
+        document = {"schema_version": SCHEMA_VERSION, "tiles": self._known}
+        aside = f"{self._path}.{os.getpid()}"
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            with open(aside, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            os.replace(aside, self._path)
+        except OSError:  # a disk that is full or not ours: measured again the next time
+            return
+
+
+@cache
+def tuning_of(device: Device) -> Tuning:
+    """The one of this device."""
+    return Tuning(device)
