@@ -57,6 +57,7 @@ class Device:
 
     def __init__(self, index: int, found: Any) -> None:
         self.index = index
+        self.name_in_torch = f"ocl:{index}"
         self.name = str(found.name).strip()
         self.context = cl().Context([found])
         self.queue = cl().CommandQueue(self.context)
@@ -75,13 +76,13 @@ class Device:
         self._owner = os.getpid()
 
     def allocate(self, size: int) -> Memory:
-        """A block of so many bytes at least."""
-        room = rounded(size)
-        kept = self._free.get(room)
-        buffer, host = kept.pop() if kept else self._new(room)
-        self._allocated += room
-        self._peak = max(self._peak, self._allocated)
-        return Memory(self, room, buffer, host)
+        """A block of so many bytes, that are `rounded`."""
+        kept = self._free.get(size)
+        buffer, host = kept.pop() if kept else self._new(size)
+        self._allocated += size
+        if self._allocated > self._peak:
+            self._peak = self._allocated
+        return Memory(self, size, buffer, host)
 
     def _new(self, size: int) -> tuple[Any, Any]:
         flags = cl().mem_flags
@@ -108,8 +109,12 @@ class Device:
         """It is free: for what is asked of the queue from now on."""
         if self._process() != self._owner:
             return
-        self._allocated -= memory.size
-        self._free.setdefault(memory.size, []).append((memory.buffer, memory.host))
+        size = memory.size
+        self._allocated -= size
+        kept = self._free.get(size)
+        if kept is None:
+            kept = self._free[size] = []
+        kept.append((memory.buffer, memory.host))
 
     def empty_cache(self) -> None:
         """Nothing is kept for the next tensor."""

@@ -10,7 +10,7 @@ from cputrain.opencl.errors import stand_in
 from cputrain.opencl.fallback import on_cpu
 from cputrain.opencl.pending import in_backward, keep
 from cputrain.opencl.table import KERNELS
-from cputrain.opencl.tensor import OclTensor
+from cputrain.opencl.tensor import OclTensor, dispatched_by
 from cputrain.opencl.views import is_view, viewed
 
 TYPE_CHECKING = False
@@ -47,3 +47,6 @@ def _done(func: Any, args: Any, kwargs: Any) -> Any:
 def is_made_of_others(func: Any) -> bool:
     """Whether torch has it as a row of others, as it comes where autograd is off."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+dispatched_by(dispatch)

@@ -35,7 +35,7 @@ def register() -> None:
     from torch.utils._foreach_utils import _foreach_supported_types
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from cputrain.opencl import files, module, ops  # noqa: F401  (kernels are found from now on)
+    from cputrain.opencl import dispatch, files, module, ops  # noqa: F401  (kernels are found now)
 
     _setup_privateuseone_for_python_backend(NAME, backend_module=module.made)
     library: Any = torch.library.Library

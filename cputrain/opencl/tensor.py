@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from copy import deepcopy
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
-from cputrain.opencl.device import Memory, devices
+from cputrain.opencl.device import Memory, devices, rounded
 from cputrain.opencl.pending import kept
 from cputrain.machine.opencl import cl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+
+class _Does:
+    """What is done with operators: dispatch.py says so, which needs tensors itself."""
+
+    dispatch: Callable[[Any, Any, Any], Any]
 
 
 class OclTensor(torch.Tensor):
@@ -38,7 +45,7 @@ class OclTensor(torch.Tensor):
         make: Any = torch.Tensor._make_wrapper_subclass
         made: OclTensor = make(
             cls, size, strides=stride, storage_offset=offset, dtype=dtype,
-            device=f"ocl:{memory.device.index}",
+            device=memory.device.name_in_torch,
         )  # fmt: skip
         made.memory = memory
         return made
@@ -47,9 +54,7 @@ class OclTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        from cputrain.opencl.dispatch import dispatch
-
-        return dispatch(func, args, kwargs or {})
+        return _Does.dispatch(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shown = repr(self.detach().cpu())
@@ -125,6 +130,11 @@ OWN = frozenset({"memory", "_is_param"})
 """Attributes that are a tensor's by its making."""
 
 
+def dispatched_by(dispatch: Callable[[Any, Any, Any], Any]) -> None:
+    """This does what operators are asked for."""
+    _Does.dispatch = staticmethod(dispatch)
+
+
 def index_of(device: Any) -> int:
     """The number of a device, as torch's functions are given it: nothing is the first."""
     return 0 if device is None else torch.device(device).index or 0
@@ -137,12 +147,23 @@ def twin_of(one: OclTensor) -> torch.Tensor:
 
 def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
     """A new one, with whatever is in its memory."""
-    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
     there = devices()
     if not 0 <= index < len(there):
         raise RuntimeError(f"there is no device ocl:{index}: there are {len(there)}")
-    memory = there[index].allocate(extent * dtype.itemsize)
+    memory = there[index].allocate(_room(tuple(size), tuple(stride), dtype.itemsize))
     return OclTensor(memory, size, stride, 0, dtype)
+
+
+def dense(one: OclTensor) -> OclTensor:
+    """Without gaps, the last dimension innermost: itself, if it is."""
+    return one if one.is_contiguous() else one.contiguous()  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1 << 14)
+def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> int:
+    """Bytes."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
+    return rounded(extent * each)
 
 
 def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:

@@ -42,18 +42,20 @@ def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
     kind, device = first[0].dtype, first[0].memory.device
     if not (kind.is_floating_point and are_known(device, kind)):
         return False
+    forms = [(one.size(), one.stride()) for one in first]
     for name, each in lists.items():
-        for one, like in zip(each, first, strict=True):
-            if one.memory.device is not device:
+        if {one.memory.device for one in each} != {device}:
+            return False
+        types = {one.dtype for one in each}
+        if name in single:
+            if len(types) > 1 or not types <= NAMES.keys() or any(one.numel() > 1 for one in each):
                 return False
-            if name in single:
-                if one.numel() != 1 or one.dtype is not each[0].dtype:
-                    return False
-            elif one.dtype is not kind or one.size() != like.size() or one.stride() != like.stride():
-                return False
-    if any(lists[name][0].dtype not in NAMES for name in single):
-        return False
-    return all(is_dense(one.size(), one.stride()) for one in first)
+        elif types != {kind} or [(one.size(), one.stride()) for one in each] != forms:
+            return False
+    return all(_is_dense(*form) for form in forms)
+
+
+_is_dense = lru_cache(maxsize=1 << 12)(is_dense)
 
 
 def each_of(

@@ -28,8 +28,8 @@ VARIABLE = "CPUTRAIN_OCL_TUNE"
 TRIED = 5
 """Of the most likely."""
 
-TIMES = 3
-"""That each is timed."""
+TURNS = 5
+"""In which each is timed."""
 
 SCHEMA_VERSION = 1
 
@@ -65,22 +65,23 @@ class Tuning:
         name = f"{what} {rows} {columns} {deep} {batch}"
         number = self._known.get(name)
         if number is None or not 0 <= number < len(self._tiles):
-            number = self._tiles.index(min(likely[:TRIED], key=lambda one: self._time(one, ask)))
+            number = self._tiles.index(self._fastest(likely[:TRIED], ask))
             with self._lock:
                 self._known[name] = number
                 self._write()
         return self._tiles[number]
 
-    def _time(self, tile: Tile, ask: Callable[[Tile], None]) -> float:
-        ask(tile)  # compiled now
-        self._device.finish()
-        best = float("inf")
-        for _ in range(TIMES):
-            begin = time.perf_counter()
-            ask(tile)
-            self._device.finish()
-            best = min(best, time.perf_counter() - begin)
-        return best
+    def _fastest(self, likely: list[Tile], ask: Callable[[Tile], None]) -> Tile:
+        """In turns, as a device that was idle is slower at first."""
+        seconds = dict.fromkeys(likely, float("inf"))
+        for turn in range(TURNS + 1):
+            for tile in likely:
+                begin = time.perf_counter()
+                ask(tile)
+                self._device.finish()
+                if turn:  # (in the first, it is compiled)
+                    seconds[tile] = min(seconds[tile], time.perf_counter() - begin)
+        return min(seconds, key=lambda tile: seconds[tile])
 
     @property
     def _path(self) -> str:

@@ -45,6 +45,8 @@ def are_known(device: Device, *types: torch.dtype) -> bool:
 def holds(kind: torch.dtype, value: Any) -> bool:
     """Whether a number of this type is this one."""
     if kind.is_floating_point:
+        if -1e38 < value < 1e38:  # nearly all are
+            return True
         return not math.isfinite(value) or abs(value) <= torch.finfo(kind).max
     if kind is torch.bool:
         return value in (0, 1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from cputrain.opencl.tensor import OclTensor
 
 
 class Window(Record):
@@ -30,44 +30,6 @@ class Window(Record):
     gap_h: int
     gap_w: int
     groups: int
-
-    @staticmethod
-    def of_input(
-        one: OclTensor, weight: OclTensor, step: Sequence[int], pad: Sequence[int],
-        gap: Sequence[int], groups: int,
-    ) -> Window | None:  # fmt: skip
-        """Of a convolution of these; None where they do not go together."""
-        if weight.dim() != 4 or one.dim() != 4:
-            return None
-        (n, c, h, w), (k, each, r, s) = one.size(), weight.size()
-        steps, pads, gaps = (_both(value) for value in (step, pad, gap))
-        p, q = (
-            (size + 2 * edge - apart * (reach - 1) - 1) // by + 1
-            for size, edge, apart, reach, by in zip((h, w), pads, gaps, (r, s), steps, strict=True)
-        )
-        if each * groups != c or k % groups or p < 1 or q < 1 or min(pads) < 0:
-            return None
-        return _made(n, c, h, w, k, p, q, r, s, steps, pads, gaps, groups)
-
-    @staticmethod
-    def of_output(
-        one: OclTensor, weight: OclTensor, step: Sequence[int], pad: Sequence[int],
-        gap: Sequence[int], groups: int, more: Sequence[int],
-    ) -> Window | None:  # fmt: skip
-        """The one whose gradient a transposed convolution of these is."""
-        if weight.dim() != 4 or one.dim() != 4:
-            return None
-        (n, k, p, q), (every, each, r, s) = one.size(), weight.size()
-        steps, pads, gaps, adds = (_both(value) for value in (step, pad, gap, more))
-        h, w = (
-            (size - 1) * by - 2 * edge + apart * (reach - 1) + add + 1
-            for size, by, edge, apart, reach, add in zip(
-                (p, q), steps, pads, gaps, (r, s), adds, strict=True
-            )
-        )
-        if every != k or k % groups or h < 1 or w < 1 or min(pads) < 0:
-            return None
-        return _made(n, each * groups, h, w, k, p, q, r, s, steps, pads, gaps, groups)
 
     @property
     def input_size(self) -> tuple[int, ...]:
@@ -109,15 +71,42 @@ class Window(Record):
         return self.pad_h > 0 or self.pad_w > 0 or any(ends)
 
 
-def _both(value: Sequence[int]) -> tuple[int, int]:
-    return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
-
-
-def _made(
-    n: int, c: int, h: int, w: int, k: int, p: int, q: int, r: int, s: int,
-    steps: tuple[int, int], pads: tuple[int, int], gaps: tuple[int, int], groups: int,
-) -> Window:  # fmt: skip
+@lru_cache(maxsize=1 << 12)
+def window_of(
+    size: tuple[int, ...], weight: tuple[int, ...], step: tuple[int, ...], pad: tuple[int, ...],
+    gap: tuple[int, ...], groups: int, more: tuple[int, ...] | None,
+) -> Window | None:  # fmt: skip
+    """Of a convolution of what has these sizes; with `more` at its edges, a transposed one: then it
+    is the window whose gradient that is. None where they do not go together."""
+    if len(weight) != 4 or len(size) != 4:
+        return None
+    steps, pads, gaps = (_both(value) for value in (step, pad, gap))
+    if more is None:
+        (n, c, h, w), (k, each, r, s) = size, weight
+        p, q = (
+            (length + 2 * edge - apart * (reach - 1) - 1) // by + 1
+            for length, edge, apart, reach, by in zip(
+                (h, w), pads, gaps, (r, s), steps, strict=True
+            )
+        )
+        fits = each * groups == c and p > 0 and q > 0
+    else:
+        (n, k, p, q), (every, each, r, s) = size, weight
+        h, w = (
+            (length - 1) * by - 2 * edge + apart * (reach - 1) + add + 1
+            for length, by, edge, apart, reach, add in zip(
+                (p, q), steps, pads, gaps, (r, s), _both(more), strict=True
+            )
+        )
+        c = each * groups
+        fits = every == k and h > 0 and w > 0
+    if not fits or k % groups or min(pads) < 0:
+        return None
     return Window(
         n=n, c=c, h=h, w=w, k=k, p=p, q=q, r=r, s=s, step_h=steps[0], step_w=steps[1],
         pad_h=pads[0], pad_w=pads[1], gap_h=gaps[0], gap_w=gaps[1], groups=groups,
     )  # fmt: skip
+
+
+def _both(value: Sequence[int]) -> tuple[int, int]:
+    return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])

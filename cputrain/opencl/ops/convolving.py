@@ -23,11 +23,11 @@ from cputrain.machine.opencl import cl
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.tiles import groups, parts_of, tiled
 from cputrain.opencl.tuning import tuning_of
 from cputrain.opencl.types import are_known
-from cputrain.opencl.window import Window
+from cputrain.opencl.window import Window, window_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,16 +63,16 @@ def convolution(
             *_flat(stride, padding, dilation), transposed, [0, *output_padding], groups,
         )  # fmt: skip
         return found if found is NotImplemented else found.squeeze(2)
-    if transposed:
-        window = Window.of_output(input, weight, stride, padding, dilation, groups, output_padding)
-    else:
-        window = Window.of_input(input, weight, stride, padding, dilation, groups)
+    window = window_of(
+        input.size(), weight.size(), tuple(stride), tuple(padding), tuple(dilation), groups,
+        tuple(output_padding) if transposed else None,
+    )  # fmt: skip
     if window is None or (bias is not None and bias.size(0) != (window.c if transposed else window.k)):
         return NotImplemented  # something is wrong, as torch will say
     size = window.input_size if transposed else window.output_size
     out = made(input.memory.device.index, size, contiguous(size), input.dtype)
     if out.numel():
-        one, other = input.contiguous(), weight.contiguous()
+        one, other = dense(input), dense(weight)
         (_to_input if transposed else _to_output)(window, one, other, bias, out)
     return out
 
@@ -103,13 +103,13 @@ def convolution_backward(
         if found is NotImplemented:
             return found
         return (*(one if one is None else one.squeeze(2) for one in found[:2]), found[2])
-    if transposed:
-        window = Window.of_output(input, weight, stride, padding, dilation, groups, output_padding)
-    else:
-        window = Window.of_input(input, weight, stride, padding, dilation, groups)
+    window = window_of(
+        input.size(), weight.size(), tuple(stride), tuple(padding), tuple(dilation), groups,
+        tuple(output_padding) if transposed else None,
+    )  # fmt: skip
     if window is None or not input.numel() or not grad_output.numel():
         return NotImplemented
-    grad, one, other = grad_output.contiguous(), input.contiguous(), weight.contiguous()
+    grad, one, other = dense(grad_output), dense(input), dense(weight)
     index = input.memory.device.index
     of_input = of_weight = of_bias = None
     if output_mask[0]:
@@ -157,7 +157,7 @@ def _to_output(
     w = window
     _ask(
         w, one, weight, bias, out,
-        rows=w.each_out, deep=w.reach, table=_table_out(one.memory.device.index, w.replace(n=0)),
+        rows=w.each_out, deep=w.reach, table=_table_out(one.memory.device.index, w),
         weight_steps=(w.each_in * w.r * w.s, w.each_out * w.each_in * w.r * w.s),
         read=(w.c * w.h * w.w, w.each_in * w.h * w.w, w.h, w.w),
         places=(w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w),
@@ -177,7 +177,7 @@ def _to_input(
         return
     w = window
     for a, b in pairs(range(min(w.step_h, w.h)), range(min(w.step_w, w.w))):
-        table, deep = _table_in(grad.memory.device.index, w.replace(n=0), a, b)
+        table, deep = _table_in(grad.memory.device.index, w, a, b)
         _ask(
             w, grad, weight, bias, out,
             rows=w.each_in, deep=deep, table=table,
@@ -243,7 +243,7 @@ def _to_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) 
         one.memory.buffer, one.storage_offset(), w.c * w.h * w.w, w.each_in * w.h * w.w,
         w.h, w.w, w.w, 1,
         w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w,
-        _table_out(device.index, w.replace(n=0)), parts, each, whole.memory.buffer,
+        _table_out(device.index, w), parts, each, whole.memory.buffer,
     )  # fmt: skip
 
     def ask(tile: Tile) -> None:

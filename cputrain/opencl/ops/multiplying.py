@@ -6,6 +6,7 @@ it is the CPU's there, unless that is forbidden.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -83,50 +84,89 @@ def multiply(
     alpha: float = 1.0, beta: float = 0.0,
 ) -> None:  # fmt: skip
     """Write the product of matrices, or of each pair of two batches; `out` is without gaps."""
-    device, kind = out.memory.device, out.dtype
-    batch = one.size(0) if one.dim() == 3 else 1
-    rows, columns, deep = one.size(-2), two.size(-1), one.size(-1)
-    parts, each = parts_of(device, rows, columns, deep, batch)
-    if third is not None or alpha != 1 or batch * parts > MOST:
-        parts, each = 1, max(1, deep)
-    matrices: list[Any] = []
-    for held in (one, two, one if third is None else third):  # (something must be given)
-        step = held.stride(0) if held.dim() == 3 else 0
-        matrices += (
-            held.memory.buffer, held.storage_offset(), held.stride(-2), held.stride(-1), step
-        )  # fmt: skip
-    whole = out
-    if parts > 1:
-        whole = made(device.index, (parts, out.numel()), (out.numel(), 1), kind)
-    scalar = SCALARS[kind]
-    last = (whole.memory.buffer, whole.storage_offset(), scalar(alpha), scalar(beta), parts, each)
-    a_by_k, b_step = one.stride(-1) == 1, two.stride(-1)
-    b_by_k = two.stride(-2) == 1 and b_step != 1
-    far = any(_reach(held) > LARGEST for held in (one, two))
-    defined = (
-        ("A_BY_K", int(a_by_k)), ("B_BY_K", int(b_by_k)),
-        ("B_STRIDE", "1" if b_step == 1 else "b_n"), ("HAS_D", int(third is not None)),
-        ("I", "long" if far else "int"),
+    plan = _plan_of(
+        out.memory.device, out.dtype, one.size(), one.stride(), two.size(), two.stride(),
+        None if third is None else third.stride(), alpha != 1,
     )  # fmt: skip
+    plan.ask(one, two, out, third, alpha, beta)
 
-    def ask(tile: Tile) -> None:
-        ready = tiled(device, ("matrix",), tile, kind, defined, TYPES[kind])
-        across, down = groups(tile, rows, columns)
+
+class _Plan:
+    """How matrices of these forms are multiplied."""
+
+    def __init__(
+        self, device: Device, kind: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...],
+        other: tuple[int, ...], step: tuple[int, ...], third: tuple[int, ...] | None,
+        is_scaled: bool,
+    ) -> None:  # fmt: skip
+        self._device, self._kind = device, kind
+        batch = size[0] if len(size) == 3 else 1
+        rows, columns, deep = size[-2], other[-1], size[-1]
+        self._parts, each = parts_of(device, rows, columns, deep, batch)
+        if third is not None or is_scaled or batch * self._parts > MOST:
+            self._parts, each = 1, max(1, deep)
+        self._numbers = rows, columns, deep
+        self._each = each
+        self._steps = [
+            (one[-2], one[-1], one[0] if len(one) == 3 else 0)
+            for one in (stride, step, third or stride)
+        ]
+        self._batch = batch * self._parts
+        a_by_k, b_by_k = stride[-1] == 1, step[-2] == 1 and step[-1] != 1
+        far = max(_reach(size, stride), _reach(other, step)) > LARGEST
+        self._defined = (
+            ("A_BY_K", int(a_by_k)), ("B_BY_K", int(b_by_k)),
+            ("B_STRIDE", "1" if step[-1] == 1 else "b_n"), ("HAS_D", int(third is not None)),
+            ("I", "long" if far else "int"),
+        )  # fmt: skip
+        self._what = f"matrix {kind} {int(a_by_k)}{int(b_by_k)}"
+        self._tile: Tile | None = None
+
+    def ask(
+        self, one: OclTensor, two: OclTensor, out: OclTensor, third: OclTensor | None,
+        alpha: float, beta: float,
+    ) -> None:  # fmt: skip
+        """Write the product."""
+        whole, parts = out, self._parts
+        if parts > 1:
+            whole = made(self._device.index, (parts, out.numel()), (out.numel(), 1), self._kind)
+        scalar = SCALARS[self._kind]
+        arguments: list[Any] = [*self._numbers]
+        for held, steps in zip(  # (something must be given in the place of the third)
+            (one, two, one if third is None else third), self._steps, strict=True
+        ):
+            arguments += (held.memory.buffer, held.storage_offset(), *steps)
+        arguments += (
+            whole.memory.buffer, whole.storage_offset(), scalar(alpha), scalar(beta), parts,
+            self._each,
+        )  # fmt: skip
+        if self._tile is None:
+            self._tile = tuning_of(self._device).tile(
+                self._what, *self._numbers, self._batch, lambda tile: self._ask(tile, arguments)
+            )
+        self._ask(self._tile, arguments)
+        if parts > 1:
+            reduce("0", "A + X", "A", whole, [0], out)
+
+    def _ask(self, tile: Tile, arguments: list[Any]) -> None:
+        device = self._device
+        ready = tiled(
+            device, ("matrix",), tile, self._kind, self._defined, TYPES[self._kind]
+        )
+        across, down = groups(tile, self._numbers[0], self._numbers[1])
         with device.lock:
             ready(
-                device.queue, (across * tile.items, down, batch * parts), (tile.items, 1, 1),
-                rows, columns, deep, *matrices, *last,
+                device.queue, (across * tile.items, down, self._batch), (tile.items, 1, 1),
+                *arguments,
             )  # fmt: skip
 
-    what = f"matrix {kind} {int(a_by_k)}{int(b_by_k)}"
-    ask(tuning_of(device).tile(what, rows, columns, deep, batch * parts, ask))
-    if parts > 1:
-        reduce("0", "A + X", "A", whole, [0], out)
+
+_plan_of = lru_cache(maxsize=1 << 12)(_Plan)
 
 
-def _reach(one: OclTensor) -> int:
-    """How far its last element is from its first."""
-    return sum((n - 1) * step for n, step in zip(one.size(), one.stride(), strict=True))
+def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """How far the last element is from the first."""
+    return sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 MATRIX = (None, *[np.int64] * 4)

@@ -20,8 +20,6 @@ from cputrain.opencl.types import NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cputrain.opencl.device import Device
     from cputrain.opencl.window import Window
 
@@ -35,6 +33,7 @@ SHARE = 16
 """The part of a device's memory that what is between may take."""
 
 
+@lru_cache(maxsize=1 << 12)
 def fits(w: Window, kind: torch.dtype) -> bool:
     """Whether a convolution, or its gradients, are done like this.
 
@@ -78,7 +77,7 @@ def to_input(
 def to_weight(w: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
     """Write the gradient of its weight."""
     device, kind = out.memory.device, out.dtype
-    images = list(_images(w, device))
+    images = _images(w, device)
     size = EACH * w.k * w.c
     whole = made(device.index, (len(images), EACH, w.k, w.c), (size, w.k * w.c, w.c, 1), kind)
     for number, (first, count) in enumerate(images):
@@ -87,7 +86,11 @@ def to_weight(w: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> Non
         there = OclTensor(
             whole.memory, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), number * size, kind
         )
-        multiply(of_grad, of_one.transpose(1, 2), there)
+        turned = OclTensor(
+            of_one.memory, (EACH, of_one.size(2), w.c), (of_one.stride(0), 1, of_one.stride(1)),
+            0, kind,
+        )  # fmt: skip
+        multiply(of_grad, turned, there)
     if len(images) > 1:
         total = made(device.index, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), kind)
         reduce("0", "A + X", "A", whole, [0], total)
@@ -104,7 +107,8 @@ def _tiles(p: int, q: int) -> int:
     return -(-p // 4) * -(-q // 4)
 
 
-def _images(w: Window, device: Device) -> Iterator[tuple[int, int]]:
+@lru_cache(maxsize=1 << 12)
+def _images(w: Window, device: Device) -> list[tuple[int, int]]:
     """The first, and how many, of those that are done at a time."""
     tiles = max(_tiles(w.p, w.q), _tiles(w.h, w.w))
     each = EACH * tiles * (w.c + w.k) * 4
@@ -112,8 +116,7 @@ def _images(w: Window, device: Device) -> Iterator[tuple[int, int]]:
     most = max(1, min(room // each, LARGEST // (EACH * tiles * max(w.c, w.k))))
     parts = -(-w.n // most)
     count = -(-w.n // parts)
-    for first in range(0, w.n, count):
-        yield first, min(count, w.n - first)
+    return [(first, min(count, w.n - first)) for first in range(0, w.n, count)]
 
 
 def _between(device: Device, planes: int, tiles: int) -> OclTensor:
