@@ -85,25 +85,32 @@ class Device:
         return Memory(self, size, buffer, host)
 
     def _new(self, size: int) -> tuple[Any, Any]:
-        flags = cl().mem_flags
+        if self._reserved + size > self.memory:
+            self.empty_cache()
         try:
-            if self.shares:
-                whole = np.empty(size + PAGE, np.uint8)
-                start = -whole.ctypes.data % PAGE
-                host = whole[start : start + size]
-                found = cl().Buffer(
-                    self.context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host
-                )
-            else:
-                host = None
-                found = cl().Buffer(self.context, flags.READ_WRITE, size)
+            if self._reserved + size > self.memory:
+                raise MemoryError
+            found = self._shared(size) if self.shares else (self._own(size), None)
         except (cl().MemoryError, MemoryError) as error:
             if self._free:
                 self.empty_cache()
                 return self._new(size)
             raise no_memory(self, size) from error
         self._reserved += size
-        return found, host
+        return found
+
+    def _shared(self, size: int) -> tuple[Any, Any]:
+        whole = np.empty(size + PAGE, np.uint8)
+        start = -whole.ctypes.data % PAGE
+        host = whole[start : start + size]
+        flags = cl().mem_flags
+        return cl().Buffer(self.context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host), host
+
+    def _own(self, size: int) -> Any:
+        found = cl().Buffer(self.context, cl().mem_flags.READ_WRITE, size)
+        # some drivers look for the memory only when it is used: that is to fail here
+        cl().enqueue_fill_buffer(self.queue, found, b"\0", 0, 1)
+        return found
 
     def give_back(self, memory: Memory) -> None:
         """It is free: for what is asked of the queue from now on."""

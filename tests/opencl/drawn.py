@@ -70,7 +70,7 @@ def test_where_they_are_is_kept_and_put_back():
     with pytest.raises(RuntimeError, match="16 bytes"):
         torch.ocl.set_rng_state(torch.get_rng_state())
     torch.ocl.set_rng_state(state)
-    with torch.random.fork_rng(device_type="ocl"):
+    with torch.random.fork_rng(devices=[0], device_type="ocl"):
         torch.rand(100, device="ocl")
     assert torch.rand(5, device="ocl").tolist() == first
 

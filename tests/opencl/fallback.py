@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cputrain.opencl import fallbacks, reset_fallbacks
+from cputrain.opencl.device import devices
 
 NONE = r"aten.cumsum.default has no OpenCL kernel, and CPUTRAIN_OCL_FALLBACK=error"
 
@@ -21,7 +22,8 @@ def test_which_how_often_and_at_what_cost():
     for _ in range(3):
         x.cumsum(0)
     (found,) = fallbacks()
-    assert (found.operator, found.calls, found.moved_bytes) == ("aten.cumsum.default", 3, 0)
+    assert (found.operator, found.calls) == ("aten.cumsum.default", 3)
+    assert bool(found.moved_bytes) == (not devices()[0].shares)
     assert 0 < found.seconds < 10
 
 
@@ -136,9 +138,24 @@ def test_no_memory_is_told_and_the_process_lives():
     assert x.sum().item() == 3.0
 
 
+def test_memory_that_is_kept_for_later_is_given_up_first():
+    """Nothing is refused while there is something that nobody has."""
+    (device, *_), many = devices(), 1 << 20
+    torch.ocl.empty_cache()
+    before = device.memory
+    try:
+        device.memory = torch.ocl.memory_stats()["reserved"] + 5 * many
+        torch.empty(4 * many, dtype=torch.uint8, device="ocl")  # and is gone
+        x = torch.empty(2 * many, dtype=torch.uint8, device="ocl")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(4 * many, dtype=torch.uint8, device="ocl")
+        assert x.fill_(1).sum().item() == 2 * many
+    finally:
+        device.memory = before
+
+
 def test_a_kernel_that_does_not_compile_shows_its_log():
     from cputrain.errors import CputrainError
-    from cputrain.opencl.device import devices
     from cputrain.opencl.program import kernel_of
 
     with pytest.raises(CputrainError, match=r"(?s)must compile.*undeclared"):

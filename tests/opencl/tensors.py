@@ -228,6 +228,7 @@ def test_values_that_do_not_fit_are_those_of_the_cpu():
         assert bent(nothing).isnan().item()
 
 
+@pytest.mark.filterwarnings("ignore:The argument 'device':DeprecationWarning")
 def test_loaders_may_pin_memory():
     batches = list(torch.utils.data.DataLoader(torch.ones(4, 2), 2, pin_memory=True))
     assert len(batches) == 2
