@@ -14,10 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
+    from typing import Any
 
     from cputrain.bench import Comparison
     from cputrain.bench.devices import DeviceComparison
     from cputrain.bench.loaders import LoaderComparison
+    from cputrain.bench.networks import NetworkComparison
     from cputrain.bench.pools import PoolComparison
     from cputrain.launch.options import Parsed
     from cputrain.tune.found import Found
@@ -100,6 +102,18 @@ OTHERS: dict[str, tuple[tuple[Option, ...], str]] = {
         "Trains models of several widths on each device alone and divided among them\n"
         "(cputrain.Split) in turns, and compares speed and losses.",
     ),
+    "networks": (
+        (
+            Option(flag="--devices", takes="A,B", help="of torch (default: ocl,cuda)"),
+            Option(flag="--batches", takes="N,M", help="sizes of batches (default: 32,64)"),
+            Option(flag="--rounds", takes="N", help="each runs every device once (default: 2)"),
+            Option(flag="--side", takes="N", help="pixels of an image's side (default: 224)"),
+            Option(flag="--quick", help="one step of tiny images, to see that all of it works"),
+            *TABLE_OPTIONS,
+        ),
+        "Trains torchvision's networks on each device in turns, and compares speed and\n"
+        "losses. Others are held against the last device.",
+    ),
 }
 """What is compared without a script, by the word that asks for it: options behind it, and what is
 done. A package of cputrain.bench of that name does it."""
@@ -117,7 +131,8 @@ def main(argv: Sequence[str]) -> int:
                 "processes, and compares speed and losses. Without a script: every workload.\n"
                 "cputrain bench loaders compares DataLoaders with one another, cputrain bench\n"
                 "pools pools of processes, and cputrain bench devices what dividing a batch among\n"
-                "devices gives; each has a --help.",
+                "devices gives; cputrain bench networks trains torchvision's networks on each\n"
+                "device. Each has a --help.",
                 {"options": OPTIONS},
             )
         )
@@ -165,7 +180,7 @@ def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     if not os.path.isfile(rest[0]):
         raise NotFound(
             f"the script {rest[0]}",
-            f"must be a file, loaders, pools, devices, or one of the workloads {', '.join(known)}",
+            f"must be a file, {', '.join(OTHERS)}, or one of the workloads {', '.join(known)}",
             do="cputrain bench --list tells what they are.",
         )
     return [(os.path.basename(rest[0]), tuple(rest))]
@@ -325,6 +340,7 @@ def _list() -> None:
 
     lines = {name: description(path) for name, path in workloads().items()}
     lines["loaders"] = "DataLoaders side by side: torch's, cputrain's, SPDL's, a loop by hand."
+    lines["networks"] = "Torchvision's networks on each device, OpenCL's and CUDA's say."
     lines["devices"] = "Batches divided among devices, beside each of them alone."
     lines["pools"] = "Pools of processes side by side: cputrain's, torch's, joblib's, mpire's."
     width = max(map(len, lines)) + 2
@@ -354,10 +370,11 @@ def _without_script(what: str, before: Parsed) -> int:
         raise UsageError(
             "--launch-args", f"has no effect on {what}", do="Leave it out: nothing is launched."
         )
-    compare: dict[str, Callable[..., LoaderComparison | PoolComparison | DeviceComparison]] = {
+    compare: dict[str, Callable[..., Any]] = {
         "loaders": _loaders,
         "pools": _pools,
         "devices": _devices,
+        "networks": _networks,
     }
     comparison = compare[what](named, values)
     if "--json" in values:
@@ -403,14 +420,27 @@ def _devices(named: list[str], values: dict[str, str]) -> DeviceComparison:
     )
 
 
-def _rounds(values: dict[str, str]) -> int:
+def _networks(named: list[str], values: dict[str, str]) -> NetworkComparison:
+    from cputrain.bench.networks import compare_networks
+
+    quick = "--quick" in values
+    batches = values.get("--batches", "2" if quick else "32,64").split(",")
+    return compare_networks(
+        named,
+        devices=[one for one in values.get("--devices", "ocl,cuda").split(",") if one],
+        batches=[_repeats(one, "--batches", "32,64") for one in batches],
+        rounds=_rounds(values, 2),
+        side=_repeats(values.get("--side", "64" if quick else "224"), "--side", "224"),
+        steps=1 if quick else 10,
+    )
+
+
+def _rounds(values: dict[str, str], default: int = 5) -> int:
     given = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
-    return _repeats(values[given], given) if given else 5
+    return _repeats(values[given], given) if given else default
 
 
-def _show_tables(
-    bench: ModuleType, comparison: LoaderComparison | PoolComparison | DeviceComparison
-) -> None:
+def _show_tables(bench: ModuleType, comparison: Any) -> None:
     from cputrain.report.terminal import console, show_table
 
     out = console()

@@ -1,0 +1,35 @@
+"""The process in which networks are trained on one device: JSON in, JSON out.
+
+    python -m cputrain.bench.networks '{"networks": ["resnet18"], "device": "ocl", "batch": 32,
+                                        "side": 224, "steps": 10}'
+
+Used by `compare_networks`, so that the process that renders loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cputrain.errors import CputrainError
+
+
+def main(argv: list[str]) -> int:
+    """Run what is asked for."""
+    from cputrain.bench.networks.runs import run
+
+    request = json.loads(argv[0])
+    try:
+        made = run(
+            request["networks"], request["device"], request["batch"], request["side"],
+            request["steps"],
+        )  # fmt: skip
+    except CputrainError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(made))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

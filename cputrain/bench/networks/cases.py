@@ -1,0 +1,29 @@
+"""Which networks: as torchvision defines them, which must be installed."""
+
+from __future__ import annotations
+
+from cputrain.errors import NotFound
+
+NETWORKS = (
+    "alexnet", "resnet18", "resnet50", "vgg16", "densenet161", "googlenet", "squeezenet1_0",
+    "inception_v3", "shufflenet_v2_x1_0", "mobilenet_v2", "mobilenet_v3_large",
+    "mobilenet_v3_small", "resnext50_32x4d", "wide_resnet50_2", "mnasnet1_0", "efficientnet_b0",
+    "efficientnet_b4", "regnet_y_400mf",
+)  # fmt: skip
+"""What is compared where nothing is named."""
+
+CASES = dict.fromkeys(NETWORKS, "as torchvision defines it")
+
+SIDE = 224
+"""Pixels of an image's side."""
+
+
+def named(names: tuple[str, ...]) -> tuple[str, ...]:
+    """These, or all."""
+    for name in names:
+        if name not in NETWORKS:
+            raise NotFound(
+                f"the network {name}", f"must be one of {', '.join(NETWORKS)}",
+                do="Leave it out for all of them.",
+            )  # fmt: skip
+    return names or NETWORKS
