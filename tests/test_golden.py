@@ -16,8 +16,8 @@ from cputrain import errors
 from cputrain.launch.cli import VERBS, main
 from cputrain.machine import Machine, Rank, read_machine
 from cputrain.machine.bandwidth import Bandwidth
-from cputrain.machine.opencl import OpenCLDevice
 from cputrain.machine.capture import read_capture
+from cputrain.machine.opencl import OpenCLDevice
 from cputrain.plan import Request, Setting, make_plan
 from cputrain.plan.policies import KNOBS
 from cputrain.plan.replay import CARRIERS

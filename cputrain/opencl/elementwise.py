@@ -72,7 +72,7 @@ class Plan:
         expression: str,
         found: OclTensor,
         tensors: Sequence[tuple[str, int | str, OclTensor]],
-        scalars: Sequence[tuple[str, int | str | None, float]],
+        scalars: Sequence[tuple[str, int | str | None, Any]],
         computes: torch.dtype,
         *,
         in_place: bool,
@@ -91,9 +91,9 @@ class Plan:
         self._form = tuple(found.size()), tuple(found.stride()), found.dtype
         self._index = found.memory.device.index
         self._in_place = in_place
-        self._tensors = [place for _, place, _ in tensors]
+        self._tensors: list[Any] = [place for _, place, _ in tensors]
         self._number = SCALARS[computes]
-        self._scalars = [
+        self._scalars: list[tuple[Any, Any]] = [
             (place, self._number(one) if place is None else None) for _, place, one in scalars
         ]
         self._computes = computes
@@ -103,13 +103,13 @@ class Plan:
         out = args[0] if self._in_place else made(self._index, *self._form)
         arguments: list[object] = [self._count, out.memory.buffer, out.storage_offset()]
         for place in self._tensors:
-            one = args[place] if type(place) is int else kwargs[place]
+            one = args[place] if isinstance(place, int) else kwargs[place]
             if one.memory is out.memory and is_another_part(out, one):
                 return NotImplemented
             arguments += (one.memory.buffer, one.storage_offset())
         for place, number in self._scalars:
             if number is None:
-                value = args[place] if type(place) is int else kwargs[place]
+                value = args[place] if isinstance(place, int) else kwargs[place]
                 if not holds(self._computes, value):
                     return NotImplemented
                 number = self._number(value)

@@ -55,8 +55,9 @@ def register() -> None:
     every_tensor.pin_memory = _pinned(every_tensor.pin_memory)
     files.register(NAME)
     NOW.applied[NAME] = Told()
-    for kinds in _foreach_supported_types, optimizers_types:  # or they have one tensor at a time
-        kinds.append(OclTensor)
+    kinds: tuple[Any, ...] = (_foreach_supported_types, optimizers_types)
+    for known in kinds:  # optimizers would have one tensor at a time
+        known.append(OclTensor)
     kind: Any = torch.nn.Module
     kind._apply = _keeping_parameters(kind._apply)
 

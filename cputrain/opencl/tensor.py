@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from cputrain.machine.opencl import cl
 from cputrain.opencl.device import Memory, devices, rounded
 from cputrain.opencl.pending import kept
-from cputrain.machine.opencl import cl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,9 +154,10 @@ def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dt
     return OclTensor(memory, size, stride, 0, dtype)
 
 
-def dense(one: OclTensor) -> OclTensor:
+def dense(one: Any) -> OclTensor:
     """Without gaps, the last dimension innermost: itself, if it is."""
-    return one if one.is_contiguous() else one.contiguous()  # type: ignore[return-value]
+    found: OclTensor = one if one.is_contiguous() else one.contiguous()
+    return found
 
 
 @lru_cache(maxsize=1 << 14)

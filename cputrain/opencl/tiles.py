@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class Tile(Record):
-    """What a group of items makes, and each of them; both are powers of two."""
+    """What a group of items makes, and each of them; both are powers of two. All are in TILES, and
+    known by who they are."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
     rows: int
     columns: int
@@ -35,14 +39,19 @@ class Tile(Record):
         return self.rows // self.item_rows * (self.columns // self.item_columns)
 
 
+FORMS = (
+    # rows, columns, deep, an item's rows and columns; how fast
+    (128, 256, 8, 8, 16, 40), (128, 128, 16, 8, 8, 36), (64, 128, 16, 4, 8, 34),
+    (64, 64, 16, 4, 4, 30), (32, 128, 16, 4, 8, 28), (32, 64, 16, 4, 4, 26),
+    (16, 128, 16, 4, 4, 17), (16, 64, 16, 2, 4, 16), (8, 128, 16, 2, 4, 11),
+)  # fmt: skip
+
 TILES = {
-    Tile(rows=rows, columns=columns, deep=deep, item_rows=item_rows, item_columns=item_columns): speed
-    for rows, columns, deep, item_rows, item_columns, speed in (
-        (128, 256, 8, 8, 16, 40), (128, 128, 16, 8, 8, 36), (64, 128, 16, 4, 8, 34),
-        (64, 64, 16, 4, 4, 30), (32, 128, 16, 4, 8, 28), (32, 64, 16, 4, 4, 26),
-        (16, 128, 16, 4, 4, 17), (16, 64, 16, 2, 4, 16), (8, 128, 16, 2, 4, 11),
+    Tile(rows=form[0], columns=form[1], deep=form[2], item_rows=form[3], item_columns=form[4]): (
+        form[5]
     )
-}  # fmt: skip
+    for form in FORMS
+}
 """With how fast they are where there is enough to do, against one another."""
 
 DEEP = 16

@@ -117,7 +117,10 @@ def source_of(
     parameters = [f"const int end{at}" for at in range(count)]
     for name in lists:
         for at in range(count):
-            parameters += [f"__global {types.get(name, 'T')}* {name}{at}", f"const long {name}_at{at}"]
+            parameters += [
+                f"__global {types.get(name, 'T')}* {name}{at}",
+                f"const long {name}_at{at}",
+            ]
     parameters += [f"const T {name}{at}" for name in own for at in range(count)]
     parameters += [f"const T {name}" for name in scalars]
     chosen = []
@@ -127,9 +130,7 @@ def source_of(
         begin = f" i = at - end{at - 1};" if at else " i = at;"
         head = f"if (at < end{at})" if at < count - 1 else ""
         chosen.append(f"{head} {{{begin} {' '.join(takes)} }}")
-    names = "".join(
-        f"#define {name} p_{name}[{0 if name in types else 'i'}]\n" for name in lists
-    )
+    names = "".join(f"#define {name} p_{name}[{0 if name in types else 'i'}]\n" for name in lists)
     pointers = "".join(f"  __global {types.get(name, 'T')}* p_{name};\n" for name in lists)
     numbers = "".join(f"  T {name};\n" for name in own)
     return f"""#define T {kind}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
-from cputrain.opencl.tensor import OclTensor, twin_of
+from cputrain.opencl.tensor import OclTensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 aten = torch.ops.aten
-
-ABSOLUTE = (aten.as_strided.default, aten._reshape_alias.default)
-"""What is told where it begins in memory, or begins where it was."""
-
 
 LAZY = {
     aten._conj.default: aten._conj_physical.default,
@@ -39,22 +35,50 @@ def is_view(func: Any) -> bool:
 def viewed(func: Any, args: Any, kwargs: Any) -> Any:
     """What a view gives."""
     base: OclTensor = args[0]
-    twin = twin_of(base)
-    begin = int(base.storage_offset())
-    if func is aten.as_strided.default:
-        offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
-        return OclTensor(
-            base.memory, args[1], args[2], begin if offset is None else offset, base.dtype
-        )
+    offset: Any = base.storage_offset()
     if func in LAZY:
         return LAZY[func](base)
-    found = func(twin, *args[1:], **kwargs)
+    try:
+        key = func, *map(_hashable, args[1:]), *(kwargs.items() if kwargs else ())
+        forms = _forms_known(base.size(), base.stride(), offset, base.dtype, key)
+    except TypeError:  # an argument that is no plain value
+        forms = _forms(func, base.size(), base.stride(), offset, base.dtype, args[1:], kwargs)
+    if isinstance(forms, list):
+        return [OclTensor(base.memory, *form) for form in forms]
+    return OclTensor(base.memory, *forms)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=1 << 13)
+def _forms_known(size: Any, stride: Any, offset: int, dtype: torch.dtype, key: Any) -> Any:
+    func, *args = key
+    first = [one for one in args if not _is_named(one)]
+    named = dict(one for one in args if _is_named(one))
+    return _forms(func, size, stride, offset, dtype, first, named)
+
+
+def _is_named(one: Any) -> bool:
+    return isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
+
+
+def _forms(
+    func: Any, size: Any, stride: Any, begin: int, dtype: torch.dtype, args: Any, kwargs: Any
+) -> Any:
+    """Size, stride, offset and type of what a view of such a tensor gives; of each, in a list."""
+    if func is aten.as_strided.default:
+        offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
+        return tuple(args[0]), tuple(args[1]), begin if offset is None else offset, dtype
+    twin = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    found = func(twin, *args, **kwargs)
     if isinstance(found, (list, tuple)):
-        return type(found)(_of(base, one, begin) for one in found)
-    return _of(base, found, begin)
+        return [_form(one, begin, dtype) for one in found]
+    return _form(found, begin, dtype)
 
 
-def _of(base: OclTensor, form: torch.Tensor, begin: int) -> OclTensor:
-    scale = base.dtype.itemsize / form.dtype.itemsize
+def _form(form: torch.Tensor, begin: int, dtype: torch.dtype) -> Any:
+    scale = dtype.itemsize / form.dtype.itemsize
     offset = int(begin * scale) + int(form.storage_offset())
-    return OclTensor(base.memory, form.size(), form.stride(), offset, form.dtype)
+    return tuple(form.size()), tuple(form.stride()), offset, form.dtype

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 
 class Window(Record):
-    """Of n images with c channels of h x w, k channels of p x q are made by windows of r x s."""
+    """Of n images with c channels of h x w, k channels of p x q are made by windows of r x s.
+
+    `window_of` makes one of each, so they are known by who they are, which is quick.
+    """
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
     n: int
     c: int

@@ -43,9 +43,12 @@ def _opencl(devices: Sequence[OpenCLDevice], problem: str) -> Iterator[tuple[str
     if problem:
         yield "unknown", problem
     elif not devices:
-        yield "none", (
-            "no driver has a device. A GPU needs its maker's OpenCL driver; pip install "
-            '"cputrain[opencl]" brings one for the CPU'
+        yield (
+            "none",
+            (
+                "no driver has a device. A GPU needs its maker's OpenCL driver; pip install "
+                '"cputrain[opencl]" brings one for the CPU'
+            ),
         )
 
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("forbidden")
 LEAST = {"inception_v3": 139}
 """Pixels of a side that a network needs, where 64 are too few for its last norms."""
 
+
 def stepped(model, x, y):
     """Output, gradients, and parameters and buffers after a step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 
 import torch
@@ -70,7 +69,4 @@ def _trained(
         asked.append(time.perf_counter() - begin)
         finish()
         seconds.append(time.perf_counter() - begin)
-    del model, optimizer, x, y, step
-    gc.collect()
-    getattr(module, "empty_cache", lambda: None)()
     return {"seconds": seconds, "asked": asked, "loss": first}

@@ -20,4 +20,20 @@ from cputrain.opencl.ops import (
     reducing,
 )
 
-__all__ = ["bending", "channels", "composed", "convolving", "drawing", "finding", "losses", "making", "multiplying", "normalising", "optimizing", "picking", "pointwise", "pooling", "reducing"]
+__all__ = [
+    "bending",
+    "channels",
+    "composed",
+    "convolving",
+    "drawing",
+    "finding",
+    "losses",
+    "making",
+    "multiplying",
+    "normalising",
+    "optimizing",
+    "picking",
+    "pointwise",
+    "pooling",
+    "reducing",
+]

@@ -12,7 +12,7 @@ from cputrain.opencl.elementwise import GROUP
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.types import NAMES, SCALARS, are_known
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ def batch_norm(
     if (training and input.numel() == input.size(1)) or not (training or has_running):
         return NotImplemented  # torch will say what is wrong
     device, kind = input.memory.device, input.dtype
-    one = input.contiguous()
+    one = dense(input)
     channels, inner = _form(input)
     first, second = running_mean, running_var
     kept = [made(device.index, (size,), (1,), kind) for size in [channels * training] * 2]
@@ -96,7 +96,7 @@ def batch_norm_backward(
     if first is None or second is None or not _is_ours(input, grad_out, weight, first, second):
         return NotImplemented
     device, kind = input.memory.device, input.dtype
-    one, grad = input.contiguous(), grad_out.contiguous()
+    one, grad = dense(input), dense(grad_out)
     channels, inner = _form(input)
     count, parts, sums = _parts(one, channels)
     _ask_groups(
@@ -117,8 +117,8 @@ def batch_norm_backward(
         _ask(
             "of_input", one, of_input.numel(),
             [channels, inner, of_input.numel(), count, *_places(grad, one, first, second), number,
-             *_places(one if weight is None else weight), of_weight.memory.buffer, of_bias.memory.buffer,
-             of_input.memory.buffer],
+             *_places(one if weight is None else weight), of_weight.memory.buffer,
+             of_bias.memory.buffer, of_input.memory.buffer],
             IS_KEPT=train, HAS_WEIGHT=weight is not None, IS_TRAINED=train,
         )  # fmt: skip
     return of_input, of_weight if output_mask[1] else None, of_bias if output_mask[2] else None
@@ -158,9 +158,7 @@ def _places(*tensors: OclTensor | None) -> list[Any]:
     return found
 
 
-def _ask_groups(
-    name: str, one: OclTensor, parts: int, channels: int, arguments: list[Any]
-) -> None:
+def _ask_groups(name: str, one: OclTensor, parts: int, channels: int, arguments: list[Any]) -> None:
     device = one.memory.device
     ready = _ready(device, name, one.dtype, ())
     with device.lock:

@@ -8,6 +8,8 @@ from cputrain.opencl.table import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from torch import Tensor
 
 aten = torch.ops.aten

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from cputrain.machine.opencl import cl
 from cputrain.opencl.device import devices
 from cputrain.opencl.fallback import is_chosen
 from cputrain.opencl.ops import winograd
 from cputrain.opencl.ops.depthwise import depthwise, depthwise_input, depthwise_weight
-from cputrain.machine.opencl import cl
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
@@ -33,14 +33,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from cputrain.opencl.tiles import Tile
 
 aten = torch.ops.aten
 
 LARGEST = (1 << 31) - 1
 """Elements that an int counts."""
+
 
 @kernel(aten.convolution.default)
 def convolution(
@@ -67,7 +66,9 @@ def convolution(
         input.size(), weight.size(), tuple(stride), tuple(padding), tuple(dilation), groups,
         tuple(output_padding) if transposed else None,
     )  # fmt: skip
-    if window is None or (bias is not None and bias.size(0) != (window.c if transposed else window.k)):
+    if window is None or (
+        bias is not None and bias.size(0) != (window.c if transposed else window.k)
+    ):
         return NotImplemented  # something is wrong, as torch will say
     size = window.input_size if transposed else window.output_size
     out = made(input.memory.device.index, size, contiguous(size), input.dtype)
@@ -82,7 +83,7 @@ def convolution_backward(
     grad_output: OclTensor,
     input: OclTensor,  # noqa: A002
     weight: OclTensor,
-    bias_sizes: Any,  # noqa: ARG001
+    bias_sizes: Any,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],

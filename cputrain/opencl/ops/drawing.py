@@ -17,7 +17,7 @@ from cputrain.opencl.ops.making import like
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import is_dense
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.types import NAMES, SCALARS, are_known
 
 TYPE_CHECKING = False
@@ -60,9 +60,7 @@ def bernoullis_(self: OclTensor, p: Any, *, generator: Any = None) -> Any:
         return NotImplemented
     if p.stride() != self.stride():
         return NotImplemented
-    return _filled(
-        "bernoullis", self, generator, p.dtype, [p.memory.buffer, p.storage_offset()]
-    )
+    return _filled("bernoullis", self, generator, p.dtype, [p.memory.buffer, p.storage_offset()])
 
 
 @kernel(aten.bernoulli.default)
@@ -95,7 +93,7 @@ def dropout(input: OclTensor, p: float, train: bool | None) -> Any:  # noqa: A00
     device, kind = input.memory.device, input.dtype
     if not are_known(device, kind):
         return NotImplemented
-    one = input if is_dense(input.size(), input.stride()) else input.contiguous()
+    one = input if is_dense(input.size(), input.stride()) else dense(input)
     out = made(device.index, one.size(), one.stride(), kind)
     mask = made(device.index, one.size(), one.stride(), torch.bool)
     number = SCALARS[kind]
@@ -123,7 +121,14 @@ def _filled(
         or not (computes.is_floating_point and is_dense(out.size(), out.stride()))
     ):
         return NotImplemented
-    _ask(name, device, computes, out.dtype, out.numel(), [out.memory.buffer, out.storage_offset(), *arguments])
+    _ask(
+        name,
+        device,
+        computes,
+        out.dtype,
+        out.numel(),
+        [out.memory.buffer, out.storage_offset(), *arguments],
+    )
     return out
 
 
@@ -136,9 +141,7 @@ def _ask(
     seed, first = generator_of(device.index).take(count)
     ready = _ready(device, name, computes, written)
     with device.lock:
-        ready(
-            device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count, seed, first, *arguments
-        )
+        ready(device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count, seed, first, *arguments)
 
 
 @lru_cache

@@ -11,7 +11,7 @@ import torch
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.types import NAMES, are_known
 
 TYPE_CHECKING = False
@@ -52,11 +52,12 @@ def place_of_least(self: OclTensor, dim: int | None = None, keepdim: bool = Fals
 
 
 def _place(self: OclTensor, dim: int | None, keepdim: bool, *, is_least: bool) -> Any:
+    one: Any = self
     if dim is None:
         if keepdim:
             return NotImplemented
-        self, dim = self.reshape(-1), 0
-    found = _farthest(self, dim, keepdim, is_least=is_least)
+        one, dim = self.reshape(-1), 0
+    found = _farthest(one, dim, keepdim, is_least=is_least)
     return found if found is NotImplemented else found[1]
 
 
@@ -71,7 +72,7 @@ def _farthest(self: OclTensor, dim: int, keepdim: bool, *, is_least: bool) -> An
         or self.size(dim) > LARGEST
     ):
         return NotImplemented
-    one = self.transpose(dim, -1).contiguous()
+    one = dense(self.transpose(dim, -1))
     size = [*one.size()[:-1], 1]
     values = made(device.index, size, contiguous(size), self.dtype)
     places = made(device.index, size, contiguous(size), torch.int64)

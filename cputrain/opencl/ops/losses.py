@@ -13,7 +13,7 @@ from cputrain.opencl.ops.pointwise import computed, promoted
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.types import NAMES, are_known
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ def nll_loss(
     if not _is_ours(self, target, weight):
         return NotImplemented
     device = self.memory.device
-    one, given = self.contiguous(), _given(self, target, weight, ignore_index)
+    one, given = dense(self), _given(self, target, weight, ignore_index)
     size = target.size() if reduction == EACH else ()
     out = made(device.index, size, contiguous(size), self.dtype)
     total = made(device.index, (), (), self.dtype)
@@ -64,7 +64,7 @@ def nll_loss_backward(
     device = self.memory.device
     given = _given(self, target, weight, ignore_index)
     out = made(device.index, self.size(), contiguous(self.size()), self.dtype)
-    grad = grad_output.contiguous()
+    grad = dense(grad_output)
     ready = _ready(device, "of_loss", self.dtype, weight is not None, reduction == MEAN)
     items = self.numel()
     with device.lock:
@@ -97,7 +97,7 @@ def _given(
     self: OclTensor, target: OclTensor, weight: OclTensor | None, ignore_index: int
 ) -> list[Any]:
     inner = self.size(2) * self.size(3) if self.dim() == 4 else 1
-    goals, held = target.contiguous(), target if weight is None else weight.contiguous()
+    goals, held = dense(target), target if weight is None else dense(weight)
     return [
         target.numel(), _classes(self), inner, ignore_index, goals.memory.buffer,
         goals.storage_offset(), held.memory.buffer, held.storage_offset(),

@@ -70,7 +70,7 @@ def _asked(
         return NotImplemented  # where something is wrong, torch will say so
     size = [*one.size()[:-1], two.size(-1)]
     try:
-        third = None if other is None or beta == 0 else torch.broadcast_to(other, size)
+        third: Any = None if other is None or beta == 0 else torch.broadcast_to(other, size)
     except RuntimeError:
         return NotImplemented
     out = made(device.index, size, contiguous(size), one.dtype)
@@ -150,9 +150,7 @@ class _Plan:
 
     def _ask(self, tile: Tile, arguments: list[Any]) -> None:
         device = self._device
-        ready = tiled(
-            device, ("matrix",), tile, self._kind, self._defined, TYPES[self._kind]
-        )
+        ready = tiled(device, ("matrix",), tile, self._kind, self._defined, TYPES[self._kind])
         across, down = groups(tile, self._numbers[0], self._numbers[1])
         with device.lock:
             ready(
@@ -170,10 +168,8 @@ def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 MATRIX = (None, *[np.int64] * 4)
+LAST = (np.int32, np.int32)
 TYPES = {
-    kind: (
-        *[np.int32] * 3, *MATRIX * 3, None, np.int64, SCALARS[kind], SCALARS[kind],
-        np.int32, np.int32,
-    )  # fmt: skip
+    kind: (*[np.int32] * 3, *MATRIX * 3, None, np.int64, SCALARS[kind], SCALARS[kind], *LAST)
     for kind in (torch.float32, torch.float64)
 }

@@ -13,7 +13,7 @@ from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.types import NAMES, SCALARS, are_known
 
 TYPE_CHECKING = False
@@ -73,7 +73,7 @@ def log_softmax_backward(
 def _softmax(self: OclTensor, dim: int, *, is_log: bool) -> Any:
     if not _are_ours(self) or not self.dim() or not -self.dim() <= dim < self.dim():
         return NotImplemented
-    one = self.transpose(dim, -1).contiguous()
+    one = dense(self.transpose(dim, -1))
     out = made(self.memory.device.index, one.size(), one.stride(), self.dtype)
     size = one.size(-1)
     _ask(
@@ -88,7 +88,7 @@ def _of_softmax(
 ) -> Any:
     if not _are_ours(output, grad) or kind is not output.dtype or not output.dim():
         return NotImplemented
-    one, given = grad.transpose(dim, -1).contiguous(), output.transpose(dim, -1).contiguous()
+    one, given = dense(grad.transpose(dim, -1)), dense(output.transpose(dim, -1))
     out = made(output.memory.device.index, given.size(), given.stride(), output.dtype)
     size = given.size(-1)
     _ask(
@@ -113,10 +113,10 @@ def layer_norm(
     index = input.memory.device.index
     size = prod(normalized_shape)
     few = [*input.shape[:first], *[1] * len(normalized_shape)]
-    one = input.contiguous()
+    one = dense(input)
     out = made(index, input.size(), one.stride(), input.dtype)
     mean, inverse = (made(index, few, contiguous(few), input.dtype) for _ in range(2))
-    held = [one if each is None else each.contiguous() for each in (weight, bias)]
+    held = [one if each is None else dense(each) for each in (weight, bias)]
     _ask(
         "normalised", one, one.numel() // size,
         [size, *_places(one, *held), SCALARS[input.dtype](eps), out.memory.buffer,
@@ -143,11 +143,11 @@ def layer_norm_backward(
     device, kind = input.memory.device, input.dtype
     size = prod(normalized_shape)
     rows = input.numel() // size
-    one, grad, middle, by = (each.contiguous() for each in (input, grad_out, mean, rstd))
+    one, grad, middle, by = (dense(each) for each in (input, grad_out, mean, rstd))
     of_input = of_weight = of_bias = None
     if output_mask[0]:
         of_input = made(device.index, input.size(), one.stride(), kind)
-        held = one if weight is None else weight.contiguous()
+        held = one if weight is None else dense(weight)
         _ask(
             "of_normalised", one, rows,
             [size, *_places(grad, one, middle, by, held), of_input.memory.buffer],

@@ -39,7 +39,7 @@ ROLES = {
 """What an argument is in the expression."""
 
 
-def _register(operator: Any, name: str, expression: str, *, in_place: bool) -> None:
+def _register(operator: Any, expression: str, *, in_place: bool) -> None:
     arguments = operator._schema.arguments
     names = [one.name for one in arguments]
     defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
@@ -93,7 +93,7 @@ for _name, _expression in LISTED.items():
         for _overload in _packet.overloads():
             _operator = getattr(_packet, _overload)
             if not {one.name for one in _operator._schema.arguments} - ROLES.keys():
-                _register(_operator, _name, _expression, in_place=bool(_suffix))
+                _register(_operator, _expression, in_place=bool(_suffix))
 
 
 @kernel(aten._foreach_norm.Scalar)

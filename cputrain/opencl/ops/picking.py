@@ -17,7 +17,7 @@ from cputrain.opencl.elementwise import GROUP
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.types import NAMES, are_known
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ def _picked(self: OclTensor, dim: int, index: OclTensor, size: list[int]) -> Ocl
     device = self.memory.device
     out = made(device.index, size, contiguous(size), self.dtype)
     if out.numel():
-        one, numbers = self.contiguous(), index.contiguous()
+        one, numbers = dense(self), dense(index)
         ready = _ready(device, "picked", self.dtype, index.dtype)
         with device.lock:
             ready(
@@ -80,12 +80,13 @@ def embedding_backward(
         return NotImplemented
     device, inner = grad_output.memory.device, grad_output.size(-1)
     size = (num_weights, inner)
-    out = made(device.index, size, contiguous(size), grad_output.dtype).zero_()
+    out = made(device.index, size, contiguous(size), grad_output.dtype)
+    out.zero_()
     many = indices.numel()
     if not many or not inner:
         return out
-    keys = _sorted(indices.contiguous())
-    grad = grad_output.contiguous()
+    keys = _sorted(dense(indices))
+    grad = dense(grad_output)
     ready = _ready(device, "added", grad.dtype, indices.dtype)
     with device.lock:
         ready(

@@ -12,7 +12,7 @@ from cputrain.opencl.elementwise import GROUP
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.types import NAMES, are_known
 
 TYPE_CHECKING = False
@@ -39,12 +39,14 @@ def max_pool(
     """The largest, and where in the image it was."""
     if not _is_ours(self):
         return NotImplemented
-    size = _size_of_largest(self.size(), *_tuples(kernel_size, stride, padding, dilation), ceil_mode)
+    size = _size_of_largest(
+        self.size(), *_tuples(kernel_size, stride, padding, dilation), ceil_mode
+    )
     index = self.memory.device.index
     out = made(index, size, contiguous(size), self.dtype)
     indices = made(index, size, contiguous(size), torch.int64)
     window = _window(kernel_size, stride, padding, dilation)
-    one = self.contiguous()
+    one = dense(self)
     _ask(
         "largest", self.dtype, False, out,
         [one.memory.buffer, one.storage_offset(), *_images(self, out), *window,
@@ -68,7 +70,7 @@ def max_pool_backward(
     if not _is_ours(grad_output, self):
         return NotImplemented
     out = made(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
-    grad, places = grad_output.contiguous(), indices.contiguous()
+    grad, places = dense(grad_output), dense(indices)
     _ask(
         "of_largest", self.dtype, False, out,
         [grad.memory.buffer, grad.storage_offset(), places.memory.buffer, places.storage_offset(),
@@ -93,7 +95,7 @@ def avg_pool(
         return NotImplemented
     size = _size_of_mean(self.size(), *_tuples(kernel_size, stride, padding), ceil_mode)
     out = made(self.memory.device.index, size, contiguous(size), self.dtype)
-    one = self.contiguous()
+    one = dense(self)
     _ask(
         "means", self.dtype, False, out,
         [one.memory.buffer, one.storage_offset(), *_images(self, out),
@@ -118,7 +120,7 @@ def avg_pool_backward(
     if not _is_ours(grad_output, self):
         return NotImplemented
     out = made(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
-    grad = grad_output.contiguous()
+    grad = dense(grad_output)
     _ask(
         "of_means", self.dtype, False, out,
         [grad.memory.buffer, grad.storage_offset(), *_images(self, grad),
@@ -135,7 +137,7 @@ def adaptive(self: OclTensor, output_size: Sequence[int]) -> Any:
     if not _is_ours(self) or len(output_size) != 2 or min(size) < 1:
         return NotImplemented
     out = made(self.memory.device.index, size, contiguous(size), self.dtype)
-    one = self.contiguous()
+    one = dense(self)
     _ask(
         "means", self.dtype, True, out,
         [one.memory.buffer, one.storage_offset(), *_images(self, out), *[0] * 10,
@@ -150,7 +152,7 @@ def adaptive_backward(grad_output: OclTensor, self: OclTensor) -> Any:
     if not _is_ours(grad_output, self):
         return NotImplemented
     out = made(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
-    grad = grad_output.contiguous()
+    grad = dense(grad_output)
     _ask(
         "of_means", self.dtype, True, out,
         [grad.memory.buffer, grad.storage_offset(), *_images(self, grad), *[0] * 10,

@@ -122,7 +122,7 @@ def all_(self: OclTensor, dim: Any = None, keepdim: bool = False) -> Any:
 def _of_truth(start: str, step: str, self: OclTensor, dim: Any, keepdim: bool) -> Any:
     if self.dtype is torch.uint8 or (dim is not None and not isinstance(dim, int) and not dim):
         return NotImplemented
-    one = self if self.dtype is torch.bool else self != 0
+    one: Any = self if self.dtype is torch.bool else self != 0
     return _reduced((start, step, "A"), one, dim, keepdim, torch.bool)
 
 

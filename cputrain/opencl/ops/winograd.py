@@ -56,9 +56,7 @@ def to_output(
     """Write the convolution."""
     windows = _of_window(weight, turned=False)
     for first, count in _images(w, out.memory.device):
-        between = _of_image(
-            w, one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w)
-        )
+        between = _of_image(one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w))
         _to_output(windows, between, bias, out, first, count, (w.k, w.p, w.q))
 
 
@@ -69,7 +67,7 @@ def to_input(
     windows = _of_window(weight, turned=True)
     for first, count in _images(w, out.memory.device):
         between = _of_image(
-            w, grad, first, count, (w.k, w.p, w.q), (w.h, w.w), (2 - w.pad_h, 2 - w.pad_w)
+            grad, first, count, (w.k, w.p, w.q), (w.h, w.w), (2 - w.pad_h, 2 - w.pad_w)
         )
         _to_output(windows, between, bias, out, first, count, (w.c, w.h, w.w))
 
@@ -81,11 +79,9 @@ def to_weight(w: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> Non
     size = EACH * w.k * w.c
     whole = made(device.index, (len(images), EACH, w.k, w.c), (size, w.k * w.c, w.c, 1), kind)
     for number, (first, count) in enumerate(images):
-        of_one = _of_image(w, one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w))
+        of_one = _of_image(one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w))
         of_grad = _of_gradient(w, grad, first, count)
-        there = OclTensor(
-            whole.memory, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), number * size, kind
-        )
+        there = OclTensor(whole.memory, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), number * size, kind)
         turned = OclTensor(
             of_one.memory, (EACH, of_one.size(2), w.c), (of_one.stride(0), 1, of_one.stride(1)),
             0, kind,
@@ -120,9 +116,7 @@ def _images(w: Window, device: Device) -> list[tuple[int, int]]:
 
 
 def _between(device: Device, planes: int, tiles: int) -> OclTensor:
-    return made(
-        device.index, (EACH, planes, tiles), (planes * tiles, tiles, 1), torch.float32
-    )
+    return made(device.index, (EACH, planes, tiles), (planes * tiles, tiles, 1), torch.float32)
 
 
 def _of_window(weight: OclTensor, *, turned: bool) -> OclTensor:
@@ -140,7 +134,7 @@ def _of_window(weight: OclTensor, *, turned: bool) -> OclTensor:
 
 
 def _of_image(
-    w: Window, one: OclTensor, first: int, count: int, image: tuple[int, int, int],
+    one: OclTensor, first: int, count: int, image: tuple[int, int, int],
     written: tuple[int, int], pad: tuple[int, int],
 ) -> OclTensor:  # fmt: skip
     device = one.memory.device
