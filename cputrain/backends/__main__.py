@@ -64,17 +64,27 @@ def _probe(backend: Backend, host: Host, answer: Any) -> None:
         answer({"unavailable": found.as_json()})
         return
     answer({"available": found.as_json()})
+    if problem := _problem_of_import(backend):
+        answer({"unavailable": {"reason": problem, "do": ""}})
+
+
+def _problem_of_import(backend: Backend) -> str:
     try:
         backend.load()
     except Exception as error:  # (another package's code: whatever it raises is told)
-        answer({"unavailable": {"reason": f"it cannot be imported: {_told(error)}", "do": ""}})
+        return f"it cannot be imported: {_told(error)}"
+    return ""
 
 
 def _examine(backend: Backend, answer: Any) -> None:
     from cputrain.backends.examination import Examination
 
     examination = Examination(backend)
+    problem = _problem_of_import(backend)
     for line in sys.stdin:
+        if problem:
+            answer({"unavailable": {"reason": problem, "do": ""}})
+            continue
         try:
             answer(examination.do(json.loads(line)))
         except Exception as error:  # (the backend's: whatever it raises is what was found)

@@ -48,9 +48,12 @@ def _finding(machine: Machine, host: Host, probed: Probed, examine: bool) -> Fin
 
 
 def _examined(machine: Machine, host: Host, probed: Probed) -> Finding:
-    from cputrain.backends.proof import prove
+    from cputrain.backends.proof import CannotBeHadError, prove
 
-    verdict, note = prove(probed), ""
+    try:
+        verdict, note = prove(probed), ""
+    except CannotBeHadError as error:
+        return Finding(probed=probed.replace(version="", notes="", reason=str(error)))
     try:
         save(verdict, circumstances(machine, host, probed))
     except OSError as error:
@@ -71,11 +74,7 @@ def named(machine: Machine, name: str, where: str) -> Finding:
         )  # fmt: skip
     host = host_of(machine)
     (probed,) = probe_all(host, name)
-    if probed.reason:
-        raise UsageError(
-            where, "must be a backend that can be had",
-            found=f"{name}, and {probed.reason}", do=probed.do,
-        )  # fmt: skip
+    _must_be_had(probed, where)
     found = _finding(machine, host, probed, examine=False)
     if found.verdict is not None:
         return found
@@ -84,7 +83,17 @@ def named(machine: Machine, name: str, where: str) -> Finding:
         file=sys.stderr,
         flush=True,
     )
-    return _examined(machine, host, probed)
+    found = _examined(machine, host, probed)
+    _must_be_had(found.probed, where)
+    return found
+
+
+def _must_be_had(probed: Probed, where: str) -> None:
+    if probed.reason:
+        raise UsageError(
+            where, "must be a backend that can be had",
+            found=f"{probed.name}, and {probed.reason}", do=probed.do,
+        )  # fmt: skip
 
 
 def remembered(machine: Machine) -> list[Finding]:

@@ -59,7 +59,7 @@ def prove(
     turn: float = TURN,
     tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> Verdict:
-    """Examine a backend that can be had."""
+    """Examine a backend that can be had. Raises CannotBeHadError where it is not so."""
     found: dict[bool, Judged | None] = {}
     with _Two(probed, rounds, turn) as two:
         for training, claims in ((True, probed.trains), (False, probed.evaluates)):
@@ -84,6 +84,10 @@ def _said(found: LayerFound) -> str:
     far = max((one for one in found.differences.values() if one is not None), default=0.0)
     speed = "" if found.speedup is None else f", {found.speedup:.2f} times as fast"
     return f"is the same to {far:.0e}{speed}"
+
+
+class CannotBeHadError(Exception):
+    """Why a backend is not there after all: it shows when it is loaded, beside torch."""
 
 
 class _Two:
@@ -131,8 +135,9 @@ class _Two:
             path = os.path.join(self._folder.name, f"{number}.npz")
             request = {"layer": layer, "training": training, "write": path}
             answer = self._ask(name, request)
-            problem = answer.get("error") or (answer.get("unavailable") or {}).get("reason")
-            if problem:
+            if "unavailable" in answer:
+                raise CannotBeHadError(answer["unavailable"]["reason"])
+            if problem := answer.get("error"):
                 if name == "default":
                     raise CputrainError("torch", f"must run {layer} by itself", found=problem)
                 return LayerFound(layer=layer, fault=problem)

@@ -120,6 +120,18 @@ class NotImported(Planted):
         raise ImportError("undefined symbol: _ZN5torch")
 
 
+class NotBesideTorch(Planted):
+    """Its import fails where torch is there: after the time that a probe has for that."""
+
+    name = "not-beside-torch"
+
+    def load(self):
+        import sys
+
+        if "torch" in sys.modules:
+            raise ModuleNotFoundError("No module named 'deprecated'")
+
+
 class NotHere(Planted):
     name = "not-here"
 
@@ -243,8 +255,8 @@ class Variables(Planted):
 ALL = {
     one.name: one.__name__
     for one in (
-        Remembers, Wrong, Slow, Stale, Legacy, NotImported, NotHere, ProbeFails, Crashes, Hangs,
-        Prints, FailsInTraining, DiesInTraining, StartsOthers, Variables,
+        Remembers, Wrong, Slow, Stale, Legacy, NotImported, NotBesideTorch, NotHere, ProbeFails,
+        Crashes, Hangs, Prints, FailsInTraining, DiesInTraining, StartsOthers, Variables,
         Counts, FailsLater, ByVersion,
     )
 }  # fmt: skip

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from cputrain.backends import chosen, proof, verdict
-from cputrain.backends.findings import Finding, _finding, circumstances
+from cputrain.backends.findings import Finding, _finding, circumstances, named
 from cputrain.backends.layers import LAYERS
 from cputrain.backends.probing import Probed, host_of, probe_all
 from cputrain.backends.process import Process
 from cputrain.backends.proof import KINDS, compared, fault_of, prove
 from cputrain.backends.verdict import Judged, LayerFound, Verdict
-from cputrain.errors import CputrainError
+from cputrain.errors import CputrainError, UsageError
 from cputrain.machine import read_machine
 
 MACHINE = read_machine(detail=False)
@@ -54,6 +54,19 @@ def test_one_that_is_wrong_is_not_however_fast(installed, name, says):
     found = examined(name)
     assert says in found.verdict.evaluation.fault
     assert chosen([found], training=False) == "default"
+
+
+def test_one_that_cannot_be_imported_is_not_called_wrong(installed):
+    installed("not-beside-torch")
+    (probed,) = probe_all(HOST, "not-beside-torch")
+    assert probed.reason == ""
+    found = _finding(MACHINE, HOST, probed, examine=True)
+    assert found.verdict is None
+    assert found.probed.reason == (
+        "it cannot be imported: ModuleNotFoundError: No module named 'deprecated'"
+    )
+    with pytest.raises(UsageError, match="must be a backend that can be had"):
+        named(MACHINE, "not-beside-torch", "--backend")
 
 
 def test_stale_weights_show_in_training_as_well(installed):
