@@ -131,11 +131,30 @@ class Device:
 
     def finish(self) -> None:
         """Wait for all that was asked of it."""
-        self.queue.finish()
+        try:
+            self.queue.finish()
+        except cl().Error as error:
+            raise in_clear(error) from error
 
     def stats(self) -> Stats:
         """What is in use."""
         return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
+
+
+def in_clear(error: Exception) -> Exception:
+    """The same, as torch's callers know it, if a driver raised it."""
+    if not isinstance(error, cl().Error):
+        return error
+    import torch
+
+    if isinstance(error, cl().MemoryError):
+        return torch.OutOfMemoryError(
+            f"an OpenCL device has no memory left ({error}). Use a smaller batch."
+        )
+    return RuntimeError(
+        f"an OpenCL device failed ({error}). If it was reset, or is gone, the process must be "
+        "started anew; else report it with the driver's version: cputrain info tells that."
+    )
 
 
 def no_memory(device: Device, size: int) -> Exception:

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+from cputrain.opencl.device import in_clear
 from cputrain.opencl.errors import stand_in
 from cputrain.opencl.fallback import on_cpu
 from cputrain.opencl.pending import in_backward, keep
@@ -24,8 +25,10 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         return _done(func, args, kwargs)
     except Exception as error:
         if not in_backward():
+            if (clear := in_clear(error)) is not error:
+                raise clear from error
             raise
-        keep(error)
+        keep(in_clear(error))
         return stand_in(func, args, kwargs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import lru_cache
 from importlib.resources import files
 
@@ -36,14 +37,18 @@ DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
 def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) -> Any:
     """A kernel, with the types of its scalar arguments: None for memory."""
     folder = os.path.join(cache_folder(), "opencl", "programs")
-    program = cl().Program(device.context, DOUBLE + source if device.has_double else source)
-    try:
-        built = program.build(cache_dir=folder)
-    except cl().RuntimeError as error:
-        raise CputrainError(
-            f"an OpenCL program on {device.name}", "must compile", found=f"\n{error}\n{source}",
-            do="Report it with the driver's version: clinfo prints that.",
-        ) from error  # fmt: skip
-    found = getattr(built, name)
-    found.set_scalar_arg_dtypes(list(types))
-    return found
+    whole = DOUBLE + source if device.has_double else source
+    # what is kept of it, by PyOpenCL or by the driver, may be broken: then it is built as if new
+    for text in (whole, f"{whole}typedef int again_{time.time_ns()};\n"):
+        try:
+            found = getattr(cl().Program(device.context, text).build(cache_dir=folder), name)
+            found.set_scalar_arg_dtypes(list(types))
+        except Exception as error:  # (a cache that is broken raises whatever it comes to)
+            problem: Exception = error
+            cl()._PYOPENCL_NO_CACHE = True
+        else:
+            return found
+    raise CputrainError(
+        f"an OpenCL program on {device.name}", "must compile", found=f"\n{problem}\n{source}",
+        do="Report it with the driver's version: cputrain info tells that.",
+    ) from problem  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,8 +10,11 @@ import threading
 import pytest
 import torch
 
+from cputrain.errors import CputrainError
 from cputrain.opencl import fallbacks, reset_fallbacks
 from cputrain.opencl.device import devices
+from cputrain.opencl.program import kernel_of
+from cputrain.opencl.table import KERNELS
 
 NONE = r"aten.cumsum.default has no OpenCL kernel, and CPUTRAIN_OCL_FALLBACK=error"
 
@@ -155,9 +159,6 @@ def test_memory_that_is_kept_for_later_is_given_up_first():
 
 
 def test_a_kernel_that_does_not_compile_shows_its_log():
-    from cputrain.errors import CputrainError
-    from cputrain.opencl.program import kernel_of
-
     with pytest.raises(CputrainError, match=r"(?s)must compile.*undeclared"):
         kernel_of(devices()[0], "__kernel void elements() { none = 1; }", "elements", ())
 
@@ -173,3 +174,44 @@ def test_a_launch_tells_of_them_at_its_end(tmp_path):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "1 operator without an OpenCL kernel on the CPU: cumsum (3 calls" in done.stderr
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_what_a_driver_refuses_is_told_and_the_process_lives(gradient, monkeypatch):
+    def refused(*_):
+        one = torch.ones(4, device="ocl")
+        device = one.memory.device
+        ready = kernel_of(
+            device, "__kernel void one(__global float* x) { x[0] = 1; }", "one", (None,)
+        )
+        ready(device.queue, (1 << 40,), (1 << 40,), one.memory.buffer)
+
+    x = torch.ones(3, device="ocl", requires_grad=gradient)
+    y = x.sin()
+    name = torch.ops.aten.cos.default  # which the gradient of a sine needs
+    monkeypatch.setitem(KERNELS, name, refused)
+    with pytest.raises(RuntimeError, match=r"an OpenCL device failed \(.*WORK_GROUP.*started anew"):
+        y.sum().backward() if gradient else x.cos()
+    monkeypatch.undo()
+    assert x.cos().sum().item() == pytest.approx(1.6209069)
+
+
+@pytest.mark.parametrize("broken", ["*.bc", "*.sqlite", "last_accessed"])
+@pytest.mark.parametrize("by", ["garbage", ""])
+def test_what_is_kept_of_programs_may_be_broken(broken, by, tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(
+        "import torch, cputrain.opencl\n"
+        "print((torch.full((3,), 2.0, device='ocl') * 3).sum().item())\n"
+    )
+
+    def run():
+        return subprocess.run(
+            [sys.executable, str(path)], capture_output=True, text=True, check=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        ).stdout  # fmt: skip
+
+    assert run() == "18.0\n"
+    for file in (tmp_path / "cache").rglob(broken):
+        file.write_text(by)
+    assert run() == "18.0\n"

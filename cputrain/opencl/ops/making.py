@@ -171,6 +171,14 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
     return self
 
 
+@kernel(aten.detach.default)
+def detach(self: OclTensor) -> Any:
+    """The same, without a past. (Autograd does this with every gradient.)"""
+    return OclTensor(
+        self.memory, self.size(), self.stride(), self.storage_offset(), self.dtype
+    )  # fmt: skip
+
+
 @kernel(aten.clone.default)
 def clone(self: OclTensor, *, memory_format: Any = None) -> Any:
     """The same in memory of its own."""
