@@ -9,8 +9,13 @@
   __global T* C, const long c_at, const T alpha, const T beta, const int parts, const int each
 #define ROWS M
 #define COLUMNS N
+#if DIVIDED
 #define BEGIN (part * each)
 #define END end
+#else
+#define BEGIN 0
+#define END K
+#endif
 #define PREPARE \
   const long batch = get_group_id(2) / parts; \
   const int part = get_group_id(2) % parts, end = min(K, (part + 1) * each); \
@@ -20,8 +25,8 @@
   C += c_at + (part * (get_num_groups(2) / parts) + batch) * M * N; \
   const I am = a_m, ak = A_BY_K ? 1 : a_k, bk = B_BY_K ? 1 : b_k, bn = B_STRIDE;
 #define AT_K(begin)
-#define A_AT(row, k) ((row) < M && (k) < end ? A[(row) * am + (k) * ak] : (T)0)
-#define B_AT(k, column) ((k) < end && (column) < N ? B[(k) * bk + (column) * bn] : (T)0)
+#define A_AT(row, k) ((row) < M && (k) < END ? A[(row) * am + (k) * ak] : (T)0)
+#define B_AT(k, column) ((k) < END && (column) < N ? B[(k) * bk + (column) * bn] : (T)0)
 #define AT_COLUMN(column)
 #define WRITE(row, column, value) { \
     T whole = alpha * (value); \

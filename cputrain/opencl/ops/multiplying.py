@@ -117,6 +117,7 @@ class _Plan:
         self._defined = (
             ("A_BY_K", int(a_by_k)), ("B_BY_K", int(b_by_k)),
             ("B_STRIDE", "1" if step[-1] == 1 else "b_n"), ("HAS_D", int(third is not None)),
+            ("DIVIDED", int(self._parts > 1)),
             ("I", "long" if far else "int"),
         )  # fmt: skip
         self._what = f"matrix {kind} {int(a_by_k)}{int(b_by_k)}"
