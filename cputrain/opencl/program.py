@@ -38,14 +38,15 @@ def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) ->
     """A kernel, with the types of its scalar arguments: None for memory."""
     folder = os.path.join(cache_folder(), "opencl", "programs")
     whole = DOUBLE + source if device.has_double else source
+    opencl: Any = cl()
     # what is kept of it, by PyOpenCL or by the driver, may be broken: then it is built as if new
     for text in (whole, f"{whole}typedef int again_{time.time_ns()};\n"):
         try:
-            found = getattr(cl().Program(device.context, text).build(cache_dir=folder), name)
+            found = getattr(opencl.Program(device.context, text).build(cache_dir=folder), name)
             found.set_scalar_arg_dtypes(list(types))
         except Exception as error:  # (a cache that is broken raises whatever it comes to)
             problem: Exception = error
-            cl()._PYOPENCL_NO_CACHE = True
+            opencl._PYOPENCL_NO_CACHE = True
         else:
             return found
     raise CputrainError(

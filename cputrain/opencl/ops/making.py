@@ -174,9 +174,8 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
 @kernel(aten.detach.default)
 def detach(self: OclTensor) -> Any:
     """The same, without a past. (Autograd does this with every gradient.)"""
-    return OclTensor(
-        self.memory, self.size(), self.stride(), self.storage_offset(), self.dtype
-    )  # fmt: skip
+    offset: Any = self.storage_offset()
+    return OclTensor(self.memory, self.size(), self.stride(), offset, self.dtype)
 
 
 @kernel(aten.clone.default)
