@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product as pairs
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,8 @@ def convolution(
     ):
         return NotImplemented  # something is wrong, as torch will say
     size = window.input_size if transposed else window.output_size
+    if prod(size) > LARGEST:
+        return NotImplemented
     out = made(input.memory.device.index, size, contiguous(size), input.dtype)
     if out.numel():
         one, other = dense(input), dense(weight)
@@ -136,7 +139,7 @@ def _is_ours(*tensors: OclTensor | None) -> bool:
         and are_known(device, first.dtype)
         and all(one.dtype is first.dtype and one.memory.device is device for one in there)
         and first.dim() in (3, 4)
-        and all(one.numel() <= LARGEST for one in there)
+        and all(one.storage_offset() + one.numel() <= LARGEST for one in there)
     )
 
 

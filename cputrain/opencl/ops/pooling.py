@@ -166,7 +166,8 @@ def _is_ours(*tensors: OclTensor) -> bool:
     return (
         first.dtype.is_floating_point
         and are_known(first.memory.device, first.dtype)
-        and all(one.dim() in (3, 4) and 0 < one.numel() <= LARGEST for one in tensors)
+        and all(one.dim() in (3, 4) and one.numel() > 0 for one in tensors)
+        and all(one.storage_offset() + one.numel() <= LARGEST for one in tensors)
         and all(one.dtype is first.dtype for one in tensors)
     )
 
