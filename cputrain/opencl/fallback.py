@@ -83,7 +83,7 @@ class Told:
         )
         many = "operators" if len(found) > 1 else "operator"
         more = ", …" if len(found) > SHOWN else ""
-        return f"{len(found)} {many} without an OpenCL kernel on the CPU: {shown}{more}"
+        return f"{len(found)} {many} done by the CPU in the place of OpenCL: {shown}{more}"
 
     def undo(self) -> None:
         """It stays."""

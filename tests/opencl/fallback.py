@@ -173,7 +173,7 @@ def test_a_launch_tells_of_them_at_its_end(tmp_path):
         [sys.executable, "-m", "cputrain.launch", "launch", str(path)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "1 operator without an OpenCL kernel on the CPU: cumsum (3 calls" in done.stderr
+    assert "1 operator done by the CPU in the place of OpenCL: cumsum (3 calls" in done.stderr
 
 
 @pytest.mark.parametrize("gradient", [False, True])
