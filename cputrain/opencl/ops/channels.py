@@ -124,17 +124,16 @@ def batch_norm_backward(
     return of_input, of_weight if output_mask[1] else None, of_bias if output_mask[2] else None
 
 
-def _is_ours(*tensors: OclTensor | None) -> bool:
-    first = tensors[0]
-    assert first is not None
-    return (
-        first.dtype.is_floating_point
-        and are_known(first.memory.device, first.dtype)
-        and first.numel() > 0
-        and first.dim() > 1
-        and all(one is None or one.dtype is first.dtype for one in tensors)
-        and all(one is None or one.dim() > 1 or one.stride() == (1,) for one in tensors)
-    )
+def _is_ours(first: OclTensor, *others: OclTensor | None) -> bool:
+    kind = first.dtype
+    if not (kind.is_floating_point and are_known(first.memory.device, kind)):
+        return False
+    if first.dim() < 2 or not first.numel():
+        return False
+    for one in others:
+        if one is not None and (one.dtype is not kind or (one.dim() == 1 and one.stride(0) != 1)):
+            return False
+    return True
 
 
 def _form(one: OclTensor) -> tuple[int, int]:
@@ -145,9 +144,15 @@ def _form(one: OclTensor) -> tuple[int, int]:
 def _parts(one: OclTensor, channels: int) -> tuple[int, int, OclTensor]:
     """Elements of a channel, and among how many groups they are divided; memory for their sums."""
     device = one.memory.device
-    count = one.numel() // channels
+    count, parts, size, stride = _divided(device, one.numel(), channels)
+    return count, parts, made(device.index, size, stride, one.dtype)
+
+
+@lru_cache(maxsize=1 << 12)
+def _divided(device: Device, elements: int, channels: int) -> tuple[Any, ...]:
+    count = elements // channels
     parts = max(1, min(WAVES * device.units // channels, count // (LEAST * GROUP), GROUP))
-    return count, parts, made(device.index, (channels, parts, 2), (parts * 2, 2, 1), one.dtype)
+    return count, parts, (channels, parts, 2), (parts * 2, 2, 1)
 
 
 def _places(*tensors: OclTensor | None) -> list[Any]:

@@ -21,12 +21,12 @@ from cputrain.opencl.device import devices
 from cputrain.opencl.fallback import is_chosen
 from cputrain.opencl.ops import winograd
 from cputrain.opencl.ops.depthwise import depthwise, depthwise_input, depthwise_weight
+from cputrain.opencl.product import At, Product
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.tiles import groups, parts_of, tiled
-from cputrain.opencl.tuning import tuning_of
+from cputrain.opencl.tiles import parts_of
 from cputrain.opencl.types import are_known
 from cputrain.opencl.window import Window, window_of
 
@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cputrain.opencl.tiles import Tile
+    from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
 
@@ -158,11 +158,16 @@ def _to_output(
     if winograd.fits(window, out.dtype):
         winograd.to_output(window, one, weight, bias, out)
         return
-    w = window
-    _ask(
-        w, one, weight, bias, out,
-        rows=w.each_out, deep=w.reach, table=_table_out(one.memory.device.index, w),
-        weight_steps=(w.each_in * w.r * w.s, w.each_out * w.each_in * w.r * w.s),
+    held = weight if bias is None else bias  # (something must be given)
+    _output(out.memory.device, window, out.dtype, bias is not None).ask((weight, one, held, out))
+
+
+@lru_cache(maxsize=1 << 12)
+def _output(device: Device, w: Window, kind: torch.dtype, has_bias: bool) -> Product:
+    return _product(
+        device, w, kind, has_bias,
+        rows=w.each_out, deep=w.reach, table=_table_out(device.index, w),
+        weight_steps=(w.reach, w.each_out * w.reach),
         read=(w.c * w.h * w.w, w.each_in * w.h * w.w, w.h, w.w),
         places=(w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w),
         written=(0, w.k * w.p * w.q, w.p * w.q, w.each_out * w.p * w.q, w.q, 1),
@@ -179,13 +184,20 @@ def _to_input(
     if winograd.fits(window, out.dtype):
         winograd.to_input(window, grad, weight, bias, out)
         return
-    w = window
+    held = weight if bias is None else bias  # (something must be given)
+    for one in _inputs(out.memory.device, window, out.dtype, bias is not None):
+        one.ask((weight, grad, held, out))
+
+
+@lru_cache(maxsize=1 << 12)
+def _inputs(device: Device, w: Window, kind: torch.dtype, has_bias: bool) -> list[Product]:
+    found = []
     for a, b in pairs(range(min(w.step_h, w.h)), range(min(w.step_w, w.w))):
-        table, deep = _table_in(grad.memory.device.index, w, a, b)
-        _ask(
-            w, grad, weight, bias, out,
+        table, deep = _table_in(device.index, w, a, b)
+        found.append(_product(
+            device, w, kind, has_bias,
             rows=w.each_in, deep=deep, table=table,
-            weight_steps=(w.r * w.s, w.each_out * w.each_in * w.r * w.s),
+            weight_steps=(w.r * w.s, w.each_out * w.reach),
             read=(w.k * w.p * w.q, w.each_out * w.p * w.q, w.p, w.q),
             places=(-(-(w.h - a) // w.step_h), -(-(w.w - b) // w.step_w), 1, 1, 0, 0),
             written=(
@@ -193,36 +205,24 @@ def _to_input(
                 w.step_h * w.w, w.step_w,
             ),
             checked=True,
-        )  # fmt: skip
+        ))  # fmt: skip
+    return found
 
 
-def _ask(
-    w: Window, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor, *,
+def _product(
+    device: Device, w: Window, kind: torch.dtype, has_bias: bool, *,
     rows: int, deep: int, table: Any, weight_steps: tuple[int, int], read: tuple[int, ...],
     places: tuple[int, ...], written: tuple[int, ...], checked: bool,
-) -> None:  # fmt: skip
-    device, kind = out.memory.device, out.dtype
+) -> Product:  # fmt: skip
     columns = w.n * places[0] * places[1]
-    held = weight if bias is None else bias  # (something must be given)
-    defined = (("CHECKED", int(checked)), ("HAS_BIAS", int(bias is not None)))
-    arguments = (
-        rows, columns, deep, weight.memory.buffer, weight.storage_offset(), *weight_steps,
-        one.memory.buffer, one.storage_offset(), *read, read[3], 1, *places,
-        table, held.memory.buffer, held.storage_offset(),
-        out.memory.buffer, out.storage_offset() + written[0], *written[1:],
+    return Product(
+        device, ("image", "conv"), kind, (("CHECKED", int(checked)), ("HAS_BIAS", int(has_bias))),
+        CONV, (rows, columns, deep, w.groups),
+        [
+            rows, columns, deep, At(0), *weight_steps, At(1), *read, read[3], 1, *places,
+            table, At(2), At(3, written[0]), *written[1:],
+        ],
     )  # fmt: skip
-
-    def ask(tile: Tile) -> None:
-        ready = tiled(device, ("image", "conv"), tile, kind, defined, CONV)
-        across, down = groups(tile, rows, columns)
-        with device.lock:
-            ready(
-                device.queue, (across * tile.items, down, w.groups), (tile.items, 1, 1),
-                *arguments,
-            )  # fmt: skip
-
-    what = f"conv {kind} {int(checked)}"
-    ask(tuning_of(device).tile(what, rows, columns, deep, w.groups, ask))
 
 
 def _to_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
@@ -232,37 +232,31 @@ def _to_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) 
     if winograd.fits(window, out.dtype):
         winograd.to_weight(window, grad, one, out)
         return
-    w = window
     device, kind = out.memory.device, out.dtype
-    rows, columns, deep = w.each_out, w.reach, w.n * w.p * w.q
-    parts, each = parts_of(device, rows, columns, deep, w.groups)
+    ready, parts = _weight(device, window, kind)
     whole = out
     if parts > 1:
         whole = made(device.index, (parts, out.numel()), (out.numel(), 1), kind)
-    defined = (("CHECKED", int(w.is_padded)),)
-    arguments = (
-        rows, columns, deep,
-        grad.memory.buffer, grad.storage_offset(), w.k * w.p * w.q, w.p * w.q,
-        w.each_out * w.p * w.q, w.q, 1,
-        one.memory.buffer, one.storage_offset(), w.c * w.h * w.w, w.each_in * w.h * w.w,
-        w.h, w.w, w.w, 1,
-        w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w,
-        _table_out(device.index, w), parts, each, whole.memory.buffer,
-    )  # fmt: skip
-
-    def ask(tile: Tile) -> None:
-        ready = tiled(device, ("image", "conv_weight"), tile, kind, defined, CONV_WEIGHT)
-        across, down = groups(tile, rows, columns)
-        with device.lock:
-            ready(
-                device.queue, (across * tile.items, down, w.groups * parts), (tile.items, 1, 1),
-                *arguments,
-            )  # fmt: skip
-
-    what = f"conv weight {kind} {int(w.is_padded)}"
-    ask(tuning_of(device).tile(what, rows, columns, deep, w.groups * parts, ask))
+    ready.ask((grad, one, whole))
     if parts > 1:
         reduce("0", "A + X", "A", whole, [0], out)
+
+
+@lru_cache(maxsize=1 << 12)
+def _weight(device: Device, w: Window, kind: torch.dtype) -> tuple[Product, int]:
+    rows, columns, deep = w.each_out, w.reach, w.n * w.p * w.q
+    parts, each = parts_of(device, rows, columns, deep, w.groups)
+    ready = Product(
+        device, ("image", "conv_weight"), kind, (("CHECKED", int(w.is_padded)),), CONV_WEIGHT,
+        (rows, columns, deep, w.groups * parts),
+        [
+            rows, columns, deep, At(0), w.k * w.p * w.q, w.p * w.q, w.each_out * w.p * w.q,
+            w.q, 1, At(1), w.c * w.h * w.w, w.each_in * w.h * w.w, w.h, w.w, w.w, 1,
+            w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w,
+            _table_out(device.index, w), parts, each, At(2, whole=True),
+        ],
+    )  # fmt: skip
+    return ready, parts
 
 
 @lru_cache(maxsize=1 << 10)

@@ -13,18 +13,17 @@ import numpy as np
 import torch
 
 from cputrain.opencl.fallback import is_chosen
+from cputrain.opencl.product import At, Product
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.tiles import groups, parts_of, tiled
-from cputrain.opencl.tuning import tuning_of
+from cputrain.opencl.tiles import parts_of
 from cputrain.opencl.types import SCALARS, are_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.opencl.device import Device
-    from cputrain.opencl.tiles import Tile
 
 aten = torch.ops.aten
 
@@ -99,29 +98,28 @@ class _Plan:
         other: tuple[int, ...], step: tuple[int, ...], third: tuple[int, ...] | None,
         is_scaled: bool,
     ) -> None:  # fmt: skip
-        self._device, self._kind = device, kind
+        self._index, self._kind = device.index, kind
         batch = size[0] if len(size) == 3 else 1
         rows, columns, deep = size[-2], other[-1], size[-1]
         self._parts, each = parts_of(device, rows, columns, deep, batch)
         if third is not None or is_scaled or batch * self._parts > MOST:
             self._parts, each = 1, max(1, deep)
-        self._numbers = rows, columns, deep
-        self._each = each
-        self._steps = [
-            (one[-2], one[-1], one[0] if len(one) == 3 else 0)
-            for one in (stride, step, third or stride)
-        ]
-        self._batch = batch * self._parts
         a_by_k, b_by_k = stride[-1] == 1, step[-2] == 1 and step[-1] != 1
         far = max(_reach(size, stride), _reach(other, step)) > LARGEST
-        self._defined = (
+        defined = (
             ("A_BY_K", int(a_by_k)), ("B_BY_K", int(b_by_k)),
             ("B_STRIDE", "1" if step[-1] == 1 else "b_n"), ("HAS_D", int(third is not None)),
-            ("DIVIDED", int(self._parts > 1)),
-            ("I", "long" if far else "int"),
+            ("DIVIDED", int(self._parts > 1)), ("I", "long" if far else "int"),
         )  # fmt: skip
-        self._what = f"matrix {kind} {int(a_by_k)}{int(b_by_k)}"
-        self._tile: Tile | None = None
+        pattern: list[Any] = [rows, columns, deep]
+        for number, one in enumerate((stride, step, third or stride)):
+            pattern += (At(number), one[-2], one[-1], one[0] if len(one) == 3 else 0)
+        pattern.append(At(3))
+        self._last = self._parts, each
+        self._product = Product(
+            device, ("matrix",), kind, defined, TYPES[kind],
+            (rows, columns, deep, batch * self._parts), pattern,
+        )  # fmt: skip
 
     def ask(
         self, one: OclTensor, two: OclTensor, out: OclTensor, third: OclTensor | None,
@@ -130,34 +128,12 @@ class _Plan:
         """Write the product."""
         whole, parts = out, self._parts
         if parts > 1:
-            whole = made(self._device.index, (parts, out.numel()), (out.numel(), 1), self._kind)
+            whole = made(self._index, (parts, out.numel()), (out.numel(), 1), self._kind)
         scalar = SCALARS[self._kind]
-        arguments: list[Any] = [*self._numbers]
-        for held, steps in zip(  # (something must be given in the place of the third)
-            (one, two, one if third is None else third), self._steps, strict=True
-        ):
-            arguments += (held.memory.buffer, held.storage_offset(), *steps)
-        arguments += (
-            whole.memory.buffer, whole.storage_offset(), scalar(alpha), scalar(beta), parts,
-            self._each,
-        )  # fmt: skip
-        if self._tile is None:
-            self._tile = tuning_of(self._device).tile(
-                self._what, *self._numbers, self._batch, lambda tile: self._ask(tile, arguments)
-            )
-        self._ask(self._tile, arguments)
+        held = one if third is None else third  # (something must be given)
+        self._product.ask((one, two, held, whole), (scalar(alpha), scalar(beta), *self._last))
         if parts > 1:
             reduce("0", "A + X", "A", whole, [0], out)
-
-    def _ask(self, tile: Tile, arguments: list[Any]) -> None:
-        device = self._device
-        ready = tiled(device, ("matrix",), tile, self._kind, self._defined, TYPES[self._kind])
-        across, down = groups(tile, self._numbers[0], self._numbers[1])
-        with device.lock:
-            ready(
-                device.queue, (across * tile.items, down, self._batch), (tile.items, 1, 1),
-                *arguments,
-            )  # fmt: skip
 
 
 _plan_of = lru_cache(maxsize=1 << 12)(_Plan)
