@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 PAGE = 4096
 """What memory that host and device share is aligned to."""
 
+KEPT = 8
+"""The part of the memory of the host, at the most, that is kept for tensors to come: others on the
+machine want it, too."""
+
 LEAST = 512
 """Bytes of the smallest block."""
 
@@ -85,7 +89,8 @@ class Device:
         return Memory(self, size, buffer, host)
 
     def _new(self, size: int) -> tuple[Any, Any]:
-        if self._reserved + size > self.memory:
+        kept = self._reserved - self._allocated
+        if self._reserved + size > self.memory or (self.shares and kept > self.memory // KEPT):
             self.empty_cache()
         try:
             if self._reserved + size > self.memory:

@@ -215,3 +215,15 @@ def test_what_is_kept_of_programs_may_be_broken(broken, by, tmp_path):
     for file in (tmp_path / "cache").rglob(broken):
         file.write_text(by)
     assert run() == "18.0\n"
+
+
+def test_little_of_the_hosts_memory_is_kept(monkeypatch):
+    (device, *_), many = devices(), 1 << 20
+    if not device.shares:
+        pytest.skip("needs an OpenCL device that has the host's memory")
+    torch.ocl.empty_cache()
+    monkeypatch.setattr(device, "memory", torch.ocl.memory_stats()["reserved"] + 80 * many)
+    for size in range(1, 33):  # each is of another size, and gone at once
+        torch.empty(size * many, dtype=torch.uint8, device="ocl")
+        stats = torch.ocl.memory_stats()
+        assert stats["reserved"] - stats["allocated"] <= 80 * many // 8 + size * many
