@@ -72,6 +72,7 @@ class Device:
         """Whether its memory is the host's."""
         self.version = f"{found.platform.name} {found.driver_version}"
         self.memory = int(found.global_mem_size)
+        self.local = int(found.local_mem_size)
         self.units = int(found.max_compute_units)
         self.has_double = "cl_khr_fp64" in found.extensions.split()
         self._free: dict[int, list[tuple[Any, Any]]] = {}
@@ -96,7 +97,7 @@ class Device:
             if self._reserved + size > self.memory:
                 raise MemoryError
             found = self._shared(size) if self.shares else (self._own(size), None)
-        except (cl().MemoryError, MemoryError) as error:
+        except (cl().Error, MemoryError) as error:  # (a block may be larger than a driver has)
             if self._free:
                 self.empty_cache()
                 return self._new(size)

@@ -161,6 +161,10 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
+UNMARKED = {torch.ops.aten.native_batch_norm.default: (3, 4)}
+"""Arguments that are written to, though torch's schema does not say so: running statistics."""
+
+
 class _Written(Record):
     """Tensors that an operator writes to."""
 
@@ -180,6 +184,9 @@ def _written(func: Any, args: Any, kwargs: Any) -> _Written:
         if argument.alias_info is not None and argument.alias_info.is_write:
             each = value if isinstance(value, (list, tuple)) else [value]
             found[argument.kwarg_only].extend(one for one in each if isinstance(one, OclTensor))
+    for number in UNMARKED.get(func, ()):
+        if isinstance(args[number], OclTensor):
+            found[0].append(args[number])
     return _Written(in_place=found[0], outputs=found[1])
 
 

@@ -59,7 +59,10 @@ class Product:
         if self._chosen is None:
             what = f"{' '.join(self._heads)} {self._kind} {self._defined}"
             tile = tuning_of(self._device).tile(
-                what, *self._size, lambda tile: self._ask(self._with(tile), arguments)
+                what,
+                *self._size,
+                self._kind.itemsize,
+                lambda tile: self._ask(self._with(tile), arguments),
             )
             self._chosen = self._with(tile)
         self._ask(self._chosen, arguments)

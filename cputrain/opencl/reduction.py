@@ -36,13 +36,15 @@ ENOUGH = 1 << 14
 
 
 def reduce(
-    start: str, step: str, end: str, tensor: OclTensor, dims: Sequence[int], out: OclTensor
-) -> None:
+    start: str, step: str, end: str, tensor: OclTensor, dims: Sequence[int], out: OclTensor,
+    together: str | None = None,
+) -> None:  # fmt: skip
     """Make one of all elements in these dimensions, for each place in the others.
 
     `step` gives A, what there is so far, from A and the next element X; it begins with `start`, and
-    `end` makes of A and the COUNT what is written. `out` is contiguous, and has the other
-    dimensions in their order.
+    `end` makes of A and the COUNT what is written. Where A has something else of X, its square say,
+    `together` says how A and X are put together that are both of parts. `out` is contiguous, and
+    has the other dimensions in their order.
     """
     kept = [dim for dim in range(tensor.dim()) if dim not in dims]
     size, stride = tensor.size(), tensor.stride()
@@ -63,8 +65,8 @@ def reduce(
     _ask(device, kernel, outputs * chunks, chunks, count, count, first, tensor, tail)
     if chunks > 1:
         again, tail = _prepared(
-            device, start, step, end, NAMES[computes], NAMES[out.dtype], NAMES[computes],
-            ((outputs,), (chunks,)), ((chunks,), (1,)),
+            device, start, together or step, end, NAMES[computes], NAMES[out.dtype],
+            NAMES[computes], ((outputs,), (chunks,)), ((chunks,), (1,)),
         )  # fmt: skip
         _ask(device, again, outputs, 1, chunks, count, out, first, tail)
 

@@ -48,7 +48,8 @@ def broadcast(sizes: Sequence[Sequence[int]]) -> list[int] | None:
 def is_another_part(out: OclTensor, one: OclTensor) -> bool:
     """Whether it is in the same memory, and not the same elements in the same places."""
     return one.memory is out.memory and (
-        one.storage_offset() != out.storage_offset()
+        one.dtype is not out.dtype
+        or one.storage_offset() != out.storage_offset()
         or one.stride() != out.stride()
         or one.size() != out.size()
     )

@@ -83,9 +83,15 @@ def parts_of(device: Device, rows: int, columns: int, deep: int, batch: int) -> 
 
 
 @lru_cache(maxsize=1 << 14)
-def candidates(device: Device, rows: int, columns: int, batch: int) -> list[Tile]:
-    """Those that may be fastest, the most likely first."""
-    return sorted(TILES, key=lambda tile: _cost(device, tile, rows, columns, batch))
+def candidates(device: Device, rows: int, columns: int, batch: int, each: int) -> list[Tile]:
+    """Those that may be fastest, the most likely first; an element has so many bytes."""
+    fitting = [tile for tile in TILES if _local(tile, each) <= device.local]
+    return sorted(fitting, key=lambda tile: _cost(device, tile, rows, columns, batch))
+
+
+def _local(tile: Tile, each: int) -> int:
+    """Bytes that a group shares, as in tiles.cl; and a table of windows, as in conv_weight.cl."""
+    return 2 * tile.deep * (tile.rows + tile.columns + 8) * each + tile.columns * 16
 
 
 def _cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:

@@ -52,7 +52,25 @@ def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
                 return False
         elif types != {kind} or [(one.size(), one.stride()) for one in each] != forms:
             return False
+    if any(one.numel() > LARGEST for one in first):
+        return False
+    places = {(id(one.memory), one.storage_offset()) for one in first if one.numel()}
+    if len(places) < sum(one.numel() > 0 for one in first):
+        return False  # one is there twice: in an order of its own
     return all(_is_dense(*form) for form in forms)
+
+
+def _packs(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Places of tensors for each kernel: no more elements than an int counts."""
+    found: list[list[int]] = []
+    total = 0
+    for at, size in sizes:
+        if not found or len(found[-1]) == PACK or total + size > LARGEST:
+            found.append([])
+            total = 0
+        found[-1].append(at)
+        total += size
+    return found
 
 
 _is_dense = lru_cache(maxsize=1 << 12)(is_dense)
@@ -74,15 +92,12 @@ def each_of(
     last = [number(one) for one in scalars.values()]
     singles = tuple((name, NAMES[lists[name][0].dtype]) for name in single)
     places = [at for at, one in enumerate(first) if one.numel()]
-    for begin in range(0, len(places), PACK):
-        pack = places[begin : begin + PACK]
+    for pack in _packs([(at, first[at].numel()) for at in places]):
         ready = _ready(
             device, body, kind, len(pack), tuple(lists), singles, tuple(scalars), tuple(own)
         )
         ends = np.cumsum([first[at].numel() for at in pack], dtype=np.int64)
         total = int(ends[-1])
-        if total > LARGEST:  # (each of them is far smaller)
-            raise RuntimeError(f"{total} elements in {len(pack)} tensors are too many for a kernel")
         arguments: list[Any] = [int(end) for end in ends]
         for each in lists.values():
             for at in pack:

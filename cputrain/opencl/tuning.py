@@ -45,26 +45,27 @@ class Tuning:
         self._fast: dict[tuple[object, ...], Tile] = {}
 
     def tile(
-        self, what: str, rows: int, columns: int, deep: int, batch: int,
+        self, what: str, rows: int, columns: int, deep: int, batch: int, each: int,
         ask: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
-        """The fastest for such a product. `ask` has it computed with a tile, to measure that."""
+        """The fastest for such a product, of elements with so many bytes. `ask` has it computed
+        with a tile, to measure that."""
         key = (what, rows, columns, deep, batch)
         found = self._fast.get(key)
         if found is None:
-            found = self._fast[key] = self._found(*key, ask)
+            found = self._fast[key] = self._found(*key, each, ask)
         return found
 
     def _found(
-        self, what: str, rows: int, columns: int, deep: int, batch: int,
+        self, what: str, rows: int, columns: int, deep: int, batch: int, each: int,
         ask: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
-        likely = candidates(self._device, rows, columns, batch)
+        likely = candidates(self._device, rows, columns, batch, each)
         if self._device.is_cpu or os.environ.get(VARIABLE) == "0":
             return likely[0]
         name = f"{what} {rows} {columns} {deep} {batch}"
-        number = self._known.get(name)
-        if number is None or not 0 <= number < len(self._tiles):
+        number = self._known.get(name, -1)
+        if number not in {self._tiles.index(one) for one in likely}:
             number = self._tiles.index(self._fastest(likely[:TRIED], ask))
             with self._lock:
                 self._known[name] = number

@@ -87,6 +87,8 @@ def window_of(
     if len(weight) != 4 or len(size) != 4:
         return None
     steps, pads, gaps = (_both(value) for value in (step, pad, gap))
+    if min(*steps, *gaps, groups) < 1:
+        return None
     if more is None:
         (n, c, h, w), (k, each, r, s) = size, weight
         p, q = (
@@ -105,7 +107,15 @@ def window_of(
             )
         )
         c = each * groups
-        fits = every == k and h > 0 and w > 0
+        fits = (
+            every == k
+            and h > 0
+            and w > 0
+            and all(
+                add < max(by, apart)
+                for add, by, apart in zip(_both(more), steps, gaps, strict=True)
+            )
+        )
     if not fits or k % groups or min(pads) < 0:
         return None
     return Window(

@@ -227,3 +227,33 @@ def test_little_of_the_hosts_memory_is_kept(monkeypatch):
         torch.empty(size * many, dtype=torch.uint8, device="ocl")
         stats = torch.ocl.memory_stats()
         assert stats["reserved"] - stats["allocated"] <= 80 * many // 8 + size * many
+
+
+def test_types_that_no_kernel_knows_are_put_together():
+    one = torch.arange(3.0).half().to("ocl")
+    assert torch.cat([one, one]).tolist() == [0, 1, 2] * 2
+    assert torch.stack([one.bfloat16()] * 2).tolist() == [[0, 1, 2]] * 2
+
+
+def test_running_statistics_are_kept_whoever_computes_them():
+    x = torch.randn(4, 3, 5, 5) + 5
+    twins = [torch.nn.BatchNorm2d(3).bfloat16().to(where) for where in ("cpu", "ocl")]
+    for one in twins:
+        one(x.bfloat16().to(one.weight.device))
+    torch.testing.assert_close(twins[1].running_mean.cpu(), twins[0].running_mean)
+    torch.testing.assert_close(twins[1].running_var.cpu(), twins[0].running_var)
+
+
+def test_what_torch_refuses_is_refused():
+    x = torch.ones(2, 3, 3, device="ocl")
+    image, window = torch.ones(1, 1, 4, 4, device="ocl"), torch.ones(1, 1, 2, 2, device="ocl")
+    for wrong in (
+        lambda: torch.mm(x, x), lambda: torch.bmm(x[0], x[0]),
+        lambda: torch.nn.functional.conv2d(image, window, stride=0),
+        lambda: torch.nn.functional.conv2d(image, window, dilation=0),
+        lambda: torch.nn.functional.conv_transpose2d(image, window, output_padding=1),
+        lambda: torch.nn.functional.silu(x.long()),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError):
+            wrong()
+    assert (1 / torch.tensor([-0.0]).to("ocl").abs()).item() == float("inf")

@@ -313,3 +313,55 @@ def test_a_perceptron_trains_without_the_cpu():
         curves.append(losses)
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
     assert curves[0][-1] < curves[0][0]
+
+
+@pytest.mark.parametrize("order", [1, 2, float("inf")])
+def test_lengths_of_many_elements(order):
+    """Of so many that parts of them are put together."""
+    x = torch.randn(3, 5000)
+    there = x.to("ocl")
+    for dim in (None, 0, 1):
+        torch.testing.assert_close(
+            torch.linalg.vector_norm(there, order, dim).cpu(),
+            torch.linalg.vector_norm(x, order, dim),
+        )
+    parameters = [nn.Parameter(torch.zeros(700).to(where)) for where in ("cpu", "ocl")]
+    for one in parameters:
+        one.grad = torch.ones(700).to(one.device)
+    found = [nn.utils.clip_grad_norm_([one], 1.0).item() for one in parameters]
+    assert found[1] == pytest.approx(found[0])
+    torch.testing.assert_close(parameters[1].grad.cpu(), parameters[0].grad)
+
+
+def test_a_single_element_far_away_costs_no_digits():
+    x = torch.randn(64, 2, 40, 40)
+    x[0, :, 0, 0] = 3000
+    exact = functional.batch_norm(x.double(), None, None, training=True)
+    found = functional.batch_norm(x.to("ocl"), None, None, training=True).cpu()
+    assert ((found - exact) / exact).abs().median() < 1e-6
+
+
+def test_a_bias_may_lie_anywhere():
+    x, weight = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
+    for bias in (torch.arange(8.0)[::2], torch.ones(1).expand(4)):
+        torch.testing.assert_close(
+            functional.conv2d(x.to("ocl"), weight.to("ocl"), bias.to("ocl")[:]).cpu(),
+            functional.conv2d(x, weight, bias), rtol=1e-4, atol=1e-4,
+        )  # fmt: skip
+    sliced = torch.arange(8.0).to("ocl")[::2]
+    found = functional.conv2d(x.to("ocl"), weight.to("ocl"), sliced).cpu()
+    expected = functional.conv2d(x, weight, torch.arange(8.0)[::2])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_results_lie_as_torchs_do():
+    x = torch.randn(2, 3, 4, 5, device="ocl")
+    for one in (x.softmax(1), x.log_softmax(0), *x.max(0), *x.min(2, keepdim=True), x.argmax(1)):
+        assert one.is_contiguous()
+
+
+def test_tensors_that_are_in_a_list_twice_have_both_in_turn(monkeypatch):
+    monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "needed")
+    one, more = torch.zeros(9, device="ocl"), torch.ones(9, device="ocl")
+    torch._foreach_add_([one, one], [more, more * 2])
+    assert one.cpu().tolist() == [3.0] * 9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from importlib.util import find_spec
+import sys
 
 import pytest
 import torch
@@ -12,8 +12,10 @@ from torch.nn import functional
 import cputrain.opencl  # noqa: F401
 from cputrain.bench.networks.cases import NETWORKS
 from cputrain.bench.networks.definitions import network
+from tests.torchvision_folder import FOLDER, is_there
 
-if find_spec("torchvision") is None:
+sys.path.append(str(FOLDER))
+if not is_there():
     pytest.skip("needs torchvision's definitions", allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("forbidden")

@@ -1,6 +1,7 @@
 // Batch normalisation. An element of channel c is at (image * C + c) * inner + place. Sums of a
 // channel are made by groups of items, each of a part of its elements, and put together in one order.
-// What is added up is how far elements are from the channel's first, so that little is lost.
+// Of an image they are a mean and how far its elements are from that, squared, as they come: however
+// far from nothing they are, and whatever a single one is, nothing is lost.
 
 #define EACH_ELEMENT \
   for (long i = (long)part * ITEMS + item; i < count; i += (long)parts * ITEMS)
@@ -15,42 +16,61 @@
     barrier(CLK_LOCAL_MEM_FENCE); \
   } }
 
+// what is known of many elements, and of others, together
+#define JOIN(many, mean, apart, others, their, theirs) { \
+  const T all = (many) + (others); \
+  if (all > 0) { \
+    const T between = (their) - (mean), share = (others) / all; \
+    mean += between * share; \
+    apart += (theirs) + between * between * (many) * share; \
+    many = all; \
+  } }
+
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void parts_of(const int C, const int inner, const long count, const int parts,
               __global const T* in, const long in_at, __global T* out)
 {
-  SHARED
+  __local T counts[ITEMS], means[ITEMS], aparts[ITEMS];
   const int item = get_local_id(0), part = get_group_id(0), c = get_group_id(1);
   in += in_at;
-  const T level = in[(long)c * inner];
-  T sum = 0, squares = 0;
-  EACH_ELEMENT { const T x = in[PLACE(i)] - level; sum += x; squares += x * x; }
-  ADD_UP(sum, squares)
-  if (item == 0) { out[(c * parts + part) * 2] = one[0]; out[(c * parts + part) * 2 + 1] = two[0]; }
+  T many = 0, mean = 0, apart = 0;
+  EACH_ELEMENT {
+    const T x = in[PLACE(i)], before = x - mean;
+    many += 1;
+    mean += before / many;
+    apart += before * (x - mean);
+  }
+  counts[item] = many; means[item] = mean; aparts[item] = apart;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int half_ = ITEMS / 2; half_ > 0; half_ /= 2) {
+    if (item < half_) {
+      JOIN(many, mean, apart, counts[item + half_], means[item + half_], aparts[item + half_])
+      counts[item] = many; means[item] = mean; aparts[item] = apart;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  if (item == 0) {
+    out += (c * parts + part) * 3;
+    out[0] = many; out[1] = mean; out[2] = apart;
+  }
 }
 
 // mean and inverse deviation of each channel; and what the running ones are from now on
-__kernel void whole(const int C, const int inner, const long count, const int parts,
-                    __global const T* in, const long in_at, __global const T* sums,
+__kernel void whole(const int C, const long count, const int parts, __global const T* sums,
                     const T eps, const T momentum, __global T* mean, __global T* inverse,
                     __global T* running_mean, const long mean_at,
                     __global T* running_var, const long var_at)
 {
   const int c = get_global_id(0);
   if (c >= C) return;
-  T sum = 0, squares = 0;
-  for (int part = 0; part < parts; part++) {
-    sum += sums[(c * parts + part) * 2];
-    squares += sums[(c * parts + part) * 2 + 1];
-  }
-  const T apart = sum / count, middle = in[in_at + (long)c * inner] + apart;
-  const T variance = max((T)0, squares / count - apart * apart);
+  T many = 0, middle = 0, apart = 0;
+  for (int part = 0; part < parts; part++, sums += 3)
+    JOIN(many, middle, apart, sums[c * parts * 3], sums[c * parts * 3 + 1], sums[c * parts * 3 + 2])
   mean[c] = middle;
-  inverse[c] = 1 / sqrt(variance + eps);
+  inverse[c] = 1 / sqrt(apart / count + eps);
   if (HAS_RUNNING) {
     running_mean[mean_at + c] += momentum * (middle - running_mean[mean_at + c]);
-    running_var[var_at + c] +=
-        momentum * (variance * count / (count - 1) - running_var[var_at + c]);
+    running_var[var_at + c] += momentum * (apart / (count - 1) - running_var[var_at + c]);
   }
 }
 

@@ -63,8 +63,8 @@ def batch_norm(
         held = (running_mean, running_var) if has_running else kept
         _ask(
             "whole", one, channels,
-            [channels, inner, count, parts, one.memory.buffer, one.storage_offset(),
-             sums.memory.buffer, SCALARS[kind](eps), SCALARS[kind](momentum),
+            [channels, count, parts, sums.memory.buffer, SCALARS[kind](eps),
+             SCALARS[kind](momentum),
              *[each.memory.buffer for each in kept], *_places(*held)],
             HAS_RUNNING=has_running,
         )  # fmt: skip
@@ -152,7 +152,7 @@ def _parts(one: OclTensor, channels: int) -> tuple[int, int, OclTensor]:
 def _divided(device: Device, elements: int, channels: int) -> tuple[Any, ...]:
     count = elements // channels
     parts = max(1, min(WAVES * device.units // channels, count // (LEAST * GROUP), GROUP))
-    return count, parts, (channels, parts, 2), (parts * 2, 2, 1)
+    return count, parts, (channels, parts, 3), (parts * 3, 3, 1)
 
 
 def _places(*tensors: OclTensor | None) -> list[Any]:
@@ -189,7 +189,7 @@ def _ready(
     form = (small, small, number)
     types = {
         "parts_of": (*form, small, *tensor, None),
-        "whole": (*form, small, *tensor, None, scalar, scalar, None, None, *tensor * 2),
+        "whole": (small, number, small, None, scalar, scalar, None, None, *tensor * 2),
         "normalised": (*form, *tensor * 3, scalar, *tensor * 2, None),
         "parts_of_gradient": (*form, small, *tensor * 3, None),
         "whole_gradient": (small, small, None, *tensor, scalar, None, None),

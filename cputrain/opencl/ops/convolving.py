@@ -68,7 +68,7 @@ def convolution(
         tuple(output_padding) if transposed else None,
     )  # fmt: skip
     if window is None or (
-        bias is not None and bias.size(0) != (window.c if transposed else window.k)
+        bias is not None and tuple(bias.size()) != (window.c if transposed else window.k,)
     ):
         return NotImplemented  # something is wrong, as torch will say
     size = window.input_size if transposed else window.output_size
@@ -77,7 +77,8 @@ def convolution(
     out = made(input.memory.device.index, size, contiguous(size), input.dtype)
     if out.numel():
         one, other = dense(input), dense(weight)
-        (_to_input if transposed else _to_output)(window, one, other, bias, out)
+        more = None if bias is None else dense(bias)
+        (_to_input if transposed else _to_output)(window, one, other, more, out)
     return out
 
 

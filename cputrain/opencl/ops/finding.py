@@ -82,7 +82,7 @@ def _farthest(self: OclTensor, dim: int, keepdim: bool, *, is_least: bool) -> An
             device.queue, (values.numel() * ITEMS,), (ITEMS,), one.size(-1),
             one.memory.buffer, one.storage_offset(), values.memory.buffer, places.memory.buffer,
         )  # fmt: skip
-    both = [each.transpose(dim, -1) for each in (values, places)]
+    both = [dense(each.transpose(dim, -1)) for each in (values, places)]
     return tuple(each if keepdim else each.squeeze(dim) for each in both)
 
 

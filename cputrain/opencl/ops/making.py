@@ -226,7 +226,9 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """One behind the other."""
     parts = [one for one in tensors if one.dim() != 1 or one.numel()]
     first = parts[0] if parts else None
-    if first is None or not all(
+    if first is None or not isinstance(first, OclTensor):
+        return NotImplemented
+    if not are_known(first.memory.device, first.dtype) or not all(
         isinstance(one, OclTensor)
         and one.dtype is first.dtype
         and one.memory.device is first.memory.device

@@ -34,18 +34,32 @@ LARGEST = (1 << 31) - 1
 """Elements that an int counts."""
 
 
-@kernel(aten.mm.default, aten.bmm.default)
+@kernel(aten.mm.default)
 def product(self: OclTensor, mat2: OclTensor) -> Any:
-    """Of two matrices, or of each pair in two batches."""
-    return _asked(None, self, mat2, 0.0, 1.0)
+    """Of two matrices."""
+    return NotImplemented if self.dim() != 2 else _asked(None, self, mat2, 0.0, 1.0)
 
 
-@kernel(aten.addmm.default, aten.baddbmm.default)
+@kernel(aten.bmm.default)
+def products(self: OclTensor, mat2: OclTensor) -> Any:
+    """Of each pair in two batches."""
+    return NotImplemented if self.dim() != 3 else _asked(None, self, mat2, 0.0, 1.0)
+
+
+@kernel(aten.addmm.default)
 def added(
+    self: OclTensor, mat1: OclTensor, mat2: OclTensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """Of two, and something else."""
+    return NotImplemented if mat1.dim() != 2 else _asked(self, mat1, mat2, beta, alpha)
+
+
+@kernel(aten.baddbmm.default)
+def all_added(
     self: OclTensor, batch1: OclTensor, batch2: OclTensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    """The same, and something else."""
-    return _asked(self, batch1, batch2, beta, alpha)
+    """Of each pair, and something else."""
+    return NotImplemented if batch1.dim() != 3 else _asked(self, batch1, batch2, beta, alpha)
 
 
 def _asked(

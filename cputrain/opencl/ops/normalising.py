@@ -80,7 +80,7 @@ def _softmax(self: OclTensor, dim: int, *, is_log: bool) -> Any:
         "softmax", one, one.numel() // size,
         [size, *_places(one), out.memory.buffer], IS_LOG=is_log,
     )  # fmt: skip
-    return out.transpose(dim, -1)
+    return dense(out.transpose(dim, -1))
 
 
 def _of_softmax(
@@ -95,7 +95,7 @@ def _of_softmax(
         "of_softmax", given, given.numel() // size,
         [size, *_places(one, given), out.memory.buffer], IS_LOG=is_log,
     )  # fmt: skip
-    return out.transpose(dim, -1)
+    return dense(out.transpose(dim, -1))
 
 
 @kernel(aten.native_layer_norm.default)

@@ -25,7 +25,7 @@ LISTED = {
     "clamp_min": SAME["maximum"], "clamp_max": SAME["minimum"], "neg": SAME["neg"],
     "abs": SAME["abs"], "sqrt": FLOATING["sqrt"], "rsqrt": FLOATING["rsqrt"],
     "reciprocal": FLOATING["reciprocal"], "exp": FLOATING["exp"], "addcmul": SAME["addcmul"],
-    "addcdiv": FLOATING["addcdiv"], "lerp": FLOATING["lerp.Scalar"],
+    "addcdiv": OF_FLOATS["addcdiv"], "lerp": OF_FLOATS["lerp.Scalar"],
     "pow": OF_FLOATS["pow.Tensor_Scalar"], "zero": "0", "sigmoid": FLOATING["sigmoid"],
     "tanh": FLOATING["tanh"],
 }  # fmt: skip

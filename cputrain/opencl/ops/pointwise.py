@@ -32,7 +32,7 @@ SAME = {
     "minimum": "SELF < OTHER || SELF != SELF ? SELF : OTHER",
     "addcmul": "SELF + VALUE * TENSOR1 * TENSOR2",
     "neg": "-SELF",
-    "abs": "SELF < 0 ? -SELF : SELF",
+    "abs": "SELF <= 0 ? 0 - SELF : SELF",
     "relu": "SELF < 0 ? 0 : SELF",
     "where.self": "CONDITION != 0 ? SELF : OTHER",
     "masked_fill.Scalar": "MASK != 0 ? VALUE : SELF",
@@ -42,7 +42,6 @@ SAME = {
 
 FLOATING = {
     "div.Tensor": "SELF / OTHER",
-    "addcdiv": "SELF + VALUE * TENSOR1 / TENSOR2",
     "exp": "exp(SELF)",
     "log": "log(SELF)",
     "sqrt": "sqrt(SELF)",
@@ -52,6 +51,17 @@ FLOATING = {
     "reciprocal": "1 / SELF",
     "sigmoid": "1 / (1 + exp(-SELF))",
     "tanh": "tanh(SELF)",
+    "erf": "erf(SELF)",
+    "expm1": "expm1(SELF)",
+    "log1p": "log1p(SELF)",
+    "log2": "log2(SELF)",
+    "tan": "tan(SELF)",
+    "atan": "atan(SELF)",
+}
+"""Computed in a floating type. T is its name."""
+
+OF_FLOATS = {
+    "addcdiv": "SELF + VALUE * TENSOR1 / TENSOR2",
     "silu": "SELF / (1 + exp(-SELF))",
     "hardswish": "SELF <= -3 ? 0 : SELF >= 3 ? SELF : SELF * (SELF + 3) / 6",
     "hardsigmoid": "SELF <= -3 ? 0 : SELF >= 3 ? 1 : (SELF + 3) / 6",
@@ -72,18 +82,8 @@ FLOATING = {
     "softplus": "SELF * BETA > THRESHOLD ? SELF : log1p(exp(SELF * BETA)) / BETA",
     "softplus_backward": "SELF * BETA > THRESHOLD ? GRAD_OUTPUT"
     " : GRAD_OUTPUT / (1 + exp(-SELF * BETA))",
-    "erf": "erf(SELF)",
-    "expm1": "expm1(SELF)",
-    "log1p": "log1p(SELF)",
-    "log2": "log2(SELF)",
-    "tan": "tan(SELF)",
-    "atan": "atan(SELF)",
     "lerp.Scalar": "fabs(WEIGHT) < (T)0.5 ? SELF + WEIGHT * (END - SELF)"
     " : END - (END - SELF) * (1 - WEIGHT)",
-}
-"""Computed in a floating type. T is its name."""
-
-OF_FLOATS = {
     "pow.Tensor_Scalar": "EXPONENT == 2 ? SELF * SELF : pow(SELF, EXPONENT)",
     "_prelu_kernel": "SELF > 0 ? SELF : WEIGHT * SELF",
     "floor": "floor(SELF)",

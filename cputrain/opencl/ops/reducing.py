@@ -30,7 +30,7 @@ def _dims(self: OclTensor, dim: Any) -> list[int] | None:
 
 
 def _reduced(
-    how: tuple[str, str, str],
+    how: tuple[str, ...],
     self: OclTensor,
     dim: Any,
     keepdim: bool,
@@ -44,7 +44,7 @@ def _reduced(
     out = made(index, kept, contiguous(kept), kind)
     if self.dtype is not kind and self.dtype is torch.bool:
         self = copy_(made(index, self.size(), contiguous(self.size()), kind), self)
-    reduce(*how, self, dims, out)
+    reduce(how[0], how[1], how[2], self, dims, out, *how[3:])
     if not keepdim:
         return out
     size = [1 if place in dims else n for place, n in enumerate(self.size())]
@@ -61,6 +61,8 @@ def sum_(
 ) -> Any:
     """Of integers, an int64."""
     kind = dtype or (self.dtype if self.dtype.is_floating_point else torch.int64)
+    if kind is torch.bool:
+        return NotImplemented
     return _reduced(SUM, self, dim, keepdim, kind)
 
 
@@ -128,7 +130,7 @@ def _of_truth(start: str, step: str, self: OclTensor, dim: Any, keepdim: bool) -
 
 NORMS = {
     1: ("0", "A + fabs(X)", "A"),
-    2: ("0", "A + X * X", "sqrt(A)"),
+    2: ("0", "A + X * X", "sqrt(A)", "A + X"),
     float("inf"): ("0", "A != A ? A : fabs(X) > A || X != X ? fabs(X) : A", "A"),
 }
 
