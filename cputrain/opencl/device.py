@@ -72,6 +72,7 @@ class Device:
         """Whether its memory is the host's."""
         self.version = f"{found.platform.name} {found.driver_version}"
         self.memory = int(found.global_mem_size)
+        self.largest_group = int(found.max_work_group_size)
         self.local = int(found.local_mem_size)
         self.units = int(found.max_compute_units)
         self.has_double = "cl_khr_fp64" in found.extensions.split()

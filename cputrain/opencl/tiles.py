@@ -54,6 +54,9 @@ TILES = {
 }
 """With how fast they are where there is enough to do, against one another."""
 
+MOST = (1 << 16) - 1
+"""Groups in the second and in the third direction, on some devices."""
+
 DEEP = 16
 """What is added up by one group of items is a multiple of this, whatever its tile."""
 
@@ -85,7 +88,13 @@ def parts_of(device: Device, rows: int, columns: int, deep: int, batch: int) -> 
 @lru_cache(maxsize=1 << 14)
 def candidates(device: Device, rows: int, columns: int, batch: int, each: int) -> list[Tile]:
     """Those that may be fastest, the most likely first; an element has so many bytes."""
-    fitting = [tile for tile in TILES if _local(tile, each) <= device.local]
+    fitting = [
+        tile
+        for tile in TILES
+        if _local(tile, each) <= device.local
+        and tile.items <= device.largest_group
+        and groups(tile, rows, columns)[1] <= MOST
+    ]
     return sorted(fitting, key=lambda tile: _cost(device, tile, rows, columns, batch))
 
 

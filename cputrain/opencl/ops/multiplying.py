@@ -18,7 +18,7 @@ from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.tiles import parts_of
+from cputrain.opencl.tiles import MOST, candidates, parts_of
 from cputrain.opencl.types import SCALARS, are_known
 
 TYPE_CHECKING = False
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
-
-MOST = (1 << 16) - 1
-"""Groups in the third direction, on some devices."""
 
 LARGEST = (1 << 31) - 1
 """Elements that an int counts."""
@@ -79,6 +76,7 @@ def _asked(
         or one.size(-1) != two.size(-2)
         or max(*one.size()[-2:], *two.size()[-2:]) > LARGEST
         or (one.dim() == 3 and (one.size(0) != two.size(0) or one.size(0) > MOST))
+        or not candidates(device, one.size(-2), two.size(-1), 1, one.dtype.itemsize)
     ):
         return NotImplemented  # where something is wrong, torch will say so
     size = [*one.size()[:-1], two.size(-1)]
