@@ -33,6 +33,11 @@ GROUP = 256
 """Elements that are computed side by side."""
 
 
+def in_groups(count: int) -> tuple[tuple[int], tuple[int]]:
+    """How many items are asked for where an element has one, and how many are a group."""
+    return (-(-count // GROUP) * GROUP,), (GROUP,)
+
+
 def run(
     expression: str,
     out: OclTensor,
@@ -61,7 +66,7 @@ def run(
         arguments += (one.memory.buffer, one.storage_offset())
     arguments += [SCALARS[kind](value) for _, kind, value in scalars]
     with device.lock:  # arguments stay with the kernel until it is asked for
-        kernel(device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count, *arguments, *tail)
+        kernel(device.queue, *in_groups(count), count, *arguments, *tail)
 
 
 class Plan:
@@ -87,7 +92,7 @@ class Plan:
             tuple([(name, computes) for name, _, _ in scalars]),
             computes,
         )
-        self._items = (-(-self._count // GROUP) * GROUP,)
+        self._items = in_groups(self._count)
         self._form = tuple(found.size()), tuple(found.stride()), found.dtype
         self._index = found.memory.device.index
         self._in_place = in_place
@@ -117,7 +122,7 @@ class Plan:
         if self._count:
             device = out.memory.device
             with device.lock:
-                self._kernel(device.queue, self._items, (GROUP,), *arguments, *self._tail)
+                self._kernel(device.queue, *self._items, *arguments, *self._tail)
         return out
 
 

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP, folded
+from cputrain.opencl.elementwise import folded, in_groups
 from cputrain.opencl.program import kernel_of
 from cputrain.opencl.tensor import made
 from cputrain.opencl.types import NAMES
@@ -81,7 +81,7 @@ def _ask(
 ) -> None:  # fmt: skip
     with device.lock:
         kernel(
-            device.queue, (-(-items // GROUP) * GROUP,), (GROUP,), items, chunks, count, whole,
+            device.queue, *in_groups(items), items, chunks, count, whole,
             out.memory.buffer, out.storage_offset(), tensor.memory.buffer, tensor.storage_offset(),
             *tail,
         )  # fmt: skip

@@ -160,6 +160,15 @@ def dense(one: Any) -> OclTensor:
     return found
 
 
+def places_of(*tensors: OclTensor | None) -> list[Any]:
+    """For each, what a kernel is told of it: its memory, and where in that it begins."""
+    found: list[Any] = []
+    for one in tensors:
+        assert one is not None
+        found += (one.memory.buffer, one.storage_offset())
+    return found
+
+
 @lru_cache(maxsize=1 << 14)
 def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> int:
     """Bytes."""

@@ -7,11 +7,11 @@ from functools import cache, lru_cache
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.elementwise import in_groups
 from cputrain.opencl.program import kernel_of
 from cputrain.opencl.shapes import is_dense
 from cputrain.opencl.tensor import OclTensor
-from cputrain.opencl.types import NAMES, SCALARS, are_known
+from cputrain.opencl.types import LARGEST, NAMES, SCALARS, are_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 PACK = 8
 """Tensors of a list that one kernel is given."""
-
-LARGEST = (1 << 31) - 1
-"""Elements that an int counts."""
 
 
 def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
@@ -105,7 +102,7 @@ def each_of(
         for values in own.values():
             arguments += [number(values[at]) for at in pack]
         with device.lock:
-            ready(device.queue, (-(-total // GROUP) * GROUP,), (GROUP,), *arguments, *last)
+            ready(device.queue, *in_groups(total), *arguments, *last)
 
 
 @lru_cache(maxsize=1 << 10)

@@ -25,6 +25,9 @@ NAMES: dict[torch.dtype, str] = {
 }
 """Those that kernels know."""
 
+LARGEST = (1 << 31) - 1
+"""Elements that an int of a kernel counts."""
+
 SCALARS: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,

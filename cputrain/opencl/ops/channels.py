@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.elementwise import GROUP, in_groups
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made
+from cputrain.opencl.tensor import OclTensor, dense, made, places_of
 from cputrain.opencl.types import NAMES, SCALARS, are_known
 
 TYPE_CHECKING = False
@@ -65,14 +65,15 @@ def batch_norm(
             "whole", one, channels,
             [channels, count, parts, sums.memory.buffer, SCALARS[kind](eps),
              SCALARS[kind](momentum),
-             *[each.memory.buffer for each in kept], *_places(*held)],
+             *[each.memory.buffer for each in kept], *places_of(*held)],
             HAS_RUNNING=has_running,
         )  # fmt: skip
     out = made(device.index, input.size(), contiguous(input.size()), kind)
     _ask(
         "normalised", one, out.numel(),
-        [channels, inner, out.numel(), *_places(one, first, second), SCALARS[kind](eps),
-         *_places(*(one if each is None else each for each in (weight, bias))), out.memory.buffer],
+        [channels, inner, out.numel(), *places_of(one, first, second), SCALARS[kind](eps),
+         *places_of(*(one if each is None else each for each in (weight, bias))),
+         out.memory.buffer],
         IS_KEPT=training, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
     )  # fmt: skip
     return out, *kept
@@ -101,13 +102,13 @@ def batch_norm_backward(
     count, parts, sums = _parts(one, channels)
     _ask_groups(
         "parts_of_gradient", one, parts, channels,
-        [channels, inner, count, parts, *_places(grad, one, first), sums.memory.buffer],
+        [channels, inner, count, parts, *places_of(grad, one, first), sums.memory.buffer],
     )  # fmt: skip
     of_weight, of_bias = (made(device.index, (channels,), (1,), kind) for _ in range(2))
     number = SCALARS[kind](eps)
     _ask(
         "whole_gradient", one, channels,
-        [channels, parts, sums.memory.buffer, *_places(second), number,
+        [channels, parts, sums.memory.buffer, *places_of(second), number,
          of_weight.memory.buffer, of_bias.memory.buffer],
         IS_KEPT=train,
     )  # fmt: skip
@@ -116,8 +117,8 @@ def batch_norm_backward(
         of_input = made(device.index, input.size(), contiguous(input.size()), kind)
         _ask(
             "of_input", one, of_input.numel(),
-            [channels, inner, of_input.numel(), count, *_places(grad, one, first, second), number,
-             *_places(one if weight is None else weight), of_weight.memory.buffer,
+            [channels, inner, of_input.numel(), count, *places_of(grad, one, first, second), number,
+             *places_of(one if weight is None else weight), of_weight.memory.buffer,
              of_bias.memory.buffer, of_input.memory.buffer],
             IS_KEPT=train, HAS_WEIGHT=weight is not None, IS_TRAINED=train,
         )  # fmt: skip
@@ -155,14 +156,6 @@ def _divided(device: Device, elements: int, channels: int) -> tuple[Any, ...]:
     return count, parts, (channels, parts, 3), (parts * 3, 3, 1)
 
 
-def _places(*tensors: OclTensor | None) -> list[Any]:
-    found: list[Any] = []
-    for one in tensors:
-        assert one is not None
-        found += (one.memory.buffer, one.storage_offset())
-    return found
-
-
 def _ask_groups(name: str, one: OclTensor, parts: int, channels: int, arguments: list[Any]) -> None:
     device = one.memory.device
     ready = _ready(device, name, one.dtype, ())
@@ -174,7 +167,7 @@ def _ask(name: str, one: OclTensor, items: int, arguments: list[Any], **defined:
     device = one.memory.device
     ready = _ready(device, name, one.dtype, tuple(defined.items()))
     with device.lock:
-        ready(device.queue, (-(-items // GROUP) * GROUP,), (GROUP,), *arguments)
+        ready(device.queue, *in_groups(items), *arguments)
 
 
 FLAGS = ("HAS_RUNNING", "HAS_WEIGHT", "HAS_BIAS", "IS_KEPT", "IS_TRAINED")

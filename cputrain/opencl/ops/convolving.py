@@ -27,7 +27,7 @@ from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.tiles import parts_of
-from cputrain.opencl.types import are_known
+from cputrain.opencl.types import LARGEST, are_known
 from cputrain.opencl.window import Window, window_of
 
 TYPE_CHECKING = False
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
-
-LARGEST = (1 << 31) - 1
-"""Elements that an int counts."""
 
 
 @kernel(aten.convolution.default)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.elementwise import in_groups
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.tensor import OclTensor, made
@@ -50,7 +50,7 @@ def _places(
     count = out.numel()
     with device.lock:
         ready(
-            device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count, *_form(window),
+            device.queue, *in_groups(count), count, *_form(window),
             one.memory.buffer, one.storage_offset(), weight.memory.buffer, weight.storage_offset(),
             held.memory.buffer, held.storage_offset(), out.memory.buffer, out.storage_offset(),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.elementwise import in_groups
 from cputrain.opencl.generator import generator_of
 from cputrain.opencl.ops.making import like
 from cputrain.opencl.program import kernel_of, text_of
@@ -141,7 +141,7 @@ def _ask(
     seed, first = generator_of(device.index).take(count)
     ready = _ready(device, name, computes, written)
     with device.lock:
-        ready(device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count, seed, first, *arguments)
+        ready(device.queue, *in_groups(count), count, seed, first, *arguments)
 
 
 @lru_cache

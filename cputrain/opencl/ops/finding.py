@@ -12,7 +12,7 @@ from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.types import NAMES, are_known
+from cputrain.opencl.types import LARGEST, NAMES, are_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ aten = torch.ops.aten
 
 ITEMS = 64
 """That have a row together."""
-
-LARGEST = (1 << 31) - 1
-"""Elements that an int counts."""
 
 
 @kernel(aten.max.dim)

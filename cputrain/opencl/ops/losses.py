@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.elementwise import GROUP, in_groups
 from cputrain.opencl.ops.pointwise import computed, promoted
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
@@ -47,7 +47,7 @@ def nll_loss(
         items, last = GROUP, [total.memory.buffer]
     with device.lock:
         ready(
-            device.queue, (-(-items // GROUP) * GROUP,), (GROUP,), *given,
+            device.queue, *in_groups(items), *given,
             one.memory.buffer, one.storage_offset(), out.memory.buffer, *last,
         )  # fmt: skip
     return out, total
@@ -69,7 +69,7 @@ def nll_loss_backward(
     items = self.numel()
     with device.lock:
         ready(
-            device.queue, (-(-items // GROUP) * GROUP,), (GROUP,), *given,
+            device.queue, *in_groups(items), *given,
             grad.memory.buffer, grad.storage_offset(), int(reduction == EACH),
             total_weight.memory.buffer, total_weight.storage_offset(), out.memory.buffer,
         )  # fmt: skip

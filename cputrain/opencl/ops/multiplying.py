@@ -19,16 +19,13 @@ from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
 from cputrain.opencl.tiles import MOST, candidates, parts_of
-from cputrain.opencl.types import SCALARS, are_known
+from cputrain.opencl.types import LARGEST, SCALARS, are_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
-
-LARGEST = (1 << 31) - 1
-"""Elements that an int counts."""
 
 
 @kernel(aten.mm.default)

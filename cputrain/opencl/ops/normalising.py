@@ -13,7 +13,7 @@ from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made
+from cputrain.opencl.tensor import OclTensor, dense, made, places_of
 from cputrain.opencl.types import NAMES, SCALARS, are_known
 
 TYPE_CHECKING = False
@@ -78,7 +78,7 @@ def _softmax(self: OclTensor, dim: int, *, is_log: bool) -> Any:
     size = one.size(-1)
     _ask(
         "softmax", one, one.numel() // size,
-        [size, *_places(one), out.memory.buffer], IS_LOG=is_log,
+        [size, *places_of(one), out.memory.buffer], IS_LOG=is_log,
     )  # fmt: skip
     return dense(out.transpose(dim, -1))
 
@@ -93,7 +93,7 @@ def _of_softmax(
     size = given.size(-1)
     _ask(
         "of_softmax", given, given.numel() // size,
-        [size, *_places(one, given), out.memory.buffer], IS_LOG=is_log,
+        [size, *places_of(one, given), out.memory.buffer], IS_LOG=is_log,
     )  # fmt: skip
     return dense(out.transpose(dim, -1))
 
@@ -119,7 +119,7 @@ def layer_norm(
     held = [one if each is None else dense(each) for each in (weight, bias)]
     _ask(
         "normalised", one, one.numel() // size,
-        [size, *_places(one, *held), SCALARS[input.dtype](eps), out.memory.buffer,
+        [size, *places_of(one, *held), SCALARS[input.dtype](eps), out.memory.buffer,
          mean.memory.buffer, inverse.memory.buffer],
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def layer_norm_backward(
         held = one if weight is None else dense(weight)
         _ask(
             "of_normalised", one, rows,
-            [size, *_places(grad, one, middle, by, held), of_input.memory.buffer],
+            [size, *places_of(grad, one, middle, by, held), of_input.memory.buffer],
             HAS_WEIGHT=weight is not None,
         )  # fmt: skip
     if (output_mask[1] and weight is not None) or (output_mask[2] and bias is not None):
@@ -160,7 +160,7 @@ def layer_norm_backward(
         with device.lock:
             ready(
                 device.queue, (-(-size // ITEMS) * ITEMS, parts), (ITEMS, 1), rows, size, parts,
-                *_places(grad, one, middle, by), *[each.memory.buffer for each in both],
+                *places_of(grad, one, middle, by), *[each.memory.buffer for each in both],
             )  # fmt: skip
         whole = [made(device.index, normalized_shape, contiguous(normalized_shape), kind)
                  for _ in both]  # fmt: skip
@@ -180,10 +180,6 @@ def _are_ours(*tensors: OclTensor | None) -> bool:
         and first.numel() > 0
         and all(one is None or one.dtype is first.dtype for one in tensors)
     )
-
-
-def _places(*tensors: OclTensor) -> list[Any]:
-    return [each for one in tensors for each in (one.memory.buffer, one.storage_offset())]
 
 
 def _ask(name: str, one: OclTensor, rows: int, arguments: list[Any], **defined: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.elementwise import in_groups
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
@@ -61,7 +61,7 @@ def _picked(self: OclTensor, dim: int, index: OclTensor, size: list[int]) -> Ocl
         ready = _ready(device, "picked", self.dtype, index.dtype)
         with device.lock:
             ready(
-                device.queue, *_items(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
+                device.queue, *in_groups(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
                 index.numel(), self.size(dim), one.memory.buffer, one.storage_offset(),
                 numbers.memory.buffer, numbers.storage_offset(), out.memory.buffer,
             )  # fmt: skip
@@ -90,7 +90,7 @@ def embedding_backward(
     ready = _ready(device, "added", grad.dtype, indices.dtype)
     with device.lock:
         ready(
-            device.queue, *_items(many * inner), many, inner, num_weights, padding_idx,
+            device.queue, *in_groups(many * inner), many, inner, num_weights, padding_idx,
             keys.memory.buffer, grad.memory.buffer, grad.storage_offset(), out.memory.buffer,
         )  # fmt: skip
     return out
@@ -106,7 +106,7 @@ def _sorted(numbers: OclTensor) -> OclTensor:
     exchange = _ready(device, "exchanged", torch.float32, torch.int64)
     with device.lock:
         make(
-            device.queue, *_items(every), many, every, numbers.memory.buffer,
+            device.queue, *in_groups(every), many, every, numbers.memory.buffer,
             numbers.storage_offset(), keys.memory.buffer,
         )  # fmt: skip
     run = 2
@@ -114,7 +114,7 @@ def _sorted(numbers: OclTensor) -> OclTensor:
         apart = run // 2
         while apart:
             with device.lock:
-                exchange(device.queue, *_items(every), every, run, apart, keys.memory.buffer)
+                exchange(device.queue, *in_groups(every), every, run, apart, keys.memory.buffer)
             apart //= 2
         run *= 2
     return keys
@@ -129,10 +129,6 @@ def _are_ours(one: OclTensor, index: Any) -> bool:
         and index.numel() < 1 << 32
         and are_known(one.memory.device, one.dtype)
     )
-
-
-def _items(count: int) -> tuple[tuple[int], tuple[int]]:
-    return (-(-count // GROUP) * GROUP,), (GROUP,)
 
 
 @lru_cache

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP
+from cputrain.opencl.elementwise import in_groups
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.types import NAMES, are_known
+from cputrain.opencl.types import LARGEST, NAMES, are_known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
-
-LARGEST = (1 << 31) - 1
-"""Elements that an int counts."""
 
 
 @kernel(aten.max_pool2d_with_indices.default)
@@ -205,7 +202,7 @@ def _ask(
     count = out.numel()
     ready = _ready(device, name, kind, is_adaptive)
     with device.lock:
-        ready(device.queue, (-(-count // GROUP) * GROUP,), (GROUP,), count, *arguments)
+        ready(device.queue, *in_groups(count), count, *arguments)
 
 
 @lru_cache

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP
-from cputrain.opencl.ops.multiplying import LARGEST, multiply
+from cputrain.opencl.elementwise import in_groups
+from cputrain.opencl.ops.multiplying import multiply
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.types import NAMES
+from cputrain.opencl.types import LARGEST, NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def to_weight(w: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> Non
     ready = _ready(device, "to_window", kind)
     with device.lock:
         ready(
-            device.queue, *_items(w.k * w.c), w.k, w.c, whole.memory.buffer,
+            device.queue, *in_groups(w.k * w.c), w.k, w.c, whole.memory.buffer,
             out.memory.buffer, out.storage_offset(),
         )  # fmt: skip
 
@@ -127,7 +127,7 @@ def _of_window(weight: OclTensor, *, turned: bool) -> OclTensor:
     ready = _ready(device, "of_window", weight.dtype, TURNED=turned)
     with device.lock:
         ready(
-            device.queue, *_items(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
+            device.queue, *in_groups(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
             out.memory.buffer,
         )  # fmt: skip
     return out
@@ -144,7 +144,7 @@ def _of_image(
     ready = _ready(device, "of_image", one.dtype)
     with device.lock:
         ready(
-            device.queue, *_items(form[0]), *form, h, v, *pad,
+            device.queue, *in_groups(form[0]), *form, h, v, *pad,
             one.memory.buffer, one.storage_offset() + first * planes * h * v, out.memory.buffer,
         )  # fmt: skip
     return out
@@ -157,7 +157,7 @@ def _of_gradient(w: Window, grad: OclTensor, first: int, count: int) -> OclTenso
     ready = _ready(device, "of_gradient", grad.dtype)
     with device.lock:
         ready(
-            device.queue, *_items(form[0]), *form, grad.memory.buffer,
+            device.queue, *in_groups(form[0]), *form, grad.memory.buffer,
             grad.storage_offset() + first * w.k * w.p * w.q, out.memory.buffer,
         )  # fmt: skip
     return out
@@ -176,7 +176,7 @@ def _to_output(
     held = out if bias is None else bias  # (something must be given)
     with device.lock:
         ready(
-            device.queue, *_items(form[0]), *form, found.memory.buffer,
+            device.queue, *in_groups(form[0]), *form, found.memory.buffer,
             held.memory.buffer, held.storage_offset(),
             out.memory.buffer, out.storage_offset() + first * planes * p * q,
         )  # fmt: skip
@@ -187,10 +187,6 @@ def _form(written: tuple[int, int], planes: int, images: int) -> tuple[int, ...]
     p, q = written
     tiles = images * _tiles(p, q)
     return planes * tiles, planes, p, q, -(-p // 4), -(-q // 4), tiles
-
-
-def _items(count: int) -> tuple[tuple[int], tuple[int]]:
-    return (-(-count // GROUP) * GROUP,), (GROUP,)
 
 
 @lru_cache
