@@ -414,14 +414,14 @@ def test_an_iterator_may_use_the_pool(pool: Pool) -> None:
 
 
 def test_next_waits_no_longer_than_asked(pool: Pool) -> None:
-    results = pool.imap(f.nap, [0.5, 0])
+    results = pool.imap(f.nap, [2, 0])
     begin = time.monotonic()
     with pytest.raises(multiprocessing.TimeoutError):
         results.next(timeout=0.1)
     with pytest.raises(multiprocessing.TimeoutError):
         results.next(0)
-    assert time.monotonic() - begin < 0.45
-    assert list(results) == [0.5, 0]
+    assert time.monotonic() - begin < 1.8
+    assert list(results) == [2, 0]
     with pytest.raises(StopIteration):
         results.next(timeout=1)
 
