@@ -10,6 +10,7 @@ import numpy as np
 
 from cputrain.errors import CputrainError
 from cputrain.machine.opencl import cl, found_devices, shares_memory
+from cputrain.opencl.recorded import NOW, cannot_be_repeated
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -78,17 +79,35 @@ class Device:
         self.has_double = "cl_khr_fp64" in found.extensions.split()
         self._free: dict[int, list[tuple[Any, Any]]] = {}
         self._allocated = self._reserved = self._peak = 0
-        self._process = os.getpid  # (at the end of a process, modules go before memory)
-        self._owner = os.getpid()
+        self._is_ours = True
+        os.register_at_fork(after_in_child=self._leave)
 
     def allocate(self, size: int) -> Memory:
         """A block of so many bytes, that are `rounded`."""
         kept = self._free.get(size)
         buffer, host = kept.pop() if kept else self._new(size)
+        if NOW.recorder is not None:
+            NOW.recorder.allocated(self, size, buffer)
         self._allocated += size
         if self._allocated > self._peak:
             self._peak = self._allocated
         return Memory(self, size, buffer, host)
+
+    def ask(self, kernel: Any, items: Any, group: Any, *arguments: Any) -> None:
+        """Have a kernel run by so many items, of which so many are a group."""
+        if NOW.recorder is not None:
+            NOW.recorder.launched(self, kernel, items, group, arguments)
+        with self.lock:  # arguments stay with the kernel until it is asked for
+            kernel(self.queue, items, group, *arguments)
+
+    def constant(self, host: Any) -> Any:
+        """Memory that has these values, and no others ever."""
+        flags = cl().mem_flags
+        return _constant()(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
+
+    def may_change(self, one: Any) -> bool:
+        """Whether it is memory, and not a constant."""
+        return type(one) is cl().Buffer
 
     def _new(self, size: int) -> tuple[Any, Any]:
         kept = self._reserved - self._allocated
@@ -121,7 +140,7 @@ class Device:
 
     def give_back(self, memory: Memory) -> None:
         """It is free: for what is asked of the queue from now on."""
-        if self._process() != self._owner:
+        if not self._is_ours:
             return
         size = memory.size
         self._allocated -= size
@@ -129,6 +148,9 @@ class Device:
         if kept is None:
             kept = self._free[size] = []
         kept.append((memory.buffer, memory.host))
+
+    def _leave(self) -> None:
+        self._is_ours = False
 
     def empty_cache(self) -> None:
         """Nothing is kept for the next tensor."""
@@ -138,6 +160,7 @@ class Device:
 
     def finish(self) -> None:
         """Wait for all that was asked of it."""
+        cannot_be_repeated()
         try:
             self.queue.finish()
         except cl().Error as error:
@@ -146,6 +169,11 @@ class Device:
     def stats(self) -> Stats:
         """What is in use."""
         return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
+
+
+@cache
+def _constant() -> Any:
+    return type("Constant", (cl().Buffer,), {})
 
 
 def in_clear(error: Exception) -> Exception:

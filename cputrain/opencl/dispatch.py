@@ -10,19 +10,21 @@ from cputrain.opencl.device import in_clear
 from cputrain.opencl.errors import stand_in
 from cputrain.opencl.fallback import on_cpu
 from cputrain.opencl.pending import in_backward, keep
+from cputrain.opencl.repeated import run_as_known
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor, dispatched_by
-from cputrain.opencl.views import is_view, viewed
+from cputrain.opencl.views import IN_PLACE, is_view, reform, viewed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
-def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
+def dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG001
     """What the operator gives."""
+    kwargs = kwargs or {}
     try:
-        return _done(func, args, kwargs)
+        return run_as_known(_done, func, args, kwargs)
     except Exception as error:
         if not in_backward():
             if (clear := in_clear(error)) is not error:
@@ -42,6 +44,8 @@ def _done(func: Any, args: Any, kwargs: Any) -> Any:
         return func.decompose(*args, **kwargs)
     if is_view(func) and isinstance(args[0], OclTensor):
         return viewed(func, args, kwargs)
+    if func in IN_PLACE:
+        return reform(func, args, kwargs)
     with torch._C._DisableTorchDispatch():
         return on_cpu(func, args, kwargs)
 

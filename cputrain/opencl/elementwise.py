@@ -13,9 +13,7 @@ import numpy as np
 import torch
 
 from cputrain.opencl.program import kernel_of
-from cputrain.opencl.shapes import is_another_part
-from cputrain.opencl.tensor import made
-from cputrain.opencl.types import NAMES, SCALARS, holds
+from cputrain.opencl.types import NAMES, SCALARS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,65 +63,7 @@ def run(
     for _, one in tensors:
         arguments += (one.memory.buffer, one.storage_offset())
     arguments += [SCALARS[kind](value) for _, kind, value in scalars]
-    with device.lock:  # arguments stay with the kernel until it is asked for
-        kernel(device.queue, *in_groups(count), count, *arguments, *tail)
-
-
-class Plan:
-    """What a call comes to, for others with arguments of the same forms and types."""
-
-    def __init__(
-        self,
-        expression: str,
-        found: OclTensor,
-        tensors: Sequence[tuple[str, int | str, OclTensor]],
-        scalars: Sequence[tuple[str, int | str | None, Any]],
-        computes: torch.dtype,
-        *,
-        in_place: bool,
-    ) -> None:
-        """Of what was `found` by a call. Names go with where an argument is in a call: at a place
-        among the first, by a name, or nowhere, where it is left out."""
-        self._kernel, self._count, self._tail = _prepared(
-            found.memory.device,
-            expression,
-            (found.dtype, found.size(), found.stride()),
-            tuple([(name, one.dtype, one.size(), one.stride()) for name, _, one in tensors]),
-            tuple([(name, computes) for name, _, _ in scalars]),
-            computes,
-        )
-        self._items = in_groups(self._count)
-        self._form = tuple(found.size()), tuple(found.stride()), found.dtype
-        self._index = found.memory.device.index
-        self._in_place = in_place
-        self._tensors: list[Any] = [place for _, place, _ in tensors]
-        self._number = SCALARS[computes]
-        self._scalars: list[tuple[Any, Any]] = [
-            (place, self._number(one) if place is None else None) for _, place, one in scalars
-        ]
-        self._computes = computes
-
-    def ask(self, args: Any, kwargs: Any) -> Any:
-        """What this call gives; NotImplemented where it is not like the other after all."""
-        out = args[0] if self._in_place else made(self._index, *self._form)
-        arguments: list[object] = [self._count, out.memory.buffer, out.storage_offset()]
-        for place in self._tensors:
-            one = args[place] if isinstance(place, int) else kwargs[place]
-            if one.memory is out.memory and is_another_part(out, one):
-                return NotImplemented
-            arguments += (one.memory.buffer, one.storage_offset())
-        for place, number in self._scalars:
-            if number is None:
-                value = args[place] if isinstance(place, int) else kwargs[place]
-                if not holds(self._computes, value):
-                    return NotImplemented
-                number = self._number(value)
-            arguments.append(number)
-        if self._count:
-            device = out.memory.device
-            with device.lock:
-                self._kernel(device.queue, *self._items, *arguments, *self._tail)
-        return out
+    device.ask(kernel, *in_groups(count), count, *arguments, *tail)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -9,6 +9,7 @@ import time
 import torch
 from torch.utils import _pytree as tree
 
+from cputrain.opencl.recorded import cannot_be_repeated
 from cputrain.opencl.shapes import contiguous, is_dense
 from cputrain.opencl.tensor import (
     OclTensor,
@@ -22,6 +23,7 @@ from cputrain.opencl.tensor import (
     resized,
     write,
 )
+from cputrain.opencl.unmarked import UNMARKED
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -119,6 +121,7 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError(
             f"{func} has no OpenCL kernel, and {VARIABLE}=error forbids the CPU"
         )
+    cannot_be_repeated()
     begin = time.perf_counter()
     tensors = [one for one in tree.tree_leaves((args, kwargs)) if isinstance(one, OclTensor)]
     index = next((one.memory.device.index for one in tensors), index_of(kwargs.get("device")))
@@ -159,10 +162,6 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
         found = tree.tree_map_only(torch.Tensor, lambda one: _back(one, known, index), found)
     _count(func, time.perf_counter() - begin, moved)
     return found
-
-
-UNMARKED = {torch.ops.aten.native_batch_norm.default: (3, 4)}
-"""Arguments that are written to, though torch's schema does not say so: running statistics."""
 
 
 class _Written(Record):

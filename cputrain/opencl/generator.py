@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from cputrain.opencl.recorded import NOW
+
 STATE = 16
 """Bytes: the seed, and how many numbers were drawn."""
 
@@ -57,9 +59,16 @@ class Generator:
     def take(self, count: int) -> tuple[int, int]:
         """The seed, and the first of so many numbers."""
         with self._lock:
-            self._seed = self.initial_seed()
+            seed = self._seed = self.initial_seed()
             first, self._drawn = self._drawn, self._drawn + count
-        return self._seed, first
+        if NOW.recorder is not None:
+            seed, first = _Drawn(seed), _Drawn(first)
+            NOW.recorder.drew(self, count, seed, first)
+        return seed, first
+
+
+class _Drawn(int):
+    """A number that is an object of its own, by which it is known wherever it is used."""
 
 
 @cache

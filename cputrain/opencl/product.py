@@ -78,8 +78,7 @@ class Product:
         self, chosen: tuple[Any, tuple[int, ...], tuple[int, ...]], arguments: list[Any]
     ) -> None:
         ready, items, group = chosen
-        with self._device.lock:
-            ready(self._device.queue, items, group, *arguments)
+        self._device.ask(ready, items, group, *arguments)
 
 
 def _flat(pattern: Sequence[Any]) -> list[Any]:

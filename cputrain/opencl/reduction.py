@@ -79,12 +79,11 @@ def _ask(
     device: Device, kernel: Any, items: int, chunks: int, count: int, whole: int, out: OclTensor,
     tensor: OclTensor, tail: list[int],
 ) -> None:  # fmt: skip
-    with device.lock:
-        kernel(
-            device.queue, *in_groups(items), items, chunks, count, whole,
-            out.memory.buffer, out.storage_offset(), tensor.memory.buffer, tensor.storage_offset(),
-            *tail,
-        )  # fmt: skip
+    device.ask(
+        kernel, *in_groups(items), items, chunks, count, whole,
+        out.memory.buffer, out.storage_offset(), tensor.memory.buffer, tensor.storage_offset(),
+        *tail,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1 << 12)

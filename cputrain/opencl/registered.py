@@ -37,7 +37,7 @@ def register() -> None:
 
     from cputrain.opencl import dispatch, files, module, ops  # noqa: F401  (kernels are found now)
 
-    _setup_privateuseone_for_python_backend(NAME, backend_module=module.made)
+    _setup_privateuseone_for_python_backend(NAME, backend_module=module.made, device_guard=_guard())
     library: Any = torch.library.Library
     aten = library("aten", "IMPL")
     aten.impl("empty.memory_format", _empty, "PrivateUse1")
@@ -60,6 +60,18 @@ def register() -> None:
         known.append(OclTensor)
     kind: Any = torch.nn.Module
     kind._apply = _keeping_parameters(kind._apply)
+
+
+def _guard() -> Any:
+    """What torch asks a few times for each operator: so it looks nothing up."""
+    kind: Any = torch._C._autograd.DeviceType.PrivateUse1
+    of_torch: Any = torch._C._acc.DeviceGuard
+
+    class Guard(of_torch):  # type: ignore[misc]
+        def type_(self, kind: Any = kind) -> Any:
+            return kind
+
+    return Guard()
 
 
 def _empty(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from copy import deepcopy
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -14,22 +14,54 @@ import torch
 from cputrain.machine.opencl import cl
 from cputrain.opencl.device import Memory, devices, rounded
 from cputrain.opencl.pending import kept
+from cputrain.opencl.recorded import cannot_be_repeated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from cputrain.opencl.device import Device
 
-class _Does:
-    """What is done with operators: dispatch.py says so, which needs tensors itself."""
 
-    dispatch: Callable[[Any, Any, Any], Any]
+class Form:
+    """All that torch knows of a tensor. Tensors that are alike have the same object."""
+
+    __slots__ = ("device", "dtype", "offset", "size", "stride", "tensor")
+
+    def __init__(
+        self,
+        device: Device,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.device, self.dtype, self.offset = device, dtype, offset
+        self.size, self.stride = size, stride
+        make: Any = torch.Tensor._make_wrapper_subclass
+        self.tensor: Callable[[], OclTensor] = partial(
+            make, OclTensor, size, strides=stride, storage_offset=offset, dtype=dtype,
+            device=torch.device(device.name_in_torch),
+        )  # fmt: skip
+        """Makes one that has no memory yet."""
+
+    def within(self, memory: Memory) -> OclTensor:
+        """A tensor of this form."""
+        found = self.tensor()
+        found.memory = memory
+        found.form = self
+        return found
+
+
+form_in = lru_cache(maxsize=1 << 14)(Form)
+"""The one that there is of it."""
 
 
 class OclTensor(torch.Tensor):
     """One, or a view of one: many may be in one memory."""
 
     memory: Memory
+    form: Form
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -42,19 +74,7 @@ class OclTensor(torch.Tensor):
         offset: int,
         dtype: torch.dtype,
     ) -> OclTensor:
-        make: Any = torch.Tensor._make_wrapper_subclass
-        made: OclTensor = make(
-            cls, size, strides=stride, storage_offset=offset, dtype=dtype,
-            device=memory.device.name_in_torch,
-        )  # fmt: skip
-        made.memory = memory
-        return made
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return _Does.dispatch(func, args, kwargs or {})
+        return form_in(memory.device, tuple(size), tuple(stride), offset, dtype).within(memory)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shown = repr(self.detach().cpu())
@@ -69,7 +89,7 @@ class OclTensor(torch.Tensor):
     @data.setter
     def data(self, value: Any) -> None:
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self.memory = value.memory
+        self.memory, self.form = value.memory, value.form
 
     def register_hook(self, hook: Any) -> Any:
         """An error in it is raised when the backward is through: see errors.py."""
@@ -126,13 +146,13 @@ class OclTensor(torch.Tensor):
         return copied  # type: ignore[no-any-return]
 
 
-OWN = frozenset({"memory", "_is_param"})
+OWN = frozenset({"memory", "form", "_is_param"})
 """Attributes that are a tensor's by its making."""
 
 
-def dispatched_by(dispatch: Callable[[Any, Any, Any], Any]) -> None:
-    """This does what operators are asked for."""
-    _Does.dispatch = staticmethod(dispatch)
+def dispatched_by(dispatch: Callable[..., Any]) -> None:
+    """This does what operators are asked for: dispatch.py says how, which needs tensors itself."""
+    OclTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
 
 def index_of(device: Any) -> int:
@@ -186,8 +206,11 @@ def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
 
 def reformed(one: OclTensor, like: torch.Tensor) -> None:
     """Another form in the same memory, in place."""
+    cannot_be_repeated()
+    size, stride, offset = form_of(like)
     with torch._C._DisableTorchDispatch():
-        torch.ops.aten.as_strided_.default.redispatch(_METADATA, one, *form_of(like))
+        torch.ops.aten.as_strided_.default.redispatch(_METADATA, one, size, stride, offset)
+    one.form = form_in(one.memory.device, tuple(size), tuple(stride), offset, one.dtype)
 
 
 def form_of(one: torch.Tensor) -> tuple[list[int], list[int], int]:
@@ -212,6 +235,7 @@ def on_host(one: OclTensor, host: Any = None) -> torch.Tensor:
 
 def read(memory: Memory) -> Any:
     """The bytes: where the host may use them, they themselves."""
+    cannot_be_repeated()
     if memory.host is not None:
         return memory.host
     host = np.empty(memory.size, np.uint8)

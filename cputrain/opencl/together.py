@@ -101,8 +101,7 @@ def each_of(
                 arguments += (each[at].memory.buffer, each[at].storage_offset())
         for values in own.values():
             arguments += [number(values[at]) for at in pack]
-        with device.lock:
-            ready(device.queue, *in_groups(total), *arguments, *last)
+        device.ask(ready, *in_groups(total), *arguments, *last)
 
 
 @lru_cache(maxsize=1 << 10)

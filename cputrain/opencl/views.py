@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 
 import torch
 
-from cputrain.opencl.tensor import OclTensor
+from cputrain.opencl.tensor import OclTensor, reformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,22 @@ LAZY = {
     aten._neg_view.default: aten.neg.default,
 }
 """Views that torch marks, to compute with later: here that is done at once."""
+
+
+IN_PLACE = {
+    aten.t_.default, aten.transpose_.default, aten.squeeze_.default, aten.squeeze_.dim,
+    aten.squeeze_.dims, aten.unsqueeze_.default,
+}  # fmt: skip
+"""Those that give a tensor itself another form."""
+
+
+def reform(func: Any, args: Any, kwargs: Any) -> Any:
+    """What one of those gives."""
+    one: OclTensor = args[0]
+    begin: Any = one.storage_offset()
+    size, stride, *_ = _forms(func, one.size(), one.stride(), begin, one.dtype, args[1:], kwargs)
+    reformed(one, torch.empty(0, device="meta").as_strided(size, stride, begin))
+    return one
 
 
 @cache

@@ -16,19 +16,35 @@ from cputrain.launch.commands.bench import main
 from tests.torchvision_folder import FOLDER, is_there
 
 
-def test_a_network_is_trained_on_each_device():
+def printed(*words):
+    """What a command prints that trains a network."""
     pytest.importorskip("pyopencl", reason="needs an OpenCL device")
     if not is_there():
         pytest.skip("needs torchvision's definitions")
     path = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "cputrain.launch", "bench", "networks", "squeezenet1_0",
-         "--devices=ocl,cpu", "--quick", "--rounds=1", "--json"],
+        [sys.executable, "-P", "-m", *words],
         capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_what_it_takes_to_ask_for_a_call():
+    found = printed(
+        "cputrain.bench.networks.calls", "--device=ocl", "--network=squeezenet1_0", "--side=32"
+    )
+    assert set(found["microseconds"]) == {"add", "relu", "add_"}
+    assert min(found["microseconds"].values()) > 0
+    assert 0 < found["asked"] <= found["step"]
+
+
+def test_a_network_is_trained_on_each_device():
+    found = printed(
+        "cputrain.launch", "bench", "networks", "squeezenet1_0",
+        "--devices=ocl,cpu", "--quick", "--rounds=1", "--json",
+    )  # fmt: skip
     assert (found["devices"], found["side"], found["rounds"]) == (["ocl", "cpu"], 64, 1)
     (result,) = found["results"]
     assert (result["name"], result["batch"]) == ("squeezenet1_0", 2)

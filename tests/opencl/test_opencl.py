@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 FILES = (
-    "tensors", "moved", "fallback", "kernels", "networks", "drawn", "operators", "among_devices"
+    "tensors", "moved", "fallback", "kernels", "networks", "drawn", "operators", "among_devices",
+    "repeated",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation: two kernels for a channel's sums, and one over all elements."""
+"""Batch normalisation: a kernel for a channel's sums, and one over all elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP, in_groups
+from cputrain.opencl.elementwise import GROUP
 from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
@@ -28,6 +28,9 @@ WAVES = 8
 
 LEAST = 4
 """Elements that an item adds up."""
+
+MOST = 32
+"""Groups of a channel: those that need the sums of all put them together, each for itself."""
 
 
 @kernel(aten.native_batch_norm.default)
@@ -50,31 +53,22 @@ def batch_norm(
     device, kind = input.memory.device, input.dtype
     one = dense(input)
     channels, inner = _form(input)
-    first, second = running_mean, running_var
     kept = [made(device.index, (size,), (1,), kind) for size in [channels * training] * 2]
+    parts, sums = _parts(one, channels)
+    form = [channels, inner, input.numel() // channels, parts]
+    number = SCALARS[kind]
     if training:
-        count, parts, sums = _parts(one, channels)
-        _ask_groups(
-            "parts_of", one, parts, channels,
-            [channels, inner, count, parts, one.memory.buffer, one.storage_offset(),
-             sums.memory.buffer],
-        )  # fmt: skip
-        first, second = kept
-        held = (running_mean, running_var) if has_running else kept
-        _ask(
-            "whole", one, channels,
-            [channels, count, parts, sums.memory.buffer, SCALARS[kind](eps),
-             SCALARS[kind](momentum),
-             *[each.memory.buffer for each in kept], *places_of(*held)],
-            HAS_RUNNING=has_running,
-        )  # fmt: skip
+        _ask("parts_of", one, parts, [*form, *places_of(one), sums.memory.buffer])
+    running = (running_mean, running_var) if has_running else kept
     out = made(device.index, input.size(), contiguous(input.size()), kind)
     _ask(
-        "normalised", one, out.numel(),
-        [channels, inner, out.numel(), *places_of(one, first, second), SCALARS[kind](eps),
+        "normalised", one, parts,
+        [*form, *places_of(one), sums.memory.buffer, number(eps), number(momentum),
+         *[each.memory.buffer for each in kept], *places_of(*running),
          *places_of(*(one if each is None else each for each in (weight, bias))),
          out.memory.buffer],
-        IS_KEPT=training, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        IS_TRAINED=training, HAS_RUNNING=has_running, HAS_WEIGHT=weight is not None,
+        HAS_BIAS=bias is not None,
     )  # fmt: skip
     return out, *kept
 
@@ -99,30 +93,24 @@ def batch_norm_backward(
     device, kind = input.memory.device, input.dtype
     one, grad = dense(input), dense(grad_out)
     channels, inner = _form(input)
-    count, parts, sums = _parts(one, channels)
-    _ask_groups(
-        "parts_of_gradient", one, parts, channels,
-        [channels, inner, count, parts, *places_of(grad, one, first), sums.memory.buffer],
+    parts, sums = _parts(one, channels)
+    form = [channels, inner, input.numel() // channels, parts]
+    _ask(
+        "parts_of_gradient", one, parts,
+        [*form, *places_of(grad, one, first), sums.memory.buffer],
     )  # fmt: skip
     of_weight, of_bias = (made(device.index, (channels,), (1,), kind) for _ in range(2))
-    number = SCALARS[kind](eps)
+    size = input.size() if output_mask[0] else (0,)
+    of_input = made(device.index, size, contiguous(size), kind)
     _ask(
-        "whole_gradient", one, channels,
-        [channels, parts, sums.memory.buffer, *places_of(second), number,
-         of_weight.memory.buffer, of_bias.memory.buffer],
-        IS_KEPT=train,
+        "gradients", one, parts if output_mask[0] else 1,
+        [*form, *places_of(grad, one, first, second), SCALARS[kind](eps),
+         *places_of(one if weight is None else weight), sums.memory.buffer,
+         of_weight.memory.buffer, of_bias.memory.buffer, of_input.memory.buffer],
+        IS_TRAINED=train, HAS_WEIGHT=weight is not None, HAS_OUT=output_mask[0],
     )  # fmt: skip
-    of_input = None
-    if output_mask[0]:
-        of_input = made(device.index, input.size(), contiguous(input.size()), kind)
-        _ask(
-            "of_input", one, of_input.numel(),
-            [channels, inner, of_input.numel(), count, *places_of(grad, one, first, second), number,
-             *places_of(one if weight is None else weight), of_weight.memory.buffer,
-             of_bias.memory.buffer, of_input.memory.buffer],
-            IS_KEPT=train, HAS_WEIGHT=weight is not None, IS_TRAINED=train,
-        )  # fmt: skip
-    return of_input, of_weight if output_mask[1] else None, of_bias if output_mask[2] else None
+    found = (of_input, of_weight, of_bias)
+    return tuple(one if wanted else None for one, wanted in zip(found, output_mask, strict=True))
 
 
 def _is_ours(first: OclTensor, *others: OclTensor | None) -> bool:
@@ -142,35 +130,22 @@ def _form(one: OclTensor) -> tuple[int, int]:
     return one.size(1), one.numel() // (one.size(0) * one.size(1))
 
 
-def _parts(one: OclTensor, channels: int) -> tuple[int, int, OclTensor]:
-    """Elements of a channel, and among how many groups they are divided; memory for their sums."""
+def _parts(one: OclTensor, channels: int) -> tuple[int, OclTensor]:
+    """Among how many groups the elements of a channel are divided; memory for their sums."""
     device = one.memory.device
-    count, parts, size, stride = _divided(device, one.numel(), channels)
-    return count, parts, made(device.index, size, stride, one.dtype)
+    count = one.numel() // channels
+    parts = max(1, min(WAVES * device.units // channels, count // (LEAST * GROUP), MOST))
+    return parts, made(device.index, (channels, parts, 3), (parts * 3, 3, 1), one.dtype)
 
 
-@lru_cache(maxsize=1 << 12)
-def _divided(device: Device, elements: int, channels: int) -> tuple[Any, ...]:
-    count = elements // channels
-    parts = max(1, min(WAVES * device.units // channels, count // (LEAST * GROUP), GROUP))
-    return count, parts, (channels, parts, 3), (parts * 3, 3, 1)
-
-
-def _ask_groups(name: str, one: OclTensor, parts: int, channels: int, arguments: list[Any]) -> None:
-    device = one.memory.device
-    ready = _ready(device, name, one.dtype, ())
-    with device.lock:
-        ready(device.queue, (parts * GROUP, channels), (GROUP, 1), *arguments)
-
-
-def _ask(name: str, one: OclTensor, items: int, arguments: list[Any], **defined: bool) -> None:
+def _ask(name: str, one: OclTensor, groups: int, arguments: list[Any], **defined: bool) -> None:
+    """Have a kernel run by so many groups of items for each channel."""
     device = one.memory.device
     ready = _ready(device, name, one.dtype, tuple(defined.items()))
-    with device.lock:
-        ready(device.queue, *in_groups(items), *arguments)
+    device.ask(ready, (groups * GROUP, arguments[0]), (GROUP, 1), *arguments)
 
 
-FLAGS = ("HAS_RUNNING", "HAS_WEIGHT", "HAS_BIAS", "IS_KEPT", "IS_TRAINED")
+FLAGS = ("IS_TRAINED", "HAS_RUNNING", "HAS_WEIGHT", "HAS_BIAS", "HAS_OUT")
 
 
 @lru_cache
@@ -179,14 +154,12 @@ def _ready(
 ) -> Any:
     number, scalar, small = np.int64, SCALARS[kind], np.int32
     tensor = (None, number)
-    form = (small, small, number)
+    form = (small, small, number, small)
     types = {
-        "parts_of": (*form, small, *tensor, None),
-        "whole": (small, number, small, None, scalar, scalar, None, None, *tensor * 2),
-        "normalised": (*form, *tensor * 3, scalar, *tensor * 2, None),
-        "parts_of_gradient": (*form, small, *tensor * 3, None),
-        "whole_gradient": (small, small, None, *tensor, scalar, None, None),
-        "of_input": (*form, number, *tensor * 4, scalar, *tensor, None, None, None),
+        "parts_of": (*form, *tensor, None),
+        "normalised": (*form, *tensor, None, scalar, scalar, None, None, *tensor * 4, None),
+        "parts_of_gradient": (*form, *tensor * 3, None),
+        "gradients": (*form, *tensor * 4, scalar, *tensor, *[None] * 4),
     }[name]
     flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in defined}}
     return kernel_of(

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.machine.opencl import cl
 from cputrain.opencl.device import devices
 from cputrain.opencl.fallback import is_chosen
 from cputrain.opencl.ops import winograd
@@ -281,12 +280,10 @@ def _table_in(index: int, w: Window, a: int, b: int) -> tuple[Any, int]:
 
 
 def _sent(index: int, rows: Sequence[Any]) -> Any:
-    device = devices()[index]
     host = np.stack([one.ravel() for one in rows], 1).astype(np.int32)
     if not host.size:
         host = np.zeros((1, 4), np.int32)
-    flags = cl().mem_flags
-    return cl().Buffer(device.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
+    return devices()[index].constant(host)
 
 
 CONV = (

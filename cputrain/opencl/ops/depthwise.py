@@ -48,12 +48,11 @@ def _places(
     ready = _ready(device, name, window, out.dtype, bias is not None)
     held = weight if bias is None else bias  # (something must be given)
     count = out.numel()
-    with device.lock:
-        ready(
-            device.queue, *in_groups(count), count, *_form(window),
-            one.memory.buffer, one.storage_offset(), weight.memory.buffer, weight.storage_offset(),
-            held.memory.buffer, held.storage_offset(), out.memory.buffer, out.storage_offset(),
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(count), count, *_form(window),
+        one.memory.buffer, one.storage_offset(), weight.memory.buffer, weight.storage_offset(),
+        held.memory.buffer, held.storage_offset(), out.memory.buffer, out.storage_offset(),
+    )  # fmt: skip
 
 
 def depthwise_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
@@ -66,12 +65,11 @@ def depthwise_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTe
     whole = out
     if parts > 1:
         whole = made(device.index, (parts, out.numel()), (out.numel(), 1), out.dtype)
-    with device.lock:
-        ready(
-            device.queue, (parts * ITEMS, w.k), (ITEMS, 1), parts, w.n, *_form(w),
-            grad.memory.buffer, grad.storage_offset(), one.memory.buffer, one.storage_offset(),
-            whole.memory.buffer,
-        )  # fmt: skip
+    device.ask(
+        ready, (parts * ITEMS, w.k), (ITEMS, 1), parts, w.n, *_form(w),
+        grad.memory.buffer, grad.storage_offset(), one.memory.buffer, one.storage_offset(),
+        whole.memory.buffer,
+    )  # fmt: skip
     if parts > 1:
         reduce("0", "A + X", "A", whole, [0], out)
 

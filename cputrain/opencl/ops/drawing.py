@@ -140,8 +140,7 @@ def _ask(
         return
     seed, first = generator_of(device.index).take(count)
     ready = _ready(device, name, computes, written)
-    with device.lock:
-        ready(device.queue, *in_groups(count), count, seed, first, *arguments)
+    device.ask(ready, *in_groups(count), count, seed, first, *arguments)
 
 
 @lru_cache

@@ -74,11 +74,10 @@ def _farthest(self: OclTensor, dim: int, keepdim: bool, *, is_least: bool) -> An
     values = made(device.index, size, contiguous(size), self.dtype)
     places = made(device.index, size, contiguous(size), torch.int64)
     ready = _ready(device, self.dtype, is_least)
-    with device.lock:
-        ready(
-            device.queue, (values.numel() * ITEMS,), (ITEMS,), one.size(-1),
-            one.memory.buffer, one.storage_offset(), values.memory.buffer, places.memory.buffer,
-        )  # fmt: skip
+    device.ask(
+        ready, (values.numel() * ITEMS,), (ITEMS,), one.size(-1),
+        one.memory.buffer, one.storage_offset(), values.memory.buffer, places.memory.buffer,
+    )  # fmt: skip
     both = [dense(each.transpose(dim, -1)) for each in (values, places)]
     return tuple(each if keepdim else each.squeeze(dim) for each in both)
 

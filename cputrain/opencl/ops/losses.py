@@ -45,11 +45,10 @@ def nll_loss(
     else:
         ready = _ready(device, "whole_loss", self.dtype, weight is not None, reduction == MEAN)
         items, last = GROUP, [total.memory.buffer]
-    with device.lock:
-        ready(
-            device.queue, *in_groups(items), *given,
-            one.memory.buffer, one.storage_offset(), out.memory.buffer, *last,
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(items), *given,
+        one.memory.buffer, one.storage_offset(), out.memory.buffer, *last,
+    )  # fmt: skip
     return out, total
 
 
@@ -67,12 +66,11 @@ def nll_loss_backward(
     grad = dense(grad_output)
     ready = _ready(device, "of_loss", self.dtype, weight is not None, reduction == MEAN)
     items = self.numel()
-    with device.lock:
-        ready(
-            device.queue, *in_groups(items), *given,
-            grad.memory.buffer, grad.storage_offset(), int(reduction == EACH),
-            total_weight.memory.buffer, total_weight.storage_offset(), out.memory.buffer,
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(items), *given,
+        grad.memory.buffer, grad.storage_offset(), int(reduction == EACH),
+        total_weight.memory.buffer, total_weight.storage_offset(), out.memory.buffer,
+    )  # fmt: skip
     return out
 
 

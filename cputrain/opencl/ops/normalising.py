@@ -157,11 +157,10 @@ def layer_norm_backward(
         parts = max(1, min(PARTS, rows // 8))
         both = [made(device.index, (parts, size), (size, 1), kind) for _ in range(2)]
         ready = _ready(device, "of_columns", kind, ())
-        with device.lock:
-            ready(
-                device.queue, (-(-size // ITEMS) * ITEMS, parts), (ITEMS, 1), rows, size, parts,
-                *places_of(grad, one, middle, by), *[each.memory.buffer for each in both],
-            )  # fmt: skip
+        device.ask(
+            ready, (-(-size // ITEMS) * ITEMS, parts), (ITEMS, 1), rows, size, parts,
+            *places_of(grad, one, middle, by), *[each.memory.buffer for each in both],
+        )  # fmt: skip
         whole = [made(device.index, normalized_shape, contiguous(normalized_shape), kind)
                  for _ in both]  # fmt: skip
         for of_parts, out in zip(both, whole, strict=True):
@@ -185,8 +184,7 @@ def _are_ours(*tensors: OclTensor | None) -> bool:
 def _ask(name: str, one: OclTensor, rows: int, arguments: list[Any], **defined: bool) -> None:
     device = one.memory.device
     ready = _ready(device, name, one.dtype, tuple(defined.items()))
-    with device.lock:
-        ready(device.queue, (rows * ITEMS,), (ITEMS,), *arguments)
+    device.ask(ready, (rows * ITEMS,), (ITEMS,), *arguments)
 
 
 FLAGS = ("IS_LOG", "HAS_WEIGHT", "HAS_BIAS")

@@ -59,12 +59,11 @@ def _picked(self: OclTensor, dim: int, index: OclTensor, size: list[int]) -> Ocl
     if out.numel():
         one, numbers = dense(self), dense(index)
         ready = _ready(device, "picked", self.dtype, index.dtype)
-        with device.lock:
-            ready(
-                device.queue, *in_groups(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
-                index.numel(), self.size(dim), one.memory.buffer, one.storage_offset(),
-                numbers.memory.buffer, numbers.storage_offset(), out.memory.buffer,
-            )  # fmt: skip
+        device.ask(
+            ready, *in_groups(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
+            index.numel(), self.size(dim), one.memory.buffer, one.storage_offset(),
+            numbers.memory.buffer, numbers.storage_offset(), out.memory.buffer,
+        )  # fmt: skip
     return out
 
 
@@ -88,11 +87,10 @@ def embedding_backward(
     keys = _sorted(dense(indices))
     grad = dense(grad_output)
     ready = _ready(device, "added", grad.dtype, indices.dtype)
-    with device.lock:
-        ready(
-            device.queue, *in_groups(many * inner), many, inner, num_weights, padding_idx,
-            keys.memory.buffer, grad.memory.buffer, grad.storage_offset(), out.memory.buffer,
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(many * inner), many, inner, num_weights, padding_idx,
+        keys.memory.buffer, grad.memory.buffer, grad.storage_offset(), out.memory.buffer,
+    )  # fmt: skip
     return out
 
 
@@ -104,17 +102,15 @@ def _sorted(numbers: OclTensor) -> OclTensor:
     keys = made(device.index, (every,), (1,), torch.int64)
     make = _ready(device, "keys", torch.float32, numbers.dtype)
     exchange = _ready(device, "exchanged", torch.float32, torch.int64)
-    with device.lock:
-        make(
-            device.queue, *in_groups(every), many, every, numbers.memory.buffer,
-            numbers.storage_offset(), keys.memory.buffer,
-        )  # fmt: skip
+    device.ask(
+        make, *in_groups(every), many, every, numbers.memory.buffer,
+        numbers.storage_offset(), keys.memory.buffer,
+    )  # fmt: skip
     run = 2
     while run <= every:
         apart = run // 2
         while apart:
-            with device.lock:
-                exchange(device.queue, *in_groups(every), every, run, apart, keys.memory.buffer)
+            device.ask(exchange, *in_groups(every), every, run, apart, keys.memory.buffer)
             apart //= 2
         run *= 2
     return keys

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.elementwise import Plan, run
+from cputrain.opencl.elementwise import run
 from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
@@ -117,27 +117,6 @@ ASIDE = ("alpha", "value", "condition", "mask")
 """Arguments that have no part in the type that is computed in."""
 
 
-MOST = 4096
-"""Plans of an operator that are kept."""
-
-
-def key_of(args: Any, kwargs: Any) -> Any:
-    """Calls with the same have the same plan; None where that cannot be told."""
-    key: list[Any] = [torch.get_default_dtype()]
-    for name, value in (*enumerate(args), *kwargs.items()):
-        kind = type(value)
-        if kind is OclTensor:
-            key += (name, value.memory.device, value.size(), value.stride(), value.dtype)
-        elif kind in NUMBERS:
-            key += (name, kind)
-        else:
-            return None
-    return tuple(key)
-
-
-NUMBERS = (float, int, bool)
-
-
 def number_of(value: Any) -> Any:
     """A number, or what a tensor of the CPU with a single one holds; else None."""
     if isinstance(value, (bool, int, float)):
@@ -157,48 +136,9 @@ def register(operator: Any, expression: str, kind: str, *, in_place: bool = Fals
     names = [one.name for one in arguments]
     defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
     used = set(re.findall("[A-Z][A-Z0-9_]+", expression))
-    plans: dict[Any, Plan | None] = {}
 
     @kernel(operator)
     def compute(*args: Any, **kwargs: Any) -> Any:
-        key = key_of(args, kwargs)
-        plan = plans.get(key)
-        if plan is not None:
-            found = plan.ask(args, kwargs)
-            if found is not NotImplemented:
-                return found
-        found = computed_anew(*args, **kwargs)
-        if plan is None and found is not NotImplemented and key is not None:
-            if len(plans) > MOST:
-                plans.clear()
-            plans[key] = made_plan(args, kwargs, found)
-        return found
-
-    def made_plan(args: Any, kwargs: Any, found: OclTensor) -> Plan:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        wanted = [name for name in names if name.upper() in used]
-        there = [given.get(name, defaults.get(name)) for name in wanted]
-        computes = promoted(
-            [one for name, one in zip(wanted, there, strict=True) if name not in ASIDE]
-        )
-        if kind.startswith("float") and not computes.is_floating_point:
-            computes = torch.get_default_dtype()
-        places: list[Any] = [
-            names.index(name) if names.index(name) < len(args) else name for name in wanted
-        ]
-        tensors = [
-            (name.upper(), place, one)
-            for name, place, one in zip(wanted, places, there, strict=True)
-            if isinstance(one, OclTensor)
-        ]
-        scalars = [
-            (name.upper(), place if name in given else None, one)
-            for name, place, one in zip(wanted, places, there, strict=True)
-            if not isinstance(one, OclTensor)
-        ]
-        return Plan(expression, found, tensors, scalars, computes, in_place=in_place)
-
-    def computed_anew(*args: Any, **kwargs: Any) -> Any:
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         tensors: list[tuple[str, OclTensor]] = []
         scalars: list[tuple[str, Any]] = []

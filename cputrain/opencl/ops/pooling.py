@@ -201,8 +201,7 @@ def _ask(
     device = out.memory.device
     count = out.numel()
     ready = _ready(device, name, kind, is_adaptive)
-    with device.lock:
-        ready(device.queue, *in_groups(count), count, *arguments)
+    device.ask(ready, *in_groups(count), count, *arguments)
 
 
 @lru_cache

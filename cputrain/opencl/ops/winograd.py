@@ -92,11 +92,10 @@ def to_weight(w: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> Non
         reduce("0", "A + X", "A", whole, [0], total)
         whole = total
     ready = _ready(device, "to_window", kind)
-    with device.lock:
-        ready(
-            device.queue, *in_groups(w.k * w.c), w.k, w.c, whole.memory.buffer,
-            out.memory.buffer, out.storage_offset(),
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(w.k * w.c), w.k, w.c, whole.memory.buffer,
+        out.memory.buffer, out.storage_offset(),
+    )  # fmt: skip
 
 
 def _tiles(p: int, q: int) -> int:
@@ -125,11 +124,10 @@ def _of_window(weight: OclTensor, *, turned: bool) -> OclTensor:
     rows, columns = (c, k) if turned else (k, c)
     out = _between(device, rows, columns)
     ready = _ready(device, "of_window", weight.dtype, TURNED=turned)
-    with device.lock:
-        ready(
-            device.queue, *in_groups(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
-            out.memory.buffer,
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
+        out.memory.buffer,
+    )  # fmt: skip
     return out
 
 
@@ -142,11 +140,10 @@ def _of_image(
     form = _form(written, planes, count)
     out = _between(device, planes, form[-1])
     ready = _ready(device, "of_image", one.dtype)
-    with device.lock:
-        ready(
-            device.queue, *in_groups(form[0]), *form, h, v, *pad,
-            one.memory.buffer, one.storage_offset() + first * planes * h * v, out.memory.buffer,
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(form[0]), *form, h, v, *pad,
+        one.memory.buffer, one.storage_offset() + first * planes * h * v, out.memory.buffer,
+    )  # fmt: skip
     return out
 
 
@@ -155,11 +152,10 @@ def _of_gradient(w: Window, grad: OclTensor, first: int, count: int) -> OclTenso
     form = _form((w.p, w.q), w.k, count)
     out = _between(device, w.k, form[-1])
     ready = _ready(device, "of_gradient", grad.dtype)
-    with device.lock:
-        ready(
-            device.queue, *in_groups(form[0]), *form, grad.memory.buffer,
-            grad.storage_offset() + first * w.k * w.p * w.q, out.memory.buffer,
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(form[0]), *form, grad.memory.buffer,
+        grad.storage_offset() + first * w.k * w.p * w.q, out.memory.buffer,
+    )  # fmt: skip
     return out
 
 
@@ -174,12 +170,11 @@ def _to_output(
     multiply(windows, between, found)
     ready = _ready(device, "to_output", out.dtype, HAS_BIAS=bias is not None)
     held = out if bias is None else bias  # (something must be given)
-    with device.lock:
-        ready(
-            device.queue, *in_groups(form[0]), *form, found.memory.buffer,
-            held.memory.buffer, held.storage_offset(),
-            out.memory.buffer, out.storage_offset() + first * planes * p * q,
-        )  # fmt: skip
+    device.ask(
+        ready, *in_groups(form[0]), *form, found.memory.buffer,
+        held.memory.buffer, held.storage_offset(),
+        out.memory.buffer, out.storage_offset() + first * planes * p * q,
+    )  # fmt: skip
 
 
 def _form(written: tuple[int, int], planes: int, images: int) -> tuple[int, ...]:
