@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from functools import cache
 
 import numpy as np
@@ -16,6 +17,8 @@ from cputrain.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from cputrain.opencl.between import Passage
 
 PAGE = 4096
 """What memory that host and device share is aligned to."""
@@ -31,7 +34,7 @@ LEAST = 512
 class Memory:
     """A block on a device; it goes back to those that are free with the last tensor in it."""
 
-    __slots__ = ("__weakref__", "buffer", "device", "host", "size")
+    __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "passage", "size")
 
     def __init__(self, device: Device, size: int, buffer: Any, host: Any) -> None:
         self.device = device
@@ -39,9 +42,47 @@ class Memory:
         self.buffer = buffer
         self.host = host
         """The same bytes, where the host may use them; None where it cannot."""
+        self.copy: Any = None
+        """Newer bytes on the host: see Waiting."""
+        self.passage: Passage | None = None
+        """What was done since they were on the host, if that is not long ago."""
 
     def __del__(self) -> None:
         self.device.give_back(self)
+
+
+class Waiting(Memory):
+    """One whose newer bytes are on the host. Whoever wants its buffer has them brought there."""
+
+    __slots__ = ()
+
+    @property
+    def buffer(self) -> Any:
+        """With the newer bytes; from then on it is any other's."""
+        self.device.bring(self)
+        return buffer_of(self)
+
+    def __del__(self) -> None:
+        self.__class__ = Memory  # type: ignore[assignment]
+        self.device.give_back(self)
+
+
+_of_memory: Any = Memory.__dict__["buffer"]
+
+
+def buffer_of(memory: Memory) -> Any:
+    """Its buffer, whatever is in it."""
+    return _of_memory.__get__(memory)
+
+
+class Brought:
+    """What was brought from the host, by all devices."""
+
+    any = False
+    """Whether bytes ever waited."""
+
+    seconds = 0.0
+    moved = 0
 
 
 class Stats(Record):
@@ -68,6 +109,7 @@ class Device:
         self.queue = cl().CommandQueue(self.context)
         self.lock = threading.Lock()
         """Held while something is asked of the queue by several calls."""
+        self._moves = threading.RLock()
         self.is_cpu = bool(found.type & cl().device_type.CPU)
         self.shares = shares_memory(found)
         """Whether its memory is the host's."""
@@ -104,6 +146,26 @@ class Device:
         """Memory that has these values, and no others ever."""
         flags = cl().mem_flags
         return _constant()(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
+
+    def keep_on_host(self, memory: Memory, copy: Any) -> None:
+        """These are its bytes from now on: brought here when a kernel needs them."""
+        with self._moves:
+            memory.copy, memory.passage = copy, None
+            memory.__class__ = Waiting
+            Brought.any = True
+
+    def bring(self, memory: Memory) -> None:
+        """Bring bytes from the host that wait there."""
+        with self._moves:
+            if type(memory) is not Waiting:
+                return  # another thread has
+            self.queue.finish()  # to wait for others is no cost of its own
+            begin = time.perf_counter()
+            cl().enqueue_copy(self.queue, buffer_of(memory), memory.copy)
+            Brought.seconds += time.perf_counter() - begin
+            Brought.moved += memory.size
+            memory.copy = None
+            memory.__class__ = Memory  # type: ignore[assignment]
 
     def may_change(self, one: Any) -> bool:
         """Whether it is memory, and not a constant."""

@@ -24,7 +24,7 @@ def dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) 
     """What the operator gives."""
     kwargs = kwargs or {}
     try:
-        return run_as_known(_done, func, args, kwargs)
+        return run_as_known(_done, _chosen_for_cpu, func, args, kwargs)
     except Exception as error:
         if not in_backward():
             if (clear := in_clear(error)) is not error:
@@ -48,6 +48,11 @@ def _done(func: Any, args: Any, kwargs: Any) -> Any:
         return reform(func, args, kwargs)
     with torch._C._DisableTorchDispatch():
         return on_cpu(func, args, kwargs)
+
+
+def _chosen_for_cpu(func: Any, args: Any, kwargs: Any) -> Any:
+    with torch._C._DisableTorchDispatch():
+        return on_cpu(func, args, kwargs, chosen=True)
 
 
 @cache

@@ -6,9 +6,11 @@ import os
 import threading
 import time
 
+import numpy as np
 import torch
 from torch.utils import _pytree as tree
 
+from cputrain.opencl.between import VARIABLE, came_back
 from cputrain.opencl.recorded import cannot_be_repeated
 from cputrain.opencl.shapes import contiguous, is_dense
 from cputrain.opencl.tensor import (
@@ -21,19 +23,15 @@ from cputrain.opencl.tensor import (
     read,
     reformed,
     resized,
-    write,
 )
-from cputrain.opencl.unmarked import UNMARKED
+from cputrain.opencl.writing import UNMARKED
 from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cputrain.opencl.device import Device
-
-VARIABLE = "CPUTRAIN_OCL_FALLBACK"
-"""For tests of kernels: with "needed", the CPU does only what has none; with "error", nothing."""
+    from cputrain.opencl.device import Device, Memory
 
 
 class Fallback(Record):
@@ -46,16 +44,19 @@ class Fallback(Record):
     """How often."""
 
     seconds: float
-    """In all: waiting for the device, on the CPU, and back."""
+    """In all: waiting for the device, to the host, and on the CPU."""
 
     moved_bytes: int
-    """To the host and back; none where memory is shared."""
+    """To the host, and what came back so far; none where memory is shared."""
+
+    chosen: int
+    """How many of the calls have a kernel: between others that the CPU did, it was faster."""
 
 
 class _Counts:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.of: dict[str, tuple[int, float, int]] = {}
+        self.of: dict[str, Fallback] = {}
 
 
 _counts = _Counts()
@@ -64,10 +65,7 @@ _counts = _Counts()
 def fallbacks() -> list[Fallback]:
     """Operators that the CPU did since the last reset, the dearest first."""
     with _counts.lock:
-        found = [
-            Fallback(operator=name, calls=calls, seconds=seconds, moved_bytes=moved)
-            for name, (calls, seconds, moved) in _counts.of.items()
-        ]
+        found = list(_counts.of.values())
     return sorted(found, key=lambda one: -one.seconds)
 
 
@@ -85,7 +83,9 @@ class Told:
         )
         many = "operators" if len(found) > 1 else "operator"
         more = ", …" if len(found) > SHOWN else ""
-        return f"{len(found)} {many} done by the CPU in the place of OpenCL: {shown}{more}"
+        chosen = sum(one.chosen for one in found)
+        end = f"; {chosen} calls were chosen for it, between others that it did" if chosen else ""
+        return f"{len(found)} {many} done by the CPU in the place of OpenCL: {shown}{more}{end}"
 
     def undo(self) -> None:
         """It stays."""
@@ -101,10 +101,15 @@ def reset_fallbacks() -> None:
         _counts.of.clear()
 
 
-def _count(func: Any, seconds: float, moved: int) -> None:
+def _count(func: Any, seconds: float, moved: int, *, chosen: bool) -> None:
+    name = str(func)
+    none = Fallback(operator=name, calls=0, seconds=0.0, moved_bytes=0, chosen=0)
     with _counts.lock:
-        calls, before, bytes_ = _counts.of.get(str(func), (0, 0.0, 0))
-        _counts.of[str(func)] = (calls + 1, before + seconds, bytes_ + moved)
+        one = _counts.of.get(name, none)
+        _counts.of[name] = one.replace(
+            calls=one.calls + 1, seconds=one.seconds + seconds,
+            moved_bytes=one.moved_bytes + moved, chosen=one.chosen + chosen,
+        )  # fmt: skip
 
 
 def is_chosen(device: Device) -> bool:
@@ -115,7 +120,7 @@ def is_chosen(device: Device) -> bool:
     return device.is_cpu and os.environ.get(VARIABLE) not in ("needed", "error")
 
 
-def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
+def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
     """What the operator gives, done by the CPU: on the same memory, or on copies of it."""
     if os.environ.get(VARIABLE) == "error":
         raise NotImplementedError(
@@ -125,9 +130,11 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     begin = time.perf_counter()
     tensors = [one for one in tree.tree_leaves((args, kwargs)) if isinstance(one, OclTensor)]
     index = next((one.memory.device.index for one in tensors), index_of(kwargs.get("device")))
-    for device in {one.memory.device for one in tensors}:
+    memories = {id(one.memory): one.memory for one in tensors}  # several may be in one
+    for device in {one.device for one in memories.values() if one.copy is None}:
         device.finish()
-    hosts = {id(one.memory): read(one.memory) for one in tensors}  # several may be in one
+    hosts = {key: _host_of(one) for key, one in memories.items()}
+    moved = sum(one.size for one in memories.values() if one.host is None and one.copy is None)
     there = {id(one): on_host(one, hosts[id(one.memory)]) for one in tensors}
     written = _written(func, args, kwargs)
     # an output may be made larger, which its memory cannot; and it may be an input as well
@@ -147,10 +154,8 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     for one in written.in_place:
         if form_of(there[id(one)]) != form_of(one):
             reformed(one, there[id(one)])
-    changed = {id(one.memory): one.memory for one in written.in_place}
-    moved = sum(write(memory, hosts[key]) for key, memory in changed.items())
-    moved += sum({id(one.memory): one.memory.size for one in tensors
-                  if one.memory.host is None}.values())  # fmt: skip
+    for one in written.in_place:
+        _keep(one.memory, hosts[id(one.memory)])
     for one in written.outputs:
         value = outputs[id(one)]
         if value.size() != one.size():
@@ -160,8 +165,23 @@ def on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
         found = tree.tree_map_only(torch.Tensor, lambda one: one.to(goes_to), found)
     elif goes_to is None or goes_to.type == "ocl":
         found = tree.tree_map_only(torch.Tensor, lambda one: _back(one, known, index), found)
-    _count(func, time.perf_counter() - begin, moved)
+    _count(func, time.perf_counter() - begin, moved, chosen=chosen)
     return found
+
+
+def _host_of(memory: Memory) -> Any:
+    """The bytes of a memory; what it takes to bring them is a cost of kernels on the way."""
+    begin = time.perf_counter()
+    host = read(memory)
+    if memory.passage is not None:
+        came_back(memory.passage, time.perf_counter() - begin)
+    return host
+
+
+def _keep(memory: Memory, host: Any) -> None:
+    """What the CPU wrote stays where it is, until a kernel wants it."""
+    if memory.host is None:
+        memory.device.keep_on_host(memory, host)
 
 
 class _Written(Record):
@@ -203,5 +223,10 @@ def sent(value: torch.Tensor, index: int) -> OclTensor:
     value = value.resolve_conj().resolve_neg()
     stride = value.stride() if is_dense(value.size(), value.stride()) else contiguous(value.size())
     there = made(index, value.size(), stride, value.dtype)
-    fill(there, value)
+    memory = there.memory
+    if memory.host is None:
+        _keep(memory, np.empty(memory.size, np.uint8))
+        on_host(there, memory.copy).copy_(value)
+    else:
+        fill(there, value)
     return there

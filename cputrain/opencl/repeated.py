@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from cputrain.machine.opencl import cl
+from cputrain.opencl.between import run_between
+from cputrain.opencl.device import Brought, buffer_of
 from cputrain.opencl.recorded import NOW, Recorder
 from cputrain.opencl.tensor import OclTensor
-from cputrain.opencl.unmarked import UNMARKED
+from cputrain.opencl.writing import writes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from cputrain.opencl.device import Memory
     from cputrain.opencl.tensor import Form
+
+    Run = Callable[[Any, Any, Any], Any]
 
 PLAIN = frozenset(
     {int, type(None), str, torch.dtype, torch.device, torch.memory_format, torch.layout}
@@ -63,7 +67,7 @@ def _add(values: Iterable[Any], key: list[Any], tensors: list[OclTensor]) -> boo
     return True
 
 
-def run_as_known(run: Callable[[Any, Any, Any], Any], func: Any, args: Any, kwargs: Any) -> Any:
+def run_as_known(run: Run, by_cpu: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """What the operator gives: by what is known of such a call, or by `run`."""
     key: list[Any] = [id(func), torch.get_default_dtype()]  # (operators live as long as torch)
     tensors: list[OclTensor] = []
@@ -76,6 +80,17 @@ def run_as_known(run: Callable[[Any, Any, Any], Any], func: Any, args: Any, kwar
     ):
         return run(func, args, kwargs)
     call = tuple(key)
+    if Brought.any:
+        return run_between(
+            lambda: _by_device(run, func, args, kwargs, call, tensors),
+            lambda: by_cpu(func, args, kwargs), func, call, tensors,
+        )  # fmt: skip
+    return _by_device(run, func, args, kwargs, call, tensors)
+
+
+def _by_device(
+    run: Run, func: Any, args: Any, kwargs: Any, call: Any, tensors: Sequence[OclTensor]
+) -> Any:
     known = _known.get(call, 0)
     if isinstance(known, Repeat):
         found = known.again(tensors)
@@ -87,7 +102,7 @@ def run_as_known(run: Callable[[Any, Any, Any], Any], func: Any, args: Any, kwar
                 _known.clear()
             _known[call] = 1
         return found
-    recorder = NOW.recorder = Recorder([one.memory.buffer for one in tensors])
+    recorder = NOW.recorder = Recorder([buffer_of(one.memory) for one in tensors])
     try:
         found = run(func, args, kwargs)
     finally:
@@ -103,12 +118,8 @@ class Repeat:
     def __init__(
         self, func: Any, tensors: Sequence[OclTensor], recorder: Recorder, how: Any
     ) -> None:
-        arguments = func._schema.arguments
-        writes = func in UNMARKED or any(
-            one.alias_info is not None and one.alias_info.is_write for one in arguments
-        )
         pattern = _pattern(tensors)
-        is_plain = not writes and pattern == list(range(len(tensors)))
+        is_plain = not writes(func) and pattern == list(range(len(tensors)))
         self._pattern = None if is_plain else pattern
         self._draws = tuple((number, *one) for number, one in recorder.draws.items())
         self._how = how
@@ -120,7 +131,7 @@ class Repeat:
         """What it gives for these; NotImplemented where some are in one memory that were not."""
         if self._pattern is not None and _pattern(tensors) != self._pattern:
             return NotImplemented
-        values = [one.memory.buffer for one in tensors]
+        values: list[Any] = [one.memory.buffer for one in tensors] if self._steps else []
         values += self._blank
         memories: dict[int, Memory] = {}
         for number, generator, count in self._draws:
@@ -190,7 +201,7 @@ def _how(found: Any, tensors: Sequence[OclTensor], recorder: Recorder) -> Any:
     for number, one in enumerate(tensors):
         if one is found:
             return (number,)
-    place = recorder.number_of(found.memory.buffer)
+    place = recorder.number_of(buffer_of(found.memory))
     return None if place is None else (place, found.form)
 
 

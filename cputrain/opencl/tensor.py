@@ -238,18 +238,18 @@ def read(memory: Memory) -> Any:
     cannot_be_repeated()
     if memory.host is not None:
         return memory.host
+    if (copy := memory.copy) is not None:
+        return copy
     host = np.empty(memory.size, np.uint8)
     cl().enqueue_copy(memory.device.queue, host, memory.buffer)
     return host
 
 
-def write(memory: Memory, host: Any) -> int:
-    """Have these bytes on the device; how many were moved for that."""
-    if memory.host is not None:
-        return 0
-    cl().enqueue_copy(memory.device.queue, memory.buffer, host)
-    memory.device.finish()
-    return memory.size
+def write(memory: Memory, host: Any) -> None:
+    """Have these bytes on the device."""
+    if memory.host is None and memory.copy is None:
+        cl().enqueue_copy(memory.device.queue, memory.buffer, host)
+        memory.device.finish()
 
 
 def fill(there: OclTensor, value: torch.Tensor) -> None:

@@ -203,7 +203,8 @@ def to_copy(
         return sent(value, goes.index or 0)
     if goes.type != "cpu":
         return value.to(goes)
-    return value.clone() if self.memory.host is not None else value
+    is_own = self.memory.host is None and self.memory.copy is None
+    return value if is_own else value.clone()
 
 
 def _copied(there: OclTensor, src: OclTensor) -> Any:

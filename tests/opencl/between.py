@@ -1,0 +1,188 @@
+"""Between operators that the CPU does it does others, where the way to the device is longer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cputrain.opencl import between, fallback, fallbacks, reset_fallbacks
+from cputrain.opencl.between import Passage, Way
+from cputrain.opencl.device import Memory, Waiting, devices
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch):
+    """A device with memory of its own; nothing is known."""
+    monkeypatch.setattr(devices()[0], "shares", False)
+    devices()[0].empty_cache()
+    between._ways.clear()
+    reset_fallbacks()
+
+
+@pytest.fixture
+def way(monkeypatch):
+    """Gives a function: the way there and back takes so many seconds."""
+    came_back = fallback.came_back
+
+    def takes(seconds):
+        monkeypatch.setattr(
+            fallback, "came_back", lambda one, _: came_back(Passage(one.calls, 0.0), seconds)
+        )
+
+    return takes
+
+
+def net(x):
+    """Two kernels between two operators that have none."""
+    return (x.cumsum(0) * 2 + 1).cumsum(0)
+
+
+def chosen():
+    return {one.operator: one.chosen for one in fallbacks() if one.chosen}
+
+
+def calls(turns, size=50):
+    x = torch.rand(size, size)
+    for _ in range(turns):
+        found = net(x.to("ocl"))
+        torch.testing.assert_close(found.cpu(), net(x))
+
+
+def test_what_the_cpu_did_waits_there_until_a_kernel_wants_it():
+    x = torch.rand(8, 8, device="ocl").cumsum(0)
+    assert type(x.memory) is Waiting
+    y = x.t().cumsum(0)  # a view of it, and the CPU's
+    assert type(x.memory) is Waiting
+    expected = x.cpu() * 2
+    assert type(x.memory) is Waiting
+    torch.testing.assert_close((x * 2).cpu(), expected)
+    assert type(x.memory) is Memory
+    torch.testing.assert_close((y + 0).cpu(), (expected / 2).t().cumsum(0))
+
+
+def test_what_the_cpu_wrote_waits_as_well():
+    x = torch.ones(3, 4, device="ocl")
+    part = x[1]
+    part.cumsum_(0)
+    assert type(x.memory) is Waiting
+    x.cumsum_(0)
+    assert type(x.memory) is Waiting
+    expected = torch.tensor([[1.0, 1, 1, 1], [2, 3, 4, 5], [3, 4, 5, 6]])
+    torch.testing.assert_close((x + 0).cpu(), expected)
+    torch.testing.assert_close(part.cpu(), expected[1])
+    part.zero_()
+    torch.testing.assert_close(x.cpu()[1], torch.zeros(4))
+
+
+def test_the_way_is_longer(way):
+    way(100.0)
+    calls(4)
+    assert chosen() == {"aten.mul.Tensor": 3, "aten.add.Tensor": 3}
+
+
+def test_the_way_is_shorter(way):
+    """It is seen twice what the CPU takes, and never again."""
+    way(0.0)
+    calls(6)
+    assert chosen() == {"aten.mul.Tensor": 2, "aten.add.Tensor": 2}
+
+
+def test_others_of_other_forms_are_judged_for_themselves(way):
+    way(100.0)
+    calls(2)
+    between._ways.clear()
+    way(0.0)
+    calls(6, size=20)
+    assert max(chosen().values()) <= 1 + 2
+
+
+@pytest.mark.parametrize("how", ["needed", "deterministic"])
+def test_it_can_be_forbidden(how, way, monkeypatch):
+    way(100.0)
+    if how == "needed":
+        monkeypatch.setenv("CPUTRAIN_OCL_FALLBACK", "needed")
+    else:
+        torch.use_deterministic_algorithms(True)
+    try:
+        calls(4)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert chosen() == {}
+
+
+def test_random_numbers_stay_the_devices_own(way):
+    way(100.0)
+
+    def drawn():
+        torch.manual_seed(1)
+        x = torch.nn.functional.dropout(torch.ones(40, device="ocl").cumsum(0), 0.5)
+        return x.cumsum(0).cpu()
+
+    found = [drawn() for _ in range(5)]
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert "aten.native_dropout.default" not in chosen()
+
+
+def test_what_is_written_to_on_the_device_is_not_fetched_for_it(way):
+    way(100.0)
+    whole = torch.zeros(30, device="ocl")
+    for turn in range(5):
+        step = torch.ones(30, device="ocl").cumsum(0)
+        whole.add_(step)
+        torch.testing.assert_close(
+            whole.cumsum(0).cpu(), (torch.ones(30).cumsum(0) * (turn + 1)).cumsum(0)
+        )
+    assert "aten.add_.Tensor" not in chosen()
+
+
+def test_gradients_are_the_same(way):
+    way(100.0)
+    weight = torch.rand(20, 20)
+    there = weight.to("ocl").requires_grad_()
+    weight.requires_grad_()
+    for _ in range(5):
+        for one in (weight, there):
+            one.grad = None
+            net(net(one).tanh() @ one).sum().backward()
+        torch.testing.assert_close(there.grad.cpu(), weight.grad, rtol=1e-4, atol=1e-4)
+    assert chosen()
+
+
+def test_what_was_long_ago_is_not_between():
+    x = torch.ones(10, device="ocl").cumsum(0)
+    for _ in range(between.LONGEST + 2):
+        x = x * 1.5
+    x.cumsum(0)
+    assert not between._ways
+
+
+def test_sums_of_both_ways():
+    way = Way(("a", "b"), 1.0)
+    assert way.is_worth_it("a")
+    for _ in range(2):
+        way.took("a", 0.7)
+    assert way.is_worth_it("a")
+    assert way.is_worth_it("b")
+    way.took("b", 9.0)  # the first may be slow
+    assert way.is_worth_it("b")
+    way.took("b", 0.4)
+    assert not way.is_worth_it("a")
+    way.took("a", 0.5)
+    assert way.is_worth_it("a")
+    between.came_back(Passage(("a", "b"), 0.1), 0.2)
+    between.came_back(Passage(("a", "b"), 0.4), 0.2)
+    assert between._ways["b"].there == pytest.approx(0.3)
+
+
+def test_memory_that_waits_is_freed_like_any_other():
+    before = torch.ocl.memory_stats()["allocated"]
+    x = torch.ones(1000, device="ocl").cumsum(0)
+    del x
+    assert torch.ocl.memory_stats()["allocated"] == before
+
+
+def test_it_is_told(way):
+    way(100.0)
+    calls(3)
+    text = fallback.Told().describe()
+    assert text.endswith("; 4 calls were chosen for it, between others that it did")
