@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -16,6 +17,7 @@ from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from cputrain.opencl.between import Passage
@@ -48,7 +50,8 @@ class Memory:
         """What was done since they were on the host, if that is not long ago."""
 
     def __del__(self) -> None:
-        self.device.give_back(self)
+        with suppress(AttributeError):  # (a compiler makes some that are none)
+            self.device.give_back(self)
 
 
 class Waiting(Memory):
@@ -73,6 +76,15 @@ _of_memory: Any = Memory.__dict__["buffer"]
 def buffer_of(memory: Memory) -> Any:
     """Its buffer, whatever is in it."""
     return _of_memory.__get__(memory)
+
+
+class Here(threading.local):
+    """What "ocl" means in this thread."""
+
+    index = 0
+
+
+HERE = Here()
 
 
 class Brought:
@@ -107,8 +119,10 @@ class Device:
         self.name = str(found.name).strip()
         self.context = cl().Context([found])
         self.queue = cl().CommandQueue(self.context)
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         """Held while something is asked of the queue by several calls."""
+        self.depth = 0
+        """How often this was begun by who holds it: a handler of a signal may come between."""
         self._moves = threading.RLock()
         self.is_cpu = bool(found.type & cl().device_type.CPU)
         self.shares = shares_memory(found)
@@ -140,7 +154,12 @@ class Device:
         if NOW.recorder is not None:
             NOW.recorder.launched(self, kernel, items, group, arguments)
         with self.lock:  # arguments stay with the kernel until it is asked for
-            kernel(self.queue, items, group, *arguments)
+            chosen = twin_of_kernel(kernel) if self.depth else kernel
+            self.depth += 1
+            try:
+                chosen(self.queue, items, group, *arguments)
+            finally:
+                self.depth -= 1
 
     def constant(self, host: Any) -> Any:
         """Memory that has these values, and no others ever."""
@@ -231,6 +250,23 @@ class Device:
     def stats(self) -> Stats:
         """What is in use."""
         return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
+
+
+_types: dict[Any, list[Any]] = {}
+
+
+def typed(kernel: Any, types: Sequence[Any]) -> Any:
+    """The kernel, with the types of its scalar arguments."""
+    kernel.set_scalar_arg_dtypes(list(types))
+    _types[kernel] = list(types)
+    return kernel
+
+
+def twin_of_kernel(kernel: Any) -> Any:
+    """Another with arguments of its own: those of the first may be half set."""
+    twin = cl().Kernel(kernel.program, kernel.function_name)
+    twin.set_scalar_arg_dtypes(_types[kernel])
+    return twin
 
 
 @cache

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from cputrain.opencl.device import in_clear
 from cputrain.opencl.errors import stand_in
 from cputrain.opencl.fallback import on_cpu
 from cputrain.opencl.pending import in_backward, keep
-from cputrain.opencl.repeated import run_as_known
+from cputrain.opencl.repeated import is_made_of_others, run_as_known
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor, dispatched_by
 from cputrain.opencl.views import IN_PLACE, is_view, reform, viewed
@@ -53,12 +51,6 @@ def _done(func: Any, args: Any, kwargs: Any) -> Any:
 def _chosen_for_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     with torch._C._DisableTorchDispatch():
         return on_cpu(func, args, kwargs, chosen=True)
-
-
-@cache
-def is_made_of_others(func: Any) -> bool:
-    """Whether torch has it as a row of others, as it comes where autograd is off."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 dispatched_by(dispatch)

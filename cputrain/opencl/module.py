@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from cputrain.opencl.device import devices
+from cputrain.opencl.device import HERE, devices
 from cputrain.opencl.generator import generator_of
 
 made: Any = ModuleType("torch.ocl")
@@ -16,18 +15,9 @@ made.__doc__ = __doc__
 made._initialized = True  # (checkpoints ask, before they keep random numbers)
 
 
-class _Here(threading.local):
-    """What "ocl" means in this thread."""
-
-    index = 0
-
-
-_here = _Here()
-
-
 def _number(device: Any = None) -> int:
     if device is None:
-        return _here.index
+        return HERE.index
     if isinstance(device, int):
         return device
     return torch.device(device).index or 0
@@ -50,7 +40,7 @@ def device_count() -> int:
 
 def current_device() -> int:
     """The one that is meant where a number is left out."""
-    return _here.index
+    return HERE.index
 
 
 def get_device_name(device: Any = None) -> str:
@@ -100,7 +90,7 @@ def set_device(device: Any) -> None:
     number = _number(device)
     if number not in range(device_count()):
         raise IndexError(f"there is no {device}: there are {device_count()}")
-    _here.index = number
+    HERE.index = number
 
 
 class device:  # noqa: N801  (torch's name)

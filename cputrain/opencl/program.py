@@ -10,6 +10,7 @@ from importlib.resources import files
 from cputrain.errors import CputrainError
 from cputrain.machine.cache import cache_folder
 from cputrain.machine.opencl import cl
+from cputrain.opencl.device import typed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) ->
     for text in (whole, f"{whole}typedef int again_{time.time_ns()};\n"):
         try:
             found = getattr(opencl.Program(device.context, text).build(cache_dir=folder), name)
-            found.set_scalar_arg_dtypes(list(types))
+            typed(found, types)
         except Exception as error:  # (a cache that is broken raises whatever it comes to)
             problem: Exception = error
             opencl._PYOPENCL_NO_CACHE = True

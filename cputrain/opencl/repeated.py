@@ -1,20 +1,23 @@
 """An operator that is asked for again, with tensors of the same forms: what it asks for is known.
 
 A kernel's Python looks at what it is given: types, forms, what fits what. That takes longer than
-asking the device. The second time it is written down what the operator asks for; from the third on
-that is asked for, and nothing else is run. What looks at values is never repeated.
+asking the device. The second and the third time it is written down what the operator asks for; if
+that is the same, it is asked for from then on, and nothing else is run. What looks at values is
+never repeated, and what is made of other operators is left to those.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 
 from cputrain.machine.opencl import cl
 from cputrain.opencl.between import run_between
-from cputrain.opencl.device import Brought, buffer_of
+from cputrain.opencl.device import Brought, buffer_of, twin_of_kernel
 from cputrain.opencl.recorded import NOW, Recorder
+from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor
 from cputrain.opencl.writing import writes
 
@@ -40,8 +43,10 @@ MOST = 1 << 13
 TRIES = 3
 """To write down what a call asks for: something may happen meanwhile that happens once."""
 
-_known: dict[Any, Repeat | int] = {}
-"""By a call's key: how often it was run so far, or what it asks for."""
+NEVER = TRIES + 1
+
+_known: dict[Any, Repeat | Recorder | int] = {}
+"""By a call's key: what it asks for; what it asked for once; or how often that was not told."""
 
 
 def _add(values: Iterable[Any], key: list[Any], tensors: list[OclTensor]) -> bool:
@@ -94,22 +99,47 @@ def _by_device(
     known = _known.get(call, 0)
     if isinstance(known, Repeat):
         found = known.again(tensors)
-        return run(func, args, kwargs) if found is NotImplemented else found
-    if known == 0 or known > TRIES:
-        found = run(func, args, kwargs)
+        if found is NotImplemented:  # some are in one memory now, or no more
+            found = _by_device(run, func, args, kwargs, (call, *_pattern(tensors)), tensors)
+        return found
+    if known == 0 or known == NEVER:
         if not known:
+            _one_device(func, tensors)
             if len(_known) >= MOST:
                 _known.clear()
-            _known[call] = 1
-        return found
+            _known[call] = NEVER if is_made_of_others(func) else 1
+        return run(func, args, kwargs)
     recorder = NOW.recorder = Recorder([buffer_of(one.memory) for one in tensors])
     try:
         found = run(func, args, kwargs)
     finally:
         NOW.recorder = None
     how = None if recorder.is_broken else _how(found, tensors, recorder)
-    _known[call] = known + 1 if how is None else Repeat(func, tensors, recorder, how)
+    if how is None:
+        _known[call] = known + 1 if isinstance(known, int) else NEVER
+    elif isinstance(known, Recorder) and known.is_like(recorder):
+        _known[call] = Repeat(func, tensors, recorder, how)
+    else:
+        _known[call] = recorder.forget()
     return found
+
+
+def _one_device(func: Any, tensors: Sequence[OclTensor]) -> None:
+    """Torch's rule, which it leaves to kernels."""
+    there = {one.memory.device.name_in_torch for one in tensors}
+    if len(there) > 1 and "copy" not in func.name():
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{' and '.join(sorted(there))}!"
+        )
+
+
+@cache
+def is_made_of_others(func: Any) -> bool:
+    """Whether torch has it as a row of others, as it comes where autograd is off."""
+    return func not in KERNELS and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
 
 
 class Repeat:
@@ -122,6 +152,7 @@ class Repeat:
         is_plain = not writes(func) and pattern == list(range(len(tensors)))
         self._pattern = None if is_plain else pattern
         self._draws = tuple((number, *one) for number, one in recorder.draws.items())
+        recorder.forget()
         self._how = how
         self._single: tuple[int, Form] | None = how if _is_new(how, len(tensors)) else None
         self._blank = [None] * (len(recorder.rooms) + 2 * len(self._draws))
@@ -144,8 +175,13 @@ class Repeat:
             for place, number in fills:
                 given[place] = values[number]
             with device.lock:
-                kernel.set_args(*given)
-                _enqueue(device.queue, kernel, items, group, None, None, False, False)
+                chosen = twin_of_kernel(kernel) if device.depth else kernel
+                device.depth += 1
+                try:
+                    chosen.set_args(*given)
+                    _enqueue(device.queue, chosen, items, group, None, None, False, False)
+                finally:
+                    device.depth -= 1
             for number in drops:
                 del memories[number]
         for number, where, size in self._rest:
@@ -226,4 +262,4 @@ def _result(how: Any, tensors: Sequence[OclTensor], memories: dict[int, Memory])
     if len(how) == 1:
         return tensors[first]
     form: Form = how[1]
-    return form.within(memories[first] if first >= len(tensors) else tensors[first].memory)
+    return form.view_of(tensors[first]) if first < len(tensors) else form.within(memories[first])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cputrain.machine.opencl import cl
-from cputrain.opencl.device import Memory, devices, rounded
+from cputrain.opencl.device import HERE, Memory, devices, rounded
 from cputrain.opencl.pending import kept
 from cputrain.opencl.recorded import cannot_be_repeated
 
@@ -51,6 +51,14 @@ class Form:
         found.memory = memory
         found.form = self
         return found
+
+    def view_of(self, base: OclTensor) -> OclTensor:
+        """A tensor of this form in the same memory. That of an ordinary tensor is an ordinary one,
+        in inference mode as well."""
+        if torch.is_inference_mode_enabled() and not base.is_inference():
+            with torch.inference_mode(False):
+                return self.within(base.memory)
+        return self.within(base.memory)
 
 
 form_in = lru_cache(maxsize=1 << 14)(Form)
@@ -156,8 +164,9 @@ def dispatched_by(dispatch: Callable[..., Any]) -> None:
 
 
 def index_of(device: Any) -> int:
-    """The number of a device, as torch's functions are given it: nothing is the first."""
-    return 0 if device is None else torch.device(device).index or 0
+    """The number of a device, as torch's functions are given it."""
+    index = None if device is None else torch.device(device).index
+    return HERE.index if index is None else index
 
 
 def twin_of(one: OclTensor) -> torch.Tensor:

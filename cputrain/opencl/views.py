@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 
 import torch
 
-from cputrain.opencl.tensor import OclTensor, reformed
+from cputrain.opencl.tensor import OclTensor, form_in, reformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ IN_PLACE = {
 def reform(func: Any, args: Any, kwargs: Any) -> Any:
     """What one of those gives."""
     one: OclTensor = args[0]
+    if func is aten.t_.default and one.dim() > 2:
+        raise RuntimeError(f"t_() expects a tensor with <= 2 dimensions, but self is {one.dim()}D")
     begin: Any = one.storage_offset()
     size, stride, *_ = _forms(func, one.size(), one.stride(), begin, one.dtype, args[1:], kwargs)
     reformed(one, torch.empty(0, device="meta").as_strided(size, stride, begin))
@@ -59,9 +61,10 @@ def viewed(func: Any, args: Any, kwargs: Any) -> Any:
         forms = _forms_known(base.size(), base.stride(), offset, base.dtype, key)
     except TypeError:  # an argument that is no plain value
         forms = _forms(func, base.size(), base.stride(), offset, base.dtype, args[1:], kwargs)
+    device = base.memory.device
     if isinstance(forms, list):
-        return [OclTensor(base.memory, *form) for form in forms]
-    return OclTensor(base.memory, *forms)
+        return [form_in(device, *form).view_of(base) for form in forms]
+    return form_in(device, *forms).view_of(base)
 
 
 def _hashable(value: Any) -> Any:

@@ -3,6 +3,7 @@ whatever is different about them."""
 
 from __future__ import annotations
 
+import signal
 import threading
 from functools import partial
 
@@ -33,7 +34,7 @@ def there(*size, begin=0):
 def learnt(call, *given):
     """The call is known: with these, or others of their forms."""
     before = known()
-    for _ in range(3):
+    for _ in range(4):
         call(*given)
     assert known() > before
     return call
@@ -75,6 +76,85 @@ def test_both_may_be_one():
     repeated._known.clear()
     learnt(call, one, one)
     same(call(one, there(6, begin=3)), torch.arange(6.0) * (torch.arange(6.0) + 3))
+
+
+def test_those_that_are_one_and_those_that_are_not_are_known_each():
+    one = there(6)
+    call = learnt(torch.mul, one, one)
+    same(
+        learnt(call, one, there(6))(one, there(6, begin=1)),
+        torch.arange(6.0) * torch.arange(1.0, 7),
+    )
+    assert known() == 2
+    same(call(one, one), torch.arange(6.0) ** 2)
+
+
+def test_what_a_script_made_of_operators_is_run_by_itself():
+    library = torch.library.Library("cputrain_tests", "DEF")
+    library.define("scaled(Tensor x) -> Tensor")
+    factors = iter(range(1, 9))
+    library.impl("scaled", lambda x: x * next(factors), "CompositeImplicitAutograd")
+    with torch.inference_mode():
+        for factor in range(1, 9):
+            same(torch.ops.cputrain_tests.scaled(there(3)), torch.arange(3.0) * factor)
+
+
+def test_what_others_ask_for_meanwhile_is_not_repeated(monkeypatch):
+    """A finaliser, say, that draws random numbers while a call is written down."""
+    own = KERNELS[torch.ops.aten.exp.default]
+    interrupts = []
+
+    def interrupted(*given):
+        if interrupts:
+            interrupts.pop()
+            torch.rand(8, device="ocl")
+        return own(*given)
+
+    monkeypatch.setitem(KERNELS, torch.ops.aten.exp.default, interrupted)
+    one = there(5)
+    torch.exp(one)
+    interrupts.append(1)
+    torch.exp(one)
+    learnt(torch.exp, one)
+    before = torch.ocl.get_rng_state()
+    torch.exp(one)
+    assert torch.equal(before, torch.ocl.get_rng_state())
+
+
+def test_a_handler_of_a_signal_may_ask_as_well():
+    """It comes while a kernel of the same kind is given its arguments."""
+    call = learnt(torch.add, there(4), 1.0)
+    found = []
+
+    def handler(*_):
+        found.append(call(there(4), 1.0))
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005)
+    try:
+        for turn in range(3000):
+            one = there(4, begin=turn)
+            same(call(one, 1.0), torch.arange(4.0) + turn + 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(found) > 3
+    for one in found:
+        same(one, torch.arange(4.0) + 1)
+
+
+def test_views_of_ordinary_tensors_in_inference_mode():
+    x = there(2, 3)
+    with torch.inference_mode():
+        for _ in range(5):
+            same(x.view(6), torch.arange(6.0))
+            same(x[1], torch.tensor([3.0, 4.0, 5.0]))
+            same(x.t(), torch.arange(6.0).reshape(2, 3).t())
+            assert [one.shape for one in x.chunk(2)] == [(1, 3), (1, 3)]
+            assert not x.detach().is_inference()
+            assert (x + 1).view(6).is_inference()
+    x.view(6).requires_grad_().sum().backward()
 
 
 def test_what_is_written_to_may_be_read_as_well():

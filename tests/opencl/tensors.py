@@ -170,6 +170,22 @@ def test_data_brings_its_memory():
     assert model.bias.tolist() == [4.0, 5.0]
 
 
+def test_one_takes_the_place_of_another():
+    x, y = torch.zeros(3).to("ocl"), torch.ones(3).to("ocl")
+    x.set_(y)
+    y.mul_(2)
+    assert x.tolist() == [2.0, 2.0, 2.0]
+    x.set_(torch.ones(2, 2).to("ocl"))
+    assert x.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_form_that_cannot_be_is_refused_as_everywhere():
+    with pytest.raises(RuntimeError, match=r"t_\(\) expects a tensor with <= 2 dimensions"):
+        torch.ones(2, 2, 2).to("ocl").t_()
+    with pytest.raises(IndexError):
+        torch.ones(2).to("ocl").unsqueeze_(5)
+
+
 def test_several_views_of_one_memory_are_written_to():
     x = torch.zeros(6, device="ocl")
     torch._foreach_add_([x[:3], x[3:]], 1.0)
@@ -334,3 +350,22 @@ def test_counting_begins_anew():
     assert cputrain.opencl.fallbacks()
     reset_fallbacks()
     assert cputrain.opencl.fallbacks() == []
+
+
+def test_tensors_of_two_devices_do_not_go_together():
+    done = run(
+        "-c", "import torch, cputrain.opencl\n"
+        "one, two = torch.ones(3, device='ocl:0'), torch.ones(3, device='ocl:1')\n"
+        "one.copy_(two * 2)\n"
+        "print(one.tolist())\n"
+        "torch.ocl.set_device(1)\n"
+        "print(torch.ones(1, device='ocl').device)\n"
+        "for call in (torch.add, lambda *both: torch.cat(both)):\n"
+        "    try: call(one, two)\n"
+        "    except RuntimeError as error: print(error)\n",
+        POCL_DEVICES="pthread basic",
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["[2.0, 2.0, 2.0]", "ocl:1"]
+    assert len(lines) == 4
+    assert all("at least two devices, ocl:0 and ocl:1" in one for one in lines[2:])

@@ -9,9 +9,19 @@ import torch
 
 from cputrain.opencl.elementwise import run
 from cputrain.opencl.fallback import sent
+from cputrain.opencl.recorded import cannot_be_repeated
 from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, fill, made, on_host, read, resized, twin_of, write
+from cputrain.opencl.tensor import (
+    OclTensor,
+    fill,
+    made,
+    on_host,
+    read,
+    resized,
+    twin_of,
+    write,
+)
 from cputrain.opencl.types import are_known, holds
 
 TYPE_CHECKING = False
@@ -174,8 +184,19 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
 @kernel(aten.detach.default)
 def detach(self: OclTensor) -> Any:
     """The same, without a past. (Autograd does this with every gradient.)"""
-    offset: Any = self.storage_offset()
-    return OclTensor(self.memory, self.size(), self.stride(), offset, self.dtype)
+    return self.form.view_of(self)
+
+
+@kernel(aten.set_.source_Tensor)
+def set_(self: Any, source: Any) -> Any:
+    """From now on in the other's memory, in its form."""
+    if not (isinstance(self, OclTensor) and isinstance(source, OclTensor)):
+        return NotImplemented
+    if self.dtype is not source.dtype or self.memory.device is not source.memory.device:
+        return NotImplemented
+    cannot_be_repeated()
+    self.data = source
+    return self
 
 
 @kernel(aten.clone.default)
