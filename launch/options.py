@@ -135,3 +135,15 @@ def usage(command: str, form: str, summary: str, groups: dict[str, Sequence[Opti
             gap = "\n" + " " * 34 if len(left) > 32 else " " * (34 - len(left))
             lines.append(f"{left}{gap}{option.help}")
     return "\n".join(lines)
+
+
+def whole_number(
+    value: str, flag: str, *, least: int = 1, most: int = 1000, advice: str = ""
+) -> int:
+    """What was typed behind a flag; `advice` is what to try instead."""
+    if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
+        raise UsageError(
+            flag, f"must be a whole number from {least} to {most}", found=repr(value),
+            do=f"Try {advice}." if advice else "",
+        )  # fmt: skip
+    return int(value)

@@ -13,6 +13,7 @@ import sys
 import time
 
 from cputrain.runtime.exchange import Exchanged, pass_by
+from cputrain.runtime.loader_clock import LoaderClock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ def watch(torch: ModuleType) -> None:
         from cputrain.runtime.verifying import Verifier
 
         Verifier(torch, **asked)
+    elif "diagnose" in asked:
+        from cputrain.runtime.diagnosing import Observer
+
+        Observer(torch, **asked)
     else:
         Recorder(torch, **asked)
 
@@ -77,9 +82,7 @@ class Recorder:
         self._losses: list[float] = []
         self._optimizers: set[int] = set()
         self._uses: set[str] = set()
-        self._waited = 0.0
-        self._waiting = False
-        self._timed: set[type] = set()
+        self._loaders = LoaderClock()
         seed(torch)
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
@@ -92,7 +95,6 @@ class Recorder:
             register_optimizer_step_pre_hook(_disturbance(torch))
         self._hear_losses(torch)
         self._see_attention(torch)
-        self._time_loaders()
         atexit.register(self._tell, "ended")
 
     def _stepped(self, optimizer: Any, *_: object) -> None:
@@ -102,7 +104,7 @@ class Recorder:
             if any(weight.dim() in (4, 5) for group in groups for weight in group["params"]):
                 self._uses.add("convolution")
         self._times.append(time.perf_counter())
-        self._waits.append(self._waited)
+        self._waits.append(self._loaders.seconds)
         if self._is_enough():
             self._tell("enough")
             end()
@@ -141,39 +143,6 @@ class Recorder:
 
         Exchanged(place, "scaled_dot_product_attention", attend)
 
-    def _time_loaders(self) -> None:
-        from torch.utils.data import DataLoader
-
-        kind: Any = DataLoader
-        own = kind.__iter__
-
-        def __iter__(loader: Any) -> Any:  # noqa: N807
-            made = own(loader)
-            self._time_next(type(made))
-            return made
-
-        kind.__iter__ = __iter__
-
-    def _time_next(self, kind: Any) -> None:
-        owner: Any = next((one for one in kind.__mro__ if "__next__" in vars(one)), None)
-        if owner is None or owner in self._timed:
-            return
-        self._timed.add(owner)
-        own = owner.__next__
-
-        def __next__(iterator: Any) -> Any:  # noqa: N807
-            if self._waiting:  # called by a subclass's own
-                return own(iterator)
-            self._uses.add("loader")
-            self._waiting, begin = True, time.perf_counter()
-            try:
-                return own(iterator)
-            finally:
-                self._waiting = False
-                self._waited += time.perf_counter() - begin
-
-        owner.__next__ = __next__
-
     def _tell(self, how: str) -> None:
         if os.getpid() != self._owner or self._fd < 0:
             return
@@ -184,7 +153,7 @@ class Recorder:
             "waits": self._waits,
             "losses": self._losses,
             "optimizers": len(self._optimizers),
-            "uses": sorted(self._uses),
+            "uses": sorted(self._uses | ({"loader"} if self._loaders.kinds else set())),
             "warmup": self._warmup,
             "peak_rss_bytes": _peak(),
         }

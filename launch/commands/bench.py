@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from cputrain.errors import NotFound, UsageError
-from cputrain.launch.options import Option, parse, split_quoted, usage
+from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -453,8 +453,4 @@ def _show_tables(bench: ModuleType, comparison: Any) -> None:
 
 
 def _repeats(value: str, flag: str = "--repeats", advice: str = "5") -> int:
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 1000:
-        raise UsageError(
-            flag, "must be a whole number from 1 to 1000", found=repr(value), do=f"Try {advice}."
-        )
-    return int(value)
+    return whole_number(value, flag, advice=advice)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 
 from cputrain.errors import UsageError
 from cputrain.launch import planning, target
 from cputrain.launch.commands.launch import KNOB_OPTIONS, PYTHON_OPTION
-from cputrain.launch.options import Option, parse, split_quoted, usage
+from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
 from cputrain.machine import RootSource, read_machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from cputrain.launch.options import Parsed
     from cputrain.machine import Machine
     from cputrain.plan import Plan
     from cputrain.tune.found import Found, Watcher
+    from cputrain.tune.trial import Script
 
 OPTIONS = (
     PYTHON_OPTION,
@@ -87,7 +89,9 @@ def find_as_asked(
         machine,
         planning.plan_for(parsed, machine),
         budget=seconds_of(parsed.values.get("--budget", "120"), "--budget"),
-        steps=_count(parsed.values.get("--steps", "30")),
+        steps=whole_number(
+            parsed.values.get("--steps", "30"), "--steps", least=5, most=100_000, advice="30"
+        ),
         python=split_quoted(parsed, "--python-args"),
         anyhow=parsed.has("--yes"),
         watching=watching,
@@ -110,21 +114,12 @@ def find_plan(
     With a budget that has no end every combination is tried.
     """
     from cputrain.tune.exhaustive import Exhaustive
-    from cputrain.tune.folders import trials_folder
     from cputrain.tune.found import NothingToTuneError
     from cputrain.tune.search import Search
-    from cputrain.tune.trial import Script
 
-    contained = is_contained(anyhow=anyhow)
-    with trials_folder(what.name) as folder:
-        script = Script(
-            target=what,
-            python=tuple(python),
-            environment=planning.users_environment(os.environ),
-            folder=folder,
-            contained=contained,
-            steps=steps,
-            seconds=max(1.5, budget / 60) if budget < float("inf") else 2.0,
+    with watched_script(what, python, anyhow=anyhow) as script:
+        script = script.replace(
+            steps=steps, seconds=max(1.5, budget / 60) if budget < float("inf") else 2.0
         )
         search = (Search if budget < float("inf") else Exhaustive)(
             script,
@@ -142,11 +137,28 @@ def find_plan(
                 f"the script {what.name}",
                 "must train for some steps under plain python",
                 found=str(error),
-                do=f"--steps asks for fewer. What it printed is in {folder}.",
+                do=f"--steps asks for fewer. What it printed is in {script.folder}.",
             ) from None
 
 
-def is_contained(*, anyhow: bool) -> bool:
+@contextmanager
+def watched_script(what: target.Target, python: Sequence[str], *, anyhow: bool) -> Iterator[Script]:
+    """The script as trials run it, and where they keep what they print."""
+    from cputrain.tune.folders import trials_folder
+    from cputrain.tune.trial import Script
+
+    contained = _is_contained(anyhow=anyhow)
+    with trials_folder(what.name) as folder:
+        yield Script(
+            target=what,
+            python=tuple(python),
+            environment=planning.users_environment(os.environ),
+            folder=folder,
+            contained=contained,
+        )
+
+
+def _is_contained(*, anyhow: bool) -> bool:
     """Whether what a trial writes is thrown away. Raises UsageError, unless `anyhow`."""
     if _can_contain():
         return True
@@ -215,11 +227,3 @@ def seconds_of(value: str, flag: str) -> float:
             flag, "must be seconds from 10 to 86400", found=repr(value), do="Try 120s."
         )
     return float(number)
-
-
-def _count(value: str) -> int:
-    if not value.isascii() or not value.isdigit() or not 5 <= int(value) <= 100_000:
-        raise UsageError(
-            "--steps", "must be a whole number from 5 to 100000", found=repr(value), do="Try 30."
-        )
-    return int(value)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 
 from cputrain.errors import UsageError
-from cputrain.launch import planning
 from cputrain.launch.commands.launch import PYTHON_OPTION
-from cputrain.launch.options import Option, parse, split_quoted, usage
+from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,24 +52,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _verify(parsed: Parsed) -> list[dict[str, Any]]:
-    from cputrain.launch.commands.tune import is_contained, script_of
-    from cputrain.tune.folders import trials_folder
-    from cputrain.tune.trial import Script, fault_of, run_watched
+    from cputrain.launch.commands.tune import script_of, watched_script
+    from cputrain.tune.trial import fault_of, run_watched
 
+    given = parsed.values
     asked = {
-        "verify": _number(parsed, "--replicas", "2", least=2),
-        "steps": _number(parsed, "--steps", "3", least=1),
+        "verify": whole_number(given.get("--replicas", "2"), "--replicas", least=2, advice="2"),
+        "steps": whole_number(given.get("--steps", "3"), "--steps", advice="3"),
     }
     what = script_of(parsed, "cputrain verify")
-    contained = is_contained(anyhow=parsed.has("--yes"))
-    with trials_folder(what.name) as folder:
-        script = Script(
-            target=what,
-            python=tuple(split_quoted(parsed, "--python-args")),
-            environment=planning.users_environment(os.environ),
-            folder=folder,
-            contained=contained,
-        )
+    python = split_quoted(parsed, "--python-args")
+    with watched_script(what, python, anyhow=parsed.has("--yes")) as script:
         watched = run_watched(script, None, asked)
         found: list[dict[str, Any]] = json.loads(watched.seen) if watched.seen else []
         fault = fault_of(watched)
@@ -80,7 +71,7 @@ def _verify(parsed: Parsed) -> list[dict[str, Any]]:
                 f"the script {what.name}",
                 "must train for some steps under plain python",
                 found=fault or "no model that learns was called",
-                do=f"What it printed is in {folder}.",
+                do=f"What it printed is in {script.folder}.",
             )
     return found
 
@@ -116,13 +107,3 @@ def _farthest(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _far(value: float | None) -> str:
     return "–" if value is None else f"{value:.1e}" if value else "0"
-
-
-def _number(parsed: Parsed, flag: str, default: str, *, least: int) -> int:
-    value = parsed.values.get(flag, default)
-    if not value.isascii() or not value.isdigit() or not least <= int(value) <= 1000:
-        raise UsageError(
-            flag, f"must be a whole number from {least} to 1000", found=repr(value),
-            do=f"Try {default}.",
-        )  # fmt: skip
-    return int(value)

@@ -1,0 +1,133 @@
+"""Code: what takes time and computes nothing, or computes it in a roundabout way."""
+
+from __future__ import annotations
+
+from cputrain.diagnose.finding import Sure, found
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cputrain.diagnose.finding import Case, Finding
+
+PASSES = {"Adam": 7, "AdamW": 7, "Adagrad": 5, "SGD": 5}
+"""Times that a fused step reads or writes as much as there are parameters."""
+
+TENSOR_SECONDS = 2e-6
+"""Of a fused step, for each tensor."""
+
+TINY = 1e-3
+"""Part of all results from which on too small numbers are talked of."""
+
+TINY_SECONDS = 5e-8
+"""What one such number takes longer."""
+
+LAUNCH = "cputrain launch"
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Optimizers, pages, tiny numbers, Python, and a limit that is used up."""
+    for one in (_optimizer, _pages, _tiny_numbers, _python, _throttled):
+        yield from one(case)
+
+
+def _optimizer(case: Case) -> Iterator[Finding]:
+    seen = case.seen
+    slow = [
+        one for one in seen.optimizers
+        if one["can_fuse"] and not one["fused"] and one["name"] in PASSES
+    ]  # fmt: skip
+    if not slow:
+        return
+    whole = sum(PASSES[one["name"]] * one["bytes"] for one in slow)
+    tensors = sum(one["tensors"] for one in slow)
+    level = "memory" if whole > _last_cache(case) else "l3"
+    fused = whole / case.roof.bandwidth(seen.threads, level) + tensors * TENSOR_SECONDS
+    names = ", ".join(dict.fromkeys(one["name"] for one in slow))
+    calls = sum(one.calls for one in seen.operators if one.phase == "optimizer")
+    yield found(
+        case, max(0.0, seen.optimizer - fused),
+        cause="code",
+        title=f"{names} takes {seen.optimizer / seen.step:.0%} of a step: it is not fused",
+        evidence=(
+            f"it takes {seen.optimizer * 1e3:.3g} ms in {calls:.0f} operators on {tensors} tensors",
+            f"one pass over them takes about {fused * 1e3:.3g} ms",
+        ),
+        remedy=f"{LAUNCH} does it, or {names.split(',')[0]}(..., fused=True)",
+        settings={"fused_optimizer": "on"},
+        sure=Sure.CALCULATED,
+    )  # fmt: skip
+
+
+def _last_cache(case: Case) -> int:
+    domains = case.machine.topology.l3_domains
+    return sum(one.size_bytes or 0 for one in domains)
+
+
+def _pages(case: Case) -> Iterator[Finding]:
+    seen = case.seen
+    faults = seen.counted.get("faults", 0.0)
+    lost = faults * case.roof.fault_seconds
+    if not lost:
+        return
+    yield found(
+        case, lost,
+        cause="code",
+        title=f"memory is given back and asked for anew: {faults:.0f} pages in each step",
+        evidence=(
+            f"a page that is touched at first takes {1e6 * case.roof.fault_seconds:.2g} µs",
+            f"the system took {seen.counted.get('system_seconds', 0.0) * 1e3:.3g} ms of a step",
+        ),
+        remedy=f"{LAUNCH} tells the allocator to keep it",
+        settings={"allocator": "auto"},
+        sure=Sure.CALCULATED,
+    )  # fmt: skip
+
+
+def _tiny_numbers(case: Case) -> Iterator[Finding]:
+    seen = case.seen
+    if seen.tiny < TINY:
+        return
+    count = sum(one.bytes for one in seen.operators) / 4 * seen.tiny
+    yield found(
+        case, count * TINY_SECONDS / seen.threads,
+        cause="code",
+        title=f"{seen.tiny:.1%} of all results are too small for a normal number",
+        evidence=("a CPU takes many times as long for such numbers",),
+        remedy=f"{LAUNCH} takes them for nothing, or torch.set_flush_denormal(True)",
+        settings={"flush_denormals": "auto"},
+        sure=Sure.CALCULATED,
+    )  # fmt: skip
+
+
+def _python(case: Case) -> Iterator[Finding]:
+    seen = case.seen
+    calls = sum(one.calls for one in seen.operators)
+    if not calls:
+        return
+    yield found(
+        case, seen.between / 2,
+        cause="code",
+        title=f"Python takes {seen.between / seen.step:.0%} of a step, between operators",
+        evidence=(
+            f"{calls:.0f} operators of {seen.computing / calls * 1e6:.3g} µs in the mean; "
+            f"{seen.between / calls * 1e6:.3g} µs between two",
+        ),
+        remedy="a larger batch, or cputrain launch --compile on",
+        settings={"compile": "on"},
+        sure=Sure.CALCULATED,
+    )  # fmt: skip
+
+
+def _throttled(case: Case) -> Iterator[Finding]:
+    seconds = case.seen.counted.get("throttled_seconds", 0.0)
+    if seconds:
+        yield found(
+            case, seconds / max(1, case.seen.threads),
+            cause="code",
+            title="the container's share of the CPU is used up",
+            evidence=(f"its threads were held for {seconds * 1e3:.3g} ms in each step",),
+            remedy=f"{LAUNCH} uses as many threads as the quota feeds; or a larger quota",
+            settings={},
+            sure=Sure.CALCULATED,
+        )  # fmt: skip

@@ -1,0 +1,55 @@
+"""Memory: operators that read and write more than they compute, one after the other."""
+
+from __future__ import annotations
+
+from cputrain.diagnose.finding import Sure, found
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cputrain.diagnose.finding import Case, Finding
+    from cputrain.diagnose.seen import Operator
+
+LEAST = 1 << 20
+"""Bytes of a call: what is less stays in a core's cache."""
+
+CHAIN = 3
+"""Operators of a layer, one after the other, that are worth being one."""
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """What making one of each chain saves."""
+    seen = case.seen
+    chains: dict[tuple[str, str], list[Operator]] = {}
+    for one in seen.operators:
+        if one.phase != "optimizer" and not one.flops and one.bytes > LEAST * one.calls:
+            chains.setdefault((one.layer, one.phase), []).append(one)
+    long = [one for one in chains.values() if sum(each.calls for each in one) >= CHAIN]
+    lost = sum(_lost(one) for one in long)
+    if not lost:
+        return
+    every = [each for one in long for each in one]
+    seconds, moved = sum(one.seconds for one in every), sum(one.bytes for one in every)
+    roof = case.roof.bandwidth(seen.threads)
+    yield found(
+        case, lost,
+        cause="memory",
+        title=f"{seconds / seen.step:.0%} of a step goes to and from memory, operator by operator",
+        evidence=(
+            f"{sum(one.calls for one in every):.0f} operators that compute little move "
+            f"{moved / 2**20:.0f} MiB in {seconds * 1e3:.3g} ms",
+            f"that is {moved / seconds / 1e9:.3g} GB/s, where this memory has {roof / 1e9:.3g}",
+            "as one for each chain they would read and write once",
+        ),
+        remedy="cputrain launch --compile on (makes one of each chain)",
+        settings={"compile": "on"},
+        sure=Sure.CALCULATED,
+    )  # fmt: skip
+
+
+def _lost(chain: list[Operator]) -> float:
+    """Seconds, if what is largest was read and written once."""
+    moved = sum(one.bytes for one in chain)
+    once = max(one.bytes / one.calls for one in chain)
+    return sum(one.seconds for one in chain) * max(0.0, 1 - once / moved)

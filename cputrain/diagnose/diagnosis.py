@@ -1,0 +1,122 @@
+"""A script is run and looked into: Case → Diagnosis."""
+
+from __future__ import annotations
+
+import json
+
+from cputrain.diagnose.causes import CAUSES
+from cputrain.diagnose.finding import Case, Finding
+from cputrain.diagnose.layers import Layer, layers_of
+from cputrain.diagnose.roof import Roof, roof_of
+from cputrain.diagnose.seen import Seen, seen_of
+from cputrain.errors import UsageError
+from cputrain.record import Record
+from cputrain.tune.trial import fault_of, run_watched
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from cputrain.machine import Machine
+    from cputrain.tune.trial import Script
+
+SCHEMA_VERSION = 1
+
+WORTH = 1.05
+"""A gain that is smaller is not talked of."""
+
+STEPS = 12
+"""That are timed as they are; with those to warm up and those that are traced, fewer than 20."""
+
+TRACED = 3
+
+SECONDS = 8.0
+"""After so long fewer steps will do."""
+
+PATIENCE = 12.0
+"""Seconds that steps of a second run may take beside those that are timed."""
+
+
+class Diagnosis(Record):
+    """What was found."""
+
+    script: str
+    roof: Roof
+    seen: Seen
+    findings: tuple[Finding, ...]
+    """Those worth doing, the one that gains most first."""
+
+    layers: tuple[Layer, ...]
+    """By kind, the dearest first."""
+
+    def as_json(self) -> dict[str, Any]:
+        """With its schema's version."""
+        return {"schema_version": SCHEMA_VERSION, **super().as_json()}
+
+
+def diagnose(
+    script: Script,
+    machine: Machine,
+    *,
+    steps: int = STEPS,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Diagnosis:
+    """Run it under plain python and look for the six causes."""
+    tell("the script's steps, as they are")
+    seen, torch = _run(script, steps)
+    tell("what this machine can do at best")
+    roof = roof_of(machine, torch)
+    fewer = _with_fewer(script, machine, seen, steps, tell)
+    case = Case(machine=machine, roof=roof, seen=seen, fewer=fewer)
+    every = [one for cause in CAUSES for one in cause.find(case) if one.speedup >= WORTH]
+    return Diagnosis(
+        script=script.target.name,
+        roof=roof,
+        seen=seen,
+        findings=tuple(sorted(every, key=lambda one: -one.speedup)),
+        layers=layers_of(seen),
+    )
+
+
+def _run(script: Script, steps: int, threads: int = 0) -> tuple[Seen, str]:
+    asked = {"diagnose": steps, "traced": TRACED, "seconds": SECONDS, "threads": threads}
+    watched = run_watched(script, None, asked)
+    document = json.loads(watched.seen) if watched.seen else {}
+    fault = fault_of(watched)
+    if not fault and not document.get("optimizers"):
+        fault = "no optimizer took a step"
+    elif not fault and not document["traced"]:
+        count = len(document["steps"])
+        fault = f"it took {count} steps behind the first few, and {steps + TRACED} are wanted"
+    if fault:
+        raise UsageError(
+            f"the script {script.target.name}",
+            "must train for some steps under plain python",
+            found=fault,
+            do=f"What it printed is in {script.folder}.",
+        )
+    return seen_of(document), document["torch"]
+
+
+def _with_fewer(
+    script: Script, machine: Machine, seen: Seen, steps: int, tell: Callable[[str], None]
+) -> Seen | None:
+    """The same with fewer threads, where that is done soon."""
+    cores = max(1, machine.budget.physical_cores)
+    count = cores if seen.threads > cores else max(1, seen.threads // FEWER)
+    slowest = seen.step * seen.threads / count
+    if count >= seen.threads or (count < cores and slowest * AROUND > PATIENCE):
+        return None
+    tell(f"the same with {count} of {seen.threads} threads")
+    try:
+        return _run(script, steps, count)[0]
+    except UsageError:  # it cannot do with fewer
+        return None
+
+
+FEWER = 4
+"""By how much fewer threads are tried."""
+
+AROUND = 6
+"""Steps of a run beside those that are timed, which a run has some seconds for."""

@@ -1,0 +1,83 @@
+"""What a cause of slowness is told as, and what it is found in."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Protocol
+
+    from cputrain.diagnose.roof import Roof
+    from cputrain.diagnose.seen import Seen
+    from cputrain.machine import Machine
+
+
+class Sure(StrEnum):
+    """How a gain is known."""
+
+    MEASURED = "measured"
+    """The run was made with it, or what it would save was timed."""
+
+    CALCULATED = "calculated"
+    """From what was timed, and what this machine can do."""
+
+
+class Finding(Record):
+    """A cause, what it costs, and what to do about it."""
+
+    cause: str
+    """Of six: "memory", "work", "input", "overlap", "units" or "code"."""
+
+    title: str
+    """In a few words, with the figure that counts."""
+
+    lost_seconds: float
+    """Of a step: what the remedy would save."""
+
+    speedup: float
+    """Predicted: by how much faster a step is."""
+
+    evidence: tuple[str, ...]
+    """What was seen, a line each."""
+
+    remedy: str
+    """A command or a line of code."""
+
+    settings: dict[str, str] | None = None
+    """The same as options of `cputrain launch`; None where it is no option."""
+
+    exact: bool = True
+    """Whether results stay the same but for the order of additions."""
+
+    sure: Sure
+
+
+class Case(Record):
+    """What there is to look into."""
+
+    machine: Machine
+    roof: Roof
+    seen: Seen
+
+    fewer: Seen | None = None
+    """The same with fewer threads, where that was tried."""
+
+
+if TYPE_CHECKING:
+
+    class Cause(Protocol):
+        """A module of `causes`."""
+
+        def find(self, case: Case) -> Iterable[Finding]:
+            """What it costs here; nothing where there is nothing of it."""
+
+
+def found(case: Case, lost: float, **rest: Any) -> Finding:
+    """A finding that saves so many seconds of a step."""
+    step = case.seen.step
+    lost = min(lost, 0.98 * step)
+    return Finding(lost_seconds=lost, speedup=step / (step - lost), **rest)

@@ -1,0 +1,124 @@
+"""What was seen of a run: figures of one step, whoever reads them."""
+
+from __future__ import annotations
+
+from cputrain.bench.compare import median
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Operator(Record):
+    """One, with tensors of one form, in one place of the model: of a step."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+
+    phase: str
+    """ "forward", "backward" or "optimizer"."""
+
+    layer: str
+    """The module that called it, or whose gradient it is."""
+
+    calls: float
+    seconds: float
+    flops: float
+    bytes: float
+    """Read and written, all calls together, if no cache helped."""
+
+    channels_last: bool
+
+
+class Seen(Record):
+    """One step, in the middle of several; times are seconds."""
+
+    step: float
+    spread: float
+    """How far apart the middle half of the steps was, as a part of that."""
+
+    wait: float
+    """For a DataLoader's next batch."""
+
+    backward: float
+    optimizer: float
+    threads: int
+
+    steps: int
+    """How many were timed."""
+
+    operators: tuple[Operator, ...]
+
+    kinds: dict[str, str]
+    """The class of each layer, by its name."""
+
+    optimizers: tuple[dict[str, Any], ...]
+    loaders: tuple[str, ...]
+    """Kinds of iterators that were waited for."""
+
+    counted: dict[str, float]
+    """What the system counted in a step: pages, seconds of user and system, switches."""
+
+    tiny: float
+    """The part of results that were too small for a normal number."""
+
+    @property
+    def computing(self) -> float:
+        """Seconds of all operators."""
+        return sum(one.seconds for one in self.operators)
+
+    @property
+    def others(self) -> float:
+        """CPUs that were at work for somebody else: another program, or workers of loaders."""
+        own = self.counted.get("user_seconds", 0.0) + self.counted.get("system_seconds", 0.0)
+        return max(0.0, self.counted.get("busy_seconds", 0.0) - own) / self.step
+
+    @property
+    def between(self) -> float:
+        """Seconds of a step that are neither an operator's nor waiting: Python's, mostly."""
+        return max(0.0, self.step - self.wait - self.computing)
+
+
+def seen_of(document: dict[str, Any]) -> Seen:
+    """From what the watcher within the run wrote."""
+    many = max(1, len(document["optimizers"]))
+    steps = _together(document["steps"], many)
+    traced = document["traced"] or 1
+    seconds = sorted(one["seconds"] for one in steps)
+    middle = median(seconds)
+    quarter = max(0, len(seconds) // 4)
+    operators = tuple(
+        Operator(
+            **{**one, "shapes": tuple(map(tuple, one["shapes"])),
+               "calls": one["calls"] / traced, "seconds": one["seconds"] / traced,
+               "flops": one["flops"] * one["calls"] / traced,
+               "bytes": one["bytes"] * one["calls"] / traced},
+        )
+        for one in document["operators"]
+    )  # fmt: skip
+    return Seen(
+        step=middle,
+        spread=(seconds[-1 - quarter] - seconds[quarter]) / middle,
+        wait=median([one["wait"] for one in steps]),
+        backward=median([one["backward"] for one in steps]),
+        optimizer=median([one["optimizer"] for one in steps]),
+        threads=document["threads"],
+        steps=len(steps),
+        operators=operators,
+        kinds=document["kinds"],
+        optimizers=tuple(document["optimizers"]),
+        loaders=tuple(document["loaders"]),
+        counted={name: value / len(steps) for name, value in document["counted"].items()},
+        tiny=document["tiny"],
+    )
+
+
+def _together(steps: list[dict[str, float]], many: int) -> list[dict[str, float]]:
+    """Where several optimizers take turns, one step of each is a step."""
+    whole = len(steps) - len(steps) % many
+    return [
+        {name: sum(one[name] for one in steps[at : at + many]) for name in steps[0]}
+        for at in range(0, whole, many)
+    ]

@@ -1,0 +1,155 @@
+"""What each cause is found in, on figures that are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from cputrain.diagnose.causes import CAUSES, code, memory, overlap, units, waiting, work
+from cputrain.diagnose.finding import Case, Sure
+from cputrain.diagnose.layers import layers_of
+from cputrain.diagnose.roof import Roof
+from cputrain.diagnose.seen import Operator, Seen, seen_of
+from cputrain.machine import read_machine
+
+MACHINE = read_machine(detail=False)
+
+ROOF = Roof(
+    torch="2", cores=4,
+    flops_per_s={"float32": {"1": 1e11, "4": 4e11}, "bfloat16": {"1": 4e11, "4": 16e11}},
+    bandwidth_bytes_per_s={"memory": {"1": 1e10, "4": 4e10}, "l3": {"1": 2e10, "4": 8e10},
+                           "l2": {"1": 4e10, "4": 16e10}},
+    team_seconds={"1": 0.0, "4": 1e-5}, call_seconds=1e-6, fault_seconds=1e-6,
+)  # fmt: skip
+
+
+def operator(name="mul", seconds=0.01, calls=1, **rest):
+    given = {"shapes": ((8, 8),), "dtype": "float32", "phase": "forward", "layer": "Net.one",
+             "flops": 0.0, "bytes": 0.0, "channels_last": False}  # fmt: skip
+    return Operator(name=name, seconds=seconds, calls=calls, **{**given, **rest})
+
+
+def seen(*operators, **rest):
+    given = {
+        "step": 0.1, "spread": 0.01, "wait": 0.0, "backward": 0.04, "optimizer": 0.0, "threads": 4,
+        "steps": 12, "kinds": {"Net.one": "Linear"}, "optimizers": (), "loaders": (),
+        "counted": {}, "tiny": 0.0,
+    }  # fmt: skip
+    return Seen(operators=operators or (operator(seconds=0.1),), **{**given, **rest})
+
+
+def findings(cause, of, **rest):
+    return list(cause.find(Case(machine=MACHINE, roof=ROOF, seen=of, **rest)))
+
+
+def test_nothing_is_found_where_there_is_nothing():
+    quiet = seen(operator(dtype="bfloat16", flops=1e9, seconds=0.1))
+    for cause in CAUSES:
+        for one in findings(cause, quiet):
+            assert one.speedup < 1.05, one
+
+
+def test_waiting_for_workers_and_preparing_without_any():
+    waits = seen(wait=0.08, loaders=("_MultiProcessingDataLoaderIter",))
+    (one,) = findings(waiting, waits)
+    assert (one.cause, one.lost_seconds) == ("input", pytest.approx(0.08))
+    assert one.speedup == pytest.approx(5)
+    assert not findings(overlap, waits)
+    prepares = seen(wait=0.03, loaders=("_SingleProcessDataLoaderIter",))
+    (one,) = findings(overlap, prepares)
+    assert (one.cause, one.lost_seconds) == ("overlap", pytest.approx(0.03))
+    assert not findings(waiting, prepares)
+    (one,) = findings(overlap, prepares.replace(wait=0.08))  # then the worker is the slower one
+    assert one.speedup == pytest.approx(0.1 / 0.08)
+
+
+def test_fewer_threads_that_are_faster():
+    fewer = seen(operator(seconds=0.02), step=0.025, threads=1)
+    (one,) = findings(work, seen(), fewer=fewer)
+    assert (one.speedup, one.sure, one.settings) == (
+        pytest.approx(4), Sure.MEASURED, {"threads": "1"},
+    )  # fmt: skip
+    assert "mul" in " ".join(one.evidence)
+    assert not findings(work, seen(), fewer=fewer.replace(step=0.2))
+    assert not findings(work, seen())
+    # a thread that another program has stopped makes all others wait
+    busy = seen(counted={"busy_seconds": 0.35, "user_seconds": 0.2, "system_seconds": 0.0},
+                threads=1)  # fmt: skip
+    assert busy.others == pytest.approx(1.5)
+    assert not findings(work, busy, fewer=fewer)
+
+
+def test_units_for_fewer_bits():
+    (one,) = findings(units, seen(operator("mm", flops=4e10, seconds=0.1)))
+    assert one.speedup == pytest.approx(4)
+    assert (one.exact, one.settings) == (False, {"precision": "bf16"})
+    (one,) = findings(units, seen(operator("mm", flops=4e9, seconds=0.1)))  # not bound by it
+    assert one.speedup == pytest.approx(1 / (1 - 0.075))
+    assert not findings(units, seen(operator("mm", flops=4e10, seconds=0.1, dtype="bfloat16")))
+
+
+def test_images_that_are_turned():
+    image = {"shapes": ((8, 16, 32, 32), (16, 16, 3, 3)), "dtype": "bfloat16", "bytes": 4e8}
+    (one,) = findings(units, seen(operator("convolution", **image)))
+    assert one.lost_seconds == pytest.approx(0.02)
+    assert one.exact
+    assert not findings(units, seen(operator("convolution", channels_last=True, **image)))
+
+
+def test_chains_that_go_to_memory():
+    chain = [operator(name, bytes=2e8, seconds=0.02) for name in ("mul", "add", "abs", "sub")]
+    (one,) = findings(memory, seen(*chain))
+    assert one.lost_seconds == pytest.approx(0.06)
+    assert one.settings == {"compile": "on"}
+    assert not findings(memory, seen(*chain[:2]))
+    assert not findings(memory, seen(*[one.replace(bytes=1e4) for one in chain]))
+
+
+def test_code_that_takes_time():
+    plain = {"name": "AdamW", "fused": False, "can_fuse": True, "tensors": 10, "bytes": 4 << 20}
+    titles = {
+        "not fused": seen(optimizer=0.05, optimizers=(plain,)),
+        "pages": seen(counted={"faults": 50000}),
+        "too small": seen(operator(bytes=4e8, seconds=0.1), tiny=0.1),
+        "Python": seen(operator(seconds=0.01)),
+        "share of the CPU": seen(counted={"throttled_seconds": 0.2}),
+    }
+    for title, of in titles.items():
+        worth = [one for one in findings(code, of) if one.speedup >= 1.05]
+        assert [title in one.title for one in worth] == [True], (title, worth)
+    fused = seen(optimizer=0.05, optimizers=({**plain, "fused": True},))
+    assert not [one for one in findings(code, fused) if "fused" in one.title]
+
+
+def test_no_gain_is_without_end():
+    (one,) = findings(waiting, seen(wait=0.2, loaders=("_MultiProcessingDataLoaderIter",)))
+    assert one.speedup == pytest.approx(50)
+
+
+def test_layers_are_those_of_a_step():
+    found = layers_of(seen(
+        operator(seconds=0.03), operator("mm", seconds=0.05, phase="backward"),
+        operator("add_", seconds=0.01, phase="optimizer", layer=""),
+        operator("sum", seconds=0.005, layer=""), wait=0.002,
+    ))  # fmt: skip
+    assert [one.kind for one in found] == [
+        "Linear", "the optimizer", "outside of layers", "between operators", "waiting for data",
+    ]  # fmt: skip
+    first = found[0]
+    assert (first.count, first.forward, first.backward) == (1, 0.03, 0.05)
+    assert first.share == pytest.approx(0.8)
+    assert first.most == pytest.approx(5)
+    assert found[-1].cumulated == pytest.approx(1)
+    assert sum(one.seconds for one in found) == pytest.approx(0.1)
+
+
+def test_several_optimizers_make_one_step():
+    each = {"seconds": 0.01, "wait": 0.0, "backward": 0.004, "optimizer": 0.001}
+    found = seen_of({
+        "steps": [each, {**each, "seconds": 0.03}] * 4 + [each], "traced": 2, "threads": 2,
+        "optimizers": [{}, {}], "operators": [], "kinds": {}, "loaders": [], "tiny": 0.0,
+        "counted": {"faults": 40},
+    })  # fmt: skip
+    assert (found.step, found.optimizer, found.steps) == (
+        pytest.approx(0.04), pytest.approx(0.002), 4,
+    )  # fmt: skip
+    assert found.counted == {"faults": 10}

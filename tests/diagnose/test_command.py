@@ -1,0 +1,71 @@
+"""`cputrain diagnose` on scripts that train, each slower than it need be for one cause."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.diagnose.planted import GOOD, PLANTED
+
+
+def diagnose(folder, text, *options):
+    path = folder / "train.py"
+    path.write_text(text)
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cputrain.launch", "diagnose", *options, str(path)],
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", PLANTED)
+def test_the_planted_cause_is_found_first(cause, tmp_path):
+    done = diagnose(tmp_path, PLANTED[cause], "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["schema_version"] == 1
+    assert [one["cause"] for one in found["findings"]][:1] == [cause], found["findings"]
+    assert found["findings"][0]["speedup"] > 1.05
+    assert found["seen"]["operators"]
+    assert abs(sum(one["share"] for one in found["layers"]) - 1) < 1e-6
+
+
+def test_in_a_script_that_is_good_there_is_nothing(tmp_path):
+    done = diagnose(tmp_path, GOOD)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing worth doing was found" in done.stdout
+    assert "Where the time goes" in done.stdout
+    assert "Linear" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise ValueError('of its own')", "it ended with exit code 1: ValueError: of its own"),
+        ("import torch", "no optimizer took a step"),
+        (PLANTED["code"].replace("range(200)", "range(5)"), "it took 2 steps behind the first few"),
+        ("import torch, os\nif os.fork(): os.wait()\n", "no optimizer took a step"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_told(text, says, tmp_path):
+    done = diagnose(tmp_path, text)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("steps", ["0", "1", "x", "1001"])
+def test_numbers_of_steps_that_are_none(steps, tmp_path):
+    done = diagnose(tmp_path, GOOD, "--steps", steps)
+    assert done.returncode == 2
+    assert "--steps must be a whole number from 2 to 1000" in done.stderr
+
+
+def test_what_the_script_writes_is_thrown_away(tmp_path):
+    writes = "open('written.txt', 'w').write('x')\n"
+    done = diagnose(tmp_path, writes + PLANTED["overlap"], "--json", "--steps", "4")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "written.txt").exists()
