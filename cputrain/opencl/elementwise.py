@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from cputrain.opencl.program import kernel_of
-from cputrain.opencl.types import NAMES, SCALARS
+from cputrain.opencl.types import NAMES, SCALARS, counted_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def _prepared(
         tuple((name, NAMES[dtype]) for name, dtype in scalars),
         NAMES[computes],
         0 if flat else len(sizes),
+        counted_by(count),
         is_bool=kind is torch.bool,
     )
     tail = [] if flat else [*sizes, *(step for one in strides for step in one)]
@@ -134,6 +135,7 @@ def source_of(
     scalars: tuple[tuple[str, str], ...],
     computes: str,
     dims: int,
+    counts: str,
     *,
     is_bool: bool,
 ) -> str:
@@ -145,13 +147,14 @@ def source_of(
     parameters += [f"const {kind} {name}" for name, kind in scalars]
     parameters += [f"const long n{dim}" for dim in range(dims)]
     parameters += [f"const long s{dim}_{name}" for name in names for dim in range(dims)]
-    lines = ["long at = get_global_id(0);", "if (at >= count) return;"]
+    lines = [f"{counts} at = get_global_id(0);", f"if (at >= ({counts})count) return;"]
     if dims:
         for dim in range(dims):
             last = dim == dims - 1
-            lines.append(f"{{ long c = at{'' if last else f' % n{dim}'};")
+            size = f"({counts})n{dim}"
+            lines.append(f"{{ const long c = at{'' if last else f' % {size}'};")
             lines += [f"i_{name} += c * s{dim}_{name};" for name in names]
-            lines.append("}" if last else f"at /= n{dim}; }}")
+            lines.append("}" if last else f"at /= {size}; }}")
     else:
         lines += [f"i_{name} += at;" for name in names]
     lines += [f"const {computes} {name} = ({computes})p_{name}[i_{name}];" for name, _ in tensors]

@@ -15,7 +15,7 @@ import torch
 from cputrain.opencl.elementwise import folded, in_groups
 from cputrain.opencl.program import kernel_of
 from cputrain.opencl.tensor import made
-from cputrain.opencl.types import NAMES
+from cputrain.opencl.types import NAMES, counted_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def _prepared(
 ) -> tuple[Any, list[int]]:  # fmt: skip
     outer, (outer_steps,) = folded(kept[0], [list(kept[1])])
     inner, (inner_steps,) = folded(reduced[0], [list(reduced[1])])
-    source = source_of(start, step, end, read, written, computes, len(outer), len(inner))
+    counts = counted_by(prod(outer) * prod(inner))
+    source = source_of(start, step, end, read, written, computes, counts, len(outer), len(inner))
     tail = [*outer, *outer_steps, *inner, *inner_steps]
     types: list[object] = [*[np.int64] * 4, None, np.int64, None, np.int64, *[np.int64] * len(tail)]
     return kernel_of(device, source, "reduced", tuple(types)), tail
@@ -101,8 +102,9 @@ def _prepared(
 
 @cache
 def source_of(
-    start: str, step: str, end: str, read: str, written: str, computes: str, outer: int, inner: int
-) -> str:
+    start: str, step: str, end: str, read: str, written: str, computes: str, counts: str,
+    outer: int, inner: int,
+) -> str:  # fmt: skip
     """The kernel's, for so many dimensions that stay and that are reduced, the innermost first."""
     parameters = [
         "const long items", "const long chunks", "const long count", "const long COUNT",
@@ -115,13 +117,15 @@ def source_of(
     return f"""typedef {computes} T;
 __kernel void reduced({", ".join(parameters)})
 {{
-  const long item = get_global_id(0);
-  if (item >= items) return;
-  const long chunk = item % chunks;
-  long at = item / chunks, begin = in_at;
+  typedef {counts} N;
+  const N item = get_global_id(0);
+  if (item >= (N)items) return;
+  const N chunk = item % (N)chunks;
+  N at = item / (N)chunks;
+  long begin = in_at;
   {_places("k", "begin", outer)}
   T A = {start};
-  for (long number = chunk; number < count; number += chunks) {{
+  for (N number = chunk; number < (N)count; number += (N)chunks) {{
     long place = begin;
     at = number;
     {_places("r", "place", inner)}
@@ -137,8 +141,8 @@ def _places(name: str, place: str, many: int) -> str:
     lines = []
     for dim in range(many):
         last = dim == many - 1
-        at = "at" if last else f"at % {name}n{dim}"
-        lines.append(f"{place} += ({at}) * {name}s{dim};")
+        at = "at" if last else f"at % (N){name}n{dim}"
+        lines.append(f"{place} += (long)({at}) * {name}s{dim};")
         if not last:
-            lines.append(f"at /= {name}n{dim};")
+            lines.append(f"at /= (N){name}n{dim};")
     return " ".join(lines)

@@ -28,6 +28,13 @@ NAMES: dict[torch.dtype, str] = {
 LARGEST = (1 << 31) - 1
 """Elements that an int of a kernel counts."""
 
+
+def counted_by(count: int) -> str:
+    """What a kernel counts so many elements by, with a step beyond them. A GPU divides an int in a
+    fraction of the time."""
+    return "int" if count <= LARGEST // 2 else "long"
+
+
 SCALARS: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,

@@ -2,10 +2,11 @@
 // channel are made by groups of items, each of a part of its elements; the groups that need them all
 // put them together, in one order.
 // Of an image they are a mean and how far its elements are from that, squared, as they come: however
-// far from nothing they are, and whatever a single one is, nothing is lost.
+// far from nothing they are, and whatever a single one is, nothing is lost. N counts elements: an int
+// where that will do, as a GPU divides those in a fraction of the time.
 
 #define EACH_ELEMENT \
-  for (long i = (long)get_group_id(0) * ITEMS + item; i < count; i += get_global_size(0))
+  for (N i = (N)get_group_id(0) * ITEMS + item; i < (N)count; i += (N)get_global_size(0))
 #define PLACE(i) (((i) / inner * C + c) * inner + (i) % inner)
 
 #define SHARED __local T one[ITEMS], two[ITEMS];

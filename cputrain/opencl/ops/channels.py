@@ -13,7 +13,7 @@ from cputrain.opencl.program import kernel_of, text_of
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, dense, made, places_of
-from cputrain.opencl.types import NAMES, SCALARS, are_known
+from cputrain.opencl.types import NAMES, SCALARS, are_known, counted_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ def _parts(one: OclTensor, channels: int) -> tuple[int, OclTensor]:
 def _ask(name: str, one: OclTensor, groups: int, arguments: list[Any], **defined: bool) -> None:
     """Have a kernel run by so many groups of items for each channel."""
     device = one.memory.device
-    ready = _ready(device, name, one.dtype, tuple(defined.items()))
+    counts = counted_by(one.numel())
+    ready = _ready(device, name, one.dtype, counts, tuple(defined.items()))
     device.ask(ready, (groups * GROUP, arguments[0]), (GROUP, 1), *arguments)
 
 
@@ -150,7 +151,11 @@ FLAGS = ("IS_TRAINED", "HAS_RUNNING", "HAS_WEIGHT", "HAS_BIAS", "HAS_OUT")
 
 @lru_cache
 def _ready(
-    device: Device, name: str, kind: torch.dtype, defined: tuple[tuple[str, bool], ...]
+    device: Device,
+    name: str,
+    kind: torch.dtype,
+    counts: str,
+    defined: tuple[tuple[str, bool], ...],
 ) -> Any:
     number, scalar, small = np.int64, SCALARS[kind], np.int32
     tensor = (None, number)
@@ -162,6 +167,5 @@ def _ready(
         "gradients": (*form, *tensor * 4, scalar, *tensor, *[None] * 4),
     }[name]
     flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in defined}}
-    return kernel_of(
-        device, text_of("channels", {"T": NAMES[kind], "ITEMS": GROUP, **flags}), name, types
-    )
+    named = {"T": NAMES[kind], "N": counts, "ITEMS": GROUP, **flags}
+    return kernel_of(device, text_of("channels", named), name, types)
