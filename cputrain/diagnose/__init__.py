@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from cputrain.diagnose.applied import Applied, apply
 from cputrain.diagnose.diagnosis import Diagnosis, diagnose
 from cputrain.diagnose.finding import Finding, Sure
 from cputrain.diagnose.roof import Roof
 
-__all__ = ["Diagnosis", "Finding", "Roof", "Sure", "diagnose"]
+__all__ = ["Applied", "Diagnosis", "Finding", "Roof", "Sure", "apply", "diagnose"]

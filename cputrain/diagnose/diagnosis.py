@@ -11,7 +11,7 @@ from cputrain.diagnose.roof import Roof, roof_of
 from cputrain.diagnose.seen import Seen, seen_of
 from cputrain.errors import UsageError
 from cputrain.record import Record
-from cputrain.tune.trial import fault_of, run_watched
+from cputrain.tune.trial import LONGEST, fault_of, run_watched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,14 +60,15 @@ def diagnose(
     machine: Machine,
     *,
     steps: int = STEPS,
+    longest: float = LONGEST,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Diagnosis:
-    """Run it under plain python and look for the six causes."""
+    """Run it under plain python and look for the six causes. No run takes longer than `longest`."""
     tell("the script's steps, as they are")
-    seen, torch = _run(script, steps)
+    seen, torch = run(script, steps, longest)
     tell("what this machine can do at best")
     roof = roof_of(machine, torch)
-    fewer = _with_fewer(script, machine, seen, steps, tell)
+    fewer = _with_fewer(script, machine, seen, steps, longest, tell)
     case = Case(machine=machine, roof=roof, seen=seen, fewer=fewer)
     every = [one for cause in CAUSES for one in cause.find(case) if one.speedup >= WORTH]
     return Diagnosis(
@@ -79,9 +80,17 @@ def diagnose(
     )
 
 
-def _run(script: Script, steps: int, threads: int = 0) -> tuple[Seen, str]:
+def run(
+    script: Script,
+    steps: int,
+    longest: float,
+    *,
+    threads: int = 0,
+    settings: dict[str, str] | None = None,
+) -> tuple[Seen, str]:
+    """What is seen of the script, and its torch: under plain python, or launched with settings."""
     asked = {"diagnose": steps, "traced": TRACED, "seconds": SECONDS, "threads": threads}
-    watched = run_watched(script, None, asked)
+    watched = run_watched(script, settings, asked, longest=longest)
     document = json.loads(watched.seen) if watched.seen else {}
     fault = fault_of(watched)
     if not fault and not document.get("optimizers"):
@@ -92,7 +101,7 @@ def _run(script: Script, steps: int, threads: int = 0) -> tuple[Seen, str]:
     if fault:
         raise UsageError(
             f"the script {script.target.name}",
-            "must train for some steps under plain python",
+            "must train for some steps" + (" under plain python" if settings is None else ""),
             found=fault,
             do=f"What it printed is in {script.folder}.",
         )
@@ -100,7 +109,12 @@ def _run(script: Script, steps: int, threads: int = 0) -> tuple[Seen, str]:
 
 
 def _with_fewer(
-    script: Script, machine: Machine, seen: Seen, steps: int, tell: Callable[[str], None]
+    script: Script,
+    machine: Machine,
+    seen: Seen,
+    steps: int,
+    longest: float,
+    tell: Callable[[str], None],
 ) -> Seen | None:
     """The same with fewer threads, where that is done soon."""
     cores = max(1, machine.budget.physical_cores)
@@ -110,7 +124,7 @@ def _with_fewer(
         return None
     tell(f"the same with {count} of {seen.threads} threads")
     try:
-        return _run(script, steps, count)[0]
+        return run(script, steps, longest, threads=count)[0]
     except UsageError:  # it cannot do with fewer
         return None
 

@@ -6,9 +6,11 @@ from cputrain.report.terminal import show_pairs, show_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
-    from cputrain.diagnose import Diagnosis
+    from cputrain.diagnose import Applied, Diagnosis
 
 SHOWN = 3
 """Findings in full."""
@@ -72,6 +74,23 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
         f"{roof.flops('float32', seen.threads) / 1e9:.3g} GFLOP/s in float32, its memory "
         f"{roof.bandwidth(seen.threads) / 1e9:.3g} GB/s",
     )  # fmt: skip
+
+
+def show_applied(out: Console, applied: Sequence[Applied]) -> None:
+    """What remedies came to, where they were tried."""
+    if not applied:
+        return
+    show_table(
+        out, ("remedy against", "options", "predicted", "measured"),
+        [(one.title, " ".join(_option(*pair) for pair in one.settings.items()),
+          "" if one.predicted is None else f"{one.predicted:.2f}×",
+          one.fault if one.measured is None else f"{one.measured:.2f}×") for one in applied],
+        title="Tried: how many times as fast a step is",
+    )  # fmt: skip
+
+
+def _option(name: str, value: str) -> str:
+    return f"--{name.replace('_', '-')} {value}"
 
 
 def _reached(found: Diagnosis) -> str:

@@ -13,11 +13,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cputrain.diagnose import Diagnosis
+    from cputrain.diagnose import Applied, Diagnosis
     from cputrain.launch.options import Parsed
 
 OPTIONS = (
+    Option(flag="--apply", help="try the remedies that are options: predicted against measured"),
+    Option(
+        flag="--precision",
+        takes="float32|bf16",
+        help="bf16: --apply tries those that give up bits as well",
+        choices=("float32", "bf16"),
+    ),
     Option(flag="--steps", takes="N", help="steps that are timed as they are (default: 12)"),
+    Option(flag="--longest", takes="SECONDS", help="give a run up after so long (default: 600s)"),
     PYTHON_OPTION,
     Option(flag="--yes", help="run even where what the script writes cannot be thrown away"),
     Option(flag="--json", help="one JSON document with every operator"),
@@ -40,26 +48,39 @@ def main(argv: Sequence[str]) -> int:
             )
         )
         return 0
-    found = _diagnosed(parsed)
+    found, applied = _diagnosed(parsed)
     if parsed.has("--json"):
-        print(json.dumps(found.as_json(), indent=1))
+        document = found.as_json()
+        if parsed.has("--apply"):
+            document["applied"] = [one.as_json() for one in applied]
+        print(json.dumps(document, indent=1))
     else:
-        from cputrain.report.diagnoses import show_diagnosis
+        from cputrain.report.diagnoses import show_applied, show_diagnosis
         from cputrain.report.terminal import console
 
-        show_diagnosis(console(), found)
+        out = console()
+        show_diagnosis(out, found)
+        show_applied(out, applied)
     return 0
 
 
-def _diagnosed(parsed: Parsed) -> Diagnosis:
-    from cputrain.diagnose import diagnose
-    from cputrain.launch.commands.tune import script_of, watched_script
+def _diagnosed(parsed: Parsed) -> tuple[Diagnosis, Sequence[Applied]]:
+    from cputrain.diagnose import apply, diagnose
+    from cputrain.launch.commands.tune import script_of, seconds_of, watched_script
 
     steps = whole_number(parsed.values.get("--steps", "12"), "--steps", least=2, advice="12")
+    longest = seconds_of(parsed.values.get("--longest", "600"), "--longest")
     what = script_of(parsed, "cputrain diagnose")
     python = split_quoted(parsed, "--python-args")
     with watched_script(what, python, anyhow=parsed.has("--yes")) as script:
-        return diagnose(script, read_machine(RootSource()), steps=steps, tell=_tell)
+        machine = read_machine(RootSource())
+        found = diagnose(script, machine, steps=steps, longest=longest, tell=_tell)
+        if not parsed.has("--apply"):
+            return found, ()
+        reduced = parsed.values.get("--precision") == "bf16"
+        return found, apply(
+            script, found, steps=steps, longest=longest, reduced=reduced, tell=_tell
+        )
 
 
 def _tell(what: str) -> None:

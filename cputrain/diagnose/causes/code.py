@@ -79,7 +79,7 @@ def _pages(case: Case) -> Iterator[Finding]:
             f"the system took {seen.counted.get('system_seconds', 0.0) * 1e3:.3g} ms of a step",
         ),
         remedy=f"{LAUNCH} tells the allocator to keep it",
-        settings={"allocator": "auto"},
+        settings={"allocator": "tuned"},
         sure=Sure.CALCULATED,
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def _tiny_numbers(case: Case) -> Iterator[Finding]:
         title=f"{seen.tiny:.1%} of all results are too small for a normal number",
         evidence=("a CPU takes many times as long for such numbers",),
         remedy=f"{LAUNCH} takes them for nothing, or torch.set_flush_denormal(True)",
-        settings={"flush_denormals": "auto"},
+        settings={"flush_denormals": "on"},
         sure=Sure.CALCULATED,
     )  # fmt: skip
 
