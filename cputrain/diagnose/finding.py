@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from cputrain.machine import Machine
 
 
+MOST = 1000.0
+"""The largest gain that is told."""
+
+
 class Sure(StrEnum):
     """How a gain is known."""
 
@@ -79,5 +83,5 @@ if TYPE_CHECKING:
 def found(case: Case, lost: float, **rest: Any) -> Finding:
     """A finding that saves so many seconds of a step."""
     step = case.seen.step
-    lost = min(lost, 0.98 * step)
+    lost = min(lost, (1 - 1 / MOST) * step)
     return Finding(lost_seconds=lost, speedup=step / (step - lost), **rest)

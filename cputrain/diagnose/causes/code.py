@@ -67,7 +67,8 @@ def _last_cache(case: Case) -> int:
 def _pages(case: Case) -> Iterator[Finding]:
     seen = case.seen
     faults = seen.counted.get("faults", 0.0)
-    lost = faults * case.roof.fault_seconds
+    system = seen.counted.get("system_seconds", 0.0)
+    lost = min(faults * case.roof.fault_seconds, system)
     if not lost:
         return
     yield found(
@@ -76,7 +77,7 @@ def _pages(case: Case) -> Iterator[Finding]:
         title=f"memory is given back and asked for anew: {faults:.0f} pages in each step",
         evidence=(
             f"a page that is touched at first takes {1e6 * case.roof.fault_seconds:.2g} µs",
-            f"the system took {seen.counted.get('system_seconds', 0.0) * 1e3:.3g} ms of a step",
+            f"the system took {system * 1e3:.3g} ms of a step",
         ),
         remedy=f"{LAUNCH} tells the allocator to keep it",
         settings={"allocator": "tuned"},
