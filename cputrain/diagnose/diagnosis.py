@@ -34,6 +34,9 @@ TRACED = 3
 SECONDS = 8.0
 """After so long fewer steps will do."""
 
+LEAST = 3
+"""Steps behind the first few that will do, where a script has no more."""
+
 PATIENCE = 12.0
 """Seconds that steps of a second run may take beside those that are timed."""
 
@@ -89,15 +92,19 @@ def run(
     settings: dict[str, str] | None = None,
 ) -> tuple[Seen, str]:
     """What is seen of the script, and its torch: under plain python, or launched with settings."""
-    asked = {"diagnose": steps, "traced": TRACED, "seconds": SECONDS, "threads": threads}
+    traced = TRACED if steps > TRACED else 1
+    asked = {"diagnose": steps, "traced": traced, "seconds": SECONDS, "threads": threads}
     watched = run_watched(script, settings, asked, longest=longest)
     document = json.loads(watched.seen) if watched.seen else {}
     fault = fault_of(watched)
     if not fault and not document.get("optimizers"):
         fault = "no optimizer took a step"
     elif not fault and not document["traced"]:
-        count = len(document["steps"])
-        fault = f"it took {count} steps behind the first few, and {steps + TRACED} are wanted"
+        count = len(document["steps"]) // len(document["optimizers"])
+        if LEAST <= count < steps + traced:  # it has no more: then once more, with what it has
+            fewer = count - (TRACED if count > 2 * TRACED else 1)
+            return run(script, fewer, longest, threads=threads, settings=settings)
+        fault = f"it took {count} steps behind the first few, and {LEAST} are needed"
     if fault:
         raise UsageError(
             f"the script {script.target.name}",

@@ -69,12 +69,23 @@ def test_in_a_script_that_is_good_there_is_nothing(tmp_path):
     assert "Linear" in done.stdout
 
 
+def test_a_script_of_a_few_steps_is_looked_into_all_the_same(tmp_path):
+    done = diagnose(tmp_path, PLANTED["code"].replace("range(200)", "range(8)"), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["seen"]
+    assert 2 <= found["steps"] <= 5
+    assert found["operators"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("raise ValueError('of its own')", "it ended with exit code 1: ValueError: of its own"),
         ("import torch", "no optimizer took a step"),
-        (PLANTED["code"].replace("range(200)", "range(5)"), "it took 2 steps behind the first few"),
+        (
+            PLANTED["code"].replace("range(200)", "range(5)"),
+            "it took 2 steps behind the first few, and 3 are needed",
+        ),
         ("import torch, os\nif os.fork(): os.wait()\n", "no optimizer took a step"),
     ],
 )
