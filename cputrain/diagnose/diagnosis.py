@@ -92,7 +92,7 @@ def run(
     settings: dict[str, str] | None = None,
 ) -> tuple[Seen, str]:
     """What is seen of the script, and its torch: under plain python, or launched with settings."""
-    traced = TRACED if steps > TRACED else 1
+    traced = TRACED if steps > 2 * TRACED else 1
     asked = {"diagnose": steps, "traced": traced, "seconds": SECONDS, "threads": threads}
     watched = run_watched(script, settings, asked, longest=longest)
     document = json.loads(watched.seen) if watched.seen else {}
