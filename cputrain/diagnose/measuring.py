@@ -144,7 +144,6 @@ def _fault() -> float:
     import mmap
 
     size, page = 1 << 25, mmap.PAGESIZE
-    zeros = bytes(1)
 
     def run() -> None:
         with mmap.mmap(-1, size) as there:
@@ -154,7 +153,6 @@ def _fault() -> float:
             whole[::page].fill_(1)
             del whole
 
-    del zeros
     return best(run, SECONDS / 4) / (size // page)
 
 

@@ -94,7 +94,6 @@ class Brought:
     """Whether bytes ever waited."""
 
     seconds = 0.0
-    moved = 0
 
 
 class Stats(Record):
@@ -153,11 +152,16 @@ class Device:
         """Have a kernel run by so many items, of which so many are a group."""
         if NOW.recorder is not None:
             NOW.recorder.launched(self, kernel, items, group, arguments)
+        self.run(kernel, items, group, arguments)
+
+    def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:
+        """The same, without it being written down."""
         with self.lock:  # arguments stay with the kernel until it is asked for
             chosen = twin_of_kernel(kernel) if self.depth else kernel
             self.depth += 1
             try:
-                chosen(self.queue, items, group, *arguments)
+                chosen.set_args(*arguments)
+                _enqueue(self.queue, chosen, items, group, None, None, False, False)
             finally:
                 self.depth -= 1
 
@@ -182,7 +186,6 @@ class Device:
             begin = time.perf_counter()
             cl().enqueue_copy(self.queue, buffer_of(memory), memory.copy)
             Brought.seconds += time.perf_counter() - begin
-            Brought.moved += memory.size
             memory.copy = None
             memory.__class__ = Memory  # type: ignore[assignment]
 
@@ -251,6 +254,8 @@ class Device:
         """What is in use."""
         return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
 
+
+_enqueue: Any = cl().enqueue_nd_range_kernel
 
 _types: dict[Any, list[Any]] = {}
 

@@ -47,7 +47,7 @@ class Fallback(Record):
     """In all: waiting for the device, to the host, and on the CPU."""
 
     moved_bytes: int
-    """To the host, and what came back so far; none where memory is shared."""
+    """To the host; none where memory is shared. What goes back later is not counted."""
 
     chosen: int
     """How many of the calls have a kernel: between others that the CPU did, it was faster."""

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from cputrain.machine.opencl import cl
 from cputrain.opencl.between import run_between
-from cputrain.opencl.device import Brought, buffer_of, twin_of_kernel
+from cputrain.opencl.device import Brought, buffer_of
 from cputrain.opencl.recorded import NOW, Recorder
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor
@@ -174,14 +173,7 @@ class Repeat:
             given = arguments.copy()
             for place, number in fills:
                 given[place] = values[number]
-            with device.lock:
-                chosen = twin_of_kernel(kernel) if device.depth else kernel
-                device.depth += 1
-                try:
-                    chosen.set_args(*given)
-                    _enqueue(device.queue, chosen, items, group, None, None, False, False)
-                finally:
-                    device.depth -= 1
+            device.run(kernel, items, group, given)
             for number in drops:
                 del memories[number]
         for number, where, size in self._rest:
@@ -190,9 +182,6 @@ class Repeat:
             number, form = self._single
             return form.within(memories[number])
         return _result(self._how, tensors, memories)
-
-
-_enqueue: Any = cl().enqueue_nd_range_kernel
 
 
 def _pattern(tensors: Sequence[OclTensor]) -> list[int]:
