@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -16,6 +17,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden",
         action="store_true",
         help="write the files in tests/golden anew, instead of comparing with them",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_they_were():
+    """A test that leaves torch another number of threads misleads those behind it."""
+    before = _threads()
+    yield
+    assert before in {None, _threads()}
+
+
+def _threads() -> int | None:
+    torch = sys.modules.get("torch")
+    return (
+        None if torch is None or not hasattr(torch, "get_num_threads") else torch.get_num_threads()
     )
 
 
