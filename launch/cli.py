@@ -17,6 +17,7 @@ VERBS = {
     "plan": "what launch would do, with every reason",
     "tune": "find the fastest plan for a script by measuring, and keep it",
     "diagnose": "why a script is slower than the machine allows, and what to do about it",
+    "report": "a diagnosis that was kept, once more, or two of them side by side",
     "verify": "how far a batch in parts is from the whole one, on a script's own steps",
     "bench": "plain python against cputrain, side by side",
 }

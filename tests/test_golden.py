@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cputrain import errors
+from cputrain.diagnose import compare
 from cputrain.launch.cli import VERBS, main
 from cputrain.machine import Machine, Rank, read_machine
 from cputrain.machine.bandwidth import Bandwidth
@@ -21,6 +22,7 @@ from cputrain.machine.opencl import OpenCLDevice
 from cputrain.plan import Request, Setting, make_plan
 from cputrain.plan.policies import KNOBS
 from cputrain.plan.replay import CARRIERS
+from tests.diagnose.samples import diagnosis
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -116,7 +118,20 @@ def plan_schema() -> str:
     return written(found)
 
 
-FREE = ("preloads", "unknown", "environment", "rejected", "settings")
+def diagnosis_schema() -> str:
+    """Key paths of `diagnose --json`, and the types found there; and of two by `report --json`."""
+    found: dict[str, set[str]] = {}
+    for machine in machines():
+        one = diagnosis(machine)
+        gather(json.loads(json.dumps(one.as_json())), "", found)
+        gather(json.loads(json.dumps(compare(one, one).as_json())), "(of two)", found)
+    return written(found)
+
+
+FREE = (
+    "preloads", "unknown", "environment", "rejected", "settings", "kinds", "counted",
+    "flops_per_s", "bandwidth_bytes_per_s", "team_seconds", "*",
+)  # fmt: skip
 """Objects whose keys are data."""
 
 
@@ -149,6 +164,7 @@ def written(found: dict[str, set[str]]) -> str:
         ("exit_codes.txt", exit_codes),
         ("info_schema.json", info_schema),
         ("plan_schema.json", plan_schema),
+        ("diagnosis_schema.json", diagnosis_schema),
     ],
 )
 def test_what_users_depend_on_is_as_it_was(

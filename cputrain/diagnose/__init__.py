@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from cputrain.diagnose.applied import Applied, apply
+from cputrain.diagnose.applied import apply
+from cputrain.diagnose.compared import Compared, compare
 from cputrain.diagnose.diagnosis import Diagnosis, diagnose
-from cputrain.diagnose.finding import Finding, Sure
+from cputrain.diagnose.finding import Applied, Finding, Sure
+from cputrain.diagnose.kept import read_diagnosis
 from cputrain.diagnose.roof import Roof
 
-__all__ = ["Applied", "Diagnosis", "Finding", "Roof", "Sure", "apply", "diagnose"]
+__all__ = [
+    "Applied",
+    "Compared",
+    "Diagnosis",
+    "Finding",
+    "Roof",
+    "Sure",
+    "apply",
+    "compare",
+    "diagnose",
+    "read_diagnosis",
+]

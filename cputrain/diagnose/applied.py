@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cputrain.diagnose.diagnosis import run
+from cputrain.diagnose.finding import Applied
 from cputrain.errors import UsageError
-from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,25 +22,6 @@ BARE = {
 """A launch that changes nothing by itself, so that a remedy is alone."""
 
 TOGETHER = "all of them, and what cputrain launch does by itself"
-
-
-class Applied(Record):
-    """One remedy, or all."""
-
-    title: str
-    """What it is against."""
-
-    settings: dict[str, str]
-    """Options of `cputrain launch`."""
-
-    predicted: float | None
-    """By how much faster a step was to be; None of all together."""
-
-    measured: float | None
-    """By how much it is; None where the run failed."""
-
-    fault: str = ""
-    """Why."""
 
 
 def apply(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
+from cputrain import __version__
+from cputrain.diagnose.box import Box, box_of
 from cputrain.diagnose.causes import CAUSES
-from cputrain.diagnose.finding import Case, Finding
+from cputrain.diagnose.finding import Applied, Case, Finding
 from cputrain.diagnose.layers import Layer, layers_of
 from cputrain.diagnose.roof import Roof, roof_of
 from cputrain.diagnose.seen import Seen, seen_of
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from cputrain.tune.trial import Script
 
 SCHEMA_VERSION = 1
+
+KIND = "cputrain diagnosis"
 
 WORTH = 1.05
 """A gain that is smaller is not talked of."""
@@ -45,6 +50,13 @@ class Diagnosis(Record):
     """What was found."""
 
     script: str
+    when: str
+    """The day and the minute."""
+
+    cputrain: str
+    """Its version."""
+
+    box: Box
     roof: Roof
     seen: Seen
     findings: tuple[Finding, ...]
@@ -53,9 +65,12 @@ class Diagnosis(Record):
     layers: tuple[Layer, ...]
     """By kind, the dearest first."""
 
+    applied: tuple[Applied, ...] = ()
+    """Remedies, where they were tried."""
+
     def as_json(self) -> dict[str, Any]:
-        """With its schema's version."""
-        return {"schema_version": SCHEMA_VERSION, **super().as_json()}
+        """With what it is, and its schema's version."""
+        return {"kind": KIND, "schema_version": SCHEMA_VERSION, **super().as_json()}
 
 
 def diagnose(
@@ -76,6 +91,9 @@ def diagnose(
     every = [one for cause in CAUSES for one in cause.find(case) if one.speedup >= WORTH]
     return Diagnosis(
         script=script.target.name,
+        when=datetime.now().isoformat(sep=" ", timespec="minutes"),
+        cputrain=__version__,
+        box=box_of(machine),
         roof=roof,
         seen=seen,
         findings=tuple(sorted(every, key=lambda one: -one.speedup)),

@@ -60,6 +60,25 @@ class Finding(Record):
     sure: Sure
 
 
+class Applied(Record):
+    """A remedy that was tried, or all of them."""
+
+    title: str
+    """What it is against."""
+
+    settings: dict[str, str]
+    """Options of `cputrain launch`."""
+
+    predicted: float | None
+    """By how much faster a step was to be; None of all together."""
+
+    measured: float | None
+    """By how much it is; None where the run failed."""
+
+    fault: str = ""
+    """Why."""
+
+
 class Case(Record):
     """What there is to look into."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.diagnose.finding import MOST
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -69,7 +70,7 @@ def layers_of(seen: Seen) -> tuple[Layer, ...]:
             Layer(
                 kind=kind, count=len(names.get(kind, ())), forward=forward.get(kind, 0.0),
                 backward=backward.get(kind, 0.0), share=share, cumulated=cumulated,
-                most=1 / (1 - share) if share < 1 else float("inf"),
+                most=min(MOST, 1 / (1 - share) if share < 1 else MOST),
             )
         )  # fmt: skip
     return tuple(found)

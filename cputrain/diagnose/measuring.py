@@ -56,7 +56,7 @@ def measured(cores: int, l2_bytes: int, l3_bytes: int, memory_bytes: int) -> dic
     bandwidth = {
         "memory": {str(count): _triad(whole, count) for count in teams},
         "l3": {str(count): _triad(l3_bytes // 6, count) for count in (1, cores)},
-        "l2": {"1": _triad(l2_bytes // 6, 1), str(cores): _triad(cores * l2_bytes // 6, cores)},
+        "l2": _own(_triad(l2_bytes // 6, 1), _triad(cores * l2_bytes // 6, cores), cores),
     }
     return {
         "torch": torch.__version__,
@@ -114,6 +114,12 @@ def _triad(each: int, threads: int) -> float:
 
     both = (3 * 4 * count * again / best(add), 2 * 4 * count * again / best(copy))
     return max(both)
+
+
+def _own(one: float, together: float, cores: int) -> dict[str, float]:
+    """Of caches that each core has for itself: the time in which a team of threads begins and ends
+    hides what they have together."""
+    return {"1": one, str(cores): max(together, cores * one)}
 
 
 def _team(threads: int) -> float:

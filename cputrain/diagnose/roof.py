@@ -53,6 +53,19 @@ class Roof(Record):
     fault_seconds: float
     """Of a page of memory that is touched for the first time."""
 
+    def __post_init__(self) -> None:
+        """There is a figure of one thread for all that is asked for."""
+        for table, least in (
+            (self.flops_per_s, {"float32", "bfloat16"}),
+            (self.bandwidth_bytes_per_s, {"memory", "l3", "l2"}),
+        ):
+            for name in least | set(table):
+                each = table.get(name, {})
+                if not all(one.isdecimal() and value > 0 for one, value in each.items()) or (
+                    "1" not in each
+                ):
+                    raise ValueError(f"{each} as the rates of {name}")
+
     def flops(self, dtype: str, threads: int) -> float:
         """The most operations in a second."""
         return _nearest(self.flops_per_s.get(dtype, self.flops_per_s["float32"]), threads)
@@ -75,7 +88,7 @@ def roof_of(machine: Machine, torch: str, python: str = sys.executable) -> Roof:
     document, _ = read_json(path, "the measured roof")
     kept = document if isinstance(document, dict) else {}
     if kept.get("schema_version") == SCHEMA_VERSION and isinstance(kept.get(key), dict):
-        with suppress(TypeError):  # it was written by another version, or by hand
+        with suppress(TypeError, ValueError):  # it was written by another version, or by hand
             return Roof(**kept[key])
     found = _measured(machine, python)
     with suppress(OSError):  # it is measured again the next time

@@ -29,6 +29,9 @@ class Operator(Record):
     bytes: float
     """Read and written, all calls together, if no cache helped."""
 
+    numbers: float
+    """Of the largest tensor that it takes or makes, all calls together."""
+
     channels_last: bool
 
 
@@ -51,6 +54,9 @@ class Seen(Record):
 
     operators: tuple[Operator, ...]
 
+    line: tuple[tuple[int, float, float], ...]
+    """One step as it went when each operator was timed: which of them, its begin, its seconds."""
+
     kinds: dict[str, str]
     """The class of each layer, by its name."""
 
@@ -63,6 +69,18 @@ class Seen(Record):
 
     tiny: float
     """The part of results that were too small for a normal number."""
+
+    def __post_init__(self) -> None:
+        """A step takes time, and its line is of its operators."""
+        if self.step <= 0 or self.threads < 1:
+            raise ValueError(f"a step of {self.step} s with {self.threads} threads")
+        if any(not 0 <= which < len(self.operators) for which, _, _ in self.line):
+            raise ValueError("a line with operators that are not told")
+
+    @property
+    def forward(self) -> float:
+        """Seconds of a step that are none of the others': the script's own lines, too."""
+        return max(0.0, self.step - self.wait - self.backward - self.optimizer)
 
     @property
     def computing(self) -> float:
@@ -94,7 +112,8 @@ def seen_of(document: dict[str, Any]) -> Seen:
             **{**one, "shapes": tuple(map(tuple, one["shapes"])),
                "calls": one["calls"] / traced, "seconds": one["seconds"] / traced,
                "flops": one["flops"] * one["calls"] / traced,
-               "bytes": one["bytes"] * one["calls"] / traced},
+               "bytes": one["bytes"] * one["calls"] / traced,
+               "numbers": one["numbers"] * one["calls"] / traced},
         )
         for one in document["operators"]
     )  # fmt: skip
@@ -107,6 +126,7 @@ def seen_of(document: dict[str, Any]) -> Seen:
         threads=document["threads"],
         steps=len(steps),
         operators=operators,
+        line=tuple((which, begin, seconds) for which, begin, seconds in document["line"]),
         kinds=document["kinds"],
         optimizers=tuple(document["optimizers"]),
         loaders=tuple(document["loaders"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.report.figures import NOTHING, doubts, milliseconds, option, reached, shapes
 from cputrain.report.terminal import show_pairs, show_table
 
 TYPE_CHECKING = False
@@ -10,13 +11,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cputrain.diagnose import Applied, Diagnosis
+    from cputrain.diagnose import Applied, Compared, Diagnosis
+    from cputrain.diagnose.compared import Row
 
 SHOWN = 3
 """Findings in full."""
-
-RESTLESS = 0.3
-"""How far apart steps are, and how many CPUs others have, from which on that is said."""
 
 LAYERS = 8
 OPERATORS = 6
@@ -28,27 +27,24 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
     from rich.text import Text
 
     seen, roof = found.seen, found.roof
-    forward = max(0.0, seen.step - seen.wait - seen.backward - seen.optimizer)
     calls = sum(one.calls for one in seen.operators)
     pairs = [
-        ("forward", _part(forward, seen.step)),
+        ("forward", _part(seen.forward, seen.step)),
         ("backward", _part(seen.backward, seen.step)),
         ("optimizer", _part(seen.optimizer, seen.step)),
         ("loader", _part(seen.wait, seen.step) if seen.wait else None),
         ("operators", f"{calls:.0f}, {_part(seen.computing, seen.step)}"),
         ("between them", _part(seen.between, seen.step)),
-        ("reached", _reached(found)),
+        ("reached", reached(found)),
         ("timed", f"{seen.steps} steps with {seen.threads} threads; half of them within "
          f"{seen.spread:.0%}"),
     ]  # fmt: skip
-    show_pairs(out, f"A step of {found.script}: {_ms(seen.step)}", pairs)
+    show_pairs(out, f"A step of {found.script}: {milliseconds(seen.step)}", pairs)
     out.print()
-    if seen.spread > RESTLESS or (seen.others > RESTLESS and not seen.loaders):
-        out.print(Text("Something else ran meanwhile, or steps differ: figures are rough.\n"))
+    if doubts(seen):
+        out.print(Text(f"{doubts(seen)}\n"))
     if not found.findings:
-        out.print(
-            Text("Nothing worth doing was found: no cause costs 5 % of a step.", style="bold")
-        )
+        out.print(Text(NOTHING, style="bold"))
     for number, one in enumerate(found.findings[:SHOWN], 1):
         out.print(Text(f"{number}. {one.title}", style="bold"))
         for line in one.evidence:
@@ -59,15 +55,16 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
         out.print(Text(f"   also: {one.title}; {one.remedy}: {one.speedup:.2f} times as fast"))
     show_table(
         out, ("layers", "how many", "forward", "backward", "share", "together", "at most"),
-        [(one.kind, str(one.count or ""), _ms(one.forward), _ms(one.backward), f"{one.share:.0%}",
-          f"{one.cumulated:.0%}", f"{one.most:.2f}×") for one in found.layers[:LAYERS]],
+        [(one.kind, str(one.count or ""), milliseconds(one.forward), milliseconds(one.backward),
+          f"{one.share:.0%}", f"{one.cumulated:.0%}", f"{one.most:.2f}×")
+         for one in found.layers[:LAYERS]],
         title="Where the time goes, and how much faster a step were without",
     )  # fmt: skip
     dearest = sorted(seen.operators, key=lambda one: -one.seconds)[:OPERATORS]
     show_table(
         out, ("operator", "forms", "in", "calls", "time", "GFLOP/s", "GB/s"),
-        [(one.name, " ".join("x".join(map(str, shape)) or "·" for shape in one.shapes[:3]),
-          one.layer or one.phase, f"{one.calls:.0f}", _ms(one.seconds),
+        [(one.name, shapes(one.shapes[:3]),
+          one.layer or one.phase, f"{one.calls:.0f}", milliseconds(one.seconds),
           f"{one.flops / one.seconds / 1e9:.3g}" if one.flops else "",
           f"{one.bytes / one.seconds / 1e9:.3g}") for one in dearest],
         title="The dearest operators; this CPU has "
@@ -82,27 +79,41 @@ def show_applied(out: Console, applied: Sequence[Applied]) -> None:
         return
     show_table(
         out, ("remedy against", "options", "predicted", "measured"),
-        [(one.title, " ".join(_option(*pair) for pair in one.settings.items()),
+        [(one.title, " ".join(option(*pair) for pair in one.settings.items()),
           "" if one.predicted is None else f"{one.predicted:.2f}×",
           one.fault if one.measured is None else f"{one.measured:.2f}×") for one in applied],
         title="Tried: how many times as fast a step is",
     )  # fmt: skip
 
 
-def _option(name: str, value: str) -> str:
-    return f"--{name.replace('_', '-')} {value}"
+def show_compared(out: Console, found: Compared) -> None:
+    """Two runs side by side."""
+    from rich.text import Text
+
+    for one in found.differs:
+        out.print(Text(f"Not the same in both: {one}", style="dim"))
+    faster = found.speedup >= 1
+    times = found.speedup if faster else 1 / found.speedup
+    said = f"{times:.2f} times as {'fast' if faster else 'slow'}: the second run's steps"
+    if not found.sure:
+        said += ", which is no more than steps of a run differ"
+    out.print(Text(said, style="bold"))
+    head = ("first", "second", "saved", "times as fast")
+    for title, rows in (
+        ("a step", found.parts), ("layers", found.layers[:LAYERS]),
+        ("operators that changed most", found.operators[:OPERATORS]),
+    ):  # fmt: skip
+        show_table(out, (title, *head), map(_row, rows))
+    for name, titles in (("gone", found.gone), ("new", found.new)):
+        for one in titles:
+            out.print(Text(f"{name}: {one}"))
 
 
-def _reached(found: Diagnosis) -> str:
-    seen, roof = found.seen, found.roof
-    flops = sum(one.flops for one in seen.operators)
-    rate, most = flops / seen.step, roof.flops("float32", seen.threads)
-    return f"{rate / 1e9:.3g} GFLOP/s of {most / 1e9:.3g} in float32 ({rate / most:.0%})"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds else ""
+def _row(one: Row) -> tuple[str, ...]:
+    times = f"{one.before / one.after:.2f}×" if one.before and one.after else ""
+    before, after = milliseconds(one.before), milliseconds(one.after)
+    return one.name, before, after, milliseconds(one.saved), times
 
 
 def _part(seconds: float, whole: float) -> str:
-    return f"{_ms(seconds) or '0 ms'} ({seconds / whole:.0%})"
+    return f"{milliseconds(seconds) or '0 ms'} ({seconds / whole:.0%})"

@@ -130,6 +130,8 @@ class Observer:
             self._operators.stop()
             self._tell("enough")
             end()
+        elif self._count % many == 0:
+            self._operators.new_step()
 
     def _tell(self, how: str) -> None:
         if os.getpid() != self._owner or self._fd < 0:

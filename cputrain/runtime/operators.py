@@ -22,6 +22,8 @@ class Operators:
         """Of a step: "forward", "backward" or "optimizer"."""
         self._found: dict[Any, dict[str, Any]] = {}
         self._kinds: dict[str, str] = {}
+        self._line: list[tuple[int, float, float]] = []
+        self._began = 0.0
         self._tiny = self._sampled = 0
         self._mode: Any = None
         self._tracker: Any = None
@@ -42,7 +44,7 @@ class Operators:
                 given = kwargs or {}
                 begin = time.perf_counter()
                 found = func(*args, **given)
-                seen(func, args, given, found, time.perf_counter() - begin)
+                seen(func, args, given, found, begin, time.perf_counter() - begin)
                 return found
 
         self._tracker = ModuleTracker()
@@ -50,6 +52,11 @@ class Operators:
         self._hook = self._torch.nn.modules.module.register_module_forward_pre_hook(self._named)
         self._mode = Looking()
         self._mode.__enter__()
+        self.new_step()
+
+    def new_step(self) -> None:
+        """What comes now belongs to another step; the line is that of the last."""
+        self._line, self._began = [], time.perf_counter()
 
     def stop(self) -> None:
         """No more."""
@@ -64,7 +71,9 @@ class Operators:
         for name, one in module.named_modules():
             self._kinds.setdefault(f"{whole}.{name}" if name else whole, type(one).__name__)
 
-    def _seen(self, func: Any, args: Any, kwargs: Any, found: Any, seconds: float) -> None:
+    def _seen(
+        self, func: Any, args: Any, kwargs: Any, found: Any, begin: float, seconds: float
+    ) -> None:
         tensor = self._torch.Tensor
         given = _tensors(tensor, (args, list(kwargs.values())))
         made = _tensors(tensor, (found,))
@@ -79,13 +88,15 @@ class Operators:
         one = self._found.get(key)
         if one is None:
             one = self._found[key] = {
-                "name": key[0].partition("::")[2], "shapes": shapes, "dtype": dtype,
-                "phase": self.phase, "layer": layer, "times": [],
+                "number": len(self._found), "name": key[0].partition("::")[2], "shapes": shapes,
+                "dtype": dtype, "phase": self.phase, "layer": layer, "times": [],
                 "flops": self._flops(func, args, kwargs, found),
                 "bytes": _moved(func, args, given, made),
+                "numbers": _most_numbers(tensor, (*args, *kwargs.values(), made)),
                 "channels_last": _is_channels_last(given),
             }  # fmt: skip
         one["times"].append(seconds)
+        self._line.append((one["number"], begin - self._began, seconds))
         for result in made[:1]:
             self._look_for_tiny(result)
 
@@ -109,6 +120,7 @@ class Operators:
         """All of them, and the kinds of layers by name."""
         return {
             "operators": [_summed(one) for one in self._found.values()], "kinds": self._kinds,
+            "line": self._line,
             "tiny": self._tiny / self._sampled if self._sampled else 0.0,
         }  # fmt: skip
 
@@ -117,7 +129,7 @@ def _summed(one: dict[str, Any]) -> dict[str, Any]:
     """What all calls take, if each takes what one in the middle does: now and then another program
     is let in."""
     times = sorted(one["times"])
-    rest = {name: value for name, value in one.items() if name != "times"}
+    rest = {name: value for name, value in one.items() if name not in {"times", "number"}}
     return {**rest, "calls": len(times), "seconds": times[len(times) // 2] * len(times)}
 
 
@@ -141,6 +153,11 @@ def _moved(func: Any, args: Any, given: list[Any], made: list[Any]) -> int:
         made = list(args[0])  # all of a list, in place
     each[-1] = sum(one.numel() * one.element_size() for one in made)
     return sum(each.values())
+
+
+def _most_numbers(kind: Any, values: Any) -> int:
+    """Those of the largest tensor, or list of tensors, among what an operator takes and makes."""
+    return max(sum(int(one.numel()) for one in _tensors(kind, (each,))) for each in values)
 
 
 def _is_channels_last(given: list[Any]) -> bool:

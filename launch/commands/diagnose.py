@@ -6,6 +6,7 @@ import json
 import sys
 
 from cputrain.launch.commands.launch import PYTHON_OPTION
+from cputrain.launch.files import NewFile
 from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
 from cputrain.machine import RootSource, read_machine
 
@@ -13,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cputrain.diagnose import Applied, Diagnosis
+    from cputrain.diagnose import Diagnosis
     from cputrain.launch.options import Parsed
 
 OPTIONS = (
@@ -28,7 +29,9 @@ OPTIONS = (
     Option(flag="--longest", takes="SECONDS", help="give a run up after so long (default: 600s)"),
     PYTHON_OPTION,
     Option(flag="--yes", help="run even where what the script writes cannot be thrown away"),
-    Option(flag="--json", help="one JSON document with every operator"),
+    Option(flag="--json", help="one JSON document with every operator, for cputrain report"),
+    Option(flag="--html", takes="FILE", help="write one page for a browser, which needs no net"),
+    Option(flag="--force", help="let --html overwrite"),
     Option(flag="--help", short="-h", help="show this and stop"),
 )
 
@@ -48,23 +51,37 @@ def main(argv: Sequence[str]) -> int:
             )
         )
         return 0
-    found, applied = _diagnosed(parsed)
+    page = page_of(parsed)
+    found = _diagnosed(parsed)
     if parsed.has("--json"):
-        document = found.as_json()
-        if parsed.has("--apply"):
-            document["applied"] = [one.as_json() for one in applied]
-        print(json.dumps(document, indent=1))
+        print(json.dumps(found.as_json(), indent=1))
     else:
-        from cputrain.report.diagnoses import show_applied, show_diagnosis
-        from cputrain.report.terminal import console
+        show(found)
+    if page is not None:
+        from cputrain.report.page import diagnosis_page
 
-        out = console()
-        show_diagnosis(out, found)
-        show_applied(out, applied)
+        page.write(diagnosis_page(found))
+        print(f"cputrain: {page.path} shows it in a browser", file=sys.stderr)
     return 0
 
 
-def _diagnosed(parsed: Parsed) -> tuple[Diagnosis, Sequence[Applied]]:
+def page_of(parsed: Parsed) -> NewFile | None:
+    """The file for a page, where one is asked for."""
+    path = parsed.values.get("--html")
+    return None if path is None else NewFile(path, "--html", force=parsed.has("--force"))
+
+
+def show(found: Diagnosis) -> None:
+    """On the terminal."""
+    from cputrain.report.diagnoses import show_applied, show_diagnosis
+    from cputrain.report.terminal import console
+
+    out = console()
+    show_diagnosis(out, found)
+    show_applied(out, found.applied)
+
+
+def _diagnosed(parsed: Parsed) -> Diagnosis:
     from cputrain.diagnose import apply, diagnose
     from cputrain.launch.commands.tune import script_of, seconds_of, watched_script
 
@@ -76,10 +93,10 @@ def _diagnosed(parsed: Parsed) -> tuple[Diagnosis, Sequence[Applied]]:
         machine = read_machine(RootSource())
         found = diagnose(script, machine, steps=steps, longest=longest, tell=_tell)
         if not parsed.has("--apply"):
-            return found, ()
+            return found
         reduced = parsed.values.get("--precision") == "bf16"
-        return found, apply(
-            script, found, steps=steps, longest=longest, reduced=reduced, tell=_tell
+        return found.replace(
+            applied=apply(script, found, steps=steps, longest=longest, reduced=reduced, tell=_tell)
         )
 
 

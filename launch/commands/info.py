@@ -6,6 +6,7 @@ import json
 import sys
 
 from cputrain.errors import UsageError
+from cputrain.launch.files import NewFile
 from cputrain.launch.options import Option, parse, usage
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
 from cputrain.machine import cores_within, read_machine
@@ -111,23 +112,11 @@ def _backends(*, measure: bool, as_json: bool) -> int:
 def _capture(source: Source, path: str, *, force: bool) -> int:
     from cputrain.machine.capture import RecordingSource
 
+    file = NewFile(path, "--capture", force=force)
     recording = RecordingSource(source)
     read_machine(recording)
     text = json.dumps(recording.document(), indent=1) + "\n"
-    try:
-        with open(path, "w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(
-            f"--capture {path}", "would overwrite a file", do="Name another, or add --force."
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"--capture {path}",
-            "must be a file that can be written",
-            found=str(error.strerror),
-            do="Name another.",
-        ) from None
+    file.write(text)
     print(
         f"{path}: {len(text) / 1024:.0f} KiB, without host name, serial numbers and user names. "
         f"Look at it with: cputrain info --from {path}",

@@ -7,34 +7,11 @@ import pytest
 from cputrain.diagnose.causes import CAUSES, code, memory, overlap, units, waiting, work
 from cputrain.diagnose.finding import Case, Sure
 from cputrain.diagnose.layers import layers_of
-from cputrain.diagnose.roof import Roof
-from cputrain.diagnose.seen import Operator, Seen, seen_of
+from cputrain.diagnose.seen import seen_of
 from cputrain.machine import read_machine
+from tests.diagnose.samples import ROOF, operator, seen
 
 MACHINE = read_machine(detail=False)
-
-ROOF = Roof(
-    torch="2", cores=4,
-    flops_per_s={"float32": {"1": 1e11, "4": 4e11}, "bfloat16": {"1": 4e11, "4": 16e11}},
-    bandwidth_bytes_per_s={"memory": {"1": 1e10, "4": 4e10}, "l3": {"1": 2e10, "4": 8e10},
-                           "l2": {"1": 4e10, "4": 16e10}},
-    team_seconds={"1": 0.0, "4": 1e-5}, call_seconds=1e-6, fault_seconds=1e-6,
-)  # fmt: skip
-
-
-def operator(name="mul", seconds=0.01, calls=1, **rest):
-    given = {"shapes": ((8, 8),), "dtype": "float32", "phase": "forward", "layer": "Net.one",
-             "flops": 0.0, "bytes": 0.0, "channels_last": False}  # fmt: skip
-    return Operator(name=name, seconds=seconds, calls=calls, **{**given, **rest})
-
-
-def seen(*operators, **rest):
-    given = {
-        "step": 0.1, "spread": 0.01, "wait": 0.0, "backward": 0.04, "optimizer": 0.0, "threads": 4,
-        "steps": 12, "kinds": {"Net.one": "Linear"}, "optimizers": (), "loaders": (),
-        "counted": {}, "tiny": 0.0,
-    }  # fmt: skip
-    return Seen(operators=operators or (operator(seconds=0.1),), **{**given, **rest})
 
 
 def findings(cause, of, **rest):
@@ -147,7 +124,7 @@ def test_several_optimizers_make_one_step():
     found = seen_of({
         "steps": [each, {**each, "seconds": 0.03}] * 4 + [each], "traced": 2, "threads": 2,
         "optimizers": [{}, {}], "operators": [], "kinds": {}, "loaders": [], "tiny": 0.0,
-        "counted": {"faults": 40},
+        "line": [], "counted": {"faults": 40},
     })  # fmt: skip
     assert (found.step, found.optimizer, found.steps) == (
         pytest.approx(0.04), pytest.approx(0.002), 4,

@@ -1,0 +1,68 @@
+"""Figures of a run and of a machine, for whatever is found in them."""
+
+from __future__ import annotations
+
+from cputrain.diagnose import Applied, Diagnosis, Finding, Sure
+from cputrain.diagnose.box import box_of
+from cputrain.diagnose.layers import layers_of
+from cputrain.diagnose.roof import Roof
+from cputrain.diagnose.seen import Operator, Seen
+
+ROOF = Roof(
+    torch="2", cores=4,
+    flops_per_s={"float32": {"1": 1e11, "4": 4e11}, "bfloat16": {"1": 4e11, "4": 16e11}},
+    bandwidth_bytes_per_s={"memory": {"1": 1e10, "4": 4e10}, "l3": {"1": 2e10, "4": 8e10},
+                           "l2": {"1": 4e10, "4": 16e10}},
+    team_seconds={"1": 0.0, "4": 1e-5}, call_seconds=1e-6, fault_seconds=1e-6,
+)  # fmt: skip
+
+
+def operator(name="mul", seconds=0.01, calls=1, **rest):
+    given = {"shapes": ((8, 8),), "dtype": "float32", "phase": "forward", "layer": "Net.one",
+             "flops": 0.0, "bytes": 0.0, "numbers": 0.0, "channels_last": False}  # fmt: skip
+    return Operator(name=name, seconds=seconds, calls=calls, **{**given, **rest})
+
+
+def seen(*operators, **rest):
+    given = {
+        "step": 0.1, "spread": 0.01, "wait": 0.0, "backward": 0.04, "optimizer": 0.0, "threads": 4,
+        "steps": 12, "kinds": {"Net.one": "Linear"}, "optimizers": (), "loaders": (),
+        "counted": {}, "tiny": 0.0, "line": (),
+    }  # fmt: skip
+    return Seen(operators=operators or (operator(seconds=0.1),), **{**given, **rest})
+
+
+def finding(title, **rest):
+    given = {"cause": "code", "lost_seconds": 0.05, "speedup": 2.0, "evidence": ("it was seen",),
+             "remedy": "cputrain launch does it", "sure": Sure.CALCULATED}  # fmt: skip
+    return Finding(title=title, **{**given, **rest})
+
+
+def diagnosis(machine, *, name="train.py"):
+    """A small network's, with a little of everything; texts of a script have this name in them."""
+    layer = f"Net.{name}"
+    operators = (
+        operator("convolution", 0.02, shapes=((8, 3, 64, 64), (16, 3, 3, 3)), flops=2e9, bytes=1e8,
+                 numbers=1e6, layer=layer),
+        operator("mul", 0.01, calls=3, bytes=3e8, numbers=2e7, layer=layer),
+        operator("convolution_backward", 0.04, flops=9e9, bytes=2e8, numbers=1e6, layer=layer,
+                 phase="backward"),
+        operator("sqrt", 0.01, calls=20, bytes=1e7, numbers=1e6, layer="", phase="optimizer"),
+        operator(f"own::{name}", 0.001, layer="", numbers=0.0),
+    )  # fmt: skip
+    line = ((0, 0.001, 0.02), (1, 0.022, 0.003), (1, 0.026, 0.004), (2, 0.04, 0.04),
+            *((3, 0.09 + 4e-5 * at, 2e-5) for at in range(20)), (4, 0.095, 0.001))  # fmt: skip
+    of = seen(
+        *operators, wait=0.02, optimizer=0.01, kinds={layer: f"Conv2d{name}"}, line=line,
+        loaders=("_SingleProcessDataLoaderIter",),
+    )  # fmt: skip
+    return Diagnosis(
+        script=name, when="2026-01-01 12:00", cputrain="1", box=box_of(machine), roof=ROOF, seen=of,
+        findings=(finding(f"what {name} has"), finding("bits", exact=False, cause="units")),
+        layers=layers_of(of),
+        applied=(
+            Applied(title=f"what {name} has", settings={"fused_optimizer": "on"}, predicted=2.0,
+                    measured=1.8),
+            Applied(title="all", settings={}, predicted=None, measured=None, fault=f"{name} ended"),
+        ),
+    )  # fmt: skip
