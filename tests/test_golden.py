@@ -129,7 +129,7 @@ def diagnosis_schema() -> str:
 
 
 FREE = (
-    "preloads", "unknown", "environment", "rejected", "settings", "kinds", "counted",
+    "preloads", "unknown", "environment", "rejected", "settings", "kinds", "counted", "placed",
     "flops_per_s", "bandwidth_bytes_per_s", "team_seconds", "*",
 )  # fmt: skip
 """Objects whose keys are data."""

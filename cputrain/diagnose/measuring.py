@@ -49,7 +49,7 @@ def measured(cores: int, l2_bytes: int, l3_bytes: int, memory_bytes: int) -> dic
     teams = sorted({1, cores, *(2**power for power in range(cores.bit_length()))})
     teams = [one for one in teams if one <= cores]
     flops: dict[str, dict[str, float]] = {}
-    for name in ("float32", "bfloat16"):
+    for name in ("float32", "bfloat16", *(("int8",) if _has_int8() else ())):
         dtype = getattr(torch, name)
         flops[name] = {str(count): _product(dtype, count) for count in (teams[0], teams[-1])}
     whole = min(MOST, max(LEAST, FULL * l3_bytes // 3), memory_bytes // 16)
@@ -82,19 +82,38 @@ def best(run: Callable[[], Any], seconds: float = SECONDS) -> float:
             return found
 
 
+def _has_int8() -> bool:
+    """Whether torch reaches the CPU's units for products of whole numbers."""
+    one = torch.ones((32, 32), dtype=torch.int8)
+    try:
+        torch._int_mm(one, one)
+    except (AttributeError, RuntimeError):  # a torch, or a CPU, that cannot
+        return False
+    return True
+
+
 def _product(dtype: torch.dtype, threads: int) -> float:
     """Operations in a second of the best product of two matrices."""
     torch.set_num_threads(threads)
     found = 0.0
     for side in SIDES:
-        one = torch.full((side, side), 0.5, dtype=dtype)
-        other, out = one.clone(), torch.empty_like(one)
-        seconds = best(lambda a=one, b=other, c=out: torch.mm(a, b, out=c))  # type: ignore[misc]
+        seconds = best(product(dtype, side))
         rate = 2 * side**3 / seconds
         if rate < found or seconds > 1:
             return max(rate, found)
         found = rate
     return found
+
+
+def product(dtype: torch.dtype, side: int) -> Callable[[], Any]:
+    """That of two square matrices."""
+    one = torch.full((side, side), 0.5).to(dtype)
+    other = one.clone()
+    if dtype is torch.int8:
+        whole = torch.empty((side, side), dtype=torch.int32)
+        return lambda: torch._int_mm(one, other, out=whole)
+    out = torch.empty_like(one)
+    return lambda: torch.mm(one, other, out=out)
 
 
 def _triad(each: int, threads: int) -> float:

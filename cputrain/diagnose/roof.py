@@ -90,13 +90,14 @@ def roof_of(machine: Machine, torch: str, python: str = sys.executable) -> Roof:
     if kept.get("schema_version") == SCHEMA_VERSION and isinstance(kept.get(key), dict):
         with suppress(TypeError, ValueError):  # it was written by another version, or by hand
             return Roof(**kept[key])
-    found = _measured(machine, python)
+    found = measure_roof(machine, python)
     with suppress(OSError):  # it is measured again the next time
         write_json(path, {**kept, "schema_version": SCHEMA_VERSION, key: found.as_json()})
     return found
 
 
-def _measured(machine: Machine, python: str) -> Roof:
+def measure_roof(machine: Machine, python: str = sys.executable) -> Roof:
+    """Now, in a process of its own."""
     topology, budget = machine.topology, machine.budget
     asked = {
         "cores": max(1, budget.physical_cores),

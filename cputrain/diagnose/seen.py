@@ -67,6 +67,15 @@ class Seen(Record):
     counted: dict[str, float]
     """What the system counted in a step: pages, seconds of user and system, switches."""
 
+    clock: float
+    """Hertz in the mean; 0 where that is not told."""
+
+    highest_clock: float
+    """The highest that was met."""
+
+    placed: dict[str, float]
+    """Bytes on each memory node, without those of files."""
+
     tiny: float
     """The part of results that were too small for a normal number."""
 
@@ -131,6 +140,9 @@ def seen_of(document: dict[str, Any]) -> Seen:
         optimizers=tuple(document["optimizers"]),
         loaders=tuple(document["loaders"]),
         counted={name: value / len(steps) for name, value in document["counted"].items()},
+        clock=sum(document["clocks"]) / max(1, len(document["clocks"])),
+        highest_clock=max(document["clocks"], default=0.0),
+        placed=document["placed"],
         tiny=document["tiny"],
     )
 

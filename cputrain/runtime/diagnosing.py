@@ -12,6 +12,7 @@ import json
 import os
 import time
 
+from cputrain.runtime.counted import Counters
 from cputrain.runtime.exchange import Exchanged, pass_by
 from cputrain.runtime.loader_clock import LoaderClock
 from cputrain.runtime.operators import Operators
@@ -55,6 +56,9 @@ class Observer:
         self._owner = os.getpid()
         self._loaders = LoaderClock()
         self._operators = Operators(torch)
+        self._counters = Counters()
+        self._clocks: list[float] = []
+        self._placed: dict[str, float] = {}
         self._steps: list[dict[str, float]] = []
         self._marks = self._marked()
         self._in = {"backward": 0.0, "optimizer": 0.0}
@@ -107,6 +111,7 @@ class Observer:
                 "wait": now["wait"] - self._marks["wait"],
                 **self._in,
             })  # fmt: skip
+            self._clocks.append(self._counters.clock())
         self._count += 1
         self._go_on(now["at"] - self._marks["at"])
         self._in = dict.fromkeys(self._in, 0.0)
@@ -117,12 +122,13 @@ class Observer:
         many = max(1, len(self._optimizers))
         if self._stage == "warm":
             if self._count >= WARM * many or (self._count >= many and last > SLOW):
-                self._stage, self._count, self._at_begin = "as it is", 0, _usage()
+                self._stage, self._count, self._at_begin = "as it is", 0, self._counters.now()
         elif self._stage == "as it is":
             took = sum(one["seconds"] for one in self._steps)
             few = 2 * many
             if self._count >= self._most * many or (self._count >= few and took > self._seconds):
-                ended = _usage()
+                ended = self._counters.now()
+                self._placed = self._counters.placed()
                 self._counted = {name: ended[name] - self._at_begin[name] for name in ended}
                 self._stage, self._count = "traced", 0
                 self._operators.begin()
@@ -141,6 +147,7 @@ class Observer:
         traced = self._count / many if self._stage == "traced" else 0
         document = {
             "how": how, "stage": self._stage, "steps": self._steps, "counted": self._counted,
+            "clocks": self._clocks, "placed": self._placed,
             "optimizers": list(self._optimizers.values()), "traced": traced,
             "torch": self._torch.__version__, "threads": self._torch.get_num_threads(),
             "loaders": sorted(self._loaders.kinds),
@@ -160,45 +167,3 @@ def _described(optimizer: Any) -> dict[str, Any]:
         "tensors": len(weights),
         "bytes": sum(one.numel() * one.element_size() for one in weights),
     }
-
-
-def _usage() -> dict[str, float]:
-    """What the system counts of this process."""
-    found = {"throttled_seconds": _throttled(), "busy_seconds": _busy()}
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return found
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        **found,
-        "user_seconds": used.ru_utime, "system_seconds": used.ru_stime,
-        "faults": used.ru_minflt, "reads": used.ru_majflt,
-        "gave_way": used.ru_nvcsw, "was_stopped": used.ru_nivcsw,
-    }  # fmt: skip
-
-
-def _throttled() -> float:
-    """Seconds for which this process's control group had used up its share of the CPU."""
-    try:
-        with open("/sys/fs/cgroup/cpu.stat", encoding="utf-8") as file:
-            found = dict(line.split() for line in file)
-    except (OSError, ValueError):  # there is none that can be read
-        return 0.0
-    return int(found.get("throttled_usec", 0)) / 1e6
-
-
-def _busy() -> float:
-    """Seconds for which the CPUs that this process may use were at work, whoever had them."""
-    try:
-        own = os.sched_getaffinity(0)
-        with open("/proc/stat", encoding="utf-8") as file:
-            lines = [line.split() for line in file if line.startswith("cpu")]
-    except (AttributeError, OSError):  # another system than Linux
-        return 0.0
-    ticks = sum(
-        sum(map(int, [*words[1:4], *words[6:9]]))  # without those that were idle
-        for words in lines
-        if words[0][3:].isdigit() and int(words[0][3:]) in own
-    )
-    return ticks / os.sysconf("SC_CLK_TCK")

@@ -27,7 +27,7 @@ def seen(*operators, **rest):
     given = {
         "step": 0.1, "spread": 0.01, "wait": 0.0, "backward": 0.04, "optimizer": 0.0, "threads": 4,
         "steps": 12, "kinds": {"Net.one": "Linear"}, "optimizers": (), "loaders": (),
-        "counted": {}, "tiny": 0.0, "line": (),
+        "counted": {}, "tiny": 0.0, "line": (), "clock": 0.0, "highest_clock": 0.0, "placed": {},
     }  # fmt: skip
     return Seen(operators=operators or (operator(seconds=0.1),), **{**given, **rest})
 

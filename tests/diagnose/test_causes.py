@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cputrain.diagnose.causes import CAUSES, code, memory, overlap, units, waiting, work
@@ -9,9 +11,11 @@ from cputrain.diagnose.finding import Case, Sure
 from cputrain.diagnose.layers import layers_of
 from cputrain.diagnose.seen import seen_of
 from cputrain.machine import read_machine
+from cputrain.machine.capture import read_capture
 from tests.diagnose.samples import ROOF, operator, seen
 
 MACHINE = read_machine(detail=False)
+MACHINES = Path(__file__).parents[1] / "machines"
 
 
 def findings(cause, of, **rest):
@@ -124,9 +128,39 @@ def test_several_optimizers_make_one_step():
     found = seen_of({
         "steps": [each, {**each, "seconds": 0.03}] * 4 + [each], "traced": 2, "threads": 2,
         "optimizers": [{}, {}], "operators": [], "kinds": {}, "loaders": [], "tiny": 0.0,
-        "line": [], "counted": {"faults": 40},
+        "clocks": [2e9] * 9, "placed": {}, "line": [], "counted": {"faults": 40},
     })  # fmt: skip
     assert (found.step, found.optimizer, found.steps) == (
         pytest.approx(0.04), pytest.approx(0.002), 4,
     )  # fmt: skip
     assert found.counted == {"faults": 10}
+
+
+def test_memory_that_is_all_on_one_node():
+    """Where more cores compute than are beside it."""
+    machine = read_machine(read_capture(str(MACHINES / "16amd64-8n2c-cpusets.json")))
+    nodes = [one for one in machine.nodes if not set(machine.budget.cpus).isdisjoint(one.cpus)]
+    assert len(nodes) > 1
+
+    def told(of):
+        return [one for one in memory.find(Case(machine=machine, roof=ROOF, seen=of))
+                if one.settings == {"memory_policy": "interleave"}]  # fmt: skip
+
+    threads = machine.budget.physical_cores
+    moving = (operator(seconds=0.06, bytes=1e9), operator(seconds=0.04, flops=1e9))
+    (one,) = told(seen(*moving, threads=threads, placed={"0": 9e9, "1": 1e9}))
+    assert one.lost_seconds == pytest.approx(0.06 * (1 - 1 / (0.9 * len(nodes))))
+    assert "90% of the memory is on node 0" in one.title
+    even = {str(node.id): 1e9 for node in nodes}
+    assert not [one for one in told(seen(*moving, threads=threads, placed=even))
+                if one.speedup > 1.001]  # fmt: skip
+    assert not told(seen(*moving, threads=1, placed={"0": 1e9}))
+    assert not told(seen(*moving, threads=threads))
+
+
+def test_a_cpu_that_becomes_too_hot():
+    hot = seen(counted={"hot": 3.0}, clock=2e9, highest_clock=4e9)
+    (one,) = [one for one in findings(code, hot) if "hot" in one.title]
+    assert one.speedup == pytest.approx(2)
+    cool = hot.replace(counted={"hot": 0.0})
+    assert not [one for one in findings(code, cool) if "hot" in one.title]

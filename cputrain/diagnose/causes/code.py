@@ -26,8 +26,8 @@ LAUNCH = "cputrain launch"
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Optimizers, pages, tiny numbers, Python, and a limit that is used up."""
-    for one in (_optimizer, _pages, _tiny_numbers, _python, _throttled):
+    """Optimizers, pages, tiny numbers, Python, a limit that is used up, and heat."""
+    for one in (_optimizer, _pages, _tiny_numbers, _python, _throttled, _hot):
         yield from one(case)
 
 
@@ -130,5 +130,22 @@ def _throttled(case: Case) -> Iterator[Finding]:
             evidence=(f"its threads were held for {seconds * 1e3:.3g} ms in each step",),
             remedy=f"{LAUNCH} uses as many threads as the quota feeds; or a larger quota",
             settings={},
+            sure=Sure.CALCULATED,
+        )  # fmt: skip
+
+
+def _hot(case: Case) -> Iterator[Finding]:
+    seen = case.seen
+    if seen.counted.get("hot", 0.0) and seen.clock < seen.highest_clock:
+        slower = 1 - seen.clock / seen.highest_clock
+        yield found(
+            case, seen.computing * slower,
+            cause="code",
+            title=f"the CPU becomes too hot, and computes {slower:.0%} slower",
+            evidence=(
+                f"{seen.clock / 1e9:.2f} GHz in the mean, {seen.highest_clock / 1e9:.2f} at best; "
+                "its sensors slowed it down meanwhile",
+            ),
+            remedy="better cooling, or a lower limit of power that it can hold",
             sure=Sure.CALCULATED,
         )  # fmt: skip

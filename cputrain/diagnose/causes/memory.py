@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cputrain.diagnose.finding import Sure, found
+from cputrain.machine import cores_within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ CHAIN = 3
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """What making one of each chain saves."""
+    """Chains of operators; and memory that is all in one place."""
+    yield from _chains(case)
+    yield from _one_node(case)
+
+
+def _chains(case: Case) -> Iterator[Finding]:
     seen = case.seen
     chains: dict[tuple[str, str], list[Operator]] = {}
     for one in seen.operators:
@@ -44,6 +50,35 @@ def find(case: Case) -> Iterator[Finding]:
         ),
         remedy="cputrain launch --compile on (makes one of each chain)",
         settings={"compile": "on"},
+        sure=Sure.CALCULATED,
+    )  # fmt: skip
+
+
+def _one_node(case: Case) -> Iterator[Finding]:
+    seen = case.seen
+    own = set(case.machine.budget.cpus)
+    nodes = [node for node in case.machine.nodes if not own.isdisjoint(node.cpus)]
+    whole = sum(seen.placed.values())
+    if len(nodes) < 2 or not whole:
+        return
+    if seen.threads <= max(len(cores_within(case.machine.topology, one.cpus)) for one in nodes):
+        return  # they may all be beside it
+    fullest = max(seen.placed, key=lambda one: seen.placed[one])
+    share = seen.placed[fullest] / whole
+    # what is fetched from one node comes through that node's channels alone
+    bound = sum(
+        one.seconds for one in seen.operators if not one.flops and one.bytes > LEAST * one.calls
+    )
+    yield found(
+        case, bound * max(0.0, 1 - 1 / (len(nodes) * share)),
+        cause="memory",
+        title=f"{share:.0%} of the memory is on node {fullest}, and {len(nodes)} nodes compute",
+        evidence=(
+            f"operators that go over memory take {bound * 1e3:.3g} ms of a step, through the "
+            f"channels of one of {len(nodes)} nodes",
+        ),
+        remedy="cputrain launch --memory-policy interleave",
+        settings={"memory_policy": "interleave"},
         sure=Sure.CALCULATED,
     )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""What `cputrain diagnose` predicts, beside what its remedies give; and what it costs to ask."""

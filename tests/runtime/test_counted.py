@@ -1,0 +1,66 @@
+"""What the system counts, read from the files of one that is given and of this one."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from cputrain.machine.source import RootSource
+from cputrain.runtime.counted import Counters
+
+FILES = {
+    "proc/stat": "cpu 9 9 9\ncpu0 100 0 100 5000 7 0 0 0 0 0\ncpu1 50 0 50 5000 7 0 0 0 0 0\n"
+    "cpu12 900 0 0 0 0 0 0 0 0 0\nintr 1\n",
+    "proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    "proc/self/cgroup": "0::/users/one\n",
+    "sys/fs/cgroup/users/cpu.max": "200000 100000\n",
+    "sys/fs/cgroup/users/cpu.stat": "usage_usec 9\nnr_throttled 4\nthrottled_usec 2500000\n",
+    "sys/fs/cgroup/users/one/cpu.stat": "throttled_usec 1\n",
+    "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "3\n",
+    "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "4\n",
+    "sys/devices/system/cpu/cpu12/thermal_throttle/core_throttle_count": "100\n",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "2000000\n",
+    "sys/devices/system/cpu/cpu1/cpufreq/scaling_cur_freq": "3000000\n",
+    "proc/self/numa_maps": "7f00 default anon=9 dirty=9 N0=3 N1=6 kernelpagesize_kB=4\n"
+    "7f10 interleave anon=1 N1=1 kernelpagesize_kB=2048\n"
+    "7f20 default file=/lib/x.so mapped=8 N0=8 kernelpagesize_kB=4\n"
+    "7f30 default\n",
+}
+
+
+def counters(folder):
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Counters(RootSource(str(folder)), (0, 1))
+
+
+def test_what_a_system_tells(tmp_path):
+    found = counters(tmp_path)
+    now = found.now()
+    assert now["throttled_seconds"] == 2.5  # of the group with the quota
+    assert now["hot"] == 7
+    assert now["busy_seconds"] > 0
+    assert found.clock() == 2.5e9
+    assert found.placed() == {"0": 3 * 4096, "1": 6 * 4096 + (2 << 20)}
+
+
+def test_a_system_that_tells_nothing(tmp_path):
+    found = Counters(RootSource(str(tmp_path)), (0, 1))
+    now = found.now()
+    assert now["throttled_seconds"] == now["hot"] == now["busy_seconds"] == 0
+    assert (found.clock(), found.placed()) == (0, {})
+
+
+def test_what_this_one_tells_grows():
+    found = Counters()
+    before = found.now()
+    end = time.perf_counter() + 0.3
+    while time.perf_counter() < end:
+        torch.ones(1 << 16).add_(1)
+    after = found.now()
+    assert after["user_seconds"] > before["user_seconds"]
+    assert after["busy_seconds"] > before["busy_seconds"]
+    assert all(after[name] >= before[name] for name in before)
