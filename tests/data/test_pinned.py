@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Pictures(torch.utils.data.Dataset[Any]):
 
 
 @pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def pinned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How many batches have been pinned so far."""
     count = [0]
     own = pin_memory.pin_memory
@@ -54,7 +54,9 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         monkeypatch.setattr(accelerator, "current_device_index", lambda: 0)
         monkeypatch.setattr(accelerator, "set_device_index", lambda _: None)
     monkeypatch.setattr(pin_memory, "pin_memory", counted)
-    return lambda: count[0]
+    yield lambda: count[0]
+    # torch's thread has said that it has one: threads to come would begin with that
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def epochs(kind: Any, dataset: Any, **arguments: Any) -> list[Any]:
