@@ -34,6 +34,9 @@ class Operator(Record):
 
     channels_last: bool
 
+    elementwise: bool
+    """Whether it goes number by number, so that a compiler makes one of several."""
+
 
 class Seen(Record):
     """One step, in the middle of several; times are seconds."""
@@ -97,10 +100,15 @@ class Seen(Record):
         return sum(one.seconds for one in self.operators)
 
     @property
+    def busy(self) -> float:
+        """CPUs that this process has at work, in the mean."""
+        own = self.counted.get("user_seconds", 0.0) + self.counted.get("system_seconds", 0.0)
+        return own / self.step
+
+    @property
     def others(self) -> float:
         """CPUs that were at work for somebody else: another program, or workers of loaders."""
-        own = self.counted.get("user_seconds", 0.0) + self.counted.get("system_seconds", 0.0)
-        return max(0.0, self.counted.get("busy_seconds", 0.0) - own) / self.step
+        return max(0.0, self.counted.get("busy_seconds", 0.0) / self.step - self.busy)
 
     @property
     def between(self) -> float:

@@ -94,6 +94,7 @@ class Operators:
                 "bytes": _moved(func, args, given, made),
                 "numbers": _most_numbers(tensor, (*args, *kwargs.values(), made)),
                 "channels_last": _is_channels_last(given),
+                "elementwise": self._torch.Tag.pointwise in func.tags,
             }  # fmt: skip
         one["times"].append(seconds)
         self._line.append((one["number"], begin - self._began, seconds))

@@ -19,7 +19,8 @@ ROOF = Roof(
 
 def operator(name="mul", seconds=0.01, calls=1, **rest):
     given = {"shapes": ((8, 8),), "dtype": "float32", "phase": "forward", "layer": "Net.one",
-             "flops": 0.0, "bytes": 0.0, "numbers": 0.0, "channels_last": False}  # fmt: skip
+             "flops": 0.0, "bytes": 0.0, "numbers": 0.0, "channels_last": False,
+             "elementwise": name in {"mul", "add"}}  # fmt: skip
     return Operator(name=name, seconds=seconds, calls=calls, **{**given, **rest})
 
 

@@ -77,12 +77,27 @@ def test_images_that_are_turned():
 
 
 def test_chains_that_go_to_memory():
-    chain = [operator(name, bytes=2e8, seconds=0.02) for name in ("mul", "add", "abs", "sub")]
-    (one,) = findings(memory, seen(*chain))
-    assert one.lost_seconds == pytest.approx(0.06)
+    operators = [
+        *(operator(name, bytes=4e8, seconds=0.02, calls=2) for name in ("mul", "add")),
+        operator("view", bytes=0.0),
+        operator("mm", bytes=2e8, flops=1e9, seconds=0.02),
+        operator("mul", bytes=2e8, seconds=0.02, phase="backward"),
+    ]
+    mul, add, view, mm, back = range(5)
+
+    def told(*order, of=operators):
+        line = tuple((which, 0.01 * at, 0.01) for at, which in enumerate(order))
+        return findings(memory, seen(*of, line=line))
+
+    (one,) = told(mul, add, view, mul, add)
+    assert one.lost_seconds == pytest.approx(0.03)
+    assert "40% of a step" in one.title
     assert one.settings == {"compile": "on"}
-    assert not findings(memory, seen(*chain[:2]))
-    assert not findings(memory, seen(*[one.replace(bytes=1e4) for one in chain]))
+    (one,) = told(mul, add, mm, mul, add)  # two chains
+    assert one.lost_seconds == pytest.approx(0.02)
+    assert not told(mul, mm, add, mm)
+    assert not told(mul, back)  # that which comes between is the loss
+    assert not told(mul, add, of=[one.replace(bytes=1e4) for one in operators])
 
 
 def test_code_that_takes_time():
@@ -97,6 +112,9 @@ def test_code_that_takes_time():
     for title, of in titles.items():
         worth = [one for one in findings(code, of) if one.speedup >= 1.05]
         assert [title in one.title for one in worth] == [True], (title, worth)
+    both = seen(counted={"faults": 50000, "system_seconds": 0.04, "user_seconds": 0.16})
+    (one,) = [one for one in findings(code, both) if "pages" in one.title]
+    assert one.lost_seconds == pytest.approx(0.02)  # two threads wait side by side
     fused = seen(optimizer=0.05, optimizers=({**plain, "fused": True},))
     assert not [one for one in findings(code, fused) if "fused" in one.title]
 

@@ -14,7 +14,6 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from cputrain.bench import workloads
 from cputrain.bench.compare import median
@@ -29,7 +28,8 @@ OWN_STEPS = 20
 NEAR = 0.25
 """How far a prediction may be from what was measured."""
 
-NAMES = ("conv_loader", "dlrm", "gan", "gpt", "lstm", "mlp", "mobilenet", "resnet50", "unet")
+WITHOUT_STEPS = {"byte_patterns_torch"}
+"""Workloads that do not train most of the time."""
 
 
 def main(argv: list[str]) -> int:
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.diagnoses")
     parser.add_argument("--rounds", type=int, default=3, help="each diagnoses every script once")
     parser.add_argument("--precision", default="float32", choices=("float32", "bf16"))
-    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("names", nargs="*", default=sorted({*workloads()} - WITHOUT_STEPS))
     asked = parser.parse_args(argv)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in asked.names}
     for number in range(asked.rounds):
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 def once(name: str, precision: str) -> dict[str, Any]:
     """One workload: its first finding that is an option, what came of it, and what asking took."""
-    script = str(Path(str(workloads.__path__[0]), f"{name}.py"))
+    script = str(workloads()[name])
     began = time.perf_counter()
     _run([sys.executable, script, "--steps", str(OWN_STEPS)])
     own = time.perf_counter() - began

@@ -68,7 +68,8 @@ def _pages(case: Case) -> Iterator[Finding]:
     seen = case.seen
     faults = seen.counted.get("faults", 0.0)
     system = seen.counted.get("system_seconds", 0.0)
-    lost = min(faults * case.roof.fault_seconds, system)
+    # threads that compute side by side wait side by side
+    lost = min(faults * case.roof.fault_seconds, system) / max(1.0, seen.busy)
     if not lost:
         return
     yield found(

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cputrain.diagnose.finding import Case, Finding
-    from cputrain.diagnose.seen import Operator
+    from cputrain.diagnose.seen import Operator, Seen
 
 LEAST = 1 << 20
 """Bytes of a call: what is less stays in a core's cache."""
 
-CHAIN = 3
-"""Operators of a layer, one after the other, that are worth being one."""
+CHAIN = 2
+"""Operators, one after the other, that are worth being one."""
 
 
 def find(case: Case) -> Iterator[Finding]:
@@ -27,24 +27,21 @@ def find(case: Case) -> Iterator[Finding]:
 
 def _chains(case: Case) -> Iterator[Finding]:
     seen = case.seen
-    chains: dict[tuple[str, str], list[Operator]] = {}
-    for one in seen.operators:
-        if one.phase != "optimizer" and not one.flops and one.bytes > LEAST * one.calls:
-            chains.setdefault((one.layer, one.phase), []).append(one)
-    long = [one for one in chains.values() if sum(each.calls for each in one) >= CHAIN]
+    long = [one for one in _followed(seen) if len(one) >= CHAIN]
     lost = sum(_lost(one) for one in long)
     if not lost:
         return
     every = [each for one in long for each in one]
-    seconds, moved = sum(one.seconds for one in every), sum(one.bytes for one in every)
+    seconds = sum(one.seconds / one.calls for one in every)
+    moved = sum(one.bytes / one.calls for one in every)
     roof = case.roof.bandwidth(seen.threads)
     yield found(
         case, lost,
         cause="memory",
         title=f"{seconds / seen.step:.0%} of a step goes to and from memory, operator by operator",
         evidence=(
-            f"{sum(one.calls for one in every):.0f} operators that compute little move "
-            f"{moved / 2**20:.0f} MiB in {seconds * 1e3:.3g} ms",
+            f"{len(every)} operators in {len(long)} chains go over {moved / 2**20:.0f} MiB, number "
+            f"by number, in {seconds * 1e3:.3g} ms",
             f"that is {moved / seconds / 1e9:.3g} GB/s, where this memory has {roof / 1e9:.3g}",
             "as one for each chain they would read and write once",
         ),
@@ -52,6 +49,22 @@ def _chains(case: Case) -> Iterator[Finding]:
         settings={"compile": "on"},
         sure=Sure.CALCULATED,
     )  # fmt: skip
+
+
+def _followed(seen: Seen) -> Iterator[list[Operator]]:
+    """Operators that go over much memory number by number, with nothing else between them."""
+    chain: list[Operator] = []
+    for which, _, _ in seen.line:
+        one = seen.operators[which]
+        if one.elementwise and one.phase != "optimizer" and one.bytes > LEAST * one.calls:
+            if chain and chain[-1].phase != one.phase:
+                yield chain
+                chain = []
+            chain.append(one)
+        elif one.bytes:  # a view is nothing
+            yield chain
+            chain = []
+    yield chain
 
 
 def _one_node(case: Case) -> Iterator[Finding]:
@@ -85,6 +98,6 @@ def _one_node(case: Case) -> Iterator[Finding]:
 
 def _lost(chain: list[Operator]) -> float:
     """Seconds, if what is largest was read and written once."""
-    moved = sum(one.bytes for one in chain)
-    once = max(one.bytes / one.calls for one in chain)
-    return sum(one.seconds for one in chain) * max(0.0, 1 - once / moved)
+    each = [one.bytes / one.calls for one in chain]
+    seconds = sum(one.seconds / one.calls for one in chain)
+    return seconds * max(0.0, 1 - max(each) / sum(each))
