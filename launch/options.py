@@ -27,6 +27,9 @@ class Option(Record):
     short: str = ""
     """Its short form: "-q"."""
 
+    aliases: tuple[str, ...] = ()
+    """Other names that mean the same; the help does not show them."""
+
     takes: str = ""
     """What it takes, as the help shows it: "N|auto"; empty for a switch."""
 
@@ -50,7 +53,12 @@ class Parsed(Record):
 
 def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
     """Options up to the first other word; an error that suggests what may have been meant."""
-    table = {name: option for option in options for name in (option.flag, option.short) if name}
+    table = {
+        name: option
+        for option in options
+        for name in (option.flag, option.short, *option.aliases)
+        if name
+    }
     values: dict[str, str] = {}
     index = 0
     while index < len(argv):

@@ -7,10 +7,10 @@ from datetime import datetime
 
 from cputrain import __version__
 from cputrain.diagnose.box import Box, box_of
-from cputrain.diagnose.causes import CAUSES
+from cputrain.diagnose.causes import CAUSES, units
 from cputrain.diagnose.finding import Applied, Case, Finding
 from cputrain.diagnose.layers import Layer, layers_of
-from cputrain.diagnose.roof import Roof, roof_of
+from cputrain.diagnose.roof import Roof, product_seconds, roof_of
 from cputrain.diagnose.seen import Seen, seen_of
 from cputrain.errors import UsageError
 from cputrain.record import Record
@@ -87,7 +87,8 @@ def diagnose(
     tell("what this machine can do at best")
     roof = roof_of(machine, torch)
     fewer = _with_fewer(script, machine, seen, steps, longest, tell)
-    case = Case(machine=machine, roof=roof, seen=seen, fewer=fewer)
+    products = product_seconds(units.products_to_time(seen), seen.threads)
+    case = Case(machine=machine, roof=roof, seen=seen, fewer=fewer, products=products)
     every = [one for cause in CAUSES for one in cause.find(case) if one.speedup >= WORTH]
     return Diagnosis(
         script=script.target.name,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, Protocol
 
-    from cputrain.diagnose.roof import Roof
+    from cputrain.diagnose.roof import Product, Roof
     from cputrain.diagnose.seen import Seen
     from cputrain.machine import Machine
 
@@ -28,6 +28,9 @@ class Sure(StrEnum):
 
     CALCULATED = "calculated"
     """From what was timed, and what this machine can do."""
+
+    AT_BEST = "at best"
+    """If a compiler makes of it all that can be made: try it."""
 
 
 class Finding(Record):
@@ -88,6 +91,9 @@ class Case(Record):
 
     fewer: Seen | None = None
     """The same with fewer threads, where that was tried."""
+
+    products: dict[Product, float] = {}
+    """Seconds of products whose sides fit the CPU's units badly, and of those that fit."""
 
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """The process that measures what this machine can do at best, through torch: JSON in, JSON out.
 
+Of some products it measures the time of each: {"threads": 2, "products": [[64, 64, 8, "float32"]]}.
+
     python -m cputrain.diagnose.measuring '{"cores": 8, "l2_bytes": 1048576, "l3_bytes": 33554432,
                                             "memory_bytes": 8589934592}'
 
@@ -40,7 +42,7 @@ MOST = 1 << 30
 def main(argv: list[str]) -> int:
     """Measure and print."""
     asked = json.loads(argv[0])
-    print(json.dumps(measured(**asked)))
+    print(json.dumps(timed(**asked) if "products" in asked else measured(**asked)))
     return 0
 
 
@@ -67,6 +69,12 @@ def measured(cores: int, l2_bytes: int, l3_bytes: int, memory_bytes: int) -> dic
         "call_seconds": _call(),
         "fault_seconds": _fault(),
     }
+
+
+def timed(products: list[tuple[int, int, int, str]], threads: int) -> list[float]:
+    """Seconds of each product: rows, columns, what is summed over, and the type."""
+    torch.set_num_threads(threads)
+    return [best(product(getattr(torch, dtype), *sides)) for *sides, dtype in products]
 
 
 def best(run: Callable[[], Any], seconds: float = SECONDS) -> float:
@@ -97,7 +105,7 @@ def _product(dtype: torch.dtype, threads: int) -> float:
     torch.set_num_threads(threads)
     found = 0.0
     for side in SIDES:
-        seconds = best(product(dtype, side))
+        seconds = best(product(dtype, side, side, side))
         rate = 2 * side**3 / seconds
         if rate < found or seconds > 1:
             return max(rate, found)
@@ -105,14 +113,16 @@ def _product(dtype: torch.dtype, threads: int) -> float:
     return found
 
 
-def product(dtype: torch.dtype, side: int) -> Callable[[], Any]:
-    """That of two square matrices."""
-    one = torch.full((side, side), 0.5).to(dtype)
-    other = one.clone()
+def product(dtype: torch.dtype, rows: int, columns: int, inner: int) -> Callable[[], Any]:
+    """That of two matrices."""
+    one, other = (
+        torch.full((rows, inner), 0.5).to(dtype),
+        torch.full((inner, columns), 0.5).to(dtype),
+    )
     if dtype is torch.int8:
-        whole = torch.empty((side, side), dtype=torch.int32)
+        whole = torch.empty((rows, columns), dtype=torch.int32)
         return lambda: torch._int_mm(one, other, out=whole)
-    out = torch.empty_like(one)
+    out = torch.empty((rows, columns), dtype=dtype)
     return lambda: torch.mm(one, other, out=out)
 
 

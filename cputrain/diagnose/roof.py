@@ -14,7 +14,7 @@ from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from cputrain.machine import Machine
@@ -23,6 +23,9 @@ SCHEMA_VERSION = 1
 
 LONGEST = 300.0
 """Seconds after which measuring is given up."""
+
+Product = tuple[int, int, int, str]
+"""Of two matrices: rows, columns, what is summed over, and the type."""
 
 L2_BYTES = 1 << 20
 L3_BYTES = 1 << 25
@@ -105,6 +108,21 @@ def measure_roof(machine: Machine, python: str = sys.executable) -> Roof:
         "l3_bytes": _largest(topology.l3_domains, L3_BYTES) * max(1, len(topology.l3_domains)),
         "memory_bytes": machine.limits.memory_bytes or machine.memory.total_bytes or 1 << 32,
     }
+    return Roof(**_asked(asked, python))
+
+
+def product_seconds(
+    products: Sequence[Product], threads: int, python: str = sys.executable
+) -> dict[Product, float]:
+    """What each takes here, in a process of its own."""
+    if not products:
+        return {}
+    found = _asked({"products": list(products), "threads": threads}, python)
+    return dict(zip(products, found, strict=True))
+
+
+def _asked(asked: dict[str, Any], python: str) -> Any:
+    """What the process that measures answers."""
     command = [python, "-P", "-m", "cputrain.diagnose.measuring", json.dumps(asked)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
@@ -121,8 +139,7 @@ def measure_roof(machine: Machine, python: str = sys.executable) -> Roof:
             "measuring this machine", "must work", found=said[-1],
             do="Is torch installed for this python? pip install torch",
         )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return Roof(**found)
+    return json.loads(done.stdout)
 
 
 def _largest(domains: Any, otherwise: int) -> int:

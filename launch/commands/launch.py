@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cputrain.launch import planning, process, target
+from cputrain.launch import cluster, planning, process, target
 from cputrain.launch.options import Option, Parsed, parse, split_quoted, usage
 from cputrain.machine import RootSource, read_machine
 from cputrain.plan.backend import UNSAFE
@@ -27,7 +27,11 @@ PYTHON_OPTION = Option(
 
 TARGET_OPTIONS = (
     Option(flag="--module", short="-m", help="the script is a module: -m package.train"),
-    Option(flag="--cmd", help="run any command, not a Python script: --cmd -- torchrun train.py"),
+    Option(
+        flag="--cmd",
+        aliases=("--no-python", "--no_python"),
+        help="run any command, not a Python script: --cmd -- torchrun train.py",
+    ),
     PYTHON_OPTION,
 )
 
@@ -50,7 +54,14 @@ UNSAFE_OPTION = Option(
 
 SETTING_OPTIONS = (*KNOB_OPTIONS, UNSAFE_OPTION)
 
-OPTIONS = (*TARGET_OPTIONS, *SHOW_OPTIONS, *SETTING_OPTIONS)
+OPTIONS = (*TARGET_OPTIONS, *SHOW_OPTIONS, *SETTING_OPTIONS, *cluster.OPTIONS)
+
+
+FOR_RANKS = (
+    *SETTING_OPTIONS,
+    *(one for one in SHOW_OPTIONS if one.flag in {"--explain", "--quiet"}),
+)
+"""What each rank's launch is told as well."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,20 +75,36 @@ def main(argv: Sequence[str]) -> int:
     )
     program = target.find(what, os.environ)
     machine = read_machine(RootSource(), detail=False)
+    if cluster.is_wanted(parsed, os.environ):
+        return _begin(cluster.start_of(parsed, what, FOR_RANKS, machine), [], parsed)
     plan, stale = planning.plan_for_script(parsed, what.name, machine)
     planning.check_preload(plan)
     start = start_of(plan, what, program, parsed)
-    if parsed.has("--explain") and sys.stderr is not None:
+    if parsed.has("--explain") and not _is_another_rank() and sys.stderr is not None:
         from cputrain.report.plans import show_plan
         from cputrain.report.terminal import console
 
         show_plan(console(sys.stderr), plan)
+    return _begin(start, [*plan.warnings, *([stale] if stale else []), *_deaf(parsed)], parsed)
+
+
+def _begin(start: process.Start, notes: Sequence[str], parsed: Parsed) -> int:
+    """Become the program, or print the command that does the same."""
     if parsed.has("--dry-run"):
         if sys.stdout is not None:  # as bytes: file names need not be text
             sys.stdout.buffer.write(os.fsencode(start.shell()) + b"\n")
         return 0
-    notes = [*plan.warnings, *([stale] if stale else []), *_deaf(parsed)]
-    process.run(start, notes, quiet=parsed.has("--quiet"))
+    process.run(start, notes, quiet=_is_quiet(parsed))
+
+
+def _is_quiet(parsed: Parsed) -> bool:
+    """Whether nothing is to be said."""
+    return parsed.has("--quiet") or _is_another_rank()
+
+
+def _is_another_rank() -> bool:
+    """Whether the first of this node's ranks, which an agent has started, speaks for this one."""
+    return cluster.UNDER_AN_AGENT in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> process.Start:
@@ -88,7 +115,7 @@ def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> p
         program=program,
         argv=what.argv(_python_arguments(parsed)),
         environment=planning.environment_for(
-            plan, quiet=parsed.has("--quiet"), replayed=parsed.has("--plan")
+            plan, quiet=_is_quiet(parsed), replayed=parsed.has("--plan")
         ),
         cpus=None if cpus is None else tuple(cpus),
         interleave=tuple(memory["interleave"]) if "interleave" in memory else None,
@@ -121,5 +148,10 @@ def help_text() -> str:
         FORM,
         "Runs a training script as python would, only faster. Options after the script are its own."
         "\nEach setting below is also a CPUTRAIN_* variable and a key of cputrain.toml.",
-        {"what to run": TARGET_OPTIONS, "what to show": SHOW_OPTIONS, "settings": SETTING_OPTIONS},
+        {
+            "what to run": TARGET_OPTIONS,
+            "what to show": SHOW_OPTIONS,
+            "settings": SETTING_OPTIONS,
+            "ranks, as torchrun has them": cluster.OPTIONS,
+        },
     )

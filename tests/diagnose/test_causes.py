@@ -76,6 +76,24 @@ def test_images_that_are_turned():
     assert not findings(units, seen(operator("convolution", channels_last=True, **image)))
 
 
+def test_sides_that_do_not_fit():
+    head = operator("addmm", seconds=0.06, flops=1e9, shapes=((5000,), (512, 256), (256, 5000)))
+    back = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 5000), (5000, 256)))
+    fits = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 64), (64, 256)))
+    small = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 3), (3, 256)))
+    of = seen(head, back, fits, small)
+    odd, odd_back = (512, 5000, 256, "float32"), (512, 256, 5000, "float32")
+    round_, round_back = (512, 5056, 256, "float32"), (512, 256, 5056, "float32")
+    assert units.products_to_time(of) == [odd, round_, odd_back, round_back]
+    assert units.products_to_time(seen(fits, small)) == []
+    times = {odd: 0.03, round_: 0.02, odd_back: 0.01, round_back: 0.02}
+    (one,) = [each for each in findings(units, of, products=times) if "sides" in each.title]
+    assert one.lost_seconds == pytest.approx(0.02)
+    assert (one.sure, one.exact, one.settings) == (Sure.MEASURED, False, None)
+    assert "5056 instead of 5000" in one.remedy
+    assert not [each for each in findings(units, of) if "sides" in each.title]
+
+
 def test_chains_that_go_to_memory():
     operators = [
         *(operator(name, bytes=4e8, seconds=0.02, calls=2) for name in ("mul", "add")),

@@ -33,6 +33,13 @@ def test_more_of_everything_is_faster(figures):
     assert set(found.team_seconds) == {"1", "2"}
 
 
+def test_products_are_timed():
+    small, large = (64, 64, 64, "float32"), (512, 1024, 768, "float32")
+    found = roof.product_seconds([small, large], threads=1)
+    assert 0 < found[small] < found[large]
+    assert roof.product_seconds([], threads=1) == {}
+
+
 def test_it_is_measured_once(figures, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ran = []

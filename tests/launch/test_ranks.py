@@ -45,7 +45,7 @@ def test_ranks_get_disjoint_parts(tmp_path: Path) -> None:
     for index in (0, 1):
         done = launch(tmp_path, "x.py", **of_torchrun(index))
         assert done.returncode == 0
-        assert len(ours(done)) == 1
+        assert len(ours(done)) == (index == 0)  # which speaks for all
         mask, threads, *_ = json.loads((tmp_path / f"seen{index}.json").read_text())
         assert threads == len(CPUS) // 2
         masks.add(mask)

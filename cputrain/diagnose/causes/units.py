@@ -9,17 +9,91 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cputrain.diagnose.finding import Case, Finding
+    from cputrain.diagnose.roof import Product
+    from cputrain.diagnose.seen import Seen
 
 WORTH = 1.3
 """How much faster bfloat16 must be on this CPU to be talked of."""
 
+CASTING = 1.5
+"""Bytes that are moved for each of a tensor in float32 that becomes one in bfloat16."""
+
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 
 
+PRODUCTS = frozenset({"mm", "addmm"})
+
+TILE = 16
+"""Numbers that a unit takes at once; sides of matrices that are a multiple of it fit."""
+
+ROUND = 64
+"""Sides are tried as a multiple of this instead."""
+
+MOST = 3
+"""Products that are timed, with sides that fit and without: the dearest."""
+
+DEAR = 0.05
+"""Part of a step from which on a product is worth that."""
+
+
 def find(case: Case) -> Iterator[Finding]:
-    """Fewer bits; and images in the order that units want."""
+    """Fewer bits, images in the order that units want, and sides that fit them."""
     yield from _bits(case)
     yield from _order(case)
+    yield from _sides(case)
+
+
+def products_to_time(seen: Seen) -> list[Product]:
+    """Those that are dear and fit the units badly, and the same with sides that fit."""
+    taken = _misfits(seen)
+    dear = sorted((one for one in taken if taken[one] > DEAR * seen.step), key=lambda p: -taken[p])
+    return [each for one in dear[:MOST] for each in (one, _fitting(one))]
+
+
+def _misfits(seen: Seen) -> dict[Product, float]:
+    """Seconds of a step that products take, which have a side that does not fit."""
+    found: dict[Product, float] = {}
+    for one in seen.operators:
+        sides = [shape for shape in one.shapes if len(shape) == 2][-2:]
+        if one.name in PRODUCTS and len(sides) == 2:
+            (rows, inner), (_, columns) = sides
+            product = (rows, columns, inner, one.dtype)
+            if product != _fitting(product, TILE) and min(rows, columns, inner) >= TILE:
+                found[product] = found.get(product, 0.0) + one.seconds
+    return found
+
+
+def _fitting(product: Product, to: int = ROUND) -> Product:
+    rows, columns, inner = (-(-side // to) * to for side in product[:3])
+    return rows, columns, inner, product[3]
+
+
+def _sides(case: Case) -> Iterator[Finding]:
+    slow = {
+        one: (seconds, case.products[one], case.products[_fitting(one)])
+        for one, seconds in _misfits(case.seen).items()
+        if one in case.products
+    }
+    faster = {one: times for one, times in slow.items() if times[2] < times[1]}
+    if not faster:
+        return
+    lost = sum(seconds * (1 - fits / now) for seconds, now, fits in faster.values())
+    dearest = max(faster, key=lambda one: faster[one][0])
+    odd = sorted({side for one in faster for side in one[:3] if side % TILE})
+    yield found(
+        case, lost,
+        cause="units",
+        title=f"sides of matrices do not fit the CPU's units: {', '.join(map(str, odd))}",
+        evidence=(
+            f"a product of {dearest[0]}x{dearest[2]} and {dearest[2]}x{dearest[1]} takes "
+            f"{faster[dearest][1] * 1e3:.3g} ms, {faster[dearest][2] * 1e3:.3g} ms with sides that "
+            f"are multiples of {ROUND}",
+        ),
+        remedy=", ".join(f"{-(-side // ROUND) * ROUND} instead of {side}" for side in odd)
+        + ": what they add is not used",
+        exact=False,
+        sure=Sure.MEASURED,
+    )  # fmt: skip
 
 
 def _bits(case: Case) -> Iterator[Finding]:
@@ -29,10 +103,10 @@ def _bits(case: Case) -> Iterator[Finding]:
     heavy = [one for one in seen.operators if one.flops and one.dtype == "float32"]
     if times < WORTH or not heavy:
         return
-    # of each, only what is bound by computing is faster
+    # of each, only what is bound by computing is faster, and its tensors become others before
     lost = sum(
         one.seconds * min(1.0, one.flops / one.seconds / full) * (1 - 1 / times) for one in heavy
-    )
+    ) - CASTING * sum(one.bytes for one in heavy) / roof.bandwidth(seen.threads)
     seconds, flops = sum(one.seconds for one in heavy), sum(one.flops for one in heavy)
     yield found(
         case, lost,

@@ -34,11 +34,23 @@ def find(case: Case) -> Iterator[Finding]:
             f"{fewer.step * 1e3:.3g} ms with {fewer.threads}",
             f"operators that are not faster with more: {names or 'none of them alone'}"
             f" ({slower * 1e3:.3g} ms of a step)",
+            *_teams(case),
         ),
         remedy=f"cputrain launch --threads {fewer.threads}, a larger batch, or --replicas auto",
         settings={"threads": str(fewer.threads)},
         sure=Sure.MEASURED,
     )  # fmt: skip
+
+
+def _teams(case: Case) -> Iterator[str]:
+    """What it costs to have a team of threads begin and end, where that was measured."""
+    seconds = case.roof.team_seconds.get(str(case.seen.threads), 0.0)
+    if seconds:
+        calls = sum(one.calls for one in case.seen.operators)
+        yield (
+            f"a team of {case.seen.threads} takes {seconds * 1e6:.2g} µs to begin and end, and a "
+            f"step has {calls:.0f} operators"
+        )
 
 
 def _threads(count: int) -> str:

@@ -1,0 +1,1 @@
+"""Beyond one process: ranks under torch's elastic agent."""

@@ -1,0 +1,51 @@
+"""The agent that starts this node's ranks and watches them: torch's own, with its own options.
+
+    python -m cputrain.cluster --nproc-per-node 2 --no-python COMMAND …
+
+is torchrun but for three things. It ends with the exit code of the rank that failed first, or with
+128 and the number of the signal that ended that rank, or the agent itself. Ranks that do not follow
+a signal are killed after seconds, not half a minute. And it does not say that each rank has one
+thread, as none has.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+PATIENCE = 3
+"""Seconds for ranks to end by themselves, where the user says nothing."""
+
+
+def main(argv: list[str]) -> int:
+    """Start the ranks; their exit code."""
+    # torch's agent takes its absence for a reason to set it to 1, and says so; each rank's launch
+    # knows that value for the agent's caution
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    asked = run.get_args_parser().parse_args(argv)
+    if getattr(asked, "shutdown_timeout", PATIENCE) is None and (
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in os.environ
+    ):
+        asked.shutdown_timeout = PATIENCE
+    try:
+        run.run(asked)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        print(error, file=sys.stderr, flush=True)
+        code = failure.exitcode
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        print(f"cputrain: rank {rank} failed first, with {how}", file=sys.stderr)
+        return code if code >= 0 else 128 - code
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

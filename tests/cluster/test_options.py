@@ -1,0 +1,99 @@
+"""torchrun's options: each is taken, and means what it means there."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from cputrain.errors import UsageError
+from cputrain.launch import cluster
+from cputrain.launch.commands.launch import FOR_RANKS, OPTIONS
+from cputrain.launch.options import parse
+from cputrain.launch.target import read_target
+from cputrain.machine import read_machine
+from cputrain.machine.capture import read_capture
+from tests.report.test_page import MACHINES
+
+MACHINE = read_machine(detail=False)
+
+OWN = {"--start-method": "ours is the script's; torchrun's is for functions, and starts no command"}
+
+VALUES = {"--nnodes": "1:3", "--numa-binding": "node", "--tee": "0:3,1:1", "--redirects": "3",
+          "--log-dir": "/tmp", "--rdzv-conf": "is_host=1,timeout=9", "--shutdown-timeout": "7",
+          "--monitor-interval": "2.5", "--local-ranks-filter": "0"}  # fmt: skip
+
+ACTIONS = [one for one in get_args_parser()._actions if one.option_strings and one.dest != "help"]
+
+NAMES = [name for one in ACTIONS for name in one.option_strings]
+
+
+def agents(argv):
+    """The options that the agent gets for this command line of ours, as torchrun reads them."""
+    parsed = parse(argv, OPTIONS, "launch")
+    assert cluster.is_wanted(parsed, {})
+    what = read_target(parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd"))
+    start = cluster.start_of(parsed, what, FOR_RANKS, MACHINE)
+    return get_args_parser().parse_args(start.argv[4:]), start.argv
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_a_command_line_of_torchrun_means_the_same(name, form):
+    (action,) = [one for one in ACTIONS if name in one.option_strings]
+    flag = next(one for one in reversed(action.option_strings) if one.startswith("--"))
+    flag = flag.replace("_", "-")
+    assert {one.replace("_", "-") for one in action.option_strings if one[:2] == "--"} == {flag}
+    if flag in OWN:
+        return
+    if action.nargs == 0:
+        words = [name]
+    else:
+        value = VALUES.get(flag, "2")
+        words = form.format(name, value).split(" ") if name[:2] == "--" else [name, value]
+    line = ["--nproc-per-node", "2", *words, "train.py", "--own", "-t"]
+    theirs = get_args_parser().parse_args(line)
+    found, _ = agents(line)
+    for one in ACTIONS:
+        if one.dest not in {"module", "no_python", "run_path", "start_method"}:
+            assert getattr(found, one.dest) == getattr(theirs, one.dest), one.dest
+    assert found.no_python
+    assert found.training_script_args[-3:] == ["train.py", "--own", "-t"]
+
+
+def test_a_rank_begins_with_a_launch_of_the_same_settings():
+    line = ["--nproc-per-node", "2", "--threads", "3", "-q", "-m", "pack.age"]
+    found, _ = agents([*line, "--steps", "5"])
+    words = [found.training_script, *found.training_script_args]
+    at = words.index("launch")
+    rest = parse(words[at + 1 :], OPTIONS, "launch")
+    assert rest.values["--threads"] == "3"
+    assert rest.has("--quiet")
+    assert rest.has("--module")
+    assert rest.values["--python-args"] == "-u"
+    assert rest.rest == ("pack.age", "--steps", "5")
+    assert not any(rest.has(one.flag) for one in cluster.OPTIONS)
+
+
+def test_torchruns_variables_ask_for_ranks_but_not_in_one():
+    parsed = parse(["train.py"], OPTIONS, "launch")
+    assert not cluster.is_wanted(parsed, {})
+    assert cluster.is_wanted(parsed, {"PET_NNODES": "2"})
+    assert not cluster.is_wanted(parsed, {"PET_NNODES": "2", "TORCHELASTIC_RUN_ID": "x"})
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_ranks_are_counted_where_the_machine_says(path):
+    machine = read_machine(read_capture(str(path)))
+    own = set(machine.budget.cpus)
+    nodes = [one for one in machine.nodes if own & set(one.cpus)]
+    caches = [one for one in machine.topology.l3_domains if own & set(one.cpus)]
+    assert cluster.ranks("numa", machine) == cluster.ranks("auto", machine) == str(len(nodes))
+    assert cluster.ranks("l3", machine) == str(max(1, len(caches)))
+    assert cluster.ranks("auto", machine.replace(gpu_driver="nvidia")) == "auto"
+
+
+def test_a_plan_for_one_process_is_refused():
+    parsed = parse(["--nproc-per-node", "2", "--plan", "p.json", "x.py"], OPTIONS, "launch")
+    what = read_target(parsed.rest, module=False, command=False)
+    with pytest.raises(UsageError, match="--plan cannot be given with ranks"):
+        cluster.start_of(parsed, what, FOR_RANKS, MACHINE)
