@@ -2,16 +2,21 @@
 
     python -m cputrain.cluster --nproc-per-node 2 --no-python COMMAND …
 
-is torchrun but for three things. It ends with the exit code of the rank that failed first, or with
+is torchrun but for four things. It ends with the exit code of the rank that failed first, or with
 128 and the number of the signal that ended that rank, or the agent itself. Ranks that do not follow
-a signal are killed after seconds, not half a minute. And it does not say that each rank has one
-thread, as none has.
+a signal are killed after seconds, not half a minute. It does not say that each rank has one thread,
+as none has. And ranks that are started again meet in a store of their own: in the agent's they may
+find the addresses of those before them, and fail to connect.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 PATIENCE = 3
 """Seconds for ranks to end by themselves, where the user says nothing."""
@@ -22,6 +27,7 @@ def main(argv: list[str]) -> int:
     # torch's agent takes its absence for a reason to set it to 1, and says so; each rank's launch
     # knows that value for the agent's caution
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -31,8 +37,9 @@ def main(argv: list[str]) -> int:
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in os.environ
     ):
         asked.shutdown_timeout = PATIENCE
+    start: Any = run.run
     try:
-        run.run(asked)
+        start(asked)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         print(error, file=sys.stderr, flush=True)

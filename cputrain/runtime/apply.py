@@ -14,6 +14,7 @@ from cputrain.runtime import (
     denormals,
     fused,
     interop,
+    leaving,
     loader,
     loader_cores,
     openmp,
@@ -75,6 +76,8 @@ def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> None:
         if transform.POLICY in carried.values:
             start(transform, torch, carried.values[transform.POLICY])
     NOW.values.update(carried.values)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        atexit.register(leaving.let_go, os.getpid())
     if reports:
         atexit.register(_report, os.getpid(), carried)
 
