@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from torch.distributed.run import get_args_parser
 
@@ -12,7 +14,8 @@ from cputrain.launch.options import parse
 from cputrain.launch.target import read_target
 from cputrain.machine import read_machine
 from cputrain.machine.capture import read_capture
-from tests.report.test_page import MACHINES
+
+MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
 
 MACHINE = read_machine(detail=False)
 
