@@ -1,4 +1,10 @@
-"""Two nodes, each a network namespace of this machine: they meet, one is killed, and comes back."""
+"""Two nodes, each a network namespace of this machine: they meet, one is killed, and comes back.
+
+    python -m pytest tests/cluster/nodes.py
+
+A command of its own, not yet one of all tests: where the first node is through before the second is
+back, the second waits for it in vain.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ WIRE = str(Path(__file__).with_name("wire.py"))
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
-STEPS = 28
+STEPS = 60
 
 PATIENCE = 240.0
 """Seconds; each step has several exchanges, and each of them waits for the wire."""
