@@ -24,9 +24,14 @@ if TYPE_CHECKING:
     from cputrain.machine import Machine
 
 
+def _name(flag: str) -> str:
+    """A flag's, with underscores."""
+    return flag[2:].replace("-", "_")
+
+
 def _option(flag: str, help_: str, takes: str = "", short: str = "") -> Option:
     """One of torchrun's, which also knows it with underscores."""
-    other = "--" + flag[2:].replace("-", "_")
+    other = f"--{_name(flag)}"
     return Option(
         flag=flag, help=help_, takes=takes, short=short,
         aliases=() if other == flag else (other,),
@@ -87,7 +92,7 @@ def is_wanted(parsed: Parsed, environment: Mapping[str, str]) -> bool:
     if any(parsed.has(option.flag) for option in OPTIONS):
         return True
     return UNDER_AN_AGENT not in environment and any(
-        "PET_" + option.flag[2:].replace("-", "_").upper() in environment for option in OPTIONS
+        f"PET_{_name(option.flag).upper()}" in environment for option in OPTIONS
     )
 
 

@@ -58,10 +58,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         show(found)
     if page is not None:
-        from cputrain.report.page import diagnosis_page
-
-        page.write(diagnosis_page(found))
-        print(f"cputrain: {page.path} shows it in a browser", file=sys.stderr)
+        write_page(page, found)
     return 0
 
 
@@ -69,6 +66,14 @@ def page_of(parsed: Parsed) -> NewFile | None:
     """The file for a page, where one is asked for."""
     path = parsed.values.get("--html")
     return None if path is None else NewFile(path, "--html", force=parsed.has("--force"))
+
+
+def write_page(page: NewFile, found: Diagnosis) -> None:
+    """And say where it is."""
+    from cputrain.report.page import diagnosis_page
+
+    page.write(diagnosis_page(found))
+    print(f"cputrain: {page.path} shows it in a browser", file=sys.stderr)
 
 
 def show(found: Diagnosis) -> None:

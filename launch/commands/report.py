@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from cputrain.errors import UsageError
-from cputrain.launch.commands.diagnose import page_of, show
+from cputrain.launch.commands.diagnose import page_of, show, write_page
 from cputrain.launch.options import Option, parse, usage
 
 TYPE_CHECKING = False
@@ -51,10 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
     runs = [read_diagnosis(path) for path in paths]
     if page is not None:
-        from cputrain.report.page import diagnosis_page
-
-        page.write(diagnosis_page(runs[0]))
-        print(f"cputrain: {page.path} shows it in a browser", file=sys.stderr)
+        write_page(page, runs[0])
     elif len(runs) == 1:
         show(runs[0])
     else:
