@@ -22,19 +22,22 @@ LAZY = {
 
 
 IN_PLACE = {
-    aten.t_.default, aten.transpose_.default, aten.squeeze_.default, aten.squeeze_.dim,
-    aten.squeeze_.dims, aten.unsqueeze_.default,
-}  # fmt: skip
-"""Those that give a tensor itself another form."""
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+"""Those that give a tensor itself another form, and the views that have it."""
 
 
 def reform(func: Any, args: Any, kwargs: Any) -> Any:
     """What one of those gives."""
     one: OclTensor = args[0]
-    if func is aten.t_.default and one.dim() > 2:
-        raise RuntimeError(f"t_() expects a tensor with <= 2 dimensions, but self is {one.dim()}D")
     begin: Any = one.storage_offset()
-    size, stride, *_ = _forms(func, one.size(), one.stride(), begin, one.dtype, args[1:], kwargs)
+    view = IN_PLACE[func]
+    size, stride, *_ = _forms(view, one.size(), one.stride(), begin, one.dtype, args[1:], kwargs)
     reformed(one, torch.empty(0, device="meta").as_strided(size, stride, begin))
     return one
 
