@@ -83,6 +83,11 @@ COUNTED_THERE = frozenset({"gpu", "cpu", "xpu"})
 
 UNDER_AN_AGENT = "TORCHELASTIC_RUN_ID"
 
+AGENT_PID = "CPUTRAIN_AGENT"
+"""The agent's process, which tells its ranks so."""
+
+PR_SET_PDEATHSIG = 1
+
 
 def is_wanted(parsed: Parsed, environment: Mapping[str, str]) -> bool:
     """Whether ranks are asked for: by an option, or by torchrun's variables, as Kubeflow sets them.
@@ -94,6 +99,16 @@ def is_wanted(parsed: Parsed, environment: Mapping[str, str]) -> bool:
     return UNDER_AN_AGENT not in environment and any(
         f"PET_{_name(option.flag).upper()}" in environment for option in OPTIONS
     )
+
+
+def end_with_the_agent(environment: Mapping[str, str]) -> None:
+    """Have this process killed with the agent that has started it; no rank is left without one."""
+    if sys.platform != "linux" or environment.get(AGENT_PID) != str(os.getppid()):
+        return
+    import ctypes
+    import signal
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def start_of(parsed: Parsed, what: Target, settings: Sequence[Option], machine: Machine) -> Start:

@@ -2,17 +2,20 @@
 
     python -m cputrain.cluster --nproc-per-node 2 --no-python COMMAND …
 
-is torchrun but for four things. It ends with the exit code of the rank that failed first, or with
-128 and the number of the signal that ended that rank, or the agent itself. Ranks that do not follow
-a signal are killed after seconds, not half a minute. It does not say that each rank has one thread,
-as none has. And ranks that are started again meet in a store of their own: in the agent's they may
-find the addresses of those before them, and fail to connect.
+is torchrun but for some things. It ends with the exit code of the rank that failed first, or with 128
+and the number of the signal that ended that rank, or the agent itself. Ranks that do not follow a
+signal are killed after seconds, not half a minute, and if the agent is killed, so are they. It hears of
+nodes that were interrupted or are gone. Ranks that are started again meet in a store of their own: in
+the agent's they may find the addresses of those before them, and fail to connect. And it does not say
+that each rank has one thread, as none has.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+from cputrain.launch.cluster import AGENT_PID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,15 +31,21 @@ def main(argv: list[str]) -> int:
     # knows that value for the agent's caution
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    from torch.distributed import run
+    os.environ[AGENT_PID] = str(os.getpid())
+    from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher import api
+
+    from cputrain.cluster.agent import Agent
 
     asked = run.get_args_parser().parse_args(argv)
     if getattr(asked, "shutdown_timeout", PATIENCE) is None and (
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in os.environ
     ):
         asked.shutdown_timeout = PATIENCE
+    api.LocalElasticAgent = Agent  # type: ignore[misc]
     start: Any = run.run
     try:
         start(asked)
@@ -51,6 +60,13 @@ def main(argv: list[str]) -> int:
         return 128 + int(error.sigval)
     except KeyboardInterrupt:
         return 130
+    except (RendezvousError, DistError) as error:
+        print(
+            f"cputrain: nodes cannot meet at {asked.rdzv_endpoint or 'the first'}, or not any more: "
+            f"{str(error).splitlines()[0]}",
+            file=sys.stderr,
+        )
+        return 1
     return 0
 
 

@@ -77,6 +77,7 @@ def main(argv: Sequence[str]) -> int:
     machine = read_machine(RootSource(), detail=False)
     if cluster.is_wanted(parsed, os.environ):
         return _begin(cluster.start_of(parsed, what, FOR_RANKS, machine), [], parsed)
+    cluster.end_with_the_agent(os.environ)
     plan, stale = planning.plan_for_script(parsed, what.name, machine)
     planning.check_preload(plan)
     start = start_of(plan, what, program, parsed)

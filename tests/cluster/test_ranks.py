@@ -81,30 +81,47 @@ def test_a_rank_that_dies_is_started_again_from_the_checkpoint(tmp_path):
     assert without.returncode == 137
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_every_rank(tmp_path, number):
-    """Those that do not listen, too."""
-    deaf = """
+DEAF = """
 import os, signal, time
 for one in (signal.SIGINT, signal.SIGTERM): signal.signal(one, signal.SIG_IGN)
 open('rank' + os.environ['RANK'], 'w').write(str(os.getpid()))
 while True: time.sleep(1)
 """
-    script(tmp_path, deaf)
+
+
+def two_deaf_ranks(folder):
+    """The agent, and the process of each rank, once they do not listen any more."""
+    script(folder, DEAF)
     process = subprocess.Popen(
-        [*LAUNCH, "-q", "--nproc-per-node", "2", "x.py"], cwd=tmp_path, env=environment(tmp_path),
+        [*LAUNCH, "-q", "--nproc-per-node", "2", "x.py"], cwd=folder, env=environment(folder),
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    files = [tmp_path / f"rank{rank}" for rank in range(2)]
+    files = [folder / f"rank{rank}" for rank in range(2)]
     end = time.monotonic() + 60
     while not all(one.exists() and one.read_text() for one in files):
         assert time.monotonic() < end
         time.sleep(0.05)
+    return process, [Path("/proc", one.read_text()) for one in files]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_rank(tmp_path, number):
+    """Those that do not listen, too."""
+    process, ranks = two_deaf_ranks(tmp_path)
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 128 + number, said
-    for one in files:
-        assert not Path("/proc", one.read_text()).exists()
+    assert not any(one.exists() for one in ranks)
+
+
+def test_no_rank_is_left_without_its_agent(tmp_path):
+    process, ranks = two_deaf_ranks(tmp_path)
+    process.kill()
+    process.communicate(timeout=30)
+    end = time.monotonic() + 30
+    while any(one.exists() for one in ranks):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

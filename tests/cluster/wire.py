@@ -23,12 +23,17 @@ import time
 TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
 
 
-def device(namespace: str, address: str) -> int:
-    """A descriptor of a new device there."""
+def enter(namespace: str) -> None:
+    """This process is there from now on."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{namespace}") as there:
+    with open(namespace) as there:
         if libc.setns(there.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
+
+
+def device(namespace: str, address: str) -> int:
+    """A descriptor of a new device there."""
+    enter(f"/run/netns/{namespace}")
     found = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(found, TUNSETIFF, struct.pack("16sH", b"wire", IFF_TUN | IFF_NO_PI))
     for words in (
@@ -47,6 +52,7 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=0.0)
     asked = parser.parse_args()
     one, other = device(*asked.ends[:2]), device(*asked.ends[2:])
+    enter(f"/proc/{os.getppid()}/ns/net")
     across = {one: other, other: one}
     chance, late, count = random.Random(0), [], 0
     print("up", flush=True)

@@ -1,0 +1,136 @@
+"""Torch's agent, which also hears of other nodes: that one was interrupted, or is gone without a word.
+
+A node whose power fails closes no connection: ranks elsewhere wait for it until their exchange times
+out, after half an hour. Their agents know within seconds, as its heartbeats end, and start ranks
+again without it. And Ctrl-C on one node ends the job on all.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.rendezvous import RendezvousInfo
+
+INTERRUPTED, THROUGH = "cputrain/interrupted", "cputrain/through"
+"""Keys in the store of a round: that it is over for all; how many nodes have done their part."""
+
+MOMENT = 0.5
+"""Seconds in which other agents, which look ten times a second, read what this one has told them: the
+store may be its own."""
+
+
+class EndedElsewhere(SignalException):
+    """Another node was interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__("another node was interrupted", signal.SIGINT)
+
+
+class Meeting(RendezvousHandler):
+    """Where nodes meet, and what they tell one another there."""
+
+    def __init__(self, handler: RendezvousHandler) -> None:
+        self._handler = handler
+        self._round: RendezvousInfo | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether ranks use the store of the agents."""
+        return self._handler.use_agent_store
+
+    def get_backend(self) -> str:
+        """Its name."""
+        return self._handler.get_backend()
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the others."""
+        self._round = self._handler.next_rendezvous()
+        return self._round
+
+    def is_closed(self) -> bool:
+        """Whether nobody meets here any more."""
+        return self._handler.is_closed()
+
+    def set_closed(self) -> None:
+        """Nobody meets here any more."""
+        self._handler.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """Above 0, ranks are started again: a node waits to be taken in, or one is gone."""
+        waiting = self._handler.num_nodes_waiting()
+        if self._round is not None and self._round.world_size > 1:
+            if self._round.store.check([INTERRUPTED]):
+                raise EndedElsewhere
+            if not waiting and self._lost(self._round):
+                print("cputrain: a node is gone; going on without it", file=sys.stderr)
+                return 1
+        return waiting
+
+    def get_run_id(self) -> str:
+        """The job's name."""
+        return self._handler.get_run_id()
+
+    def shutdown(self) -> bool:
+        """Leave."""
+        return self._handler.shutdown()
+
+    def interrupt(self) -> bool:
+        """Have all nodes end; whether there are others."""
+        there = self._round is not None and self._round.world_size > 1
+        if there:
+            self._round.store.set(INTERRUPTED, "")
+        return there
+
+    def through(self) -> None:
+        """This node's ranks have done their part: it is not missed from now on."""
+        if self._round is not None and self._round.world_size > 1:
+            self._round.store.add(THROUGH, 1)
+
+    def can_do_without_one(self) -> bool:
+        """Whether others may go on when this node leaves."""
+        least = getattr(getattr(self._handler, "settings", None), "min_nodes", None)
+        return self._round is None or (least is not None and self._round.world_size > least)
+
+    def _lost(self, here: RendezvousInfo) -> bool:
+        # how torch's handlers but the static one keep who takes part; a dead node is taken out of it
+        state = getattr(getattr(self._handler, "_state_holder", None), "state", None)
+        there = here.world_size if state is None else len(state.participants)
+        return there < here.world_size and there + here.store.add(THROUGH, 0) < here.world_size
+
+
+class Agent(LocalElasticAgent):
+    """Starts this node's ranks, watches them, and listens to the other nodes' agents."""
+
+    def __init__(self, spec: WorkerSpec, *args: Any, **kwargs: Any) -> None:
+        self._meeting = spec.rdzv_handler = Meeting(spec.rdzv_handler)
+        super().__init__(spec, *args, **kwargs)
+
+    def _shutdown(self, death_sig: Any = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
+        """Ranks are to end: by their agent's signal, or as the agent is through."""
+        why = sys.exception()
+        own = isinstance(why, SignalException) and not isinstance(why, EndedElsewhere)
+        if own and (death_sig == signal.SIGINT or not self._meeting.can_do_without_one()):
+            told = self._meeting.interrupt()
+        else:
+            told = False
+        super()._shutdown(death_sig, *args, **kwargs)
+        if told:
+            time.sleep(MOMENT)
+
+    def _exit_barrier(self) -> None:
+        self._meeting.through()
+        super()._exit_barrier()
