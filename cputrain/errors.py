@@ -13,6 +13,7 @@
     │   └── TaskTimeout   1    it ran longer than it may, and was killed; a TimeoutError
     ├── TaskError         1    a task's exception that could not be brought here as it was
     ├── FillFailed        1    a part of a tensor could not be filled; says which, and what is there
+    ├── RankGone          1    ranks cannot add up their gradients: one has ended, or does not come
     ├── PartsDiffer       1    replicas did not do the same with their parts of a batch
     ├── DifferentiatedTwice 1  gradients of a divided batch cannot be differentiated again
     └── InternalError   125    a bug of ours; the message begins with [internal]
@@ -127,6 +128,10 @@ class FillFailed(CputrainError, RuntimeError):
     """The rows that could not be filled."""
     done: object
     """A boolean tensor: which rows are there; what `fill` takes to go on."""
+
+
+class RankGone(CputrainError):
+    """Ranks of a node cannot add up their gradients: one has ended, or has not come in time."""
 
 
 class PartsDiffer(CputrainError, RuntimeError):

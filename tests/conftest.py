@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-LACKING = ("needs a GPU", "needs an OpenCL device", "needs a network of its own")
+LACKING = (
+    "needs a GPU", "needs an OpenCL device", "needs a network of its own", "needs Slurm",
+)  # fmt: skip
 """What a machine that tests may lack; a test that is skipped for anything else could have run."""
 
 

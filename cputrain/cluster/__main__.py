@@ -2,12 +2,12 @@
 
     python -m cputrain.cluster --nproc-per-node 2 --no-python COMMAND …
 
-is torchrun but for some things. It ends with the exit code of the rank that failed first, or with 128
-and the number of the signal that ended that rank, or the agent itself. Ranks that do not follow a
-signal are killed after seconds, not half a minute, and if the agent is killed, so are they. It hears of
-nodes that were interrupted or are gone. Ranks that are started again meet in a store of their own: in
-the agent's they may find the addresses of those before them, and fail to connect. And it does not say
-that each rank has one thread, as none has.
+is torchrun but for some things. It ends with the exit code of the rank that failed first, or with
+128 and the number of the signal that ended that rank, or the agent itself. Ranks that do not follow
+a signal are killed after seconds, not half a minute, and if the agent is killed, so are they. It
+hears of nodes that were interrupted or are gone. Ranks that are started again meet in a store of
+their own: in the agent's they may find the addresses of those before them, and fail to connect. And
+it does not say that each rank has one thread, as none has.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main(argv: list[str]) -> int:
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in os.environ
     ):
         asked.shutdown_timeout = PATIENCE
-    api.LocalElasticAgent = Agent  # type: ignore[misc]
+    launcher: Any = api
+    launcher.LocalElasticAgent = Agent
     start: Any = run.run
     try:
         start(asked)
@@ -62,8 +63,8 @@ def main(argv: list[str]) -> int:
         return 130
     except (RendezvousError, DistError) as error:
         print(
-            f"cputrain: nodes cannot meet at {asked.rdzv_endpoint or 'the first'}, or not any more: "
-            f"{str(error).splitlines()[0]}",
+            f"cputrain: nodes cannot meet at {asked.rdzv_endpoint or 'the first'}, or not any "
+            f"more: {str(error).splitlines()[0]}",
             file=sys.stderr,
         )
         return 1

@@ -1,8 +1,8 @@
-"""Torch's agent, which also hears of other nodes: that one was interrupted, or is gone without a word.
+"""Torch's agent, which also hears of other nodes: one was interrupted, one is gone.
 
-A node whose power fails closes no connection: ranks elsewhere wait for it until their exchange times
-out, after half an hour. Their agents know within seconds, as its heartbeats end, and start ranks
-again without it. And Ctrl-C on one node ends the job on all.
+A node whose power fails closes no connection: ranks elsewhere wait for it until their exchange
+times out, after half an hour. Their agents know within seconds, as its heartbeats end, and start
+ranks again without it. And Ctrl-C on one node ends the job on all.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ INTERRUPTED, THROUGH = "cputrain/interrupted", "cputrain/through"
 """Keys in the store of a round: that it is over for all; how many nodes have done their part."""
 
 MOMENT = 0.5
-"""Seconds in which other agents, which look ten times a second, read what this one has told them: the
-store may be its own."""
+"""Seconds in which other agents, which look ten times a second, read what this one has told them:
+the store may be its own."""
 
 
 class EndedElsewhere(SignalException):
@@ -67,7 +67,7 @@ class Meeting(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Nobody meets here any more."""
-        self._handler.set_closed()
+        self._handler.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
         """Above 0, ranks are started again: a node waits to be taken in, or one is gone."""
@@ -90,10 +90,10 @@ class Meeting(RendezvousHandler):
 
     def interrupt(self) -> bool:
         """Have all nodes end; whether there are others."""
-        there = self._round is not None and self._round.world_size > 1
-        if there:
-            self._round.store.set(INTERRUPTED, "")
-        return there
+        if self._round is None or self._round.world_size == 1:
+            return False
+        self._round.store.set(INTERRUPTED, "")
+        return True
 
     def through(self) -> None:
         """This node's ranks have done their part: it is not missed from now on."""
@@ -106,7 +106,7 @@ class Meeting(RendezvousHandler):
         return self._round is None or (least is not None and self._round.world_size > least)
 
     def _lost(self, here: RendezvousInfo) -> bool:
-        # how torch's handlers but the static one keep who takes part; a dead node is taken out of it
+        # who takes part, as torch's handlers but the static one keep it: without the dead
         state = getattr(getattr(self._handler, "_state_holder", None), "state", None)
         there = here.world_size if state is None else len(state.participants)
         return there < here.world_size and there + here.store.add(THROUGH, 0) < here.world_size
@@ -133,4 +133,4 @@ class Agent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         self._meeting.through()
-        super()._exit_barrier()
+        super()._exit_barrier()  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BARE = {
     "placement": "none", "memory_policy": "local", "loader": "off", "allocator": "default",
     "huge_pages": "off", "short_waits": "off", "flush_denormals": "off", "fused_optimizer": "off",
-    "channels_last": "off", "compile": "off",
+    "channels_last": "off", "compile": "off", "gradient_exchange": "torch",
 }  # fmt: skip
 """A launch that changes nothing by itself, so that a remedy is alone."""
 

@@ -13,6 +13,7 @@ from cputrain.runtime import (
     compiling,
     denormals,
     fused,
+    gradient_exchange,
     interop,
     leaving,
     loader,
@@ -64,6 +65,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     attention,
     compiling,
     backend,
+    gradient_exchange,
 )
 """Denormals first: the setting is inherited by the threads that anything else may start. Compiling
 and backends last: they are within all that is around a model's call."""
@@ -77,6 +79,7 @@ def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> None:
             start(transform, torch, carried.values[transform.POLICY])
     NOW.values.update(carried.values)
     if "TORCHELASTIC_RUN_ID" in os.environ:
+        leaving.tell_errors()
         atexit.register(leaving.let_go, os.getpid())
     if reports:
         atexit.register(_report, os.getpid(), carried)

@@ -19,6 +19,9 @@ AT_RUN_TIME = {
     "attention by plain matmuls",
     "attention kept in float32",
     "models compiled",
+    "ranks add up gradients in shared memory where faster",
+    "ranks add up gradients in shared memory",
+    "gradients as torch exchanges them",
 }
 """Intentions that the transforms report on themselves."""
 

@@ -1,6 +1,15 @@
 """One batch over several CPU replicas and other devices, with the same result."""
 
+from cputrain.split.ranks import RankSampler, RankShare, rank_share
 from cputrain.split.split import Split, splitter_of
 from cputrain.split.verify import Verification, verify
 
-__all__ = ["Split", "Verification", "splitter_of", "verify"]
+__all__ = [
+    "RankSampler",
+    "RankShare",
+    "Split",
+    "Verification",
+    "rank_share",
+    "splitter_of",
+    "verify",
+]

@@ -35,6 +35,7 @@ PLAIN = {
     "fused_optimizer": "off",
     "loader": "off",
     "short_waits": "off",
+    "gradient_exchange": "torch",
 }
 """What makes a launch plain python but for its threads."""
 

@@ -1,9 +1,9 @@
-"""examples/ranks.py, which waits in the middle: first for a node to be killed, then for it to be back.
+"""examples/ranks.py, which waits in the middle for a node to be killed, then for it to be back.
 
     gated.py STEP, and what the example takes
 
-From that step on, the first rank waits for a file "killed", and one that is alone for another. A file
-"atSTEP" says that the step is there.
+From that step on, the first rank waits for a file "killed", and one that is alone for another. A
+file "atSTEP" says that the step is there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Several ranks of one node: under torchrun and under us, and how they add up gradients."""

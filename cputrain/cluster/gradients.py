@@ -1,0 +1,84 @@
+"""How the ranks' gradients are added up: in shared memory or by torch, whichever is faster.
+
+A hook of DistributedDataParallel. Its first steps are made in both ways, in turns; the time of
+whole steps decides, the same for all ranks, as what torch does runs beside the backward.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import torch
+from torch import distributed
+
+from cputrain.cluster.neighbours import neighbours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from torch._C._distributed_c10d import GradBucket
+
+    from cputrain.cluster.neighbours import Neighbours
+
+TURN = 4
+"""Steps of one way before it is the other's turn; the first of them is not counted."""
+
+TURNS = ("torch", "shared", "torch", "shared", "torch", "shared")
+
+
+class Exchange:
+    """For one model."""
+
+    def __init__(self, group: Any, *, measured: bool) -> None:
+        self._group, self._count = group, group.size()
+        self._measured = measured
+        self._neighbours: Neighbours | None = None
+        self._step = 0
+        self._begin = 0.0
+        self._took: dict[str, list[float]] = {"torch": [], "shared": []}
+        self.way: str | None = None
+        """The one that was chosen; empty while both are tried, None before the first gradient."""
+        self.other: Callable[[GradBucket], Any] | None = None
+        """A hook that the script has registered later; it has the last word."""
+
+    def __call__(self, bucket: GradBucket) -> Any:
+        """Begin to add up a part of the gradients; called as they are there, in one order."""
+        if self.other is not None:
+            return self.other(bucket)
+        if self.way is None:  # now, as all ranks are here
+            self._neighbours = neighbours(self._group, _patience(self._group))
+            self.way = "torch" if self._neighbours is None else "" if self._measured else "shared"
+        way = self.way or TURNS[self._step // TURN]
+        whole = bucket.buffer()
+        if way == "torch" or self._neighbours is None:
+            work = distributed.all_reduce(whole.div_(self._count), group=self._group, async_op=True)
+            added = work.get_future().then(lambda done: done.value()[0])
+        else:
+            self._neighbours.add_up(whole, self._count)
+            added = torch.futures.Future()
+            added.set_result(whole)
+        if not self.way and bucket.is_last():
+            self._count_step(way)
+        return added
+
+    def _count_step(self, way: str) -> None:
+        now = time.perf_counter()
+        if self._step % TURN:
+            self._took[way].append(now - self._begin)
+        self._begin = now
+        self._step += 1
+        if self._step == len(TURNS) * TURN:
+            every = torch.tensor([median(self._took[one]) for one in ("torch", "shared")])
+            assert self._neighbours is not None
+            self._neighbours.add_up(every)
+            self.way = "shared" if every[1] < every[0] else "torch"
+
+
+def _patience(group: Any) -> float:
+    """Seconds that the group waits for a rank."""
+    backend = group._get_backend(torch.device("cpu"))
+    timeout = getattr(getattr(backend, "options", None), "_timeout", distributed.default_pg_timeout)
+    return float(timeout.total_seconds())

@@ -1,0 +1,44 @@
+"""How ranks of one node add up their gradients: through memory that they share, or by gloo."""
+
+from __future__ import annotations
+
+from cputrain.plan.decision import Change, Decision, Knob, Origin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine import Machine
+    from cputrain.plan.decision import Request
+
+KNOB = Knob(
+    name="gradient_exchange",
+    takes="auto|shared|torch",
+    help="how ranks of one node add up gradients (auto: in shared memory, where that is faster)",
+    choices=("auto", "shared", "torch"),
+)
+
+
+def decide(machine: Machine, request: Request) -> Decision:
+    """What is faster, found by the first steps of a run; or what the user says."""
+    asked = request.setting(KNOB.name)
+    linux = machine.system == "linux"
+    if asked is None:
+        return _decision("auto") if linux else _decision("torch", "shared memory needs Linux")
+    return _decision(asked.value, f"{asked.where} says so").replace(origin=Origin.USER)
+
+
+SAYS = {
+    "auto": "ranks add up gradients in shared memory where faster",
+    "shared": "ranks add up gradients in shared memory",
+    "torch": "gradients as torch exchanges them",
+}
+
+
+def _decision(value: str, reason: str = "gloo copies each gradient through sockets") -> Decision:
+    return Decision(
+        policy=KNOB.name,
+        value=value,
+        says=SAYS[value],
+        reason=reason,
+        change=Change.NONE if value == "torch" else Change.EXACT,
+        rejected={"shared": reason} if value == "torch" else {"torch": reason},
+    )

@@ -1,0 +1,86 @@
+"""Has ranks of one node add up their gradients in memory that they share, where that is faster.
+
+Asked before a model's first forward under DistributedDataParallel, as torch takes one hook only,
+and the script may have one. One that it registers later is called by ours.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from cputrain.runtime.exchange import Exchanged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from cputrain.cluster.gradients import Exchange
+
+POLICY = "gradient_exchange"
+
+
+class GradientExchange:
+    """The class's methods, exchanged, and the models that were met."""
+
+    def __init__(self, torch: ModuleType, *, measured: bool) -> None:
+        parallel = torch.nn.parallel.DistributedDataParallel
+        self._distributed: Any = torch.distributed
+        self._measured = measured
+        self._met: weakref.WeakKeyDictionary[Any, Exchange | None] = weakref.WeakKeyDictionary()
+        self._made: list[Exchange] = []
+        own_forward, own_register = parallel.forward, parallel.register_comm_hook
+
+        def forward(model: Any, *inputs: Any, **named: Any) -> Any:
+            if model not in self._met and torch.is_grad_enabled():
+                self._met[model] = self._meet(model, own_register)
+            return own_forward(model, *inputs, **named)
+
+        def register_comm_hook(model: Any, state: Any, hook: Any) -> None:
+            ours = self._met.get(model)
+            if ours is None or ours.other is not None:
+                own_register(model, state, hook)
+            else:
+                ours.other = lambda bucket: hook(state, bucket)
+
+        self._exchanged = (
+            Exchanged(parallel, "forward", forward),
+            Exchanged(parallel, "register_comm_hook", register_comm_hook),
+        )
+
+    def describe(self) -> str:
+        shared = any(one.way == "shared" and one.other is None for one in self._made)
+        return "gradients added up in shared memory" if shared else ""
+
+    def undo(self) -> None:
+        """From now on, models keep to torch's; those that were met have a hook."""
+        for one in self._exchanged:
+            one.undo()
+
+    def _meet(self, model: Any, register: Any) -> Exchange | None:
+        """What adds up its gradients; None where torch does."""
+        group = model.process_group
+        if (
+            model._comm_hooks
+            or group.size() < 2
+            or model.mixed_precision is not None
+            or any(one.device.type != "cpu" for one in model.parameters())
+            or self._distributed.get_backend(group) != "gloo"
+        ):
+            return None
+        from cputrain.cluster.gradients import Exchange
+
+        made = Exchange(group, measured=self._measured)
+        try:
+            register(model, None, lambda _, bucket: made(bucket))
+        except RuntimeError:  # one of torch's own is there, which it does not list
+            return None
+        self._made.append(made)
+        return made
+
+
+def apply(torch: ModuleType, value: object) -> GradientExchange | None:
+    """Look at each model, where gradients are not left to torch."""
+    if value not in {"auto", "shared"} or not torch.distributed.is_available():
+        return None
+    return GradientExchange(torch, measured=value == "auto")
