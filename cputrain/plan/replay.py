@@ -203,6 +203,7 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
     "channels_last": (_switch, "true or false"),
     "precision": (_one_of("float32", "kernels", "bf16"), "float32, kernels or bf16"),
     "replicas": (_or_none(_replicas), "auto, a number of replicas, or null"),
+    "gradient_exchange": (_one_of("auto", "shared", "torch"), "auto, shared or torch"),
     "attention": (_or_none(_one_of("math", "float32")), "math or float32, or null"),
     "compile": (_switch, "true or false"),
     "backend": (
