@@ -88,7 +88,11 @@ def fetched(gradients: Sequence[Tensor | None], home: torch.device) -> list[Tens
             found[number] = one.to(home)
     with torch.no_grad():
         for alike in _by_type([one for _, one in dense]):
-            flat = torch.cat([_flat(one) for one in alike]).to(home)
+            count = sum(one.numel() for one in alike)
+            flat = _piece(count, alike[0].dtype, alike[0].device, home)
+            torch.cat([_flat(one) for one in alike], out=flat)
+            # (torch keeps pinned memory until what was begun with it is done)
+            flat = flat.to(home, non_blocking=flat.is_pinned())
             held = {id(one): part for one, part in zip(alike, _cut(flat, alike), strict=True)}
             for number, one in dense:
                 if id(one) in held:

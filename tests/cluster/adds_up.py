@@ -56,6 +56,13 @@ def main() -> None:
                 os._exit(0)
             assert torch.equal(made, whole.div_(divisor) if divisor > 1 else whole)
             had.update(made.view(torch.uint8).numpy().tobytes())
+    # one right after the other, with nothing between that has ranks wait
+    for number in range(500):
+        made = torch.full((40 + number % 3,), float(rank + number))
+        found.add_up(made)
+        wrong = made != sum(other + number for other in range(count))
+        if wrong.any():
+            raise AssertionError(f"exchange {number} of rank {rank}: {made}")
     tell(had=had.hexdigest())
     found.close()
     distributed.destroy_process_group()
