@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from cputrain.machine import Cpus, Machine
     from cputrain.split.splitter import Places
 
-FEW = 4
-"""Cores beside other devices that are one replica's."""
-
 
 def places(count: int | None) -> dict[int, Places]:
     """The cores of each replica, for each number of replicas: that one, or those worth trying."""
@@ -32,14 +29,14 @@ def places(count: int | None) -> dict[int, Places]:
 def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[list[int], Places]:
     """How many members each device has, and the cores of each member.
 
-    The CPU has so many, or as many as there are caches and teams. Each other device has one, which
-    drives it from a core of its own where there is more than one.
+    The CPU has so many, or one: each computes a gradient of every parameter, which three of them on
+    16 cores took longer for than for their few samples. Each other device has one, which drives it
+    from a core of its own where there is more than one.
     """
     cores = _cores()
     drivers = sum(device.type != "cpu" for device in devices)
     free = cores[: max(1, len(cores) - drivers)]
-    if count is None:
-        count = (counts(_machine(), free) or [1])[0] if len(free) > FEW else 1
+    count = count or 1
     driving = iter(cores[len(free) :])
     members: list[int] = []
     seats: Places = []
