@@ -7,10 +7,12 @@ ranks again without it. And Ctrl-C on one node ends the job on all.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -76,7 +78,7 @@ class Meeting(RendezvousHandler):
             if self._round.store.check([INTERRUPTED]):
                 raise EndedElsewhere
             if not waiting and self._lost(self._round):
-                print("cputrain: a node is gone; going on without it", file=sys.stderr)
+                print("cputrain: a node has left; ranks are started again", file=sys.stderr)
                 return 1
         return waiting
 
@@ -123,10 +125,10 @@ class Agent(LocalElasticAgent):
         """Ranks are to end: by their agent's signal, or as the agent is through."""
         why = sys.exception()
         own = isinstance(why, SignalException) and not isinstance(why, EndedElsewhere)
+        told = False
         if own and (death_sig == signal.SIGINT or not self._meeting.can_do_without_one()):
-            told = self._meeting.interrupt()
-        else:
-            told = False
+            with contextlib.suppress(DistError):  # where they meet is gone: they know of that
+                told = self._meeting.interrupt()
         super()._shutdown(death_sig, *args, **kwargs)
         if told:
             time.sleep(MOMENT)

@@ -32,8 +32,12 @@ TURNS = ("torch", "shared", "torch", "shared", "torch", "shared")
 class Exchange:
     """For one model."""
 
-    def __init__(self, group: Any, *, measured: bool) -> None:
+    def __init__(
+        self, group: Any, *, measured: bool, chose: Callable[[], None] = lambda: None
+    ) -> None:
+        """`chose` is told where gradients are added up in shared memory from now on."""
         self._group, self._count = group, group.size()
+        self._chose = chose
         self._measured = measured
         self._neighbours: Neighbours | None = None
         self._step = 0
@@ -51,6 +55,8 @@ class Exchange:
         if self.way is None:  # now, as all ranks are here
             self._neighbours = neighbours(self._group, _patience(self._group))
             self.way = "torch" if self._neighbours is None else "" if self._measured else "shared"
+            if self.way == "shared":
+                self._chose()
         way = self.way or TURNS[self._step // TURN]
         whole = bucket.buffer()
         if way == "torch" or self._neighbours is None:
@@ -64,6 +70,11 @@ class Exchange:
             self._count_step(way)
         return added
 
+    def close(self) -> None:
+        """The model is gone."""
+        if self._neighbours is not None:
+            self._neighbours.close()
+
     def _count_step(self, way: str) -> None:
         now = time.perf_counter()
         if self._step % TURN:
@@ -75,6 +86,8 @@ class Exchange:
             assert self._neighbours is not None
             self._neighbours.add_up(every)
             self.way = "shared" if every[1] < every[0] else "torch"
+            if self.way == "shared":
+                self._chose()
 
 
 def _patience(group: Any) -> float:

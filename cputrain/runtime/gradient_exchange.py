@@ -28,7 +28,7 @@ class GradientExchange:
         self._distributed: Any = torch.distributed
         self._measured = measured
         self._met: weakref.WeakKeyDictionary[Any, Exchange | None] = weakref.WeakKeyDictionary()
-        self._made: list[Exchange] = []
+        self._shared = 0
         own_forward, own_register = parallel.forward, parallel.register_comm_hook
 
         def forward(model: Any, *inputs: Any, **named: Any) -> Any:
@@ -42,6 +42,7 @@ class GradientExchange:
                 own_register(model, state, hook)
             else:
                 ours.other = lambda bucket: hook(state, bucket)
+                self._shared -= ours.way == "shared"
 
         self._exchanged = (
             Exchanged(parallel, "forward", forward),
@@ -49,8 +50,7 @@ class GradientExchange:
         )
 
     def describe(self) -> str:
-        shared = any(one.way == "shared" and one.other is None for one in self._made)
-        return "gradients added up in shared memory" if shared else ""
+        return "gradients added up in shared memory" if self._shared else ""
 
     def undo(self) -> None:
         """From now on, models keep to torch's; those that were met have a hook."""
@@ -62,6 +62,7 @@ class GradientExchange:
         group = model.process_group
         if (
             model._comm_hooks
+            or model._join_config.enable  # ranks that are through take part in torch's own way
             or group.size() < 2
             or model.mixed_precision is not None
             or any(one.device.type != "cpu" for one in model.parameters())
@@ -70,13 +71,16 @@ class GradientExchange:
             return None
         from cputrain.cluster.gradients import Exchange
 
-        made = Exchange(group, measured=self._measured)
+        made = Exchange(group, measured=self._measured, chose=self._count)
         try:
             register(model, None, lambda _, bucket: made(bucket))
         except RuntimeError:  # one of torch's own is there, which it does not list
             return None
-        self._made.append(made)
+        weakref.finalize(model, made.close)
         return made
+
+    def _count(self) -> None:
+        self._shared += 1
 
 
 def apply(torch: ModuleType, value: object) -> GradientExchange | None:

@@ -39,12 +39,13 @@ def tell_errors() -> None:
         shown(kind, error, where)
         if ERROR_FILE in os.environ and not isinstance(error, KeyboardInterrupt):
             import json
+            from contextlib import suppress
             from traceback import format_exception
 
             callstack = "".join(format_exception(kind, error, where))
             extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
             message = {"message": f"{kind.__name__}: {error}", "extraInfo": extra}
-            with open(os.environ[ERROR_FILE], "w") as file:
+            with suppress(OSError), open(os.environ[ERROR_FILE], "w") as file:
                 json.dump({"message": message}, file)
 
     sys.excepthook = tell
