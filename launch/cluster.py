@@ -14,6 +14,7 @@ import sys
 from cputrain.errors import NotFound, UsageError
 from cputrain.launch.options import Option, split_quoted
 from cputrain.launch.process import Start
+from cputrain.machine.ranks import AGENT_PID, SEAT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,9 +83,6 @@ COUNTED_THERE = frozenset({"gpu", "cpu", "xpu"})
 """Those that the agent counts."""
 
 UNDER_AN_AGENT = "TORCHELASTIC_RUN_ID"
-
-AGENT_PID = "CPUTRAIN_AGENT"
-"""The agent's process, which tells its ranks so."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -158,6 +156,8 @@ def ranks(count: str, machine: Machine) -> str:
 def _of_a_rank(parsed: Parsed, what: Target, settings: Sequence[Option]) -> list[str]:
     """The launch that a rank begins with."""
     words = [sys.executable, "-P", "-m", "cputrain.launch", "launch"]
+    if parsed.has("--virtual-local-rank"):  # LOCAL_RANK is 0 for all then; the agent knows better
+        words = ["env", f"{SEAT}=${{local_rank}}", *words]
     for option in settings:
         if parsed.has(option.flag):
             words += _words(option.flag, parsed.values[option.flag])

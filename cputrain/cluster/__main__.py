@@ -13,13 +13,16 @@ it does not say that each rank has one thread, as none has.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
-from cputrain.launch.cluster import AGENT_PID
+from cputrain.machine.ranks import AGENT_PID, AGENT_THREADS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 PATIENCE = 3
 """Seconds for ranks to end by themselves, where the user says nothing."""
@@ -29,7 +32,8 @@ def main(argv: list[str]) -> int:
     """Start the ranks; their exit code."""
     # torch's agent takes its absence for a reason to set it to 1, and says so; each rank's launch
     # knows that value for the agent's caution
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = os.environ[AGENT_THREADS] = "1"
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ[AGENT_PID] = str(os.getpid())
     from torch.distributed import DistError, run
@@ -51,8 +55,10 @@ def main(argv: list[str]) -> int:
     try:
         start(asked)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        print(error, file=sys.stderr, flush=True)
+        rank, failure = min(error.failures.items(), key=lambda one: _when(one[1]))
+        told: Any = error
+        told.get_first_failure = lambda: (rank, failure)
+        print(told.format_msg(), file=sys.stderr, flush=True)
         code = failure.exitcode
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         print(f"cputrain: rank {rank} failed first, with {how}", file=sys.stderr)
@@ -64,11 +70,23 @@ def main(argv: list[str]) -> int:
     except (RendezvousError, DistError) as error:
         print(
             f"cputrain: nodes cannot meet at {asked.rdzv_endpoint or 'the first'}, or not any "
-            f"more: {str(error).splitlines()[0]}",
+            f"more: {(str(error) or type(error).__name__).splitlines()[0]}",
             file=sys.stderr,
         )
         return 1
     return 0
+
+
+BY_OTHERS = ("RankGone", "Connection closed by peer", "Connection reset by peer")
+"""What the error of a rank says that has failed as another one had."""
+
+
+def _when(failure: ProcessFailure) -> tuple[bool, int]:
+    """What is least for the rank that failed first: times are in whole seconds, and that of one
+    that was killed is when the agent found it."""
+    said = str(failure.message)
+    ended = failure.exitcode == -signal.SIGTERM or any(one in said for one in BY_OTHERS)
+    return ended, failure.timestamp
 
 
 if __name__ == "__main__":

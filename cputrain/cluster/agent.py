@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 import time
 
 from torch.distributed import DistError
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-INTERRUPTED, THROUGH = "cputrain/interrupted", "cputrain/through"
-"""Keys in the store of a round: that it is over for all; how many nodes have done their part."""
+INTERRUPTED, THROUGH = "cputrain/interrupted", "cputrain/through/"
+"""Keys in the store of a round: that it is over for all; that a node has done its part."""
 
 MOMENT = 0.5
 """Seconds in which other agents, which look ten times a second, read what this one has told them:
@@ -45,6 +46,7 @@ class Meeting(RendezvousHandler):
     def __init__(self, handler: RendezvousHandler) -> None:
         self._handler = handler
         self._round: RendezvousInfo | None = None
+        self._hears = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
@@ -74,8 +76,8 @@ class Meeting(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Above 0, ranks are started again: a node waits to be taken in, or one is gone."""
         waiting = self._handler.num_nodes_waiting()
-        if self._round is not None and self._round.world_size > 1:
-            if self._round.store.check([INTERRUPTED]):
+        if self._hears and self._round is not None and self.has_others:
+            if self._is_interrupted(self._round):
                 raise EndedElsewhere
             if not waiting and self._lost(self._round):
                 print("cputrain: a node has left; ranks are started again", file=sys.stderr)
@@ -90,17 +92,21 @@ class Meeting(RendezvousHandler):
         """Leave."""
         return self._handler.shutdown()
 
-    def interrupt(self) -> bool:
-        """Have all nodes end; whether there are others."""
-        if self._round is None or self._round.world_size == 1:
-            return False
-        self._round.store.set(INTERRUPTED, "")
-        return True
+    @property
+    def has_others(self) -> bool:
+        """Whether there is another node."""
+        return self._round is not None and self._round.world_size > 1
+
+    def interrupt(self) -> None:
+        """Have all nodes end."""
+        if self._round is not None:
+            with contextlib.suppress(DistError):
+                self._round.store.set(INTERRUPTED, "")
 
     def through(self) -> None:
         """This node's ranks have done their part: it is not missed from now on."""
-        if self._round is not None and self._round.world_size > 1:
-            self._round.store.add(THROUGH, 1)
+        if self._round is not None and self.has_others:
+            self._round.store.set(f"{THROUGH}{self._round.rank}", "")
 
     def can_do_without_one(self) -> bool:
         """Whether others may go on when this node leaves."""
@@ -110,8 +116,20 @@ class Meeting(RendezvousHandler):
     def _lost(self, here: RendezvousInfo) -> bool:
         # who takes part, as torch's handlers but the static one keep it: without the dead
         state = getattr(getattr(self._handler, "_state_holder", None), "state", None)
-        there = here.world_size if state is None else len(state.participants)
-        return there < here.world_size and there + here.store.add(THROUGH, 0) < here.world_size
+        if state is None or len(state.participants) == here.world_size:
+            return False
+        away = set(range(here.world_size)) - set(state.participants.values())
+        return not here.store.check([f"{THROUGH}{rank}" for rank in sorted(away)])
+
+    def _is_interrupted(self, here: RendezvousInfo) -> bool:
+        try:
+            return here.store.check([INTERRUPTED])
+        except DistError:
+            if hasattr(self._handler, "_state_holder"):
+                raise
+            # at a fixed place nobody has to meet again: ranks may go on when its node is through
+            self._hears = False
+            return False
 
 
 class Agent(LocalElasticAgent):
@@ -125,10 +143,10 @@ class Agent(LocalElasticAgent):
         """Ranks are to end: by their agent's signal, or as the agent is through."""
         why = sys.exception()
         own = isinstance(why, SignalException) and not isinstance(why, EndedElsewhere)
-        told = False
-        if own and (death_sig == signal.SIGINT or not self._meeting.can_do_without_one()):
-            with contextlib.suppress(DistError):  # where they meet is gone: they know of that
-                told = self._meeting.interrupt()
+        ends = death_sig == signal.SIGINT or not self._meeting.can_do_without_one()
+        told = own and ends and self._meeting.has_others
+        if told:  # aside, as the place where they meet may be gone
+            threading.Thread(target=self._meeting.interrupt, daemon=True).start()
         super()._shutdown(death_sig, *args, **kwargs)
         if told:
             time.sleep(MOMENT)

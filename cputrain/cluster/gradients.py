@@ -53,10 +53,7 @@ class Exchange:
         if self.other is not None:
             return self.other(bucket)
         if self.way is None:  # now, as all ranks are here
-            self._neighbours = neighbours(self._group, _patience(self._group))
-            self.way = "torch" if self._neighbours is None else "" if self._measured else "shared"
-            if self.way == "shared":
-                self._chose()
+            self._begin_with(neighbours(self._group, _patience(self._group)))
         way = self.way or TURNS[self._step // TURN]
         whole = bucket.buffer()
         if way == "torch" or self._neighbours is None:
@@ -69,6 +66,19 @@ class Exchange:
         if not self.way and bucket.is_last():
             self._count_step(way)
         return added
+
+    def _begin_with(self, found: Neighbours | None) -> None:
+        """Where one rank measures, or all are to be the same each time, all do as one."""
+        self._neighbours = found
+        if found is None:
+            self.way = "torch"
+            return
+        same = torch.are_deterministic_algorithms_enabled()
+        every = torch.tensor([float(self._measured), float(same)])
+        found.add_up(every)
+        self.way = "" if every[0] and not every[1] else "shared"
+        if self.way == "shared":
+            self._chose()
 
     def close(self) -> None:
         """The model is gone."""

@@ -35,6 +35,9 @@ CONNECTING = 60.0
 PIECE = 1 << 14
 """Elements that are added up at once where only one thread is to do it: torch divides more."""
 
+MFD_NOEXEC_SEAL = 8
+"""Nothing in it will be executed; some systems allow no other."""
+
 HELLO = struct.Struct("!16sII")
 """What a connection begins with: the group's secret, who it is, and which of its connections."""
 
@@ -57,7 +60,7 @@ def neighbours(group: Any, timeout: float) -> Neighbours | None:
     if listener is not None:
         with listener:
             if all(one[0] == place for one in found):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, RankGone):
                     made = Neighbours(
                         rank, listener, [one[1] for one in found], found[0][2], timeout,
                         alone=_are_apart([one[3] for one in found]),
@@ -91,9 +94,12 @@ class Neighbours:
         self._why = ""
         try:
             self._connect(listener, addresses, secret)
+            self._make_room(mmap.PAGESIZE)  # whether it can be had is known now
         except BaseException:
             self.close()
             raise
+        for _, one in (*self._after, *self._before):
+            one.settimeout(timeout)
         _all.add(self)
 
     def add_up(self, tensor: torch.Tensor, divisor: int = 1) -> None:
@@ -118,6 +124,9 @@ class Neighbours:
 
     def _add_up(self, flat: torch.Tensor, divisor: int) -> None:
         (*slots, sums), count = self._of(flat), flat.numel()
+        if flat.dtype == torch.float16:  # whose sums may be too large for it
+            flat.div_(divisor)
+            divisor = 1
         line = LINE // flat.element_size()
         each = -(-count // (self._count * line)) * line
         begin, end = (min(rank * each, count) for rank in (self._rank, self._rank + 1))
@@ -158,8 +167,7 @@ class Neighbours:
         self._room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         whole = self._room * (self._count + 1)
         if self._rank == 0:
-            memory = os.memfd_create("cputrain-gradients", os.MFD_CLOEXEC)
-            os.truncate(memory, whole)
+            memory = _memory(whole)
         else:
             of, before = self._before[0]
             with self._talking(of, of):
@@ -221,8 +229,6 @@ class Neighbours:
             else:
                 before.close()
         self._before = [came[number] for number in range(len(steps))]
-        for _, one in (*self._after, *self._before):
-            one.settimeout(self._timeout)
 
 
 _all: weakref.WeakSet[Neighbours] = weakref.WeakSet()
@@ -235,6 +241,16 @@ def _leave() -> None:
 
 
 os.register_at_fork(after_in_child=_leave)
+
+
+def _memory(size: int) -> int:
+    """A descriptor of so many bytes without a name."""
+    try:
+        memory = os.memfd_create("cputrain-gradients", os.MFD_CLOEXEC | MFD_NOEXEC_SEAL)
+    except OSError:  # a kernel that does not know it yet
+        memory = os.memfd_create("cputrain-gradients", os.MFD_CLOEXEC)
+    os.truncate(memory, size)
+    return memory
 
 
 def _are_apart(masks: list[list[int]]) -> bool:

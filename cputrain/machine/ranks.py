@@ -8,8 +8,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+AGENT_PID = "CPUTRAIN_AGENT"
+"""The process of our own agent, which tells its ranks so."""
+
+AGENT_THREADS = "CPUTRAIN_AGENT_THREADS"
+"""There where that agent has set OMP_NUM_THREADS, not the user."""
+
+SEAT = "CPUTRAIN_SEAT"
+"""A rank's number on its node, where LOCAL_RANK tells another: it sees one GPU only."""
+
 LAUNCHERS = (
     # name, rank on this node, ranks on this node, whether it is known to bind ranks to CPUs
+    ("torchrun", SEAT, "LOCAL_WORLD_SIZE", False),
     ("torchrun", "LOCAL_RANK", "LOCAL_WORLD_SIZE", False),
     ("Open MPI", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", True),
     ("Intel MPI", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", True),
@@ -56,6 +66,8 @@ def threads_set_by_launcher(environment: Mapping[str, str]) -> bool:
     torchrun exports it for every rank of several, and `accelerate launch` even for a single
     process, when nobody set it.
     """
+    if AGENT_PID in environment:
+        return AGENT_THREADS in environment
     started_by = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")
     return environment.get("OMP_NUM_THREADS") == "1" and any(
         name in environment for name in started_by

@@ -6,8 +6,10 @@ and the script may have one. One that it registers later is called by ours.
 
 from __future__ import annotations
 
+import os
 import weakref
 
+from cputrain.errors import CputrainError
 from cputrain.runtime.exchange import Exchanged
 
 TYPE_CHECKING = False
@@ -30,10 +32,11 @@ class GradientExchange:
         self._met: weakref.WeakKeyDictionary[Any, Exchange | None] = weakref.WeakKeyDictionary()
         self._shared = 0
         own_forward, own_register = parallel.forward, parallel.register_comm_hook
+        own_join = parallel.join_hook
 
         def forward(model: Any, *inputs: Any, **named: Any) -> Any:
             if model not in self._met and torch.is_grad_enabled():
-                self._met[model] = self._meet(model, own_register)
+                self._met[model] = self._meet(model)
             return own_forward(model, *inputs, **named)
 
         def register_comm_hook(model: Any, state: Any, hook: Any) -> None:
@@ -44,9 +47,22 @@ class GradientExchange:
                 ours.other = lambda bucket: hook(state, bucket)
                 self._shared -= ours.way == "shared"
 
+        def join_hook(model: Any, **options: Any) -> Any:
+            # ranks that are through take part in torch's own way, and must all know that
+            if self._met.setdefault(model, None) is not None and not options.get(
+                "divide_by_initial_world_size", True
+            ):
+                raise CputrainError(
+                    "the model", "has gradients added up in shared memory by all ranks",
+                    found="join(divide_by_initial_world_size=False)",
+                    do="Say cputrain launch --gradient-exchange torch.",
+                )  # fmt: skip
+            return own_join(model, **options)
+
         self._exchanged = (
             Exchanged(parallel, "forward", forward),
             Exchanged(parallel, "register_comm_hook", register_comm_hook),
+            Exchanged(parallel, "join_hook", join_hook),
         )
 
     def describe(self) -> str:
@@ -57,24 +73,26 @@ class GradientExchange:
         for one in self._exchanged:
             one.undo()
 
-    def _meet(self, model: Any, register: Any) -> Exchange | None:
+    def _meet(self, model: Any) -> Exchange | None:
         """What adds up its gradients; None where torch does."""
         group = model.process_group
         if (
-            model._comm_hooks
-            or model._join_config.enable  # ranks that are through take part in torch's own way
+            getattr(model, "_comm_hooks", True)  # without them it exchanges nothing
+            or getattr(model, "_use_python_reducer", False)
             or group.size() < 2
+            or group.size() > int(os.environ.get("LOCAL_WORLD_SIZE", group.size()))
             or model.mixed_precision is not None
             or any(one.device.type != "cpu" for one in model.parameters())
+            or any(getattr(one, "sparse", False) for one in model.modules())
             or self._distributed.get_backend(group) != "gloo"
         ):
             return None
         from cputrain.cluster.gradients import Exchange
 
         made = Exchange(group, measured=self._measured, chose=self._count)
-        try:
-            register(model, None, lambda _, bucket: made(bucket))
-        except RuntimeError:  # one of torch's own is there, which it does not list
+        try:  # not as a hook of the model's, which would be saved with it
+            self._distributed._register_comm_hook(model.reducer, None, lambda _, one: made(one))
+        except RuntimeError:  # one of torch's own is there
             return None
         weakref.finalize(model, made.close)
         return made

@@ -45,7 +45,10 @@ def tell_errors() -> None:
             callstack = "".join(format_exception(kind, error, where))
             extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
             message = {"message": f"{kind.__name__}: {error}", "extraInfo": extra}
-            with suppress(OSError), open(os.environ[ERROR_FILE], "w") as file:
-                json.dump({"message": message}, file)
+            path = os.environ[ERROR_FILE]
+            with suppress(OSError):
+                with open(f"{path}.new", "w") as file:
+                    json.dump({"message": message}, file)
+                os.replace(f"{path}.new", path)  # whole, or not at all
 
     sys.excepthook = tell

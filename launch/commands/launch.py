@@ -8,6 +8,7 @@ import sys
 from cputrain.launch import cluster, planning, process, target
 from cputrain.launch.options import Option, Parsed, parse, split_quoted, usage
 from cputrain.machine import RootSource, read_machine
+from cputrain.machine.ranks import SEAT
 from cputrain.plan.backend import UNSAFE
 from cputrain.plan.policies import KNOBS
 
@@ -105,7 +106,8 @@ def _is_quiet(parsed: Parsed) -> bool:
 
 def _is_another_rank() -> bool:
     """Whether the first of this node's ranks, which an agent has started, speaks for this one."""
-    return cluster.UNDER_AN_AGENT in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
+    seat = os.environ.get(SEAT, os.environ.get("LOCAL_RANK", "0"))
+    return cluster.UNDER_AN_AGENT in os.environ and seat != "0"
 
 
 def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> process.Start:

@@ -88,6 +88,72 @@ def test_a_hook_of_the_script_has_the_last_word(tmp_path, when):
     assert "added up" not in done.stderr
 
 
+ODD = """
+import json, pickle, sys, torch
+from torch import distributed, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+distributed.init_process_group('gloo')
+rank = distributed.get_rank()
+
+# rows of a table: gloo adds up those that were touched
+table = DistributedDataParallel(nn.Embedding(9, 2, sparse=True))
+table(torch.tensor([rank])).sum().backward()
+rows = table.module.weight.grad.coalesce()
+assert rows.indices().tolist() == [[0, 1]] and rows.values().eq(0.5).all()
+
+# the first rank has no batch at all, the second has two
+torch.manual_seed(0)
+uneven = DistributedDataParallel(nn.Linear(3, 1))
+with uneven.join():
+    for _ in range(2 * rank):
+        uneven(torch.ones(4, 3)).sum().backward()
+
+# used first, joined then
+later = DistributedDataParallel(nn.Linear(3, 1, bias=False))
+later(torch.ones(4, 3)).sum().backward()
+with later.join():
+    for _ in range(2 * rank):
+        later.zero_grad()
+        later(torch.ones(4, 3)).sum().backward()
+assert later.module.weight.grad.tolist() == [[2.0 if rank else 4.0] * 3]
+pickle.dumps(later)
+
+half = DistributedDataParallel(nn.Linear(3, 1, bias=False).half())
+half(torch.full((1, 3), 4e4).half()).sum().backward()
+assert half.module.weight.grad.isfinite().all()
+distributed.destroy_process_group()
+"""
+
+
+def test_what_ddp_does_besides_is_as_it_was(tmp_path):
+    script(tmp_path, ODD)
+    done = launch(tmp_path, "--nproc-per-node", "2", "--gradient-exchange", "shared", "x.py")
+    assert done.returncode == 0, done.stderr
+    assert "gradients added up in shared memory" in ours(done)[0]
+
+
+DIES = """
+import os, torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+distributed.init_process_group('gloo')
+model = DistributedDataParallel(torch.nn.Linear(3, 1))
+for step in range(9):
+    if step == 5 and distributed.get_rank() == 1: os.kill(os.getpid(), 9)
+    model(torch.ones(4, 3)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("way", ["shared", "torch"])
+def test_the_rank_that_died_is_told_not_the_one_that_missed_it(tmp_path, way):
+    script(tmp_path, DIES)
+    options = ("--nproc-per-node", "2", "--monitor-interval", "2", "--gradient-exchange", way)
+    done = launch(tmp_path, *options, "x.py")
+    assert done.returncode == 137, done.stderr
+    assert "rank 1 failed first, with signal 9" in done.stderr
+
+
 CHOSEN = """
 import json, sys, torch
 from torch import distributed

@@ -59,6 +59,30 @@ def test_each_rank_has_its_part_of_the_machine(tmp_path, count):
     assert all(one["threads"] == max(1, len(CPUS) // count) for one in seen)
 
 
+def test_ranks_that_see_one_gpu_each_have_cores_of_their_own_too(tmp_path):
+    script(tmp_path, VIEW)
+    done = launch(tmp_path, "--virtual-local-rank", "--nproc-per-node", "2", "x.py")
+    assert done.returncode == 0, done.stderr
+    seen = [json.loads((tmp_path / f"seen{rank}").read_text()) for rank in range(2)]
+    assert len(CPUS) == 1 or not set(seen[0]["cpus"]) & set(seen[1]["cpus"])
+    assert len(ours(done)) == 1
+
+
+def test_threads_that_the_user_has_set_are_kept(tmp_path):
+    script(tmp_path, VIEW)
+    done = launch(tmp_path, "--nproc-per-node", "1", "x.py", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "seen0").read_text())["threads"] == 1
+
+
+def test_nodes_that_do_not_come_are_waited_for_so_long(tmp_path):
+    script(tmp_path, "")
+    words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    done = launch(tmp_path, *words, "--rdzv-conf", "join_timeout=2", "x.py")
+    assert done.returncode == 1
+    assert "nodes cannot meet at localhost:0" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("end", "code"),
     [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("raise ValueError('its own')", 1)],
