@@ -102,8 +102,9 @@ def test_a_script_of_a_few_steps_is_looked_into_all_the_same(tmp_path):
         ("raise ValueError('of its own')", "it ended with exit code 1: ValueError: of its own"),
         ("import torch", "no optimizer took a step"),
         (
-            PLANTED["code"].replace("range(200)", "range(5)"),
-            "it took 2 steps behind the first few, and 3 are needed",
+            # (one that is slow to begin with has one step less to warm up)
+            PLANTED["code"].replace("range(200)", "range(3)"),
+            "steps behind the first few, and 3 are needed",
         ),
         ("import torch, os\nif os.fork(): os.wait()\n", "no optimizer took a step"),
     ],

@@ -533,6 +533,7 @@ def rare(rows, view, seed):
     view.copy_(torch.rand(view.shape))
     if rows.start == 200 and not os.path.exists("interrupted"):
         open("interrupted", "w").close()
+        time.sleep(1)  # some parts are marked by then
         os.killpg(0, signal.SIGINT)
         time.sleep(60)
 def filled(out, **options):
