@@ -44,6 +44,10 @@ def lacks() -> str:
     return ", ".join(one for one in PROGRAMS if not shutil.which(one))
 
 
+class NoClusterError(Exception):
+    """It cannot be had."""
+
+
 class Cluster:
     """Its programs, running."""
 
@@ -100,7 +104,8 @@ class Cluster:
             if time.monotonic() > end:
                 self.close()
                 logs = "\n".join(one.read_text()[-2000:] for one in self._folder.glob("*.[ol]*"))
-                raise AssertionError(f"the cluster does not start\n{logs}")
+                print(logs)
+                raise NoClusterError("its programs do not start here")
             time.sleep(0.2)
 
 

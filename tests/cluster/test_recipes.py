@@ -15,7 +15,7 @@ from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alph
 from cputrain.launch import cluster
 from cputrain.launch.commands.launch import OPTIONS
 from cputrain.launch.options import parse
-from tests.cluster.slurm import Cluster, lacks
+from tests.cluster.slurm import Cluster, NoClusterError, lacks
 from tests.launch.programs import environment, plain
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,10 @@ RANKS = str(ROOT / "examples" / "ranks.py")
 def slurm(tmp_path_factory):
     if lacks():
         pytest.skip(f"needs Slurm; there is no {lacks()}")
-    made = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        made = Cluster(tmp_path_factory.mktemp("slurm"))
+    except NoClusterError as error:
+        pytest.skip(f"needs Slurm; {error}")
     yield made
     made.close()
 
