@@ -46,6 +46,7 @@ class Meeting(RendezvousHandler):
     def __init__(self, handler: RendezvousHandler) -> None:
         self._handler = handler
         self._round: RendezvousInfo | None = None
+        """This one, where other nodes take part."""
         self._hears = True
 
     def __getattr__(self, name: str) -> Any:
@@ -62,8 +63,9 @@ class Meeting(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the others."""
-        self._round = self._handler.next_rendezvous()
-        return self._round
+        found = self._handler.next_rendezvous()
+        self._round = found if found.world_size > 1 else None
+        return found
 
     def is_closed(self) -> bool:
         """Whether nobody meets here any more."""
@@ -76,7 +78,7 @@ class Meeting(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Above 0, ranks are started again: a node waits to be taken in, or one is gone."""
         waiting = self._handler.num_nodes_waiting()
-        if self._hears and self._round is not None and self.has_others:
+        if self._hears and self._round is not None:
             if self._is_interrupted(self._round):
                 raise EndedElsewhere
             if not waiting and self._lost(self._round):
@@ -95,7 +97,7 @@ class Meeting(RendezvousHandler):
     @property
     def has_others(self) -> bool:
         """Whether there is another node."""
-        return self._round is not None and self._round.world_size > 1
+        return self._round is not None
 
     def interrupt(self) -> None:
         """Have all nodes end."""
@@ -105,7 +107,7 @@ class Meeting(RendezvousHandler):
 
     def through(self) -> None:
         """This node's ranks have done their part: it is not missed from now on."""
-        if self._round is not None and self.has_others:
+        if self._round is not None:
             self._round.store.set(f"{THROUGH}{self._round.rank}", "")
 
     def can_do_without_one(self) -> bool:

@@ -71,13 +71,16 @@ class Exchange:
         """Where one rank measures, or all are to be the same each time, all do as one."""
         self._neighbours = found
         if found is None:
-            self.way = "torch"
+            self._choose("torch")
             return
         same = torch.are_deterministic_algorithms_enabled()
         every = torch.tensor([float(self._measured), float(same)])
         found.add_up(every)
-        self.way = "" if every[0] and not every[1] else "shared"
-        if self.way == "shared":
+        self._choose("" if every[0] and not every[1] else "shared")
+
+    def _choose(self, way: str) -> None:
+        self.way = way
+        if way == "shared":
             self._chose()
 
     def close(self) -> None:
@@ -95,9 +98,7 @@ class Exchange:
             every = torch.tensor([median(self._took[one]) for one in ("torch", "shared")])
             assert self._neighbours is not None
             self._neighbours.add_up(every)
-            self.way = "shared" if every[1] < every[0] else "torch"
-            if self.way == "shared":
-                self._chose()
+            self._choose("shared" if every[1] < every[0] else "torch")
 
 
 def _patience(group: Any) -> float:
