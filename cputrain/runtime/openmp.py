@@ -1,4 +1,4 @@
-"""Looks, at the end, whether two OpenMP runtimes were loaded beside each other.
+"""OpenMP's runtimes in this process: whether there are several, and threads that are let go.
 
 Each has threads of its own: they take turns on the same cores, and with some pairs they deadlock.
 Which libraries came along is known only once the script has imported everything.
@@ -6,13 +6,20 @@ Which libraries came along is known only once the script has imported everything
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+    from typing import Any
 
 POLICY = "openmp"
 
 NAMES = ("libgomp", "libiomp5", "libomp")
+
+SOFT = 1
+"""omp_pause_soft: what is let go comes back with the next operator that is divided."""
 
 
 class Runtimes:
@@ -39,6 +46,27 @@ def loaded_runtimes() -> set[str]:
     except OSError:  # not Linux
         return set()
     return {path for path in paths if path.rpartition("/")[2].startswith(NAMES)}
+
+
+def end_team() -> None:
+    """Let go of the threads that help the calling one; they are started again when it needs them.
+
+    While libgomp has more threads in a process than there are CPUs, the waiting ones fall asleep
+    after a microsecond or two, in whatever team they are, and each operator has to wake them.
+    """
+    for pause in _pauses():
+        pause(SOFT)
+
+
+@cache
+def _pauses() -> tuple[Any, ...]:
+    found = []
+    for path in loaded_runtimes():
+        if path.rpartition("/")[2].startswith("libgomp"):
+            pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # of OpenMP 5.0
+            if pause is not None:
+                found.append(pause)
+    return tuple(found)
 
 
 def apply(torch: ModuleType, value: object) -> Runtimes:  # noqa: ARG001  (it only looks)

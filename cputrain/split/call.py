@@ -9,10 +9,13 @@ from functools import partial
 import torch
 
 from cputrain.errors import DifferentiatedTwice
+from cputrain.runtime.openmp import end_team
 from cputrain.split.batch import leaves_of, ranges
-from cputrain.split.devices import current, default_device, finish
+from cputrain.split.devices import Stopwatch, current, default_device, finish
 from cputrain.split.meeting import Meeting
+from cputrain.split.mirror import Packed
 from cputrain.split.part import Part
+from cputrain.split.road import Road
 from cputrain.split.team import added
 
 TYPE_CHECKING = False
@@ -57,7 +60,9 @@ class Call:
     ) -> None:
         """In these `states`, or the caller's.
 
-        With `took`, told how long it was: in all, and each part without waiting for others.
+        With `took`, told how long it was: in all, and each part without waiting for others. What
+        the caller does between its forward and its backward is a part of it where the model is on
+        a GPU, which works on meanwhile.
         """
         self.team = team
         self._call = call
@@ -72,8 +77,10 @@ class Call:
             for number, range_ in enumerate(self._ranges)
         ]  # fmt: skip
         self._took = took
-        self._seconds = 0.0
+        self._began = 0.0
+        self._left: float | None = None
         self._busy = [0.0] * len(sizes)
+        self._watches: list[tuple[int, Stopwatch]] = []
         self._states = States(team.home) if states is None else states
         self._inputs: list[list[torch.Tensor]] = []
         self._outputs: list[list[Any]] = []
@@ -85,20 +92,46 @@ class Call:
 
     def forward(self) -> None:
         """Run every part."""
-        begin = time.perf_counter()
+        self._begin()
         done = self._run([self._forward_of(part) for part in self._parts])
         self._inputs = [inputs for inputs, _, _, _ in done]
         self._outputs = [leaves for _, leaves, _, _ in done]
         self.outputs = [leaves for _, _, leaves, _ in done]
         self.form = done[0][3]
-        self._seconds = time.perf_counter() - begin
+        self._leave()
+
+    def _begin(self) -> None:
+        """From now on it takes its time."""
+        if self._took is None:
+            return
+        if self._left is None:
+            finish(self.team.home)
+            self._began = time.perf_counter()
+        elif self.team.home.type == "cpu":  # a GPU is at it still
+            self._began += time.perf_counter() - self._left
+
+    def _leave(self) -> None:
+        """What comes until its backward is the caller's."""
+        self._left = time.perf_counter()
+
+    def _tell(self) -> None:
+        """How long it was, and how long each part was busy."""
+        if self._took is None:
+            return
+        finish(self.team.home)
+        self._leave()
+        for number, watch in self._watches:
+            self._busy[number] += watch.seconds
+        self._watches.clear()
+        self._took(self._left - self._began, self._busy)
 
     def _run(self, jobs: Sequence[Job]) -> list[Any]:
         """A job for each part.
 
         Where the model is not on the CPU, the caller carries what goes there and back, before
-        anybody begins and after the last: what a member asked of the model's device would wait
-        for all that this device has been given to do.
+        anybody begins and after the last: what a member asked of the model's device could have
+        to wait for all that this device has been given to do. His own threads have nothing to do
+        meanwhile, and go: replicas on the CPU are faster without them.
         """
         if not self.team.carries:
             whole = [
@@ -113,27 +146,27 @@ class Call:
             self._as_one(part, partial(job.work, one))
             for part, job, one in zip(self._parts, jobs, given, strict=True)
         ]
+        if any(part.device.type == "cpu" for part in self._parts):
+            end_team()
         done = self.team.run(work, self._meeting)
         return [job.take(one) for job, one in zip(jobs, done, strict=True)]
 
     def _as_one(self, part: Part, job: Callable[[], Any]) -> Callable[[], Any]:
-        """The same; nobody waits for a part that has failed, wherever that was.
-
-        What it takes, but for waiting, is added to what the part took.
-        """
-        meeting = part.meeting
+        """The same; nobody waits for a part that has failed, wherever that was."""
 
         def done() -> Any:
-            begin = time.perf_counter()
             try:
                 with self._fits(part), current(part.device), self._states.default(part.device):
+                    if self._took is None:
+                        return job()
+                    watch = Stopwatch(part.device)
                     result = job()
-                    if self._took is not None:
-                        finish(part.device)
+                    watch.stop()
             except BaseException:
-                meeting.part()
+                part.meeting.part()
                 raise
-            self._busy[part.number] += time.perf_counter() - begin - meeting.waited[part.number]
+            self._watches.append((part.number, watch))
+            self._busy[part.number] -= part.meeting.waited[part.number]
             return result
 
         return done
@@ -168,14 +201,16 @@ class Call:
         return nullcontext() if len(self._parts) == 1 and not self.team.apart else part
 
     def _forward_of(self, part: Part) -> Job:
-        home = self.team.home
+        road = Road(self.team.home, part.device)
 
         def give() -> list[Any]:
-            self.team.prepare(self, part.number)
-            leaves = self._arguments.part(self._ranges[part.number])
-            return [_moved(leaf, home, part.device) for leaf in leaves]
+            with road.there():
+                self.team.prepare(self, part.number)
+                leaves = self._arguments.part(self._ranges[part.number])
+                return [road.send(leaf) for leaf in leaves]
 
         def work(leaves: list[Any]) -> tuple[list[torch.Tensor], list[Any], Any]:
+            road.wait()
             args, options = self._arguments.built(leaves)
             with self._states.here(part.device), self._here(part):
                 output = self._call(self.team.views[part.number].model, *args, **options)
@@ -184,7 +219,8 @@ class Call:
 
         def take(done: tuple[list[torch.Tensor], list[Any], Any]) -> Any:
             inputs, leaves, form = done
-            bare = [_moved(_bare(leaf), part.device, home) for leaf in leaves]
+            with road.back():
+                bare = [road.bring(_bare(leaf)) for leaf in leaves]
             return inputs, leaves, bare, form
 
         return Job(give, work, take)
@@ -198,7 +234,7 @@ class Call:
     ) -> list[torch.Tensor | None]:
         """What of the gradients of outputs (leaf, dimension, gradient) arrives at each input, and
         then at each parameter."""
-        begin = time.perf_counter()
+        self._begin()
         self._meeting = meeting = Meeting(len(self._parts))
         for part in self._parts:
             part.meeting = meeting
@@ -207,8 +243,7 @@ class Call:
         )
         summed = self.team.sums([one for _, one in found])
         gathered = self._gathered([one for one, _ in found])
-        if self._took is not None:
-            self._took(self._seconds + time.perf_counter() - begin, self._busy)
+        self._tell()
         return [*gathered, *summed]
 
     def _backward_of(
@@ -220,28 +255,35 @@ class Call:
         keep: bool,
     ) -> Job:
         begin, end = self._ranges[part.number]
-        size = self._arguments.size
+        size, count = self._arguments.size, len(self._inputs[part.number])
+        road = Road(self.team.home, part.device)
 
         def give() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
             outputs, given = [], []
-            for number, dim, gradient in gradients:
-                output = self._outputs[part.number][number]
-                if not output.requires_grad or (dim is None and part.number):
-                    continue
-                outputs.append(output)
-                if dim is not None:
-                    each = gradient.size(dim) // size
-                    gradient = gradient.narrow(dim, begin * each, (end - begin) * each)
-                given.append(gradient.to(output.device))
+            with road.there():
+                for number, dim, gradient in gradients:
+                    output = self._outputs[part.number][number]
+                    if not output.requires_grad or (dim is None and part.number):
+                        continue
+                    outputs.append(output)
+                    if dim is not None:
+                        each = gradient.size(dim) // size
+                        gradient = gradient.narrow(dim, begin * each, (end - begin) * each)
+                    given.append(road.send(gradient).to(output.device))
             return outputs, given
 
-        def work(both: tuple[list[torch.Tensor], list[torch.Tensor]]) -> list[Any]:
+        def work(
+            both: tuple[list[torch.Tensor], list[torch.Tensor]],
+        ) -> tuple[list[Any], Any]:
             outputs, given = both
+            came = time.perf_counter()
+            road.wait()
+            part.meeting.waited[part.number] += time.perf_counter() - came
             every = [*self._inputs[part.number], *self.team.views[part.number].parameters]
             wanted = [one for one, need in zip(every, needed, strict=True) if need]
             if not outputs:
                 part.meeting.leave(part.number)
-                return [None] * len(every)
+                return [None] * count, [None] * (len(every) - count)
             # by this thread, whatever the device: autograd's own know nothing of parts
             with self._here(part), torch.autograd.set_multithreading_enabled(False):
                 found = iter(
@@ -249,12 +291,16 @@ class Call:
                         outputs, wanted, given, retain_graph=keep, allow_unused=True
                     )
                 )
-            return [next(found) if need else None for need in needed]
+            back = [next(found) if need else None for need in needed]
+            return back[:count], self.team.packed(part.number, back[count:])
 
-        def take(back: list[Any]) -> tuple[list[Any], list[Any]]:
-            count = len(self._inputs[part.number])
-            of_inputs = [_moved(one, part.device, self.team.home) for one in back[:count]]
-            return of_inputs, self.team.fetched_of(part.number, back[count:])
+        def take(back: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
+            of_inputs, of_parameters = back
+            with road.back():
+                of_inputs = [road.bring(one) for one in of_inputs]
+                if isinstance(of_parameters, Packed):
+                    of_parameters = of_parameters.fetched(road.bring)
+            return of_inputs, of_parameters
 
         return Job(give, work, take)
 
@@ -311,16 +357,6 @@ class States:
                 torch.autocast(device.type, self.casts_to, cache_enabled=self._caches)
             )
         return stack
-
-
-def _moved(leaf: Any, home: torch.device, device: torch.device) -> Any:
-    """What is on one device, on the other; what is elsewhere is so for a reason.
-
-    One that is differentiated is so there, in a graph of its own.
-    """
-    if not isinstance(leaf, torch.Tensor) or leaf.device != home or home == device:
-        return leaf
-    return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
 
 
 def _bare(leaf: Any) -> Any:

@@ -6,7 +6,6 @@ member is bound first, and says how many it is; what torch does in it stays on t
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import threading
@@ -151,12 +150,13 @@ class Member:
 
 
 class Crew:
-    """So many members; does one list of jobs at a time."""
+    """So many members, for as long as anybody has it; does one list of jobs at a time."""
 
     def __init__(self, places: Sequence[Sequence[Cpus]]) -> None:
         threads = torch.get_num_threads()
         self.members = [Member(number, cores) for number, cores in enumerate(places)]
         self._lock = threading.Lock()
+        weakref.finalize(self, _end, self.members, os.getpid())
         self.run([_nothing] * len(self.members))
         # what a thread says of its team is also what threads to come begin with
         torch.set_num_threads(threads)
@@ -205,11 +205,6 @@ class Crew:
             member.interrupt()
             member.give(member.number, _nothing, last)
         last.over.wait(LONGEST)
-
-    def end(self) -> None:
-        """Let the threads go."""
-        for member in self.members:
-            member.end()
 
 
 class Some:
@@ -261,40 +256,22 @@ def _nothing() -> None:
     """What a member begins with, so that it is bound and has its number of threads."""
 
 
-_crews: dict[tuple[int, tuple[Any, ...]], Crew] = {}
-_users: dict[tuple[int, tuple[Any, ...]], set[int]] = {}
+_crews: weakref.WeakValueDictionary[tuple[int, tuple[Any, ...]], Crew] = (
+    weakref.WeakValueDictionary()
+)
 
 
-def crew_of(places: Sequence[tuple[Cpus, ...]], user: object) -> Crew:
-    """The one on these cores: started when it is first asked for, and shared by all its users."""
+def crew_of(places: Sequence[tuple[Cpus, ...]]) -> Crew:
+    """The one on these cores: started when it is first asked for, and kept by whoever has it."""
     key = (os.getpid(), tuple(places))
-    if key not in _crews:
-        _crews[key] = Crew(places)
-        _users[key] = set()
-    if id(user) not in _users[key]:
-        _users[key].add(id(user))
-        weakref.finalize(user, _leave, id(user), key).atexit = False
-    return _crews[key]
+    crew = _crews.get(key)
+    if crew is None:
+        crew = _crews[key] = Crew(places)
+    return crew
 
 
-def leave(user: object, places: Sequence[tuple[Cpus, ...]]) -> None:
-    """This one does not need it any more."""
-    _leave(id(user), (os.getpid(), tuple(places)))
-
-
-def _leave(user: int, key: tuple[int, tuple[Any, ...]]) -> None:
-    """With the last user it ends."""
-    if key not in _crews:
-        return
-    _users[key].discard(user)
-    if not _users[key]:
-        crew = _crews.pop(key)
-        if key[0] == os.getpid():  # threads are not forked
-            crew.end()
-
-
-@atexit.register
-def _end_all() -> None:
-    for (owner, _), crew in _crews.items():
-        if owner == os.getpid():
-            crew.end()
+def _end(members: Sequence[Member], owner: int) -> None:
+    """Let the threads go, as nobody has a job for them."""
+    if owner == os.getpid():  # threads are not forked
+        for member in members:
+            member.end()

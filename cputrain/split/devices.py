@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 
+PINS = ("cuda", "xpu")
+"""Devices whose drivers copy faster from memory that cannot be swapped out."""
+
+KEEP_TIME = ("cuda", "xpu")
+"""Devices that can be asked when they came to a point in what they were asked for."""
+
 _modes: Any = torch.overrides._get_current_function_mode_stack
 
 
@@ -29,14 +36,14 @@ def available(name: str | torch.device) -> torch.device:
 
 def finish(device: torch.device) -> None:
     """Wait for what was only begun there."""
-    synchronize = getattr(_module(device), "synchronize", None)
+    synchronize = getattr(module_of(device), "synchronize", None)
     if device.type != "cpu" and synchronize is not None:
         synchronize(device)
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
     """Where it is the one that a number is left out for, "cuda" say."""
-    chosen = getattr(_module(device), "device", None)
+    chosen = getattr(module_of(device), "device", None)
     return nullcontext() if device.type == "cpu" or chosen is None else chosen(device)
 
 
@@ -55,30 +62,64 @@ def generators(device: torch.device) -> list[torch.Generator]:
     """Those that a model on this device draws from: the CPU's, and its own."""
     found = [torch.default_generator]
     if device.type != "cpu":
-        own = getattr(_module(device), "default_generators", ())
+        own = getattr(module_of(device), "default_generators", ())
         found += [one for one in own if one.device == device]
     return found
 
 
 def is_elsewhere(device: torch.device) -> bool:
     """Whether the caller has it work in an order of his own: on a stream, or for a graph."""
-    module = _module(device)
+    module = module_of(device)
     if device.type == "cpu" or not hasattr(module, "default_stream"):
         return False
     capturing = getattr(module, "is_current_stream_capturing", bool)
     return bool(capturing()) or module.current_stream(device) != module.default_stream(device)
 
 
+class Stopwatch:
+    """How long a device is at what it is asked for from now until `stop`.
+
+    Nobody waits for a device that keeps the time itself, before `seconds` are asked for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: tuple[Any, Any] | None = None
+        make = getattr(module_of(device), "Event", None)
+        if device.type in KEEP_TIME and make is not None:
+            self._marks = make(enable_timing=True), make(enable_timing=True)
+            self._marks[0].record()
+        self._begin = time.perf_counter()
+        self._took = 0.0
+
+    def stop(self) -> None:
+        """All of it is asked for."""
+        if self._marks is not None:
+            self._marks[1].record()
+        else:
+            finish(self._device)
+            self._took = time.perf_counter() - self._begin
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        if self._marks is None:
+            return self._took
+        begin, end = self._marks
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+
 class Aside:
     """Work that does not wait for all else that a device has been given to do."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = _aside(device)
+        self._stream = stream_of(device, "draws")
         self._ended: Any = None
 
     def begin(self) -> AbstractContextManager[Any]:
         """What is asked of the device within is done aside."""
-        return nullcontext() if self._stream is None else _module(self._stream.device).stream(
+        return nullcontext() if self._stream is None else module_of(self._stream.device).stream(
             self._stream
         )  # fmt: skip
 
@@ -93,18 +134,21 @@ class Aside:
             with self.begin():
                 return made.to(device)
         if self._ended is not None:
-            now = _module(device).current_stream(device)
+            now = module_of(device).current_stream(device)
             now.wait_event(self._ended)
             made.record_stream(now)
         return made
 
 
 @cache
-def _aside(device: torch.device) -> Any:
-    """Its second stream: always the same one, as each has memory of its own."""
-    module = _module(device)
-    return None if device.type == "cpu" or not hasattr(module, "Stream") else module.Stream(device)
+def stream_of(device: torch.device, purpose: str) -> Any:  # noqa: ARG001  (it is remembered by it)
+    """An order of work of its own, always the same one for a purpose, as each has memory of its
+    own; None where a device has but one order."""
+    module = module_of(device)
+    has_none = device.type == "cpu" or not hasattr(module, "Stream")
+    return None if has_none else module.Stream(device)
 
 
-def _module(device: torch.device) -> Any:
+def module_of(device: torch.device) -> Any:
+    """What torch has for devices of this kind, torch.cuda say; None where it has nothing."""
     return getattr(torch, device.type, None)

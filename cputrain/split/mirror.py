@@ -11,14 +11,13 @@ from weakref import ref
 
 import torch
 
+from cputrain.split.devices import PINS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     Tensor = torch.Tensor
-
-PINS = ("cuda", "xpu")
-"""Devices whose drivers copy faster from memory that cannot be swapped out."""
 
 
 class Mirror:
@@ -29,6 +28,8 @@ class Mirror:
         self._known = _looks(self._tensors)
         self._lock = threading.Lock()
         self._done: ref[object] | None = None
+        self._calls: list[ref[object]] = []
+        """Those it was sent for that may have their backward before them."""
         self.values: dict[int, Tensor] = {}
         """By the id of the tensor that each stands for."""
         self._sent: set[int] = set()
@@ -51,22 +52,27 @@ class Mirror:
     def update(self, call: object = None) -> None:
         """Send them as they are now; for the same call, once.
 
-        Whoever else comes for that call waits until they are there. What is as it was is not
-        written again: the graph of an earlier call may need it.
+        Whoever else comes for that call waits until they are there; from a GPU, they are on their
+        way. What is as it was is not written again where the graph of an earlier call may need it.
         """
         with self._lock, torch.no_grad():
             if call is not None and self._done is not None and self._done() is call:
                 return
+            self._calls = [one for one in self._calls if one() is not None]
+            compares = call is None or self._calls
             for number, (tensors, there, buffers) in enumerate(self._pieces):
                 sent, spare = buffers
                 torch.cat([_flat(one.detach()) for one in tensors], out=spare)
-                if number in self._sent and torch.equal(spare, sent):
+                if compares and number in self._sent and torch.equal(spare, sent):
                     continue
                 self._sent.discard(number)  # whatever comes in between
-                there.copy_(spare, non_blocking=spare.device.type == "cpu")
+                waits = call is None and there.device.type == "cpu"
+                there.copy_(spare, non_blocking=not waits)
                 buffers.reverse()
                 self._sent.add(number)
             self._done = None if call is None else ref(call)
+            if call is not None:
+                self._calls.append(ref(call))
 
 
 def _each_once(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -77,27 +83,48 @@ def _looks(tensors: Sequence[Tensor]) -> list[tuple[object, ...]]:
     return [(id(one), one.device, one.dtype, one.shape, one.stride()) for one in tensors]
 
 
-def fetched(gradients: Sequence[Tensor | None], home: torch.device) -> list[Tensor | None]:
-    """The same on another device."""
-    found: list[Tensor | None] = [None] * len(gradients)
-    dense: list[tuple[int, Tensor]] = []
-    for number, one in enumerate(gradients):
-        if one is not None and one.layout is torch.strided:
-            dense.append((number, one))
-        elif one is not None:
-            found[number] = one.to(home)
-    with torch.no_grad():
-        for alike in _by_type([one for _, one in dense]):
-            count = sum(one.numel() for one in alike)
-            flat = _piece(count, alike[0].dtype, alike[0].device, home)
-            torch.cat([_flat(one) for one in alike], out=flat)
-            # (torch keeps pinned memory until what was begun with it is done)
-            flat = flat.to(home, non_blocking=flat.is_pinned())
-            held = {id(one): part for one, part in zip(alike, _cut(flat, alike), strict=True)}
-            for number, one in dense:
-                if id(one) in held:
-                    found[number] = held[id(one)]
-    return found
+class Packed:
+    """Tensors side by side, one piece for each type, where they were made: to be fetched."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor | None],
+        home: torch.device,
+        memory: dict[torch.dtype, Tensor] | None = None,
+    ) -> None:
+        """They are needed at `home`. What lies in `memory` is not needed any more."""
+        self._count = len(tensors)
+        self._apart = {
+            number: one
+            for number, one in enumerate(tensors)
+            if one is not None and one.layout is not torch.strided
+        }
+        self._pieces: list[tuple[list[int], list[Tensor], Tensor]] = []
+        """Places, what was there, and all of it in one."""
+        memory = {} if memory is None else memory
+        kinds: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+        for number, one in enumerate(tensors):
+            if one is not None and number not in self._apart:
+                kinds.setdefault(one.dtype, []).append((number, one))
+        with torch.no_grad():
+            for kind, pairs in kinds.items():
+                numbers, alike = [number for number, _ in pairs], [one for _, one in pairs]
+                count = sum(one.numel() for one in alike)
+                flat = memory.get(kind)
+                if flat is None or flat.numel() != count or flat.device != alike[0].device:
+                    flat = memory[kind] = _piece(count, kind, alike[0].device, home)
+                torch.cat([_flat(one) for one in alike], out=flat)
+                self._pieces.append((numbers, alike, flat))
+
+    def fetched(self, bring: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
+        """The same, brought by this."""
+        found: list[Tensor | None] = [None] * self._count
+        for numbers, alike, flat in self._pieces:
+            for number, part in zip(numbers, _cut(bring(flat), alike), strict=True):
+                found[number] = part
+        for number, one in self._apart.items():
+            found[number] = bring(one)
+        return found
 
 
 def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from cputrain.machine import Cpus, Machine
     from cputrain.split.splitter import Places
 
+ODD = 5
+"""Cores up to which one more is more, even or odd."""
+
 
 def places(count: int | None) -> dict[int, Places]:
     """The cores of each replica, for each number of replicas: that one, or those worth trying."""
@@ -31,12 +34,13 @@ def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[lis
 
     The CPU has so many, or one: each computes a gradient of every parameter, which three of them on
     16 cores took longer for than for their few samples. Each other device has one, which drives it
-    from a core of its own where there is more than one.
+    from a core of its own where there is more than one. Nobody else is on a core of theirs: whoever
+    keeps one thread of a team from its core makes all of them wait, time and again.
     """
     cores = _cores()
     drivers = sum(device.type != "cpu" for device in devices)
-    free = cores[: max(1, len(cores) - drivers)]
     count = count or 1
+    free = cores[: _even(max(1, len(cores) - drivers))]
     driving = iter(cores[len(free) :])
     members: list[int] = []
     seats: Places = []
@@ -46,6 +50,12 @@ def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[lis
     if len(seats) == 1:  # for the first comparison, beside where the model is
         seats.append(tuple(free))
     return members, seats
+
+
+def _even(threads: int) -> int:
+    """As many or one less: with 7, 9 or 15 threads MKL takes twice as long for a product of few rows
+    as with 6, 8 or 14."""
+    return threads - 1 if threads > ODD and threads % 2 else threads
 
 
 def _cores() -> list[Cpus]:

@@ -32,6 +32,12 @@ WARM_UP = 1
 MEASURED = 2
 """Steps that are, of each division while it is looked for."""
 
+SETTLED = 0.9
+"""As long as a device takes less than this part of its fastest step so far, it is measured on."""
+
+MOST = 6
+"""Steps that are measured on, of each division: memory is asked for, and kernels are loaded."""
+
 TURNS = 3
 """Pairs of steps, divided and not, that decide."""
 
@@ -344,7 +350,7 @@ class Fitted:
         division = self._within(division)
         times: list[float] = []
         busy: list[tuple[float, ...]] = []
-        for _ in range(steps):
+        while len(times) < steps or (steps > 1 and len(times) < MOST and _falls(busy)):
             seconds, each = yield division
             times.append(seconds)
             busy.append(each)
@@ -352,6 +358,12 @@ class Fitted:
             if samples:
                 points[number].append((samples, min(one[number] for one in busy)))
         return min(times)
+
+
+def _falls(busy: Sequence[Sequence[float]]) -> bool:
+    """Whether any device was much faster in the last step than in all before it."""
+    *before, last = busy
+    return any(one < SETTLED * min(rest) for one, *rest in zip(last, *before, strict=True))
 
 
 def described(fit: Fit, names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from cputrain.split.batch import DIMS, Arguments
 from cputrain.split.call import Call, States, Whole
 from cputrain.split.check import FEWEST, find_way
 from cputrain.split.compare import CannotSplitError, Way
-from cputrain.split.crew import Alone, crew_of, leave, within
+from cputrain.split.crew import Alone, crew_of, within
 from cputrain.split.devices import is_elsewhere, is_watched
 from cputrain.split.draws import Draws
 from cputrain.split.team import Team
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cputrain.machine import Cpus
     from cputrain.split.call import Calls
     from cputrain.split.choose import Choice, Sizes
+    from cputrain.split.crew import Crew
 
     Places = list[tuple[Cpus, ...]]
 
@@ -78,6 +79,7 @@ class Splitter:
         self._ways: dict[Any, tuple[int, Way] | None] = {}
         self._views: dict[Any, list[View]] = {}
         self._mirrors: dict[torch.device, Mirrors] = {}
+        self._crews: dict[int, Crew] = {}
         self._tries: dict[Any, int] = {}
         self.refused = ""
         """Why a kind of call is left alone; empty where none is."""
@@ -87,6 +89,7 @@ class Splitter:
     def __call__(self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The model's call, divided if that gives the same."""
         if self._choice.settled:
+            self._rest()
             return call(self._model, *args, **options)
         trains = self._trains
         may = self._places and (trains or not self.measures) and self._may() and self._is_for()
@@ -140,7 +143,14 @@ class Splitter:
     def use_only(self, count: int) -> None:
         """The other numbers are not needed any more; 0 leaves none."""
         for other in [one for one in self._places if one != count]:
-            leave(self, self._places.pop(other))
+            del self._places[other]
+            self._crews.pop(other, None)
+
+    def _rest(self) -> None:
+        """Threads and memory are for others, as long as nothing is divided."""
+        self._views.clear()
+        self._mirrors.clear()
+        self._crews.clear()
 
     def _may(self) -> bool:
         """Whether this is a call of the script's own, and nobody watches single operations.
@@ -189,7 +199,7 @@ class Splitter:
         if self._devices:
             _begin_autograd()
         reasons = []
-        crew = crew_of(next(iter(self._places.values())), self)
+        crew = self._crew(next(iter(self._places)))
         for dim in DIMS:
             arguments = Arguments(args, options, dim)
             if 0 < arguments.size < FEWEST and self._tries.get(kind, 0) < TRIES:
@@ -270,9 +280,12 @@ class Splitter:
         mine = [views[number] for number in numbers]
         return Team(crew, mine, home, [devices[number] for number in numbers])
 
-    def _crew(self, count: int) -> Any:
+    def _crew(self, count: int) -> Crew:
+        """Threads for so many; kept, as starting them takes longer than a step."""
         enough = min(number for number in self._places if number >= count)
-        return crew_of(self._places[enough], self)
+        if enough not in self._crews:
+            self._crews[enough] = crew_of(self._places[enough])
+        return self._crews[enough]
 
     def _current(
         self, shape: Any, way: Way, devices: Sequence[torch.device], home: torch.device

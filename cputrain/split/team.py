@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from cputrain.split.mirror import fetched
+from cputrain.split.mirror import Packed
+from cputrain.split.road import Road
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,13 +44,14 @@ class Team:
         self.apart = any(device != home for device in self.devices)
         self.carries = home.type != "cpu" and self.apart
         """Whether the caller moves what goes from one device to another."""
-        self._mine = None
+        self.mine: int | None = None
+        """The member whose part the caller does."""
         if home.type != "cpu" and home in self.devices:
-            self._mine = self.devices.index(home)
+            self.mine = self.devices.index(home)
 
     def run(self, jobs: Sequence[Callable[[], Any]], meeting: Meeting | None = None) -> list[Any]:
         """A job for each member."""
-        return self._crew.run(jobs, meeting, self._mine)
+        return self._crew.run(jobs, meeting, self.mine)
 
     def prepare(self, call: object, number: int) -> None:
         """Have the parameters where this member needs them; by this member."""
@@ -78,21 +82,29 @@ class Team:
             mine = [number for number, one in enumerate(self.devices) if one == device]
             there = self._added([found[number] for number in mine], mine)
             if device != self.home and len(mine) > 1:
-                there = fetched(there, self.home)
+                pack = partial(self._packed, device, there)
+                (packed,) = self._crew.some(mine[:1]).run([pack])
+                road = Road(self.home, device)
+                with road.back():
+                    there = packed.fetched(road.bring)
             if sums is None:
                 sums = there
             else:
                 sums = [added(pair) for pair in zip(sums, there, strict=True)]
         return sums or []
 
-    def fetched_of(
+    def packed(
         self, number: int, gradients: list[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
-        """A member's gradients: where the model is, if nobody else computes where it does."""
+    ) -> Packed | list[torch.Tensor | None]:
+        """A member's gradients, by this member: to be fetched, if nobody else computes there."""
         device = self.devices[number]
         if device == self.home or self.devices.count(device) > 1:
             return gradients
-        return fetched(gradients, self.home)
+        return self._packed(device, gradients)
+
+    def _packed(self, device: torch.device, gradients: Sequence[torch.Tensor | None]) -> Packed:
+        mirrors = self._mirrors.get(device)
+        return Packed(gradients, self.home, None if mirrors is None else mirrors.packed)
 
     def _added(
         self, found: Sequence[Sequence[torch.Tensor | None]], members: Sequence[int]

@@ -96,8 +96,7 @@ def verify(
 
     exchange()
     found = Verification(model=type(model).__name__, replicas=replicas)
-    user = _User()
-    crew = crew_of(places(replicas)[replicas], user)
+    crew = crew_of(places(replicas)[replicas])
     numbers = Numbers()
     call = call or type(model).__call__
     reason = ""
@@ -117,10 +116,6 @@ def verify(
     finally:
         numbers.put_back()
     return found.replace(refused=reason or f"fewer than {FEWEST} samples cannot be told apart")
-
-
-class _User:
-    """Who has the crew meanwhile."""
 
 
 def _differences(

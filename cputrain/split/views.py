@@ -38,6 +38,8 @@ class Mirrors:
         self.parameters = Mirror(model.parameters(), device)
         # apart, as what is written again is not what the graph of an earlier call has kept
         self._moving, self._still = (Mirror(one, device) for one in _sorted(model, changing))
+        self.packed: dict[torch.dtype, torch.Tensor] = {}
+        """Memory for the gradients that come back."""
 
     def are_of(self, model: nn.Module, changing: frozenset[str]) -> bool:
         """Whether it has the same still, and no more of its buffers change."""

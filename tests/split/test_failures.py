@@ -194,10 +194,20 @@ def test_a_forked_child_computes_undivided():
     os.close(writer)
 
 
-def test_replicas_end_with_the_last_model_that_has_them():
-    def sevenths():
-        return sum(one.name == "cputrain-replica-6" for one in threading.enumerate())
+def sevenths():
+    """Threads of seventh replicas."""
+    return sum(one.name == "cputrain-replica-6" for one in threading.enumerate())
 
+
+def none_is_left():
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while sevenths() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return sevenths() == 0
+
+
+def test_replicas_end_with_the_last_model_that_has_them():
     splits = [Split(nn.Linear(2, 2), replicas=7) for _ in range(2)]
     for split in splits:
         split(torch.ones(9, 2))
@@ -208,11 +218,24 @@ def test_replicas_end_with_the_last_model_that_has_them():
     time.sleep(0.1)
     assert sevenths() == 1
     splits.pop()
+    assert none_is_left()
+
+
+def test_replicas_that_are_not_needed_any_more_do_the_backward_that_is_before_them():
+    """Of a model that is called twice in a step, say: another number is chosen in the first."""
+    model = nn.Linear(2, 2)
+    split = Split(model, replicas=7)
+    out = split(torch.ones(14, 2))
+    assert split.calls_divided == 1
+    split._splitter.use_only(0)
     gc.collect()
-    deadline = time.monotonic() + 10
-    while sevenths() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert sevenths() == 0
+    backward = threading.Thread(target=lambda: out.sum().backward(), daemon=True)
+    backward.start()
+    backward.join(60)
+    assert not backward.is_alive()
+    assert torch.equal(model.weight.grad, torch.full((2, 2), 14.0))
+    del out
+    assert none_is_left()
 
 
 def test_threads_of_the_script_may_call_it_at_once():

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cputrain import Split
 from cputrain.split.devices import Aside
+from cputrain.split.road import Road
 from tests.split.models import MODELS
 from tests.split.test_exact import far, first_of
 
@@ -191,6 +192,45 @@ def test_a_part_on_the_cpu_does_not_wait_for_the_gpu():
     still_at_work = not through.query()
     assert still_at_work
     assert torch.equal(found, aside.given(made, busy.device).cpu())
+
+
+def occupied():
+    """The GPU at work for a while, from now on; and when that is over."""
+    busy = torch.randn(8192, 8192, device="cuda")
+    for _ in range(20):
+        busy @ busy
+    through = torch.cuda.Event()
+    through.record()
+    return through
+
+
+def test_what_comes_back_does_not_wait_for_the_gpu():
+    road = Road(torch.device("cuda", 0), torch.device("cpu"))
+    for _ in range(2):  # the first time it asks for memory, and loads kernels
+        torch.cuda.synchronize()
+        through = occupied()
+        there = torch.arange(1000.0).pin_memory()
+        arrived = torch.cuda.Event()
+        with road.back():
+            here = road.bring(there)
+            arrived.record()
+        arrived.synchronize()
+        still_at_work = not through.query()
+    assert still_at_work
+    assert torch.equal((here * 2).cpu(), there * 2)
+
+
+def test_what_is_sent_is_as_it_is_when_the_gpu_has_come_there():
+    road = Road(torch.device("cuda", 0), torch.device("cpu"))
+    value = torch.zeros(1000, device="cuda")
+    for number in range(3):
+        occupied()
+        value.add_(1)
+        with road.there():
+            sent = road.send(value)
+        occupied()
+        road.wait()
+        assert torch.equal(sent, torch.full((1000,), number + 1.0))
 
 
 def test_an_error_on_one_device_leaves_the_others():

@@ -41,6 +41,22 @@ def train(choice, costs, told, *, noise=0.0, seed=0, beyond=0.0, size=SIZE, most
     raise AssertionError(f"nothing was found in {most} steps")
 
 
+def test_a_device_that_is_slow_at_first_is_measured_on():
+    """It asks for memory, and loads kernels: its first steps tell nothing."""
+    told = []
+    choice = Fitted([1, 1], lambda: 0, told.append)
+    gpu, cpu = Cost(fixed=0.004, each=0.0001), Cost(fixed=0.006, each=0.0003)
+    slow = iter([0.5, 0.2, 0.1, 0.05, 0.02])
+    while choice.measures:
+        sizes = choice.sizes(SIZE, trains=True)
+        busy = [cost.seconds(n) for cost, n in zip((gpu, cpu), sizes, strict=True) if n]
+        if sizes[1]:
+            busy[1] += next(slow, 0.0)
+        choice.took(sizes, max(busy), busy)
+    assert all(told[-1].sizes)
+    assert told[-1].measured > 1.1
+
+
 def throughput(costs, sizes, beyond=0.0):
     time = max(cost.seconds(n) for cost, n in zip(costs, sizes, strict=True))
     return sum(sizes) / (time + beyond * (sum(map(bool, sizes)) > 1))

@@ -1,0 +1,101 @@
+"""Between the device of the model and that of a part: what goes there, and what comes back.
+
+A copy from or to a GPU waits for all that the GPU was asked for before it, and what it is asked for
+next waits for the copy. So copies have an order of their own, and wait for what they need.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cputrain.split.devices import PINS, module_of, stream_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Road:
+    """For one part, there and back.
+
+    Where the model's device has no such order, whoever copies waits for each copy.
+    """
+
+    def __init__(self, home: torch.device, device: torch.device) -> None:
+        self._home = home
+        self._device = device
+        self._module = module_of(home)
+        self._stream = None if home == device else stream_of(home, "roads")
+        self._sent: Any = None
+
+    @contextmanager
+    def there(self) -> Iterator[None]:
+        """What is sent within is as the model's device has it by now."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(self._module.current_stream(self._home))
+        with self._module.stream(self._stream):
+            yield
+        self._sent = self._stream.record_event()
+
+    def send(self, leaf: Any) -> Any:
+        """What is where the model is, where the part is; what is elsewhere is so for a reason.
+
+        One that is differentiated is so there, in a graph of its own.
+        """
+        if not isinstance(leaf, torch.Tensor) or leaf.device != self._home or self._is_short:
+            return leaf
+        if self._stream is not None:  # its memory is in use until it is there
+            for one in _stored(leaf):
+                one.record_stream(self._stream)
+        return self._moved(leaf, self._device)
+
+    def wait(self) -> None:
+        """Until all of it is there."""
+        # (another GPU waits by itself)
+        if self._sent is not None and self._device.type == "cpu":
+            self._sent.synchronize()
+
+    @contextmanager
+    def back(self) -> Iterator[None]:
+        """What the model's device is asked for after it has what is brought within."""
+        if self._stream is None:
+            yield
+            return
+        with self._module.stream(self._stream):
+            yield
+        self._module.current_stream(self._home).wait_stream(self._stream)
+
+    def bring(self, leaf: Any) -> Any:
+        """What is where the part is, where the model is; as above."""
+        if not isinstance(leaf, torch.Tensor) or leaf.device != self._device or self._is_short:
+            return leaf
+        if self._home.type == "cpu" and self._device.type in PINS:
+            # torch puts it into memory that cannot be swapped out then, which takes a quarter
+            brought = leaf.detach().to(self._home, non_blocking=True)
+            module_of(self._device).current_stream(self._device).synchronize()
+            return brought.requires_grad_(leaf.requires_grad)
+        brought = self._moved(leaf, self._home)
+        if self._stream is not None:
+            for one in _stored(brought):
+                one.record_stream(self._module.default_stream(self._home))
+        return brought
+
+    @property
+    def _is_short(self) -> bool:
+        return self._home == self._device
+
+    def _moved(self, leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+        moved = leaf.detach().to(device, non_blocking=self._stream is not None)
+        return moved.requires_grad_(leaf.requires_grad)
+
+
+def _stored(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What has its values in memory: itself, or what a sparse one is made of."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return [tensor]

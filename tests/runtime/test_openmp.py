@@ -1,0 +1,44 @@
+"""Threads of OpenMP that are let go, and come back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COUNTS = """
+import os
+import time
+import torch
+from cputrain.runtime.openmp import end_team
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def become(count):
+    deadline = time.monotonic() + 10
+    while threads() != count and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return threads() - count
+
+torch.set_num_threads(3)
+before = threads()
+end_team()  # there are none yet
+many, found = torch.ones(1 << 20), []
+for _ in range(3):
+    many.add_(1)
+    found.append(threads() - before)
+    end_team()
+    found.append(become(before))
+print(found, float(many.sum() / many.numel()), torch.get_num_threads())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+def test_threads_go_and_come_back():
+    found = subprocess.run(
+        [sys.executable, "-c", COUNTS], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "[2, 0, 2, 0, 2, 0] 4.0 3\n"
