@@ -34,19 +34,24 @@ def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[lis
 
     The CPU has so many, or one: each computes a gradient of every parameter, which three of them on
     16 cores took longer for than for their few samples. Each other device has one, which drives it
-    from a core of its own where there is more than one. Nobody else is on a core of theirs: whoever
-    keeps one thread of a team from its core makes all of them wait, time and again.
+    from a core of its own where there is more than one.
+
+    A single one on the CPU may be on any core: one of its threads that shares a core with whoever
+    asks a GPU for something makes all of them wait at each operator, unless it can move.
     """
     cores = _cores()
     drivers = sum(device.type != "cpu" for device in devices)
     count = count or 1
-    free = cores[: _even(max(1, len(cores) - drivers))]
-    driving = iter(cores[len(free) :])
+    size = _even(max(1, len(cores) - drivers))
+    free, rest = cores[:size], cores[size:]
+    driving = iter(rest)
+    if count == 1:
+        free = [*free[:-1], tuple(cpu for core in (free[-1], *rest) for cpu in core)]
     members: list[int] = []
     seats: Places = []
     for device in devices:
         members.append(count if device.type == "cpu" else 1)
-        seats += _parts(free, count) if device.type == "cpu" else [(next(driving, free[-1]),)]
+        seats += _parts(free, count) if device.type == "cpu" else [(next(driving, cores[-1]),)]
     if len(seats) == 1:  # for the first comparison, beside where the model is
         seats.append(tuple(free))
     return members, seats

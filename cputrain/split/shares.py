@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 GAIN = 1.03
 """How many times as fast dividing must be to be done."""
 
-WARM_UP = 1
-"""Steps that are not counted after a change of the shares."""
+WARM_UP = 2
+"""Steps that are not counted after a change of the shares: threads wake up, and tensors of other
+sizes take memory that was not used before."""
 
 MEASURED = 2
 """Steps that are, of each division while it is looked for."""
@@ -39,7 +40,10 @@ MOST = 6
 """Steps that are measured on, of each division: memory is asked for, and kernels are loaded."""
 
 TURNS = 3
-"""Pairs of steps, divided and not, that decide."""
+"""Turns, divided and not, that decide."""
+
+EACH = 3
+"""Steps of a turn; the one in the middle counts."""
 
 SECOND = 3
 """The second share is so many times the first."""
@@ -338,26 +342,30 @@ class Fitted:
         took: dict[tuple[int, ...], list[float]] = {one: [], other: []}
         for turn in range(TURNS):
             for sizes in (one, other) if turn % 2 == 0 else (other, one):
-                took[sizes].append((yield from self._measured(sizes, points, steps=1)))
+                took[sizes].append((yield from self._measured(sizes, points, EACH, median)))
         gain = median([a / b for a, b in zip(took[one], took[other], strict=True)])
-        # no slower in any step than the one is in the middle: noise is not taken for gain
+        # no slower in any turn than the one is in the middle: noise is not taken for gain
         return gain, gain >= GAIN and max(took[other]) <= median(took[one])
 
     def _measured(
-        self, division: tuple[int, ...], points: Points, steps: int = MEASURED
+        self,
+        division: tuple[int, ...],
+        points: Points,
+        steps: int = MEASURED,
+        which: Callable[[list[float]], float] = min,
     ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], float]:
         """Steps of this division: what one takes in all. What each device takes is written down."""
         division = self._within(division)
         times: list[float] = []
         busy: list[tuple[float, ...]] = []
-        while len(times) < steps or (steps > 1 and len(times) < MOST and _falls(busy)):
+        while len(times) < steps or (len(times) < MOST and _falls(busy)):
             seconds, each = yield division
             times.append(seconds)
             busy.append(each)
         for number, samples in enumerate(division):
             if samples:
                 points[number].append((samples, min(one[number] for one in busy)))
-        return min(times)
+        return which(times[-steps:])
 
 
 def _falls(busy: Sequence[Sequence[float]]) -> bool:

@@ -31,21 +31,34 @@ def test_each_computes_with_as_many_threads_as_it_has_cores():
 
 
 @pytest.mark.parametrize(
-    ("cores", "devices", "teams"),
+    ("cores", "devices", "threads", "driving"),
     [
-        (16, ("cuda", "cpu"), [[14], range(14)]),
-        (8, ("cpu", "cuda"), [range(6), [6]]),
-        (6, ("cuda", "cpu"), [[5], range(5)]),
-        (32, ("cuda:0", "cuda:1", "cpu"), [[30], [31], range(30)]),
-        (2, ("cuda", "cpu"), [[1], [0]]),
-        (1, ("cuda", "cpu"), [[0], [0]]),
+        (16, ("cuda", "cpu"), 14, [14]),
+        (8, ("cpu", "cuda"), 6, [6]),
+        (6, ("cuda", "cpu"), 5, [5]),
+        (32, ("cuda:0", "cuda:1", "cpu"), 30, [30, 31]),
+        (2, ("cuda", "cpu"), 1, [1]),
+        (1, ("cuda", "cpu"), 1, [0]),
     ],
 )
-def test_the_cpu_beside_a_gpu_leaves_it_a_core_and_has_an_even_team(
-    monkeypatch, cores, devices, teams
+def test_the_cpu_beside_a_gpu_leaves_a_core_to_who_drives_it(
+    monkeypatch, cores, devices, threads, driving
 ):
-    """MKL takes twice as long for a product of few rows with 15 threads as with 14."""
+    """It has an even team, as MKL takes twice as long for few rows with 15 threads as with 14; any
+    of them may move to any core."""
     monkeypatch.setattr(seating, "_cores", lambda: [(number,) for number in range(cores)])
     members, found = seating.seats_among([torch.device(one) for one in devices], None)
     assert members == [1] * len(devices)
-    assert found == [tuple((number,) for number in team) for team in teams]
+    team = found.pop(devices.index("cpu"))
+    assert len(team) == threads
+    assert sorted(cpu for core in team for cpu in core) == list(range(cores))
+    assert found == [((core,),) for core in driving]
+
+
+def test_several_replicas_beside_a_gpu_have_cores_of_their_own(monkeypatch):
+    monkeypatch.setattr(seating, "_cores", lambda: [(number,) for number in range(16)])
+    members, found = seating.seats_among([torch.device("cuda"), torch.device("cpu")], 2)
+    assert members == [1, 2]
+    assert [[core[0] for core in team] for team in found] == [
+        [14], list(range(7)), list(range(7, 14))
+    ]  # fmt: skip

@@ -70,7 +70,7 @@ def test_shares_come_near_the_sum_of_both(ratio, fixed):
     choice, fit, steps = after(costs)
     best = max(throughput(costs, (n, SIZE - n)) for n in range(SIZE + 1))
     assert throughput(costs, choice.sizes(SIZE, trains=True)) >= 0.97 * best
-    assert steps <= 40
+    assert steps <= 70
     assert fit.measured == pytest.approx(fit.predicted, rel=0.05)
 
 
@@ -82,7 +82,7 @@ def test_a_device_that_is_thirty_times_as_fast_is_alone(home):
     assert choice.settled == (home == 0)  # or there is something to be carried, each time
     assert fit.predicted < GAIN
     assert fit.measured is None
-    assert steps <= 30
+    assert steps <= 70
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -173,8 +173,8 @@ def test_batches_of_all_sizes_come_to_an_end():
     told = []
     choice = Fitted([1, 1], lambda: 0, told.append)
     generator = random.Random(0)
-    for step in range(400):
-        size = generator.randint(1, 60) + step // 10
+    for step in range(1200):
+        size = generator.randint(1, 60) + step // 30
         sizes = choice.sizes(size, trains=True)
         assert sum(sizes) == size
         if choice.listens:
