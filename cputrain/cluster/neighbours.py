@@ -20,6 +20,7 @@ import torch
 from torch import distributed
 
 from cputrain.errors import RankGone
+from cputrain.shared import nameless
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ CONNECTING = 60.0
 
 PIECE = 1 << 14
 """Elements that are added up at once where only one thread is to do it: torch divides more."""
-
-MFD_NOEXEC_SEAL = 8
-"""Nothing in it will be executed; some systems allow no other."""
 
 HELLO = struct.Struct("!16sII")
 """What a connection begins with: the group's secret, who it is, and which of its connections."""
@@ -245,10 +243,7 @@ os.register_at_fork(after_in_child=_leave)
 
 def _memory(size: int) -> int:
     """A descriptor of so many bytes without a name."""
-    try:
-        memory = os.memfd_create("cputrain-gradients", os.MFD_CLOEXEC | MFD_NOEXEC_SEAL)
-    except OSError:  # a kernel that does not know it yet
-        memory = os.memfd_create("cputrain-gradients", os.MFD_CLOEXEC)
+    memory = nameless()
     os.truncate(memory, size)
     return memory
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from cputrain.shared import nameless
+
 
 class Payload:
     """Arguments by their place, in anonymous memory."""
@@ -34,7 +36,7 @@ class Payload:
     def reserve(cls) -> Payload | None:
         """An empty one; None if the system refuses."""
         try:
-            return cls(os.memfd_create("cputrain", os.MFD_CLOEXEC))
+            return cls(nameless())
         except OSError:
             return None
 

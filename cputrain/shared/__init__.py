@@ -12,6 +12,7 @@ from cputrain.shared.arena import (
     starting_workers,
 )
 from cputrain.shared.links import End, Inbox, Outbox, Sender, pipe
+from cputrain.shared.nameless import nameless
 from cputrain.shared.one_thread import one_thread
 from cputrain.shared.packing import lay_apart, pack, room_for, unpack
 from cputrain.shared.shared_tensors import are_kept, forget_opened
@@ -31,6 +32,7 @@ __all__ = [
     "are_kept",
     "forget_opened",
     "lay_apart",
+    "nameless",
     "one_thread",
     "pack",
     "pipe",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cputrain.errors import ResourceError
+from cputrain.shared.nameless import nameless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -114,7 +115,7 @@ class Memory:
         size = size or _room_for_addresses()
         descriptor = -1
         try:
-            descriptor = os.memfd_create("cputrain", os.MFD_CLOEXEC)
+            descriptor = nameless()
             while True:
                 try:
                     os.ftruncate(descriptor, size)

@@ -119,11 +119,12 @@ class Call:
         if self._took is None:
             return
         finish(self.team.home)
+        seconds = time.perf_counter() - self._began
         self._leave()
         for number, watch in self._watches:
             self._busy[number] += watch.seconds
         self._watches.clear()
-        self._took(self._left - self._began, self._busy)
+        self._took(seconds, self._busy)
 
     def _run(self, jobs: Sequence[Job]) -> list[Any]:
         """A job for each part.

@@ -58,8 +58,8 @@ def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[lis
 
 
 def _even(threads: int) -> int:
-    """As many or one less: with 7, 9 or 15 threads MKL takes twice as long for a product of few rows
-    as with 6, 8 or 14."""
+    """As many or one less: with 7, 9 or 15 threads MKL takes twice as long for a product of few
+    rows as with 6, 8 or 14."""
     return threads - 1 if threads > ODD and threads % 2 else threads
 
 

@@ -229,12 +229,12 @@ def test_replicas_that_are_not_needed_any_more_do_the_backward_that_is_before_th
     assert split.calls_divided == 1
     split._splitter.use_only(0)
     gc.collect()
-    backward = threading.Thread(target=lambda: out.sum().backward(), daemon=True)
+    backward = threading.Thread(target=out.sum().backward, daemon=True)
     backward.start()
     backward.join(60)
     assert not backward.is_alive()
     assert torch.equal(model.weight.grad, torch.full((2, 2), 14.0))
-    del out
+    del out, backward
     assert none_is_left()
 
 
