@@ -95,6 +95,7 @@ OTHERS: dict[str, tuple[tuple[Option, ...], str]] = {
     "devices": (
         (
             Option(flag="--devices", takes="A,B", help="of torch (default: cuda,cpu)"),
+            Option(flag="--batch", takes="N", help="samples of a step (default: each case's own)"),
             Option(flag="--rounds", takes="N", help="each runs every way once (default: 5)"),
             Option(flag="--quick", help="very little to do, to see that all of it works"),
             *TABLE_OPTIONS,
@@ -415,6 +416,7 @@ def _devices(named: list[str], values: dict[str, str]) -> DeviceComparison:
     return compare_devices(
         named,
         devices=[one for one in values.get("--devices", "cuda,cpu").split(",") if one],
+        batch=_repeats(values["--batch"], "--batch", "256") if "--batch" in values else None,
         rounds=_rounds(values),
         quick="--quick" in values,
     )

@@ -47,6 +47,15 @@ def test_each_kind_is_trained_in_every_way(tmp_path):
         assert case["of_the_sum"] > 0
 
 
+def test_a_batch_of_another_size(tmp_path):
+    done = bench(
+        tmp_path, "mlp", "--devices=cpu,other", "--rounds=1", "--batch=24", "--quick", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(done.stdout)["cases"]
+    assert case["batch"] == sum(case["shares"].values()) == 24
+
+
 def test_what_the_figures_amount_to():
     (case,) = cases("mlp", quick=True)
     seconds = {"cuda": [0.01, 0.01, 0.02], "cpu": [0.02, 0.02, 0.04], "split": [0.008, 0.008, 0.01]}
@@ -69,6 +78,11 @@ def test_what_the_figures_amount_to():
 def test_what_is_no_device_is_told(devices, says):
     with pytest.raises(UsageError, match=says):
         main(["devices", "--devices", devices, "--quick", "mlp"])
+
+
+def test_a_batch_is_a_number_of_samples():
+    with pytest.raises(UsageError, match="--batch"):
+        main(["devices", "--devices", "cpu,other", "--batch", "none", "mlp"])
 
 
 def test_a_case_that_is_not_there_is_told():

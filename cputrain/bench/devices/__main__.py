@@ -22,6 +22,7 @@ def main(argv: list[str]) -> int:
     request = json.loads(argv[0])
     try:
         (case,) = named(request["case"], quick=request["quick"])
+        case = case.replace(batch=request.get("batch", case.batch))
         made = run(case, request["devices"], request["rounds"], request["steps"])
     except CputrainError as error:
         print(error, file=sys.stderr)

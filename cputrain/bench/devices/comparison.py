@@ -96,10 +96,14 @@ def compare_devices(
     names: Sequence[str] = (),
     *,
     devices: Sequence[str] = ("cuda", "cpu"),
+    batch: int | None = None,
     rounds: int = 5,
     quick: bool = False,
 ) -> DeviceComparison:
-    """Runs the kinds or cases named, by default all, and tells of each on stderr."""
+    """Runs the kinds or cases named, by default all, and tells of each on stderr.
+
+    With a `batch`, that is the samples of a step of each.
+    """
     from cputrain import __version__
 
     if len(devices) < 2 or "split" in devices:
@@ -107,6 +111,8 @@ def compare_devices(
             "--devices", "must be two or more", found=",".join(devices), do="Try cuda,cpu."
         )
     asked = [case for name in names or CASES for case in named(name, quick=quick)]
+    if batch is not None:
+        asked = [case.replace(batch=batch) for case in asked]
     return DeviceComparison(
         rounds=rounds,
         quick=quick,
@@ -123,6 +129,7 @@ def compare_devices(
 def _compared(case: Case, devices: Sequence[str], rounds: int, quick: bool) -> DeviceCaseResult:
     request = {
         "case": case.name,
+        "batch": case.batch,
         "devices": list(devices),
         "rounds": rounds,
         "steps": 2 if quick else STEPS,
@@ -167,7 +174,7 @@ def summarise(case: Case, found: dict[str, Any]) -> DeviceCaseResult:
     together = sum(side.samples_per_second for side in sides if side.name != "split")
     return DeviceCaseResult(
         name=case.name,
-        title=case.title,
+        title=f"{case.title}, {case.batch} samples",
         batch=case.batch,
         sides=tuple(sides),
         shares=found["shares"],
