@@ -7,6 +7,8 @@ Which libraries came along is known only once the script has imported everything
 from __future__ import annotations
 
 import ctypes
+import os
+from contextlib import suppress
 from functools import cache
 
 TYPE_CHECKING = False
@@ -53,9 +55,24 @@ def end_team() -> None:
 
     While libgomp has more threads in a process than there are CPUs, the waiting ones fall asleep
     after a microsecond or two, in whatever team they are, and each operator has to wake them.
+
+    A child that was forked has none of them, and its libgomp would wait for them.
     """
-    for pause in _pauses():
-        pause(SOFT)
+    if not _is_forked:
+        for pause in _pauses():
+            pause(SOFT)
+
+
+_is_forked = False
+
+
+def _forked() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 @cache
@@ -63,9 +80,9 @@ def _pauses() -> tuple[Any, ...]:
     found = []
     for path in loaded_runtimes():
         if path.rpartition("/")[2].startswith("libgomp"):
-            pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # of OpenMP 5.0
-            if pause is not None:
-                found.append(pause)
+            # a file that was replaced meanwhile, or a libgomp from before OpenMP 5.0
+            with suppress(OSError, AttributeError):
+                found.append(ctypes.CDLL(path).omp_pause_resource_all)
     return tuple(found)
 
 

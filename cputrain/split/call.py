@@ -11,7 +11,7 @@ import torch
 from cputrain.errors import DifferentiatedTwice
 from cputrain.runtime.openmp import end_team
 from cputrain.split.batch import leaves_of, ranges
-from cputrain.split.devices import Stopwatch, current, default_device, finish
+from cputrain.split.devices import Stopwatch, default_device, finish
 from cputrain.split.meeting import Meeting
 from cputrain.split.mirror import Packed
 from cputrain.split.part import Part
@@ -93,6 +93,7 @@ class Call:
     def forward(self) -> None:
         """Run every part."""
         self._begin()
+        self.team.refresh()
         done = self._run([self._forward_of(part) for part in self._parts])
         self._inputs = [inputs for inputs, _, _, _ in done]
         self._outputs = [leaves for _, leaves, _, _ in done]
@@ -125,6 +126,7 @@ class Call:
             self._busy[number] += watch.seconds
         self._watches.clear()
         self._took(seconds, self._busy)
+        self._took = None
 
     def _run(self, jobs: Sequence[Job]) -> list[Any]:
         """A job for each part.
@@ -157,7 +159,7 @@ class Call:
 
         def done() -> Any:
             try:
-                with self._fits(part), current(part.device), self._states.default(part.device):
+                with self._fits(part), self.team.at(part.device), self._states.default(part.device):
                     if self._took is None:
                         return job()
                     watch = Stopwatch(part.device)
@@ -270,7 +272,9 @@ class Call:
                     if dim is not None:
                         each = gradient.size(dim) // size
                         gradient = gradient.narrow(dim, begin * each, (end - begin) * each)
-                    given.append(road.send(gradient).to(output.device))
+                    if gradient.device != output.device:
+                        gradient = road.send(gradient).to(output.device)
+                    given.append(gradient)
             return outputs, given
 
         def work(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 PINS = ("cuda", "xpu")
 """Devices whose drivers copy faster from memory that cannot be swapped out."""
 
-KEEP_TIME = ("cuda", "xpu")
+KEEP_TIME = ("cuda",)
 """Devices that can be asked when they came to a point in what they were asked for."""
 
 _modes: Any = torch.overrides._get_current_function_mode_stack
@@ -37,7 +37,9 @@ def available(name: str | torch.device) -> torch.device:
 def finish(device: torch.device) -> None:
     """Wait for what was only begun there."""
     synchronize = getattr(module_of(device), "synchronize", None)
-    if device.type != "cpu" and synchronize is not None:
+    if device.type == "mps" and synchronize is not None:  # there is but one
+        synchronize()
+    elif device.type != "cpu" and synchronize is not None:
         synchronize(device)
 
 
@@ -140,13 +142,23 @@ class Aside:
         return made
 
 
-@cache
-def stream_of(device: torch.device, purpose: str) -> Any:  # noqa: ARG001  (it is remembered by it)
-    """An order of work of its own, always the same one for a purpose, as each has memory of its
-    own; None where a device has but one order."""
-    module = module_of(device)
-    has_none = device.type == "cpu" or not hasattr(module, "Stream")
-    return None if has_none else module.Stream(device)
+_streams: dict[tuple[torch.device, str], Any] = {}
+_lock = threading.Lock()
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether it does what it is asked for in several orders."""
+    return device.type != "cpu" and hasattr(module_of(device), "Stream")
+
+
+def stream_of(device: torch.device, purpose: str) -> Any:
+    """An order of its own; always the same one for a purpose, as each has memory of its own."""
+    if not has_streams(device):
+        return None
+    with _lock:
+        if (device, purpose) not in _streams:
+            _streams[device, purpose] = module_of(device).Stream(device)
+        return _streams[device, purpose]
 
 
 def module_of(device: torch.device) -> Any:

@@ -11,7 +11,7 @@ from weakref import ref
 
 import torch
 
-from cputrain.split.devices import PINS
+from cputrain.split.devices import PINS, has_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ class Mirror:
                 if compares and number in self._sent and torch.equal(spare, sent):
                     continue
                 self._sent.discard(number)  # whatever comes in between
-                waits = call is None and there.device.type == "cpu"
-                there.copy_(spare, non_blocking=not waits)
+                # (what goes to the CPU by a road is waited for there)
+                goes = call is not None and has_streams(spare.device)
+                there.copy_(spare, non_blocking=goes or there.device.type != "cpu")
                 buffers.reverse()
                 self._sent.add(number)
             self._done = None if call is None else ref(call)
@@ -92,7 +93,8 @@ class Packed:
         home: torch.device,
         memory: dict[torch.dtype, Tensor] | None = None,
     ) -> None:
-        """They are needed at `home`. What lies in `memory` is not needed any more."""
+        """They are needed at `home`. Of `memory`, what fits is used, and given back afterwards."""
+        self._memory = {} if memory is None else memory
         self._count = len(tensors)
         self._apart = {
             number: one
@@ -101,7 +103,6 @@ class Packed:
         }
         self._pieces: list[tuple[list[int], list[Tensor], Tensor]] = []
         """Places, what was there, and all of it in one."""
-        memory = {} if memory is None else memory
         kinds: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
         for number, one in enumerate(tensors):
             if one is not None and number not in self._apart:
@@ -110,9 +111,9 @@ class Packed:
             for kind, pairs in kinds.items():
                 numbers, alike = [number for number, _ in pairs], [one for _, one in pairs]
                 count = sum(one.numel() for one in alike)
-                flat = memory.get(kind)
+                flat = self._memory.pop(kind, None)  # nobody else packs there meanwhile
                 if flat is None or flat.numel() != count or flat.device != alike[0].device:
-                    flat = memory[kind] = _piece(count, kind, alike[0].device, home)
+                    flat = _piece(count, kind, alike[0].device, home)
                 torch.cat([_flat(one) for one in alike], out=flat)
                 self._pieces.append((numbers, alike, flat))
 
@@ -122,6 +123,7 @@ class Packed:
         for numbers, alike, flat in self._pieces:
             for number, part in zip(numbers, _cut(bring(flat), alike), strict=True):
                 found[number] = part
+            self._memory[flat.dtype] = flat  # written to again by who has waited for this
         for number, one in self._apart.items():
             found[number] = bring(one)
         return found

@@ -28,7 +28,9 @@ class Road:
         self._home = home
         self._device = device
         self._module = module_of(home)
-        self._stream = None if home == device else stream_of(home, "roads")
+        self._stream = None if home == device else stream_of(home, f"road to {device}")
+        self._now: Any = None
+        """What the model's device is asked for otherwise, in its order."""
         self._sent: Any = None
 
     @contextmanager
@@ -37,7 +39,8 @@ class Road:
         if self._stream is None:
             yield
             return
-        self._stream.wait_stream(self._module.current_stream(self._home))
+        self._now = self._module.current_stream(self._home)
+        self._stream.wait_stream(self._now)
         with self._module.stream(self._stream):
             yield
         self._sent = self._stream.record_event()
@@ -47,12 +50,7 @@ class Road:
 
         One that is differentiated is so there, in a graph of its own.
         """
-        if not isinstance(leaf, torch.Tensor) or leaf.device != self._home or self._is_short:
-            return leaf
-        if self._stream is not None:  # its memory is in use until it is there
-            for one in _stored(leaf):
-                one.record_stream(self._stream)
-        return self._moved(leaf, self._device)
+        return self._moved(leaf, self._home, self._device)
 
     def wait(self) -> None:
         """Until all of it is there."""
@@ -66,36 +64,45 @@ class Road:
         if self._stream is None:
             yield
             return
+        self._now = self._module.current_stream(self._home)
         with self._module.stream(self._stream):
             yield
-        self._module.current_stream(self._home).wait_stream(self._stream)
+        self._now.wait_stream(self._stream)
 
     def bring(self, leaf: Any) -> Any:
         """What is where the part is, where the model is; as above."""
-        if not isinstance(leaf, torch.Tensor) or leaf.device != self._device or self._is_short:
-            return leaf
-        if self._home.type == "cpu" and self._device.type in PINS:
+        if self._home.type == "cpu" and self._device.type in PINS and _is_of(leaf, self._device):
             # torch puts it into memory that cannot be swapped out then, which takes a quarter
             brought = leaf.detach().to(self._home, non_blocking=True)
             module_of(self._device).current_stream(self._device).synchronize()
             return brought.requires_grad_(leaf.requires_grad)
-        brought = self._moved(leaf, self._home)
-        if self._stream is not None:
-            for one in _stored(brought):
-                one.record_stream(self._module.default_stream(self._home))
-        return brought
+        return self._moved(leaf, self._device, self._home)
 
-    @property
-    def _is_short(self) -> bool:
-        return self._home == self._device
-
-    def _moved(self, leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
-        moved = leaf.detach().to(device, non_blocking=self._stream is not None)
+    def _moved(self, leaf: Any, source: torch.device, target: torch.device) -> Any:
+        if source == target or not _is_of(leaf, source):
+            return leaf
+        bare = leaf.detach()
+        pieces = _pieces(bare)
+        if self._stream is None:
+            moved = bare.to(target)
+        elif pieces is None:
+            with self._module.stream(self._now):
+                moved = bare.to(target)
+        else:
+            moved = bare.to(target, non_blocking=True)
+            # memory belongs to the order in which it was asked for, and is in use in the other
+            home = source == self._home
+            for piece in pieces if home else _pieces(moved) or ():
+                piece.record_stream(self._stream if home else self._now)
         return moved.requires_grad_(leaf.requires_grad)
 
 
-def _stored(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What has its values in memory: itself, or what a sparse one is made of."""
+def _is_of(leaf: Any, device: torch.device) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device == device
+
+
+def _pieces(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """What has its values in memory; None where torch does not say of all of it that it is used."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    return [tensor]
+    return [tensor] if tensor.layout is torch.strided and not tensor.is_nested else None

@@ -80,6 +80,8 @@ class Splitter:
         self._views: dict[Any, list[View]] = {}
         self._mirrors: dict[torch.device, Mirrors] = {}
         self._crews: dict[int, Crew] = {}
+        self._begun: object = None
+        """The last call that was measured."""
         self._tries: dict[Any, int] = {}
         self.refused = ""
         """Why a kind of call is left alone; empty where none is."""
@@ -89,7 +91,8 @@ class Splitter:
     def __call__(self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The model's call, divided if that gives the same."""
         if self._choice.settled:
-            self._rest()
+            if os.getpid() == self._owner:
+                self._rest()
             return call(self._model, *args, **options)
         trains = self._trains
         may = self._places and (trains or not self.measures) and self._may() and self._is_for()
@@ -252,11 +255,21 @@ class Splitter:
     ) -> Call:
         """All that the forward needs."""
         team = self._team(sizes, way, shape)
-        team.refresh()
-        took = partial(self._choice.took, sizes) if self._choice.listens else None
+        took = self._measured(sizes) if self._choice.listens and self._trains else None
         each = [size for size in sizes if size]
         draws = Draws(len(each), way.draws, team.home)
         return Call(team, call, arguments, each, draws, states, took)
+
+    def _measured(self, sizes: Sizes) -> Callable[[float, Sequence[float]], None]:
+        """Hears how long a call was, which has begun; unless another begins before its backward:
+        that one's time is a part of its own."""
+        self._begun = begun = object()
+
+        def took(seconds: float, busy: Sequence[float]) -> None:
+            if self._begun is begun:
+                self._choice.took(sizes, seconds, busy)
+
+        return took
 
     def _smaller(self, sizes: Sizes, part: int, *, trains: bool) -> Sizes | None:
         """With less for a device from now on; once."""
@@ -283,9 +296,10 @@ class Splitter:
     def _crew(self, count: int) -> Crew:
         """Threads for so many; kept, as starting them takes longer than a step."""
         enough = min(number for number in self._places if number >= count)
-        if enough not in self._crews:
-            self._crews[enough] = crew_of(self._places[enough])
-        return self._crews[enough]
+        crew = self._crews.get(enough)
+        if crew is None:
+            crew = self._crews[enough] = crew_of(self._places[enough])
+        return crew
 
     def _current(
         self, shape: Any, way: Way, devices: Sequence[torch.device], home: torch.device

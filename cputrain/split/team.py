@@ -6,12 +6,14 @@ from functools import partial
 
 import torch
 
+from cputrain.split.devices import current
 from cputrain.split.mirror import Packed
 from cputrain.split.road import Road
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from cputrain.split.crew import Alone, Crew, Some
@@ -82,7 +84,7 @@ class Team:
             mine = [number for number, one in enumerate(self.devices) if one == device]
             there = self._added([found[number] for number in mine], mine)
             if device != self.home and len(mine) > 1:
-                pack = partial(self._packed, device, there)
+                pack = partial(self._packed_at, device, there)
                 (packed,) = self._crew.some(mine[:1]).run([pack])
                 road = Road(self.home, device)
                 with road.back():
@@ -101,6 +103,17 @@ class Team:
         if device == self.home or self.devices.count(device) > 1:
             return gradients
         return self._packed(device, gradients)
+
+    def at(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Where a member computes there, and no other GPU than the model's is asked for anything.
+
+        (CUDA makes a context of hundreds of megabytes on the first GPU where none is named.)
+        """
+        return current(self.home if device.type == "cpu" else device)
+
+    def _packed_at(self, device: torch.device, gradients: Sequence[torch.Tensor | None]) -> Packed:
+        with self.at(device):
+            return self._packed(device, gradients)
 
     def _packed(self, device: torch.device, gradients: Sequence[torch.Tensor | None]) -> Packed:
         mirrors = self._mirrors.get(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,9 +37,32 @@ print(found, float(many.sum() / many.numel()), torch.get_num_threads())
 """
 
 
+FORKS = """
+import os
+import torch
+from cputrain.runtime.openmp import end_team
+
+torch.ones(1 << 20).add_(1)
+child = os.fork()
+if not child:
+    torch.set_num_threads(1)
+    end_team()
+    os._exit(int(torch.ones(9).sum()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 def test_threads_go_and_come_back():
     found = subprocess.run(
         [sys.executable, "-c", COUNTS], capture_output=True, text=True, check=True
     )
     assert found.stdout == "[2, 0, 2, 0, 2, 0] 4.0 3\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_none_to_wait_for():
+    found = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert found.stdout == "9\n"

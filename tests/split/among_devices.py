@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from cputrain import Split
 from cputrain.errors import UsageError
+from cputrain.split import devices, road
 from tests.split import other_device
 from tests.split.models import MODELS
 from tests.split.test_exact import are_the_same, farthest
@@ -476,3 +478,72 @@ def test_threads_end_with_the_split():
 def test_what_is_not_a_device_is_told(devices, shares, says):
     with pytest.raises(UsageError, match=says):
         Split(nn.Linear(2, 2), devices, shares=shares)
+
+
+class Streams:
+    """What torch has for a kind of device with several orders of work; it writes down who waits."""
+
+    def __init__(self):
+        self.seen = []
+        self.main = self.now = self.Stream("main")
+
+    def Stream(self, _device):  # noqa: N802  (torch's name)
+        return Stream("main" if _device == "main" else "road", self.seen)
+
+    def current_stream(self, _device):
+        return self.now
+
+    @contextmanager
+    def stream(self, one):
+        before, self.now = self.now, one
+        yield
+        self.now = before
+
+
+class Stream:
+    def __init__(self, name, seen):
+        self.name, self._seen = name, seen
+
+    def wait_stream(self, other):
+        self._seen.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self):
+        return self
+
+    def synchronize(self):
+        self._seen.append(f"the part waits for {self.name}")
+
+
+def test_copies_go_by_a_road_where_the_device_has_streams(monkeypatch):
+    """Each waits for what it needs, and each step's result is that of the whole batch."""
+    streams, own = Streams(), devices.module_of
+
+    def module_of(device):
+        return streams if device.type == "other" else own(device)
+
+    monkeypatch.setattr(devices, "module_of", module_of)
+    monkeypatch.setattr(road, "module_of", module_of)
+    monkeypatch.setattr(devices, "_streams", {})
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda _, one: streams.seen.append(f"used by {one.name}")
+    )
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to("other")
+    twin = copy.deepcopy(model)
+    split = Split(twin, ("other", "cpu"), shares=(3, 1))
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, twin)]
+    split(torch.randn(16, 4).to("other"))  # it is compared with the whole
+    for _ in range(3):
+        x = torch.randn(16, 4).to("other")
+        streams.seen.clear()
+        for one, optimizer in zip((model, split), optimizers, strict=True):
+            optimizer.zero_grad()
+            one(x).square().sum().backward()
+            optimizer.step()
+        # there and back, in the forward and in the backward
+        once = [
+            "road waits for main", "used by road", "the part waits for road", "used by main",
+            "main waits for road",
+        ]  # fmt: skip
+        assert streams.seen == once * 2
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a.cpu(), b.cpu())

@@ -104,3 +104,30 @@ def test_without_a_second_core_there_is_nothing_to_choose():
     split = Split(nn.Linear(2, 2))
     split(torch.ones(8, 2)).sum().backward()
     assert split.calls_divided == 0
+
+
+def test_of_calls_that_begin_before_a_backward_the_last_is_measured():
+    """The time of an earlier one has the last one's in it, where the model is on a GPU."""
+    model = nn.Linear(8, 2)
+    split = Split(model, replicas=2)
+    heard = []
+
+    class Listens(Asked):
+        listens = True
+
+        def took(self, sizes, seconds, busy):
+            heard.append((sizes, seconds, list(busy)))
+
+    split(torch.randn(8, 8))
+    split._splitter._choice = Listens([1.0, 1.0])
+    for _ in range(3):
+        outs = [split(torch.randn(size, 8)) for size in (8, 12)]
+        with torch.no_grad():
+            split(torch.randn(10, 8))
+        sum(out.sum() for out in outs).backward()
+    assert [sizes for sizes, _, _ in heard] == [(6, 6)] * 3
+    assert all(0 < max(busy) <= seconds for _, seconds, busy in heard)
+    out = split(torch.randn(8, 8))
+    out.sum().backward(retain_graph=True)
+    out.sum().backward()
+    assert len(heard) == 4

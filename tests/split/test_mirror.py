@@ -44,7 +44,10 @@ def test_memory_is_used_again_where_it_fits():
     memory = {}
     first = Packed([torch.ones(3)], HERE, memory).fetched(brought)
     (kept,) = memory.values()
-    second = Packed([torch.full((3,), 2.0)], HERE, memory).fetched(brought)
+    both = [Packed([torch.full((3,), value)], HERE, memory) for value in (2.0, 3.0)]
+    second, _ = (one.fetched(brought) for one in reversed(both))
+    assert second[0].tolist() == [3.0] * 3
+    second = both[0].fetched(brought)
     assert memory[torch.float32] is kept
     assert [one.tolist() for one in (*first, *second)] == [[1.0] * 3, [2.0] * 3]
     third = Packed([torch.zeros(2), torch.zeros(2)], HERE, memory).fetched(brought)
