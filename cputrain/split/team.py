@@ -46,14 +46,13 @@ class Team:
         self.apart = any(device != home for device in self.devices)
         self.carries = home.type != "cpu" and self.apart
         """Whether the caller moves what goes from one device to another."""
-        self.mine: int | None = None
-        """The member whose part the caller does."""
+        self._mine = None
         if home.type != "cpu" and home in self.devices:
-            self.mine = self.devices.index(home)
+            self._mine = self.devices.index(home)
 
     def run(self, jobs: Sequence[Callable[[], Any]], meeting: Meeting | None = None) -> list[Any]:
         """A job for each member."""
-        return self._crew.run(jobs, meeting, self.mine)
+        return self._crew.run(jobs, meeting, self._mine)
 
     def prepare(self, call: object, number: int) -> None:
         """Have the parameters where this member needs them; by this member."""
@@ -84,7 +83,7 @@ class Team:
             mine = [number for number, one in enumerate(self.devices) if one == device]
             there = self._added([found[number] for number in mine], mine)
             if device != self.home and len(mine) > 1:
-                pack = partial(self._packed_at, device, there)
+                pack = partial(self._packed, device, there)
                 (packed,) = self._crew.some(mine[:1]).run([pack])
                 road = Road(self.home, device)
                 with road.back():
@@ -111,13 +110,10 @@ class Team:
         """
         return current(self.home if device.type == "cpu" else device)
 
-    def _packed_at(self, device: torch.device, gradients: Sequence[torch.Tensor | None]) -> Packed:
-        with self.at(device):
-            return self._packed(device, gradients)
-
     def _packed(self, device: torch.device, gradients: Sequence[torch.Tensor | None]) -> Packed:
         mirrors = self._mirrors.get(device)
-        return Packed(gradients, self.home, None if mirrors is None else mirrors.packed)
+        with self.at(device):
+            return Packed(gradients, self.home, None if mirrors is None else mirrors.packed)
 
     def _added(
         self, found: Sequence[Sequence[torch.Tensor | None]], members: Sequence[int]
