@@ -24,6 +24,10 @@ SOFT = 1
 """omp_pause_soft: what is let go comes back with the next operator that is divided."""
 
 
+FORKED = 0x40
+"""PF_FORKNOEXEC, of a process that runs no program of its own."""
+
+
 class Runtimes:
     """The OpenMP runtimes in this process."""
 
@@ -54,36 +58,32 @@ def end_team() -> None:
     """Let go of the threads that help the calling one; they are started again when it needs them.
 
     While libgomp has more threads in a process than there are CPUs, the waiting ones fall asleep
-    after a microsecond or two, in whatever team they are, and each operator has to wake them.
-
-    A child that was forked has none of them, and its libgomp would wait for them.
+    almost at once, in whatever team they are, and each operator has to wake them.
     """
-    if not _is_forked:
-        for pause in _pauses():
-            pause(SOFT)
-
-
-_is_forked = False
-
-
-def _forked() -> None:
-    global _is_forked
-    _is_forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    for pause in _pauses(os.getpid()):
+        pause(SOFT)
 
 
 @cache
-def _pauses() -> tuple[Any, ...]:
-    found = []
-    for path in loaded_runtimes():
+def _pauses(process: int) -> tuple[Any, ...]:
+    found: list[Any] = []
+    for path in () if _is_forked(process) else loaded_runtimes():
         if path.rpartition("/")[2].startswith("libgomp"):
             # a file that was replaced meanwhile, or a libgomp from before OpenMP 5.0
             with suppress(OSError, AttributeError):
                 found.append(ctypes.CDLL(path).omp_pause_resource_all)
     return tuple(found)
+
+
+def _is_forked(process: int) -> bool:
+    """Whether it has begun in the middle of another: libgomp may wait there for threads that only
+    that one has."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
+            flags = stat.read().rpartition(")")[2].split()[6]
+    except OSError:  # not Linux
+        return True
+    return bool(int(flags) & FORKED)
 
 
 def apply(torch: ModuleType, value: object) -> Runtimes:  # noqa: ARG001  (it only looks)

@@ -20,9 +20,6 @@ CPU = torch.device("cpu")
 PINS = ("cuda", "xpu")
 """Devices whose drivers copy faster from memory that cannot be swapped out."""
 
-KEEP_TIME = ("cuda",)
-"""Devices that can be asked when they came to a point in what they were asked for."""
-
 _modes: Any = torch.overrides._get_current_function_mode_stack
 
 
@@ -37,10 +34,8 @@ def available(name: str | torch.device) -> torch.device:
 def finish(device: torch.device) -> None:
     """Wait for what was only begun there."""
     synchronize = getattr(module_of(device), "synchronize", None)
-    if device.type == "mps" and synchronize is not None:  # there is but one
-        synchronize()
-    elif device.type != "cpu" and synchronize is not None:
-        synchronize(device)
+    if device.type != "cpu" and synchronize is not None:
+        synchronize(*([] if device.type == "mps" else [device]))  # (there is but one "mps")
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
@@ -86,17 +81,17 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._marks: tuple[Any, Any] | None = None
-        make = getattr(module_of(device), "Event", None)
-        if device.type in KEEP_TIME and make is not None:
-            self._marks = make(enable_timing=True), make(enable_timing=True)
+        self._marks: list[Any] = []
+        if device.type == "cuda":  # it can be asked when it came to a point
+            make: Any = torch.cuda.Event
+            self._marks = [make(enable_timing=True) for _ in range(2)]
             self._marks[0].record()
         self._begin = time.perf_counter()
         self._took = 0.0
 
     def stop(self) -> None:
         """All of it is asked for."""
-        if self._marks is not None:
+        if self._marks:
             self._marks[1].record()
         else:
             finish(self._device)
@@ -105,7 +100,7 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """How long it was."""
-        if self._marks is None:
+        if not self._marks:
             return self._took
         begin, end = self._marks
         end.synchronize()

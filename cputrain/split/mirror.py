@@ -27,16 +27,16 @@ class Mirror:
         self._tensors = _each_once(tensors)
         self._known = _looks(self._tensors)
         self._lock = threading.Lock()
-        self._done: ref[object] | None = None
         self._calls: list[ref[object]] = []
-        """Those it was sent for that may have their backward before them."""
+        """Those they were sent for that are there still: a backward of theirs may come."""
         self.values: dict[int, Tensor] = {}
         """By the id of the tensor that each stands for."""
         self._sent: set[int] = set()
         """Pieces that are there."""
         self._pieces: list[tuple[list[Tensor], Tensor, list[Tensor]]] = []
         """Tensors, their piece of memory there, and here what was sent last and what is next."""
-        for alike in _by_type(self._tensors):
+        for pairs in _by_type(enumerate(self._tensors)):
+            alike = [one for _, one in pairs]
             count = sum(one.numel() for one in alike)
             kind, home = alike[0].dtype, alike[0].device
             here = [_piece(count, kind, home, device) for _ in range(2)]
@@ -56,9 +56,9 @@ class Mirror:
         way. What is as it was is not written again where the graph of an earlier call may need it.
         """
         with self._lock, torch.no_grad():
-            if call is not None and self._done is not None and self._done() is call:
-                return
             self._calls = [one for one in self._calls if one() is not None]
+            if call is not None and any(one() is call for one in self._calls):
+                return
             compares = call is None or self._calls
             for number, (tensors, there, buffers) in enumerate(self._pieces):
                 sent, spare = buffers
@@ -71,7 +71,6 @@ class Mirror:
                 there.copy_(spare, non_blocking=goes or there.device.type != "cpu")
                 buffers.reverse()
                 self._sent.add(number)
-            self._done = None if call is None else ref(call)
             if call is not None:
                 self._calls.append(ref(call))
 
@@ -103,14 +102,15 @@ class Packed:
         }
         self._pieces: list[tuple[list[int], list[Tensor], Tensor]] = []
         """Places, what was there, and all of it in one."""
-        kinds: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
-        for number, one in enumerate(tensors):
-            if one is not None and number not in self._apart:
-                kinds.setdefault(one.dtype, []).append((number, one))
+        dense = [
+            (number, one)
+            for number, one in enumerate(tensors)
+            if one is not None and number not in self._apart
+        ]
         with torch.no_grad():
-            for kind, pairs in kinds.items():
+            for pairs in _by_type(dense):
                 numbers, alike = [number for number, _ in pairs], [one for _, one in pairs]
-                count = sum(one.numel() for one in alike)
+                count, kind = sum(one.numel() for one in alike), alike[0].dtype
                 flat = self._memory.pop(kind, None)  # nobody else packs there meanwhile
                 if flat is None or flat.numel() != count or flat.device != alike[0].device:
                     flat = _piece(count, kind, alike[0].device, home)
@@ -129,10 +129,11 @@ class Packed:
         return found
 
 
-def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    found: dict[torch.dtype, list[Tensor]] = {}
-    for one in tensors:
-        found.setdefault(one.dtype, []).append(one)
+def _by_type(pairs: Iterable[tuple[int, Tensor]]) -> list[list[tuple[int, Tensor]]]:
+    """Places and tensors, those of a type together."""
+    found: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+    for number, one in pairs:
+        found.setdefault(one.dtype, []).append((number, one))
     return list(found.values())
 
 

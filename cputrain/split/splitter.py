@@ -91,8 +91,7 @@ class Splitter:
     def __call__(self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """The model's call, divided if that gives the same."""
         if self._choice.settled:
-            if os.getpid() == self._owner:
-                self._rest()
+            self._rest()
             return call(self._model, *args, **options)
         trains = self._trains
         may = self._places and (trains or not self.measures) and self._may() and self._is_for()
@@ -151,9 +150,10 @@ class Splitter:
 
     def _rest(self) -> None:
         """Threads and memory are for others, as long as nothing is divided."""
-        self._views.clear()
-        self._mirrors.clear()
-        self._crews.clear()
+        if self._crews and os.getpid() == self._owner:
+            self._views.clear()
+            self._mirrors.clear()
+            self._crews.clear()
 
     def _may(self) -> bool:
         """Whether this is a call of the script's own, and nobody watches single operations.

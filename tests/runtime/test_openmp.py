@@ -39,12 +39,15 @@ print(found, float(many.sum() / many.numel()), torch.get_num_threads())
 
 FORKS = """
 import os
+import sys
 import torch
-from cputrain.runtime.openmp import end_team
 
+if sys.argv[1] == "before":
+    import cputrain.runtime.openmp
 torch.ones(1 << 20).add_(1)
 child = os.fork()
 if not child:
+    from cputrain.runtime.openmp import end_team
     torch.set_num_threads(1)
     end_team()
     os._exit(int(torch.ones(9).sum()))
@@ -61,8 +64,13 @@ def test_threads_go_and_come_back():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_has_none_to_wait_for():
+@pytest.mark.parametrize("imported", ["before", "afterwards"])
+def test_a_forked_child_has_none_to_wait_for(imported):
     found = subprocess.run(
-        [sys.executable, "-c", FORKS], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", FORKS, imported],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert found.stdout == "9\n"
