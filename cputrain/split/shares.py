@@ -1,8 +1,8 @@
-"""How much of a batch each device has: fitted from the script's own steps.
+"""How much of a batch each device has: tried in the script's own steps.
 
-A device's time for n samples is taken to be fixed + n * each. Steps with different shares show
-both numbers; the best division is the one in which all are through at once. Whatever the shares,
-the result is the same, so every step that is measured counts.
+Steps with different shares show what each device takes, and so the division in which all are
+through at once; turns decide whether that is better than the fastest device alone. Whatever the
+shares, the result is the same, so every step that is measured counts.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 from cputrain.record import Record
 from cputrain.split.batch import divided
 from cputrain.split.choose import Limits, median
+from cputrain.split.costs import NEVER, Cost, Seen, balanced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
+    from typing import Any
 
     from cputrain.split.choose import Sizes
 
     Trial = Generator[tuple[int, ...], tuple[float, tuple[float, ...]], None]
     """Yields samples of each device; is sent seconds in all, and of each device's own work."""
-
-    Points = list[list[tuple[int, float]]]
-    """Of each device, samples and seconds."""
 
 GAIN = 1.03
 """How many times as fast dividing must be to be done."""
@@ -30,8 +29,8 @@ WARM_UP = 2
 """Steps that are not counted after a change of the shares: threads wake up, and tensors of other
 sizes take memory that was not used before."""
 
-MEASURED = 2
-"""Steps that are, of each division while it is looked for."""
+MEASURED = 3
+"""Steps that are, of each division while it is looked for: the one in the middle counts."""
 
 SETTLED = 0.9
 """As long as a device takes less than this part of its fastest step so far, it is measured on."""
@@ -44,6 +43,9 @@ TURNS = 3
 
 EACH = 3
 """Steps of a turn; the one in the middle counts."""
+
+EASED = 0.8
+"""What the slowest device has, of what it is fitted to, where less is tried."""
 
 SECOND = 3
 """The second share is so many times the first."""
@@ -63,32 +65,14 @@ FEW = 8
 SHORTER = 0.9
 """Batches smaller than this part of the largest are not measured: the last one of an epoch."""
 
-WATCHED = 32
-"""Steps from one look at the balance to the next."""
+WATCHED = 16
+"""Steps from one look at the balance to the next, as long as that is as it was."""
 
 DRIFTED = 0.2
-"""How much longer than the first the last device may be busy, as a part of the step."""
+"""How much longer one device may take than it did, beyond another, as a part of the step."""
 
-OFTEN = 3
+OFTEN = 4
 """Looks in a row that must find it so before the shares are fitted again."""
-
-
-class Cost(Record):
-    """What a device takes."""
-
-    fixed: float
-    """Seconds of a step, however few samples there are."""
-
-    each: float
-    """Seconds of a sample."""
-
-    def seconds(self, samples: float) -> float:
-        """Of a step with so many."""
-        return self.fixed + samples * self.each if samples else 0.0
-
-
-NEVER = Cost(fixed=float("inf"), each=1.0)
-"""Of a device that is not worth a thought."""
 
 
 class Fit(Record):
@@ -101,13 +85,18 @@ class Fit(Record):
     """The device that is fastest alone."""
 
     predicted: float
-    """How many times as fast as that the division was predicted to be."""
+    """How many times as fast as that the best division was predicted to be."""
 
     measured: float | None
     """How many times as fast it was; None before that, or where it was not worth it."""
 
     costs: tuple[Cost, ...]
     """Of each device."""
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether it is only told before it is measured."""
+        return sum(map(bool, self.sizes)) > 1 and self.measured is None
 
 
 class Fitted:
@@ -141,7 +130,8 @@ class Fitted:
     @property
     def listens(self) -> bool:
         """While they are not, and from time to time."""
-        return self.measures or (self._divides and self._steps % WATCHED == 0)
+        looks = self._steps % WATCHED == 0 or self._drifted > 0
+        return self.measures or (self._divides and looks)
 
     @property
     def settled(self) -> bool:
@@ -210,20 +200,25 @@ class Fitted:
             found += [*each, *[0] * (count - len(each))]
         return tuple(found)
 
-    def _of_devices(self, values: Sequence[float]) -> tuple[float, ...]:
-        """The longest of its members' times is a device's."""
+    def _had(self, sizes: Sizes) -> tuple[int, ...]:
+        """Samples of each device, of its members'."""
+        return tuple(map(sum, self._by_device(sizes)))
+
+    def _by_device(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """What is of each member, for each device."""
         found, at = [], 0
         for count in self._members:
-            found.append(max(values[at : at + count]))
+            found.append(values[at : at + count])
             at += count
-        return tuple(found)
+        return found
 
     def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
         """Counted, if it is of the division that is measured now."""
         full = iter(busy)
-        each = self._of_devices([next(full) if size else 0.0 for size in sizes])
+        members = self._by_device([next(full) if size else 0.0 for size in sizes])
+        each = tuple(map(max, members))  # the longest is the device's
         if not self.measures:
-            self._watch(each, seconds)
+            self._watch(sizes, each, seconds)
             return
         size = sum(sizes)
         if self._trial is None or sizes != self._of_turn(size):
@@ -243,10 +238,15 @@ class Fitted:
         if self._turn != before:
             self._skip = WARM_UP
 
-    def _watch(self, each: Sequence[float], seconds: float) -> None:
-        """Have the shares fitted again where one device waits for another, time after time."""
-        at_work = [one for one in each if one]
-        uneven = len(at_work) > 1 and max(at_work) - min(at_work) > DRIFTED * seconds
+    def _watch(self, sizes: Sizes, each: Sequence[float], seconds: float) -> None:
+        """Have the shares fitted again where a device takes longer or less than it did beside
+        another, time after time."""
+        longer = [
+            took - cost.busy(samples)
+            for took, cost, samples in zip(each, self._costs, self._had(sizes), strict=True)
+            if samples
+        ]
+        uneven = len(longer) > 1 and max(longer) - min(longer) > DRIFTED * seconds
         self._drifted = self._drifted + 1 if uneven else 0
         if self._drifted >= OFTEN:
             self._drifted = 0
@@ -259,9 +259,8 @@ class Fitted:
     def _find(self, size: int) -> Trial:
         """The steps that it takes."""
         count, home = len(self._members), self._home
-        points: Points = [[] for _ in range(count)]
-        beyond = 0.0
-        alone = yield from self._measured(self._all_to(home, size), points)
+        seen = Seen()
+        alone = yield from self._measured(self._all_to(home, size), seen)
         # two shares of each of the others, neither of them much, in case it takes long
         few = max(1, size // FIRST)
         hopeful = [number for number in range(count) if number != home]
@@ -272,61 +271,71 @@ class Fitted:
                 samples * (number in hopeful) + (size - samples * len(hopeful)) * (number == home)
                 for number in range(count)
             )
-            beyond = yield from self._beyond(division, points)
+            yield from self._measured(division, seen)
             # (one that has room for no sample is not measured)
             hopeful = [
-                number for number in hopeful if points[number] and points[number][-1][1] < alone
+                number
+                for number in hopeful
+                if (points := seen.points(number)) and points[-1][1] < alone
             ]
             if not hopeful:
                 break
         for _ in range(ROUNDS):
-            new = balanced(self._fitted(points, hopeful), size)
+            new = balanced(self._fitted(seen, hopeful), size)
             if sum(map(bool, new)) == 1 or _are_close(new, division, CLOSE * size):
                 break
             division = new
-            beyond = yield from self._beyond(division, points)
-        yield from self._decided(size, alone, beyond, points, hopeful)
+            yield from self._measured(division, seen)
+        yield from self._decided(size, alone, seen, hopeful)
 
-    def _fitted(self, points: Points, hopeful: Sequence[int]) -> tuple[Cost, ...]:
+    def _fitted(self, seen: Seen, hopeful: Sequence[int]) -> tuple[Cost, ...]:
         """What the model's own device takes, and those that are not hopeless."""
         return tuple(
-            fitted(seen) if seen and (number == self._home or number in hopeful) else NEVER
-            for number, seen in enumerate(points)
+            cost if number == self._home or number in hopeful else NEVER
+            for number, cost in enumerate(seen.costs(len(self._members)))
         )
 
-    def _beyond(
-        self, division: tuple[int, ...], points: Points
-    ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], float]:
-        """Seconds that a step takes longer than the device that is the last."""
-        seconds = yield from self._measured(division, points)
-        last = max(seen[-1][1] for n, seen in zip(division, points, strict=True) if n and seen)
-        return max(0.0, seconds - last)
-
-    def _decided(
-        self, size: int, alone: float, beyond: float, points: Points, hopeful: Sequence[int]
-    ) -> Trial:
+    def _decided(self, size: int, alone: float, seen: Seen, hopeful: Sequence[int]) -> Trial:
         """What is predicted to be worth it in turns: another device alone, then dividing."""
-        self._costs = self._fitted(points, hopeful)
+        self._costs = self._fitted(seen, hopeful)
         self._divides = False
-        singles = [cost.seconds(size) + beyond for cost in self._costs]
+        singles = [cost.seconds(size) for cost in self._costs]
         singles[self._home] = alone
         fastest = singles.index(min(singles))
+        if alone < GAIN * singles[fastest]:
+            fastest = self._home
         if fastest != self._home:
             home, other = (self._all_to(one, size) for one in (self._home, fastest))
-            if not (yield from self._turns(home, other, points))[1]:
+            if (yield from self._turns(home, [other], seen))[1] is None:
                 fastest = self._home
         single = self._all_to(fastest, size)
         division = balanced(self._costs, size)
         predicted, measured = 1.0, None
         if sum(map(bool, division)) > 1:
             last = max(cost.seconds(n) for cost, n in zip(self._costs, division, strict=True))
-            predicted = singles[fastest] / (last + beyond)
+            predicted = singles[fastest] / last
         if predicted >= GAIN:
             self._tell(self._made(division, fastest, predicted, None))
-            measured, self._divides = yield from self._turns(single, division, points)
+            both = [division, self._eased(division, fastest)]
+            measured, better = yield from self._turns(single, both, seen)
+            self._divides = better is not None
+            division = better or division
+            self._costs = self._fitted(seen, hopeful)
         sizes = self._within(division if self._divides else single)
         self.fit = self._made(sizes, fastest, predicted, measured)
         self._tell(self.fit)
+
+    def _eased(self, division: tuple[int, ...], fastest: int) -> tuple[int, ...]:
+        """With less for the slowest device: where its steps are uneven, all wait for the long
+        ones, and nobody gains by the short ones."""
+        slowest = max(
+            (number for number, size in enumerate(division) if size and number != fastest),
+            key=lambda number: self._costs[number].each,
+        )
+        eased = list(division)
+        eased[slowest] = int(EASED * division[slowest])
+        eased[fastest] += division[slowest] - eased[slowest]
+        return tuple(eased)
 
     def _made(
         self, sizes: tuple[int, ...], alone: int, predicted: float, measured: float | None
@@ -336,23 +345,38 @@ class Fitted:
         )
 
     def _turns(
-        self, one: tuple[int, ...], other: tuple[int, ...], points: Points
-    ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], tuple[float, bool]]:
-        """How many times as fast the other is, and whether that is beyond the noise."""
-        took: dict[tuple[int, ...], list[float]] = {one: [], other: []}
-        for turn in range(TURNS):
-            for sizes in (one, other) if turn % 2 == 0 else (other, one):
-                took[sizes].append((yield from self._measured(sizes, points, EACH, median)))
-        gain = median([a / b for a, b in zip(took[one], took[other], strict=True)])
+        self, one: tuple[int, ...], others: Sequence[tuple[int, ...]], seen: Seen
+    ) -> Generator[
+        tuple[int, ...], tuple[float, tuple[float, ...]], tuple[float, tuple[int, ...] | None]
+    ]:
+        """How many times as fast the best of the others is, and which, if that is no noise."""
+        took: dict[tuple[int, ...], list[float]] = {sizes: [] for sizes in (one, *others)}
+        yield from self._in_turns(took, seen)
         # no slower in any turn than the one is in the middle: noise is not taken for gain
-        return gain, gain >= GAIN and max(took[other]) <= median(took[one])
+        usual = median(took[one])
+        sure = [sizes for sizes in others if max(took[sizes]) <= usual]
+        gains = {
+            sizes: median([a / b for a, b in zip(took[one], took[sizes], strict=True)])
+            for sizes in others
+        }
+        best = max(sure or others, key=lambda sizes: gains[sizes])
+        gain = gains[best]
+        if gain >= GAIN and best not in sure:  # then what counts is what all of it takes
+            both = {one: took[one], best: took[best]}
+            yield from self._in_turns(both, seen)
+            gain = sum(took[one]) / sum(took[best])
+        return gain, best if gain >= GAIN else None
+
+    def _in_turns(
+        self, took: dict[tuple[int, ...], list[float]], seen: Seen
+    ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], None]:
+        """Some turns more, of each of these divisions."""
+        for turn in range(TURNS):
+            for sizes in took if turn % 2 == 0 else reversed(took):
+                took[sizes].append((yield from self._measured(sizes, seen, EACH)))
 
     def _measured(
-        self,
-        division: tuple[int, ...],
-        points: Points,
-        steps: int = MEASURED,
-        which: Callable[[list[float]], float] = min,
+        self, division: tuple[int, ...], seen: Seen, steps: int = MEASURED
     ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], float]:
         """Steps of this division: what one takes in all. What each device takes is written down."""
         division = self._within(division)
@@ -362,10 +386,10 @@ class Fitted:
             seconds, each = yield division
             times.append(seconds)
             busy.append(each)
-        for number, samples in enumerate(division):
-            if samples:
-                points[number].append((samples, min(one[number] for one in busy)))
-        return which(times[-steps:])
+        del times[:-steps], busy[:-steps]
+        seconds = median(times)
+        seen.add(division, seconds, [median(one) for one in zip(*busy, strict=True)])
+        return seconds
 
 
 def _falls(busy: Sequence[Sequence[float]]) -> bool:
@@ -387,59 +411,6 @@ def described(fit: Fit, names: Sequence[str]) -> str:
         gain = "no faster" if fit.predicted <= 1.0 else f"{fit.predicted:.2f} times as fast"
         return f"{alone} alone: dividing is predicted to be {gain}"
     return f"{alone} alone: dividing was {fit.measured:.2f} times as fast, which is too little"
-
-
-def fitted(points: Sequence[tuple[int, float]]) -> Cost:
-    """The line through them, by least squares; neither number is negative."""
-    count = len(points)
-    middle = sum(n for n, _ in points) / count
-    mean = sum(t for _, t in points) / count
-    spread = sum((n - middle) ** 2 for n, _ in points)
-    each = sum((n - middle) * (t - mean) for n, t in points) / spread if spread else 0.0
-    fixed = mean - each * middle
-    if each <= 0.0 or fixed < 0.0:  # one share only, or noise: all of it goes with the samples
-        return Cost(fixed=0.0, each=mean / middle)
-    return Cost(fixed=fixed, each=each)
-
-
-def balanced(costs: Sequence[Cost], size: int) -> tuple[int, ...]:
-    """Samples of each, so that the last one is through as early as can be."""
-    at_work = [number for number, cost in enumerate(costs) if cost.fixed < float("inf")]
-    best: tuple[float, tuple[int, ...]] | None = None
-    while at_work:
-        sizes = _level([costs[number] for number in at_work], size)
-        found = [0] * len(costs)
-        for number, samples in zip(at_work, sizes, strict=True):
-            found[number] = samples
-        time = max(cost.seconds(n) for cost, n in zip(costs, found, strict=True))
-        if best is None or time < best[0]:
-            best = time, tuple(found)
-        # what is left out saves its fixed costs: the others, without the one that begins last
-        at_work.remove(max(at_work, key=lambda number: costs[number].fixed))
-    single = min(range(len(costs)), key=lambda number: costs[number].seconds(size))
-    alone = tuple(size if number == single else 0 for number in range(len(costs)))
-    if best is None or costs[single].seconds(size) <= best[0]:
-        return alone
-    return best[1]
-
-
-def _level(costs: Sequence[Cost], size: int) -> list[int]:
-    """All through at the same time, if they can be."""
-    low, high = 0.0, max(cost.seconds(size) for cost in costs)
-    for _ in range(60):
-        level = (low + high) / 2
-        if sum(max(0.0, (level - cost.fixed) / cost.each) for cost in costs) < size:
-            low = level
-        else:
-            high = level
-    exact = [max(0.0, (high - cost.fixed) / cost.each) for cost in costs]
-    sizes = [int(one) for one in exact]
-    while sum(sizes) > size:
-        sizes[sizes.index(max(sizes))] -= 1
-    while sum(sizes) < size:  # to whom it takes least
-        least = min(range(len(costs)), key=lambda one: costs[one].seconds(sizes[one] + 1))
-        sizes[least] += 1
-    return sizes
 
 
 def _are_close(one: Sequence[int], other: Sequence[int], far: float) -> bool:

@@ -89,7 +89,8 @@ class Split(nn.Module):
         object.__setattr__(self, "chosen", (count, gain))
 
     def _fits(self, fit: Fit, names: Sequence[str]) -> None:
-        object.__setattr__(self, "chosen_shares", dict(zip(names, fit.sizes, strict=True)))
+        if not fit.is_promise:
+            object.__setattr__(self, "chosen_shares", dict(zip(names, fit.sizes, strict=True)))
         _say(described(fit, names))
 
     @property
