@@ -1,7 +1,8 @@
 """Puts a function of ours in the place of one of torch's, and torch's back.
 
-Compilers are told: for torch.jit.script it is the operator that it was, and torch.compile, which
-compiles every frame that runs in what it is given, leaves frames of ours alone.
+Compilers are told: for torch.jit.script it is the operator or the function that it was, and
+torch.compile, which compiles every frame that runs in what it is given, leaves frames of ours
+alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class Exchanged:
         operator = self._table.get(id(self._own))
         if operator is not None:  # it goes by identity, and cannot read ours
             self._table[id(ours)] = operator
+        else:  # (torch's may be in the place of a function of ours itself)
+            own = getattr(self._own, "__prepare_scriptable__", lambda: self._own)()
+            ours.__prepare_scriptable__ = lambda: own
         setattr(place, name, ours)
         pass_by(ours.__code__)
 

@@ -172,6 +172,10 @@ class Split(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self._stands_for, *self._asked)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What torch.jit.script compiles."""
+        return self._stands_for
+
     def __repr__(self) -> str:
         return f"Split({self._stands_for!r})"
 
