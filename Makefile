@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TYPES_VENV ?= .venv-types
 BIN := $(VENV)/bin
+# files of tests beside one another
+AT_ONCE ?= 2
 PIP := -m pip install --quiet --constraint constraints.txt
 
 # compiled files make the launcher start in half the time, whatever the environment says
@@ -15,8 +17,10 @@ demo: $(VENV)/installed  ## See a training run, and how much faster it was than 
 	@$(BIN)/cputrain launch examples/paint.py
 	@$(BIN)/cputrain bench --repeats 2 examples/paint.py
 
+# what fails beside another file is run again with the machine to itself
 test: $(VENV)/tested  ## Every test.
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(AT_ONCE) --dist loadfile || { test $$? -eq 1 && \
+	    $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 test-zendnn: $(VENV)-zendnn/installed  ## The proof of ZenDNN, in an environment of its own.
 	$(VENV)-zendnn/bin/python -m pytest tests/backends/zendnn.py

@@ -39,7 +39,7 @@ class Numbers(torch.utils.data.Dataset[Any]):
 
 
 def shared_bytes() -> int:
-    """Of this process's mappings of anonymous files, what is in memory."""
+    """Of this process's mappings of anonymous files, what is in memory; others may have some."""
     total, ours = 0, False
     with open("/proc/self/smaps") as file:
         for line in file:
@@ -61,24 +61,24 @@ def no_collection() -> Iterator[None]:
 
 def test_epochs_leave_no_descriptor_and_no_memory(no_collection: None) -> None:
     list(DataLoader(Big(), 4, num_workers=2))
-    before = len(os.listdir("/proc/self/fd"))
+    before, shared = len(os.listdir("/proc/self/fd")), shared_bytes()
     for stop in (99, 99, 1, 0):
         for number, batch in enumerate(DataLoader(Big(), 4, num_workers=2)):  # noqa: B007
             if number == stop:
                 break
     del batch
     assert len(os.listdir("/proc/self/fd")) == before
-    assert shared_bytes() == 0
+    assert shared_bytes() <= shared
 
 
 def test_a_batch_that_is_kept_does_not_keep_the_others(no_collection: None) -> None:
-    kept = []
+    before, kept = shared_bytes(), []
     for _ in range(4):
         for batch in DataLoader(Big(16), 4, num_workers=2):
             last = batch
         kept.append(last)
         del batch, last
-    assert shared_bytes() <= 4 * 4 * SIZE * 1.5
+    assert shared_bytes() - before <= 4 * 4 * SIZE * 1.5
     assert all((batch[:, 7] == torch.arange(12, 16)).all() for batch in kept)
 
 

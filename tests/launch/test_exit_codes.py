@@ -69,13 +69,16 @@ def test_the_shell_sees_128_and_the_signal(tmp_path: Path) -> None:
 
 
 def test_control_c_in_a_terminal_interrupts_as_under_plain_python(tmp_path: Path) -> None:
-    # one line, so that the traceback is the same wherever in it the interrupt arrives
+    # one line: wherever in it the interrupt arrives, the traceback is the same, but for its marks
     script(tmp_path, "import time; print('ready', flush=True); time.sleep(60)\n")
     ours, our_status = in_terminal((*LAUNCH, "x.py"), tmp_path, "\x03")
     theirs, their_status = in_terminal((PYTHON, "x.py"), tmp_path, "\x03")
     assert our_status == their_status
-    assert ours.splitlines()[-3:] == theirs.splitlines()[-3:]
-    assert "KeyboardInterrupt" in ours
+    ours, theirs = (
+        [line for line in text.splitlines() if line.strip(" ^")] for text in (ours, theirs)
+    )
+    assert ours[-3:] == theirs[-3:]
+    assert "KeyboardInterrupt" in ours[-1]
 
 
 def test_a_script_may_catch_control_c(tmp_path: Path) -> None:
