@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 import weakref
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -44,6 +46,9 @@ TRIES = 3
 
 LONGEST = 200
 """Characters of an error that are told."""
+
+ENDING = 0.01
+"""Seconds for autograd's threads when a script has ended."""
 
 _jit: Any = torch.jit
 
@@ -323,11 +328,17 @@ class Splitter:
         return known
 
 
+@cache
 def _begin_autograd() -> None:
-    """Threads that autograd starts with its first backward inherit cores: not a replica's."""
+    """Threads that autograd starts with its first backward inherit cores: not a replica's.
+
+    When a script ends, one may still wait for the interpreter's lock, to let go of what torch keeps
+    with a backward; it would take the process along. So it gets the lock once more.
+    """
     with torch.inference_mode(False), torch.enable_grad():
         one = torch.ones((), requires_grad=True)
         torch.autograd.grad(one * 2, one)
+    atexit.register(time.sleep, ENDING)
 
 
 def _short(error: Exception) -> str:

@@ -20,3 +20,35 @@ def test_among_devices():
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
+
+
+ENDS = """
+import sys, time
+from tests.split import other_device
+other_device.begin()
+import torch
+from torch import nn
+from cputrain import Split
+
+class Slow(nn.Module):
+    def forward(self, x):
+        time.sleep(0.03 * (x.device.type == "cpu"))
+        return x
+
+sys.setswitchinterval(1)  # nobody is given the lock but by who waits
+model = nn.Sequential(nn.Linear(8, 8), Slow(), nn.Linear(8, 2)).to("other")
+split = Split(model, ("other", "cpu"), shares=(1, 1))
+x = torch.randn(32, 8).to("other")
+for _ in range(10):
+    split(x).sum().backward()
+"""
+
+
+def test_a_script_that_ends_with_a_backward_ends_well():
+    """Autograd's thread for the device has something to let go of still."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", ENDS], cwd=Path(__file__).parents[2],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
