@@ -75,10 +75,12 @@ class Limits:
         return True
 
     def within(self, sizes: Sizes, first: int = 0) -> Sizes:
-        """With no more than that. Somebody without a limit has the rest: the first, if it may."""
+        """With no more than that. Somebody without a limit has the rest: the first, if it may, or
+        who has most."""
         free = [number for number in range(self._count) if number not in self._most]
         found = [min(size, self._most.get(number, size)) for number, size in enumerate(sizes)]
-        found[first if first in free else free[0]] += sum(sizes) - sum(found)
+        most = max(free, key=lambda number: sizes[number])
+        found[first if first in free else most] += sum(sizes) - sum(found)
         return tuple(found)
 
 

@@ -6,13 +6,17 @@ A device's own work for n samples is taken to be fixed + n * each.
 from __future__ import annotations
 
 from cputrain.record import Record
+from cputrain.split.choose import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NEARLY = 0.99
+NEARLY = 0.8
 """A device that is through after this part of a step can have been the last."""
+
+LEAST = 1e-12
+"""Seconds that a sample takes where no clock has seen any."""
 
 
 class Cost(Record):
@@ -55,6 +59,11 @@ class Seen:
     def add(self, sizes: Sequence[int], seconds: float, busy: Sequence[float]) -> None:
         """A step took so long, and each device was at its own work so long."""
         self._steps.append((sizes, seconds, busy))
+
+    def usual(self, sizes: Sequence[int]) -> list[float]:
+        """What each device was at its own work in steps that were divided so."""
+        found = [busy for there, _, busy in self._steps if tuple(there) == tuple(sizes)]
+        return [median(each) for each in zip(*found, strict=True)]
 
     def points(self, number: int) -> list[tuple[int, float]]:
         """Samples of this device, and seconds of its own work."""
@@ -102,28 +111,32 @@ def fitted(points: Sequence[tuple[int, float]]) -> Cost:
     each = sum((n - middle) * (t - mean) for n, t in points) / spread if spread else 0.0
     fixed = mean - each * middle
     if each <= 0.0 or fixed < 0.0:  # one share only, or noise: all of it goes with the samples
-        return Cost(fixed=0.0, each=mean / middle)
+        return Cost(fixed=0.0, each=max(mean / middle, LEAST))
     return Cost(fixed=fixed, each=each)
 
 
-def balanced(costs: Sequence[Cost], size: int) -> tuple[int, ...]:
-    """Samples of each, so that the last one is through as early as can be."""
+def balanced(costs: Sequence[Cost], size: int, home: int | None) -> tuple[int, ...]:
+    """Samples of each, so that the last one is through as early as can be.
+
+    Nothing is beyond the own work of the one at `home` if it has all of them.
+    """
+
+    def alone(number: int) -> float:
+        return costs[number].busy(size) if number == home else costs[number].seconds(size)
+
     at_work = [number for number, cost in enumerate(costs) if cost.fixed < float("inf")]
-    best: tuple[float, tuple[int, ...]] | None = None
+    single = min(range(len(costs)), key=alone)
+    best = alone(single), tuple(size if number == single else 0 for number in range(len(costs)))
     while at_work:
         sizes = _level([costs[number] for number in at_work], size)
         found = [0] * len(costs)
         for number, samples in zip(at_work, sizes, strict=True):
             found[number] = samples
         time = max(cost.seconds(n) for cost, n in zip(costs, found, strict=True))
-        if best is None or time < best[0]:
+        if time < best[0]:
             best = time, tuple(found)
         # what is left out saves its fixed costs: the others, without the one that begins last
         at_work.remove(max(at_work, key=lambda number: costs[number].seconds(1)))
-    single = min(range(len(costs)), key=lambda number: costs[number].busy(size))
-    alone = tuple(size if number == single else 0 for number in range(len(costs)))
-    if best is None or costs[single].busy(size) <= best[0]:
-        return alone
     return best[1]
 
 
@@ -137,7 +150,7 @@ def _level(costs: Sequence[Cost], size: int) -> list[int]:
         else:
             high = level
     exact = [cost.samples(high) for cost in costs]
-    sizes = [int(one) for one in exact]
+    sizes = [min(int(one), size) for one in exact]
     while sum(sizes) > size:
         sizes[sizes.index(max(sizes))] -= 1
     while sum(sizes) < size:  # to whom it takes least

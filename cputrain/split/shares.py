@@ -93,22 +93,23 @@ class Fit(Record):
     costs: tuple[Cost, ...]
     """Of each device."""
 
-    @property
-    def is_promise(self) -> bool:
-        """Whether it is only told before it is measured."""
-        return sum(map(bool, self.sizes)) > 1 and self.measured is None
+    is_promise: bool = False
+    """Whether it is told before it is measured."""
+
+    is_forced: bool = False
+    """Whether it is divided for want of memory only."""
 
 
 class Fitted:
     """Shares in which every device is busy for the same time, or the fastest one alone."""
 
     def __init__(
-        self, members: Sequence[int], home: Callable[[], int], tell: Callable[[Fit], None]
+        self, members: Sequence[int], home: Callable[[], int | None], tell: Callable[[Fit], None]
     ) -> None:
-        """So many `members` on each device; the model is on that of number `home()`."""
+        """So many `members` on each device; the model is on that of number `home()`, or on none."""
         self._members = tuple(members)
         self._where = home
-        self._home = home()
+        self._place = home()
         self._tell = tell
         self._largest = 0
         self._steps = 0
@@ -119,8 +120,15 @@ class Fitted:
         self._trial: Trial | None = None
         self._turn: tuple[int, ...] = ()
         self._costs: tuple[Cost, ...] = ()
+        self._usual: Sequence[float] = ()
+        """Seconds of each device's own work, as it is divided now."""
         self._divides = False
         self.fit: Fit | None = None
+
+    @property
+    def _home(self) -> int:
+        """Where all of a batch goes before anything is known."""
+        return self._place or 0
 
     @property
     def measures(self) -> bool:
@@ -136,13 +144,15 @@ class Fitted:
     @property
     def settled(self) -> bool:
         """While the model is where it was, and that is the fastest device alone."""
-        at_home = self.fit is not None and self.fit.alone == self._home == self._where()
-        return at_home and not self.measures and not self._divides
+        if self.measures or self._divides or self.fit is None:
+            return False
+        at_home = self.fit.alone == self._place == self._where()
+        return at_home and not self.fit.is_forced
 
     def sizes(self, size: int, *, trains: bool) -> Sizes:
         """Of each replica."""
-        if self._home != self._where():  # the model has been moved
-            self._home, self.fit, self._trial = self._where(), None, None
+        if self._place != self._where():  # the model has been moved
+            self._place, self.fit, self._trial = self._where(), None, None
         if self.measures and trains and size < SHORTER * self._largest:
             self._short += 1
             if self._short > FEW:  # the largest was one of its own
@@ -187,7 +197,7 @@ class Fitted:
             return self._all_to(self.fit.alone, size)
         if size == sum(self.fit.sizes):
             return self.fit.sizes
-        return balanced(self._costs, size)
+        return balanced(self._costs, size, self._place)
 
     def _all_to(self, device: int, size: int) -> tuple[int, ...]:
         return tuple(size if number == device else 0 for number in range(len(self._members)))
@@ -239,18 +249,22 @@ class Fitted:
             self._skip = WARM_UP
 
     def _watch(self, sizes: Sizes, each: Sequence[float], seconds: float) -> None:
-        """Have the shares fitted again where a device takes longer or less than it did beside
-        another, time after time."""
+        """Have the shares fitted again where a device takes longer than it did beside another, or
+        not as long, time after time."""
+        if self.fit is None or not self._divides:  # one that was begun before
+            return
         longer = [
-            took - cost.busy(samples)
-            for took, cost, samples in zip(each, self._costs, self._had(sizes), strict=True)
-            if samples
+            took - usual * cost.busy(samples) / cost.busy(before)
+            for took, usual, cost, samples, before in zip(
+                each, self._usual, self._costs, self._had(sizes), self.fit.sizes, strict=True
+            )
+            if samples and before and cost.fixed < NEVER.fixed
         ]
         uneven = len(longer) > 1 and max(longer) - min(longer) > DRIFTED * seconds
         self._drifted = self._drifted + 1 if uneven else 0
         if self._drifted >= OFTEN:
             self._drifted = 0
-            self._trial = self._find(self._largest)
+            self._trial = self._find(self._largest or sum(sizes))
             self._turn = next(self._trial)
             self._skip = WARM_UP
 
@@ -281,7 +295,7 @@ class Fitted:
             if not hopeful:
                 break
         for _ in range(ROUNDS):
-            new = balanced(self._fitted(seen, hopeful), size)
+            new = balanced(self._fitted(seen, hopeful), size, self._place)
             if sum(map(bool, new)) == 1 or _are_close(new, division, CLOSE * size):
                 break
             division = new
@@ -297,9 +311,8 @@ class Fitted:
 
     def _decided(self, size: int, alone: float, seen: Seen, hopeful: Sequence[int]) -> Trial:
         """What is predicted to be worth it in turns: another device alone, then dividing."""
-        self._costs = self._fitted(seen, hopeful)
-        self._divides = False
-        singles = [cost.seconds(size) for cost in self._costs]
+        costs = self._fitted(seen, hopeful)
+        singles = [cost.seconds(size) for cost in costs]
         singles[self._home] = alone
         fastest = singles.index(min(singles))
         if alone < GAIN * singles[fastest]:
@@ -309,40 +322,28 @@ class Fitted:
             if (yield from self._turns(home, [other], seen))[1] is None:
                 fastest = self._home
         single = self._all_to(fastest, size)
-        division = balanced(self._costs, size)
-        predicted, measured = 1.0, None
+        division = balanced(costs, size, self._place)
+        predicted, measured, better = 1.0, None, None
         if sum(map(bool, division)) > 1:
-            last = max(cost.seconds(n) for cost, n in zip(self._costs, division, strict=True))
+            last = max(cost.seconds(n) for cost, n in zip(costs, division, strict=True))
             predicted = singles[fastest] / last
+        fit = Fit(
+            sizes=self._within(division), alone=fastest, predicted=predicted, measured=None,
+            costs=costs, is_promise=True,
+        )  # fmt: skip
         if predicted >= GAIN:
-            self._tell(self._made(division, fastest, predicted, None))
-            both = [division, self._eased(division, fastest)]
+            self._tell(fit)
+            both = [division, _eased(division, costs, fastest)]
             measured, better = yield from self._turns(single, both, seen)
-            self._divides = better is not None
-            division = better or division
-            self._costs = self._fitted(seen, hopeful)
-        sizes = self._within(division if self._divides else single)
-        self.fit = self._made(sizes, fastest, predicted, measured)
+        # all of it at once: until then, and if it never comes to that, what was found before holds
+        sizes = self._within(better or single)
+        self._costs, self._usual = self._fitted(seen, hopeful), seen.usual(sizes)
+        self._divides, self._drifted = better is not None, 0
+        self.fit = fit.replace(
+            sizes=sizes, measured=measured, costs=self._costs,
+            is_promise=False, is_forced=better is None and sizes != single,
+        )  # fmt: skip
         self._tell(self.fit)
-
-    def _eased(self, division: tuple[int, ...], fastest: int) -> tuple[int, ...]:
-        """With less for the slowest device: where its steps are uneven, all wait for the long
-        ones, and nobody gains by the short ones."""
-        slowest = max(
-            (number for number, size in enumerate(division) if size and number != fastest),
-            key=lambda number: self._costs[number].each,
-        )
-        eased = list(division)
-        eased[slowest] = int(EASED * division[slowest])
-        eased[fastest] += division[slowest] - eased[slowest]
-        return tuple(eased)
-
-    def _made(
-        self, sizes: tuple[int, ...], alone: int, predicted: float, measured: float | None
-    ) -> Fit:
-        return Fit(
-            sizes=sizes, alone=alone, predicted=predicted, measured=measured, costs=self._costs
-        )
 
     def _turns(
         self, one: tuple[int, ...], others: Sequence[tuple[int, ...]], seen: Seen
@@ -352,19 +353,19 @@ class Fitted:
         """How many times as fast the best of the others is, and which, if that is no noise."""
         took: dict[tuple[int, ...], list[float]] = {sizes: [] for sizes in (one, *others)}
         yield from self._in_turns(took, seen)
-        # no slower in any turn than the one is in the middle: noise is not taken for gain
-        usual = median(took[one])
-        sure = [sizes for sizes in others if max(took[sizes]) <= usual]
         gains = {
             sizes: median([a / b for a, b in zip(took[one], took[sizes], strict=True)])
             for sizes in others
         }
+        # no slower in any turn than the one is in the middle: noise is not taken for gain
+        usual = median(took[one])
+        sure = [sizes for sizes in others if gains[sizes] >= GAIN and max(took[sizes]) <= usual]
         best = max(sure or others, key=lambda sizes: gains[sizes])
         gain = gains[best]
-        if gain >= GAIN and best not in sure:  # then what counts is what all of it takes
-            both = {one: took[one], best: took[best]}
-            yield from self._in_turns(both, seen)
-            gain = sum(took[one]) / sum(took[best])
+        if gain >= GAIN and best not in sure:  # other turns decide, by what all of them takes
+            again: dict[tuple[int, ...], list[float]] = {one: [], best: []}
+            yield from self._in_turns(again, seen)
+            gain = sum(again[one]) / sum(again[best])
         return gain, best if gain >= GAIN else None
 
     def _in_turns(
@@ -398,14 +399,29 @@ def _falls(busy: Sequence[Sequence[float]]) -> bool:
     return any(one < SETTLED * min(rest) for one, *rest in zip(last, *before, strict=True))
 
 
+def _eased(division: Sequence[int], costs: Sequence[Cost], fastest: int) -> tuple[int, ...]:
+    """With less for the slowest device: where its steps are uneven, all wait for the long ones, and
+    nobody gains by the short ones."""
+    slowest = max(
+        (number for number, size in enumerate(division) if size and number != fastest),
+        key=lambda number: costs[number].each,
+    )
+    eased = list(division)
+    eased[slowest] = int(EASED * division[slowest])
+    eased[fastest] += division[slowest] - eased[slowest]
+    return tuple(eased)
+
+
 def described(fit: Fit, names: Sequence[str]) -> str:
     """In words: before it is measured, and after."""
     alone = names[fit.alone]
     parts = [f"{n} on {name}" for n, name in zip(fit.sizes, names, strict=True) if n]
+    how = ", ".join(parts)
+    if fit.is_promise:
+        return f"{how}: predicted to be {fit.predicted:.2f} times as fast as {alone} alone"
+    if fit.is_forced:
+        return f"{how}: there is no memory for more where all of it would be faster"
     if len(parts) > 1:
-        how = ", ".join(parts)
-        if fit.measured is None:
-            return f"{how}: predicted to be {fit.predicted:.2f} times as fast as {alone} alone"
         return f"{how}: {fit.measured:.2f} times as fast as {alone} alone"
     if fit.measured is None:
         gain = "no faster" if fit.predicted <= 1.0 else f"{fit.predicted:.2f} times as fast"

@@ -172,10 +172,6 @@ class Split(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self._stands_for, *self._asked)
 
-    def __prepare_scriptable__(self) -> nn.Module:
-        """What torch.jit.script compiles."""
-        return self._stands_for
-
     def __repr__(self) -> str:
         return f"Split({self._stands_for!r})"
 
@@ -233,9 +229,9 @@ def among(
     members, seats = seats_among(devices, count)
     each = [device for device, many in zip(devices, members, strict=True) for _ in range(many)]
 
-    def at_home() -> int:
+    def at_home() -> int | None:
         home = home_of(model)
-        return devices.index(home) if home in devices else 0
+        return devices.index(home) if home in devices else None
 
     choice: Choice
     if shares is not None or len(devices) == 1:

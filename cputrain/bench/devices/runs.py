@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMPARED = 10
 """Steps whose losses are compared."""
 
-LONGEST = 150
+LONGEST = 300
 """Steps in which shares are found, at the most."""
 
 DATA = 4
