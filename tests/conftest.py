@@ -12,6 +12,9 @@ LACKING = (
 )  # fmt: skip
 """What a machine that tests may lack; a test that is skipped for anything else could have run."""
 
+SKIPPED = 9
+"""The exit code if one could have: none of pytest's own."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ours to pytest's."""
@@ -49,4 +52,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     }
     for reason in sorted(reason for reason in reasons if not reason.startswith(LACKING)):
         reporter.write_line(f"a test was skipped that could have run here: {reason}", red=True)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = SKIPPED

@@ -193,7 +193,11 @@ def test_twenty_workers_killed_at_random_moments_cost_no_result(chunksize: int) 
         for _ in range(20):
             # where the machine is slow, all would be killed while they start, which is told
             left, end = result._number_left, time.monotonic() + 30
-            while result._number_left == left and not result.ready() and time.monotonic() < end:
+            while (
+                (result._number_left == left or pool._engine.crew._failed_starts)
+                and not result.ready()
+                and time.monotonic() < end
+            ):
                 time.sleep(0.001)
             time.sleep(generator.uniform(0, 0.05))
             with contextlib.suppress(IndexError, ProcessLookupError):
