@@ -17,8 +17,8 @@ demo: $(VENV)/installed  ## See a training run, and how much faster it was than 
 	@$(BIN)/cputrain launch examples/paint.py
 	@$(BIN)/cputrain bench --repeats 2 examples/paint.py
 
-# what fails beside another file is run again with the machine to itself; what must not be skipped is
-# no failure of that kind
+# what fails beside another file is run again with the machine to itself; not so where a test was
+# skipped that could have run, which has an exit code of its own
 test: $(VENV)/tested  ## Every test.
 	$(BIN)/python -m pytest -n $(AT_ONCE) --dist loadfile || { test $$? -eq 1 && \
 	    $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }

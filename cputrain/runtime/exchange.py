@@ -28,7 +28,7 @@ class Exchanged:
         operator = self._table.get(id(self._own))
         if operator is not None:  # it goes by identity, and cannot read ours
             self._table[id(ours)] = operator
-        else:  # (torch's may be in the place of a function of ours itself)
+        else:  # (what is there may be ours already, in the place of torch's)
             own = getattr(self._own, "__prepare_scriptable__", lambda: self._own)()
             ours.__prepare_scriptable__ = lambda: own
         setattr(place, name, ours)

@@ -53,16 +53,16 @@ class Seen:
     """What was measured."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[Sequence[int], float, Sequence[float]]] = []
+        self._steps: list[tuple[tuple[int, ...], float, Sequence[float]]] = []
         """Samples of each device, seconds in all, and of each device's own work."""
 
-    def add(self, sizes: Sequence[int], seconds: float, busy: Sequence[float]) -> None:
+    def add(self, sizes: tuple[int, ...], seconds: float, busy: Sequence[float]) -> None:
         """A step took so long, and each device was at its own work so long."""
         self._steps.append((sizes, seconds, busy))
 
-    def usual(self, sizes: Sequence[int]) -> list[float]:
+    def usual(self, sizes: tuple[int, ...]) -> list[float]:
         """What each device was at its own work in steps that were divided so."""
-        found = [busy for there, _, busy in self._steps if tuple(there) == tuple(sizes)]
+        found = [busy for there, _, busy in self._steps if there == sizes]
         return [median(each) for each in zip(*found, strict=True)]
 
     def points(self, number: int) -> list[tuple[int, float]]:

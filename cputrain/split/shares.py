@@ -99,6 +99,11 @@ class Fit(Record):
     is_forced: bool = False
     """Whether it is divided for want of memory only."""
 
+    @property
+    def divides(self) -> bool:
+        """Whether several devices have samples, as that was faster."""
+        return sum(map(bool, self.sizes)) > 1 and not self.is_forced
+
 
 class Fitted:
     """Shares in which every device is busy for the same time, or the fastest one alone."""
@@ -119,10 +124,8 @@ class Fitted:
         self._skip = WARM_UP
         self._trial: Trial | None = None
         self._turn: tuple[int, ...] = ()
-        self._costs: tuple[Cost, ...] = ()
         self._usual: Sequence[float] = ()
         """Seconds of each device's own work, as it is divided now."""
-        self._divides = False
         self.fit: Fit | None = None
 
     @property
@@ -139,15 +142,14 @@ class Fitted:
     def listens(self) -> bool:
         """While they are not, and from time to time."""
         looks = self._steps % WATCHED == 0 or self._drifted > 0
-        return self.measures or (self._divides and looks)
+        return self.measures or (self.fit is not None and self.fit.divides and looks)
 
     @property
     def settled(self) -> bool:
         """While the model is where it was, and that is the fastest device alone."""
-        if self.measures or self._divides or self.fit is None:
+        if self.fit is None or self.measures or self.fit.divides or self.fit.is_forced:
             return False
-        at_home = self.fit.alone == self._place == self._where()
-        return at_home and not self.fit.is_forced
+        return self.fit.alone == self._place == self._where()
 
     def sizes(self, size: int, *, trains: bool) -> Sizes:
         """Of each replica."""
@@ -193,11 +195,11 @@ class Fitted:
         """Where nothing is measured."""
         if self.fit is None:
             return self._all_to(self._home, size)
-        if not self._divides:
+        if not self.fit.divides:
             return self._all_to(self.fit.alone, size)
         if size == sum(self.fit.sizes):
             return self.fit.sizes
-        return balanced(self._costs, size, self._place)
+        return balanced(self.fit.costs, size, self._place)
 
     def _all_to(self, device: int, size: int) -> tuple[int, ...]:
         return tuple(size if number == device else 0 for number in range(len(self._members)))
@@ -251,12 +253,12 @@ class Fitted:
     def _watch(self, sizes: Sizes, each: Sequence[float], seconds: float) -> None:
         """Have the shares fitted again where a device takes longer than it did beside another, or
         not as long, time after time."""
-        if self.fit is None or not self._divides:  # one that was begun before
+        if self.fit is None or not self.fit.divides:  # one that was begun before
             return
         longer = [
             took - usual * cost.busy(samples) / cost.busy(before)
             for took, usual, cost, samples, before in zip(
-                each, self._usual, self._costs, self._had(sizes), self.fit.sizes, strict=True
+                each, self._usual, self.fit.costs, self._had(sizes), self.fit.sizes, strict=True
             )
             if samples and before and cost.fixed < NEVER.fixed
         ]
@@ -337,10 +339,9 @@ class Fitted:
             measured, better = yield from self._turns(single, both, seen)
         # all of it at once: until then, and if it never comes to that, what was found before holds
         sizes = self._within(better or single)
-        self._costs, self._usual = self._fitted(seen, hopeful), seen.usual(sizes)
-        self._divides, self._drifted = better is not None, 0
+        self._usual, self._drifted = seen.usual(sizes), 0
         self.fit = fit.replace(
-            sizes=sizes, measured=measured, costs=self._costs,
+            sizes=sizes, measured=measured, costs=self._fitted(seen, hopeful),
             is_promise=False, is_forced=better is None and sizes != single,
         )  # fmt: skip
         self._tell(self.fit)

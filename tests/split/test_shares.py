@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,12 +29,17 @@ def train(choice, costs, told, *, noise=0.0, seed=0, size=SIZE, most=200, gap=0.
     for step in range(most):
         if len(told()) > before and not choice.measures:
             return step
-        sizes = choice.sizes(size, trains=True)
-        assert sum(sizes) == size
-        if choice.listens:
-            seconds, busy = step_of(costs, sizes, choice._members, generator, noise, choice._home)
-            choice.took(sizes, seconds * generator.uniform(1, 1 + gap), busy)
+        go_on(choice, costs, size=size, generator=generator, noise=noise, gap=gap)
     raise AssertionError(f"nothing was found in {most} steps")
+
+
+def go_on(choice, costs, *, size=SIZE, generator=random, noise=0.0, gap=0.0):
+    """One step."""
+    sizes = choice.sizes(size, trains=True)
+    assert sum(sizes) == size
+    if choice.listens:
+        seconds, busy = step_of(costs, sizes, choice._members, generator, noise, choice._home)
+        choice.took(sizes, seconds * generator.uniform(1, 1 + gap), busy)
 
 
 def step_of(costs, sizes, members, generator, noise, home=0):
@@ -242,29 +248,27 @@ def test_shares_are_fitted_again_when_they_have_drifted():
     steps = 0
     while not choice.measures:
         steps += 1
-        sizes = choice.sizes(SIZE, trains=True)
-        if choice.listens:
-            choice.took(sizes, *step_of(slower, sizes, [1, 1], random.Random(0), 0.0))
+        go_on(choice, slower)
     assert steps <= WATCHED + OFTEN
     train(choice, slower, lambda: told)
     assert choice.sizes(SIZE, trains=True)[1] == pytest.approx(SIZE / 4, abs=6)
 
 
-@pytest.mark.parametrize("bends", [lambda n: 1 + (n > 230) / 2, lambda n: 1 + n / SIZE])
-def test_devices_that_are_not_as_the_line_are_not_fitted_again(bends):
+@pytest.mark.parametrize(
+    "works",
+    [
+        (lambda n: 0.001 * n * (1.5 if n > 230 else 1), lambda n: 0.003 * n),
+        (lambda n: 4e-6 * n * n + 1e-4 * n, lambda n: 1e-5 * n * n),
+    ],
+)
+def test_devices_that_are_not_as_the_line_are_not_fitted_again(works):
     """What is looked at is whether they take what they took."""
-
-    class Bent(Cost):
-        def busy(self, samples):
-            return super().busy(samples) * bends(samples)
-
-    costs = [Bent(fixed=0.0, each=0.001), Bent(fixed=0.0, each=0.001)]
-    choice, _, _ = after(costs)
+    devices = [SimpleNamespace(busy=work, beyond=0.0) for work in works]
+    choice, _, _ = after(devices, noise=0.02)
+    assert all(choice.sizes(SIZE, trains=True))
     generator = random.Random(0)
     for _ in range(1000):
-        sizes = choice.sizes(SIZE, trains=True)
-        if choice.listens:
-            choice.took(sizes, *step_of(costs, sizes, [1, 1], generator, 0.02))
+        go_on(choice, devices, generator=generator, noise=0.02)
         assert not choice.measures
 
 
@@ -275,22 +279,19 @@ def test_what_was_found_holds_until_something_else_is():
     told = []
     choice = Fitted([1, 1], lambda: 0, told.append)
     train(choice, costs, lambda: told)
-    generator = random.Random(0)
     while len(told) == 2:  # until a division is promised once more
-        sizes = choice.sizes(SIZE, trains=True)
-        if choice.listens:
-            choice.took(sizes, *step_of(slower, sizes, [1, 1], generator, 0.0))
+        go_on(choice, slower)
     assert told[-1].is_promise
     for _ in range(12):
-        sizes = choice.sizes(20, trains=True)
-        if choice.listens:
-            choice.took(sizes, *step_of(slower, sizes, [1, 1], generator, 0.0))
+        go_on(choice, slower, size=20)
     assert not choice.settled
     assert choice.sizes(SIZE, trains=True) == (128, 128)
-    for size in [3, 20] * 100:  # the next search begins with whatever there is
-        sizes = choice.sizes(size, trains=True)
-        if choice.listens:
-            choice.took(sizes, *step_of(slower, sizes, [1, 1], generator, 0.0))
+    steps = 0
+    while not choice.measures:  # it is looked at again, whatever there is
+        steps += 1
+        go_on(choice, slower, size=64)
+    assert steps <= WATCHED + OFTEN
+    go_on(choice, slower, size=3)
 
 
 def test_the_models_own_device_has_little_memory():
