@@ -13,7 +13,8 @@ from cputrain.launch.settings import read_settings
 from cputrain.machine import RootSource, read_machine, read_rank
 from cputrain.plan import Request, Setting, backend, make_plan, read_plan
 from cputrain.plan.policies import KNOBS
-from cputrain.runtime.share import PLANNED, planned_rank
+from cputrain.runtime.library_variables import AT_PROCESS_START
+from cputrain.runtime.share import planned_rank
 from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
 
 TYPE_CHECKING = False
@@ -35,6 +36,10 @@ SITE_FOLDER = os.path.join(
 
 PLAN_VARIABLE = "CPUTRAIN_PLAN"
 REPORT_VARIABLE = "CPUTRAIN_REPORT"
+"""For the planned process alone: "1" asks for a line at its end."""
+
+PRELOAD_VARIABLE = "CPUTRAIN_LD_PRELOAD"
+"""For the planned process alone: what LD_PRELOAD was, and is to be once that process runs."""
 
 
 def plan_for(
@@ -103,7 +108,7 @@ def request_for(
     """What the user asked for, in an environment without what an outer launch has set."""
     environment = users_environment(environment)
     # an outer launch of the same rank has narrowed the mask to its share already
-    divided = environment.get(PLANNED, "") == planned_rank(environment)
+    divided = _outer(environment).get("rank", "") == planned_rank(environment)
     return Request(
         settings={**tuned, **_outer_settings(os.environ), **read_settings(parsed, os.environ)},
         environment=environment,
@@ -139,18 +144,26 @@ def _outer(environment: Mapping[str, str]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def environment_for(plan: Plan, *, quiet: bool, replayed: bool) -> dict[str, str]:
-    """Every variable that the program is started with."""
+def environment_for(
+    plan: Plan, *, quiet: bool, replayed: bool, is_python: bool = True
+) -> dict[str, str]:
+    """Return every variable that the program is started with.
+
+    Python takes all of them away again but for PYTHONPATH and CPUTRAIN_PLAN, which are for the
+    programs that it starts. A command that is no Python script keeps LD_PRELOAD for those.
+    """
     before = os.environ.get("PYTHONPATH", "")  # in it, an empty entry is the working folder
     paths = [path for path in before.split(os.pathsep) if path != SITE_FOLDER] if before else []
     rank = "" if replayed else planned_rank(os.environ)
+    environment = users_environment(os.environ)
+    at_start = {name: value for name, value in plan.environment.items() if name in AT_PROCESS_START}
+    if at_start and is_python:
+        at_start[PRELOAD_VARIABLE] = environment.get("LD_PRELOAD", "")
     return {
-        **plan.environment,
+        **at_start,
         "PYTHONPATH": os.pathsep.join([SITE_FOLDER, *paths]),
-        PLAN_VARIABLE: plan.carried(),
-        **({PLANNED: rank} if rank else {}),
-        **({} if quiet else {REPORT_VARIABLE: "1"}),
-        **({REPORT_VARIABLE: ""} if quiet and REPORT_VARIABLE in os.environ else {}),
+        PLAN_VARIABLE: plan.carried(rank=rank, environment=environment),
+        REPORT_VARIABLE: "0" if quiet else "1",
     }
 
 

@@ -72,6 +72,49 @@ def read_grant(source: Source) -> Grant:
     )
 
 
+class MemoryGroup(Record):
+    """A control group that counts this process's memory, as the paths of its files."""
+
+    usage: str
+    """What its processes hold, files in the page cache included."""
+
+    limits: tuple[str, ...]
+    """What they may hold; a file may be missing, or say that there is no limit."""
+
+    stat: str
+    """What the memory is used for."""
+
+    pressure: str
+    """How long its processes waited for memory."""
+
+
+def memory_groups(source: Source) -> tuple[MemoryGroup, ...]:
+    """Return the memory groups of this process, the innermost first, with all their ancestors."""
+    paths = _read_paths(source)
+    groups = []
+    for mount in _read_mounts(source):
+        if mount.unified:
+            names, path = ("memory.current", ("memory.max", "memory.high")), paths.get("")
+        elif "memory" in mount.controllers:
+            names, path = (
+                ("memory.usage_in_bytes", ("memory.limit_in_bytes", "memory.soft_limit_in_bytes")),
+                paths.get("memory"),
+            )
+        else:
+            continue
+        usage, limits = names
+        groups += [
+            MemoryGroup(
+                usage=f"{folder}/{usage}",
+                limits=tuple(f"{folder}/{name}" for name in limits),
+                stat=f"{folder}/memory.stat",
+                pressure=f"{folder}/memory.pressure",
+            )
+            for folder in _folders(source, mount, path)
+        ]
+    return tuple(groups)
+
+
 def _read_mounts(source: Source) -> list[_Mount]:
     mounts = []
     for point, root, kind, options in _mount_lines(source):

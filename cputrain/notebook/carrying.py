@@ -9,7 +9,6 @@ from __future__ import annotations
 from cputrain.notebook import (
     allocator,
     began,
-    huge_pages,
     interop,
     memory_policy,
     placement,
@@ -50,7 +49,6 @@ PARTS: tuple[Part, ...] = (
     placement,
     memory_policy,
     allocator,
-    huge_pages,
     start_method,
 )
 
@@ -121,7 +119,7 @@ def _exchange(part: Part, torch: ModuleType, decision: Decision) -> Step:
         return _step(decision, Effect.NOT_APPLIED, str(error))
     if found is not None:
         NOW.applied[part.POLICY] = found
-    return _step(decision, Effect.APPLIED, allocator.note(decision) if part is allocator else "")
+    return _step(decision, Effect.APPLIED)
 
 
 def _exchange_transforms(torch: ModuleType, plan: Plan) -> dict[str, Step]:

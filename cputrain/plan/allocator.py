@@ -1,10 +1,11 @@
-"""The memory allocator: the system's, told to keep what training will ask for again.
+"""The memory allocator: the system's, which keeps freed memory while the script trains.
 
-A training step frees and asks for the same tensors, tens of megabytes each. glibc's defaults hand
-such memory back to the kernel at once, and every step pays millions of page faults to get it back
-zeroed. Raising three thresholds keeps it. Preloaded allocators are slower as often as faster
-(measured: tcmalloc 1.5 times as fast on a ResNet, jemalloc and mimalloc slower than plain glibc
-with the settings guides recommend), so none is used by name alone.
+A training step frees and allocates the same tensors, tens of megabytes each. glibc's defaults
+return such memory to the kernel at once, and every step pays millions of page faults to get it
+back zeroed. Raising three thresholds keeps it; `runtime/allocator.py` does so. Preloaded allocators
+are slower as often as faster (measured: tcmalloc 1.5 times as fast on a ResNet, jemalloc and
+mimalloc slower than plain glibc with the settings guides recommend), so none is used by name
+alone.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ KNOB = Knob(
 )
 
 GIB = 1 << 30
-THRESHOLDS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
+VARIABLES = (
+    "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_",
+)  # fmt: skip
+"""Variables by which users set glibc's malloc themselves."""
+
 KNOWN = ("tcmalloc", "jemalloc", "mimalloc", "tbbmalloc", "hoard", "snmalloc", "rpmalloc")
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """The user's word, else what is preloaded or set already, else glibc tuned where it is used."""
+    """Keep what the user chose or preloaded; else have glibc keep freed memory while training."""
     asked = request.setting(KNOB.name)
     if asked is not None and asked.value == "default":
         return _untouched(f"{asked.where} says so", Origin.USER)
@@ -38,9 +43,9 @@ def decide(machine: Machine, request: Request) -> Decision:
     preloaded = [name for name in KNOWN if name in request.environment.get("LD_PRELOAD", "")]
     if asked is None and preloaded:
         return _untouched(f"LD_PRELOAD already loads {preloaded[0]}, and is kept", Origin.USER)
-    kept = [name for name in (*THRESHOLDS, "MALLOC_MMAP_MAX_") if name in request.environment]
-    if asked is None and kept:
-        return _untouched(f"{kept[0]} was already set, and is kept", Origin.USER)
+    variables = [name for name in VARIABLES if name in request.environment]
+    if asked is None and variables:
+        return _untouched(f"{variables[0]} was already set, and is kept", Origin.USER)
     if machine.libc is None:
         if asked is not None:
             raise UsageError(
@@ -52,33 +57,25 @@ def decide(machine: Machine, request: Request) -> Decision:
         return _untouched("this machine's C library is not glibc, and has no such settings")
     return Decision(
         policy=KNOB.name,
-        value="tuned",
-        says="glibc malloc tuned to keep memory",
-        reason="a step asks again for what the last one freed; given back to the kernel it costs "
+        value={"keep_bytes": keep_bytes(machine, request)},
+        says="freed memory kept for the next step (glibc malloc)",
+        reason="a step allocates again what the last one freed; returned to the kernel it costs "
         "page faults",
         origin=Origin.RULE if asked is None else Origin.USER,
         change=Change.EXACT,
-        environment=thresholds(machine.libc, machine.budget.memory_bytes),
         rejected={
             name: "not measured on this script; preloading it made some scripts slower. "
             + _how(name, machine)
             for name in ("tcmalloc", "jemalloc", "mimalloc")
         }
-        | {"default": "plain glibc gives large tensors back to the kernel at every step"},
+        | {"default": "plain glibc returns large tensors to the kernel at every step"},
     )
 
 
-def thresholds(libc: tuple[int, int], memory: int | None) -> dict[str, str]:
-    """glibc's settings, smaller where memory is: what is kept is at most a quarter of it."""
-    memory = memory or 64 * GIB
-    keep = {
-        "MALLOC_TRIM_THRESHOLD_": str(min(16 * GIB, memory // 4)),
-        "MALLOC_TOP_PAD_": str(min(GIB // 4, memory // 64)),
-    }
-    # up to 2.34 a threshold above 32 MiB is refused in silence, and only "never" keeps large ones
-    if libc < (2, 35):
-        return {**keep, "MALLOC_MMAP_MAX_": "0"}
-    return {**keep, "MALLOC_MMAP_THRESHOLD_": str(min(4 * GIB, memory // 8))}
+def keep_bytes(machine: Machine, request: Request) -> int:
+    """Return how much freed memory one rank's processes may keep together: a quarter of it all."""
+    memory = machine.budget.memory_bytes or 64 * GIB
+    return min(16 * GIB, memory // 4) // (request.rank.count if request.rank else 1)
 
 
 def _preloaded(value: str, where: str, machine: Machine, request: Request) -> Decision:

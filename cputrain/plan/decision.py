@@ -37,6 +37,9 @@ class Change(StrEnum):
     EXACT = "exact"
     """The same arithmetic up to the order of additions: threads, placement, allocator."""
 
+    FLUSHED = "flushed"
+    """Denormals become zero: log(1e-40) is -inf. Only ever by the user's word."""
+
     REDUCED = "reduced"
     """Fewer bits: bf16. Only ever by the user's word."""
 
@@ -63,7 +66,7 @@ class Decision(Record):
     """What it does to the arithmetic."""
 
     environment: dict[str, str] = {}
-    """Variables that carry it out."""
+    """Variables that libraries read when the process starts or while torch is loaded."""
 
     rejected: dict[str, str] = {}
     """What was not chosen, and why not: the answers to --why-not."""

@@ -1,4 +1,4 @@
-"""Pages of 2 MiB for the heap: a five-hundredth of the page faults."""
+"""Transparent huge pages (2 MiB) for the heap: a five-hundredth of the page faults."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ TUNABLE = "glibc.malloc.hugetlb"
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """On where glibc is the allocator and the kernel grants huge pages to those who ask."""
+    """On where glibc keeps freed memory and the kernel grants huge pages to those who ask."""
     asked = request.setting(KNOB.name)
-    tunables = request.environment.get("GLIBC_TUNABLES", "")
     mode = machine.memory.huge_pages
     if asked is not None and asked.value == "off":
         return _off(f"{asked.where} says so", Origin.USER)
-    if TUNABLE in tunables:
+    if TUNABLE in request.environment.get("GLIBC_TUNABLES", ""):
         return _off(f"GLIBC_TUNABLES already sets {TUNABLE}, and is kept", Origin.USER)
-    if allocator.decide(machine, request).value != "tuned":
-        why_not = "the allocator is left as it is, and only a tuned glibc is asked for them"
-    elif machine.libc is None or machine.libc < (2, 35):
-        why_not = "glibc asks for them from version 2.35 on"
+    if not isinstance(allocator.decide(machine, request).value, dict):
+        why_not = "the allocator is left as it is, and only memory that it keeps is worth them"
     elif mode == "always":
         why_not = "the kernel gives them to everybody (transparent_hugepage is always)"
     elif mode != "madvise":
@@ -45,9 +42,6 @@ def decide(machine: Machine, request: Request) -> Decision:
             reason="the kernel grants them to programs that ask (transparent_hugepage is madvise)",
             origin=Origin.RULE if asked is None else Origin.USER,
             change=Change.EXACT,
-            environment={
-                "GLIBC_TUNABLES": f"{tunables}:{TUNABLE}=1" if tunables else f"{TUNABLE}=1"
-            },
             rejected={"off": f"small pages fault 500 times as often; {KNOB.flag} off"},
         )
     decision = _off(why_not, Origin.RULE)

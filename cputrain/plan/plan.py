@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 
-from cputrain.plan.decision import Change, Decision, Origin
+from cputrain.plan.decision import Decision, Origin
+from cputrain.plan.threads import thread_variables
 from cputrain.record import Record, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from cputrain.machine import Machine
     from cputrain.plan.decision import Request
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class Plan(Record):
@@ -39,7 +44,7 @@ class Plan(Record):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that carry the plan out."""
+        """The variables that libraries read when the process starts or while torch is loaded."""
         return {
             name: value
             for decision in self.decisions
@@ -55,18 +60,25 @@ class Plan(Record):
         """The JSON document of `cputrain plan --json`, which `launch --plan` replays."""
         return {"schema_version": SCHEMA_VERSION, "kind": "cputrain plan", **self.as_json()}
 
-    def carried(self) -> str:
-        """The part that travels into the script's process, without the reasons."""
-        values = {decision.policy: plain(decision.value) for decision in self.decisions}
-        says = [decision.says for decision in self.decisions if decision.change != Change.NONE]
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            "values": values,
-            "says": says,
-            "environment": self.environment,
-            "settings": self.settings,
-        }
-        return json.dumps(document, separators=(",", ":"))
+    def carried(self, *, rank: str = "", environment: Mapping[str, str] = EMPTY) -> str:
+        """Return the part that travels into the script's process, without the reasons.
+
+        Args:
+            rank: The rank that the plan is for, as "index/count"; empty for a single process.
+            environment: The user's environment, of which the variables of threads travel along: a
+                child that was given others keeps to its own.
+        """
+        return json.dumps(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "values": {one.policy: plain(one.value) for one in self.decisions},
+                "environment": self.environment,
+                "settings": self.settings,
+                "rank": rank,
+                "thread_variables": thread_variables(environment),
+            },
+            separators=(",", ":"),
+        )
 
 
 def make_plan(machine: Machine, request: Request) -> Plan:

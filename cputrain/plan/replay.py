@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 CARRIERS = frozenset(
     {
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
         "LD_PRELOAD",
-        "GLIBC_TUNABLES",
-        "MALLOC_MMAP_THRESHOLD_",
-        "MALLOC_TRIM_THRESHOLD_",
-        "MALLOC_TOP_PAD_",
-        "MALLOC_MMAP_MAX_",
         "GOMP_SPINCOUNT",
         "ZENDNNL_MATMUL_WEIGHT_CACHE",
         "ZENDNNL_ZP_COMP_CACHE",
@@ -36,7 +29,7 @@ CARRIERS = frozenset(
 )
 """Every variable a plan may set: a replayed file cannot set PATH."""
 
-TEXT = frozenset({"LD_PRELOAD", "GLIBC_TUNABLES"})
+TEXT = frozenset({"LD_PRELOAD"})
 """Those that hold more than a number."""
 
 MOST = 1 << 16
@@ -169,6 +162,14 @@ def _replicas(value: object) -> bool:
     return value == "auto" or _count(value)
 
 
+def _bytes(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 60
+
+
+def _allocator(value: object) -> bool:
+    return isinstance(value, str) or _object(keep_bytes=_bytes)(value)
+
+
 def _name(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= 100
 
@@ -190,7 +191,7 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
         _object(cpus=_or_none(_numbers), threads=_count, compute_threads=_or_none(_count)),
         '{"cpus": [CPUs] or null, "threads": N, "compute_threads": N or null}',
     ),
-    "allocator": (lambda value: isinstance(value, str), "a text"),
+    "allocator": (_allocator, '{"keep_bytes": N}, or a text'),
     "huge_pages": (_switch, "true or false"),
     "openmp": (lambda value: value is None, "null"),
     "short_waits": (_switch, "true or false"),

@@ -9,6 +9,8 @@ from cputrain.plan.decision import Change, Decision, Knob, Origin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cputrain.machine import Machine
     from cputrain.plan.decision import Request
 
@@ -18,6 +20,9 @@ KNOB = Knob(
     help="threads that one operator uses (auto: the physical cores of the budget)",
 )
 
+VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""The variables of threads that torch reads; the first overrules the second."""
+
 
 def decide(machine: Machine, request: Request) -> Decision:
     """The user's number, else what is in the environment, else the cores of the share."""
@@ -25,16 +30,8 @@ def decide(machine: Machine, request: Request) -> Decision:
     asked = request.setting(KNOB.name)
     if asked is not None:
         count = whole_number(asked.value, asked.where, most=len(machine.budget.cpus))
-        # torch asks MKL first, so a variable of MKL's would overrule the user's later word
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-        return _decision(count, f"{asked.where} says so", Origin.USER, {}, "").replace(
-            environment={
-                name: str(count)
-                for name in names
-                if name == "OMP_NUM_THREADS" or name in request.environment
-            }
-        )
-    for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):  # the first overrules the second in torch
+        return _decision(count, f"{asked.where} says so", Origin.USER, {}, "")
+    for name in VARIABLES:
         found = request.environment.get(name, "").partition(",")[0].strip()
         if not (found.isascii() and found.isdigit() and len(found) < 7) or int(found) < 1:
             continue
@@ -46,7 +43,7 @@ def decide(machine: Machine, request: Request) -> Decision:
             Origin.USER,
             {str(share.cores): f"{name} is set; unset it, or say --threads {share.cores}"},
             _warn_of_many(int(found), machine),
-        ).replace(environment={})
+        )
     logical = len(share.cpus)
     rejected = {}
     if logical > share.cores:
@@ -62,6 +59,11 @@ def decide(machine: Machine, request: Request) -> Decision:
     return _decision(share.cores, share.reason, Origin.RULE, rejected, "")
 
 
+def thread_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables from which torch takes its number of threads, as far as they are set."""
+    return {name: environment[name] for name in VARIABLES if name in environment}
+
+
 def _decision(
     count: int, reason: str, origin: Origin, rejected: dict[str, str], warning: str
 ) -> Decision:
@@ -72,7 +74,6 @@ def _decision(
         reason=reason,
         origin=origin,
         change=Change.EXACT,
-        environment={"OMP_NUM_THREADS": str(count)},
         rejected=rejected,
         warning=warning,
     )

@@ -7,6 +7,7 @@ import os
 import sys
 
 from cputrain.runtime import (
+    allocator,
     attention,
     backend,
     channels_last,
@@ -14,13 +15,17 @@ from cputrain.runtime import (
     denormals,
     fused,
     gradient_exchange,
+    huge_pages,
     interop,
     leaving,
     loader,
     loader_cores,
+    memory_policy,
     openmp,
+    placement,
     precision,
     replicas,
+    threads,
     waits,
 )
 from cputrain.runtime.at_work import NOW
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
         """A transform at work."""
 
         def describe(self) -> str:
-            """What it was applied to so far; nothing if it met nothing to change."""
+            """Tell what holds by now, of what it was to change; nothing if it changed nothing."""
 
         def undo(self) -> None:
             """Put back what it changed."""
@@ -53,7 +58,12 @@ if TYPE_CHECKING:
 
 TRANSFORMS: tuple[Transform, ...] = (
     denormals,
+    threads,
     interop,
+    placement,
+    memory_policy,
+    allocator,
+    huge_pages,
     fused,
     waits,
     loader,
@@ -71,9 +81,11 @@ TRANSFORMS: tuple[Transform, ...] = (
 and backends last: they are within all that is around a model's call."""
 
 
-def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> None:
-    """Start every transform that the plan asks for; at the end of the process, say what it did."""
+def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool, is_planned: bool) -> None:
+    """Start every transform that the plan asks for; at the end of the process, say what holds."""
     NOW.launched = True
+    NOW.thread_variables = carried.thread_variables
+    NOW.is_planned = is_planned or bool(carried.rank)
     for transform in TRANSFORMS:
         if transform.POLICY in carried.values:
             start(transform, torch, carried.values[transform.POLICY])
@@ -82,7 +94,7 @@ def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool) -> None:
         leaving.tell_errors()
         atexit.register(leaving.let_go, os.getpid())
     if reports:
-        atexit.register(_report, os.getpid(), carried)
+        atexit.register(_report, os.getpid())
 
 
 def start(transform: Transform, torch: ModuleType, value: object) -> None:
@@ -92,13 +104,13 @@ def start(transform: Transform, torch: ModuleType, value: object) -> None:
         NOW.applied[transform.POLICY] = found
 
 
-def _report(owner: int, carried: Carried) -> None:
+def _report(owner: int) -> None:
     # a forked child may end as a whole interpreter does; print(file=None) is standard output
     if os.getpid() != owner or sys.stderr is None:
         return
     from cputrain.runtime.report import summary
 
     try:
-        print(summary(carried, tuple(NOW.applied.values())), file=sys.stderr, flush=True)
+        print(summary(NOW.applied.values()), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # standard error is closed: nobody is listening
         return

@@ -20,6 +20,10 @@ class AtWork:
         """What was decided and holds, as a plan carries it."""
         self.applied: dict[str, Applied] = {}
         """What carries it out in this process, in the order in which it was started."""
+        self.thread_variables: dict[str, str] = {}
+        """The variables of threads that the planned process had."""
+        self.is_planned = False
+        """Whether the plan was made for this very process, and not for one that started it."""
         self.launched = False
         """Whether `cputrain launch` started this process."""
         self.on_trial = False

@@ -22,14 +22,17 @@ class Carried(Record):
     values: dict[str, Any]
     """What was decided, by policy."""
 
-    says: tuple[str, ...]
-    """What was done before this process began, in words."""
-
     environment: dict[str, str]
-    """The variables that were set for it."""
+    """The variables that libraries read when the process starts or while torch is loaded."""
 
     settings: dict[str, str] = {}
     """What the user asked for, by knob."""
+
+    rank: str = ""
+    """The rank that the plan was made for, as "index/count"; empty for a process on its own."""
+
+    thread_variables: dict[str, str] = {}
+    """The variables of threads that the planned process had."""
 
 
 def read_carried(environment: Mapping[str, str] = os.environ) -> Carried:
@@ -38,9 +41,10 @@ def read_carried(environment: Mapping[str, str] = os.environ) -> Carried:
         document = json.loads(environment.get(VARIABLE, ""))
         return Carried(
             values=dict(document["values"]),
-            says=tuple(map(_text, document["says"])),
             environment=_texts(document["environment"]),
             settings=_texts(document["settings"]),
+            rank=_text(document.get("rank", "")),
+            thread_variables=_texts(document.get("thread_variables", {})),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PlanError(

@@ -21,13 +21,18 @@ _faults: list[BaseException] = []
 def before(name: str) -> None:
     """Called before `name` is loaded."""
     if name == "torch":
-        _guarded(_take_share)
+        _guarded(_prepare)
 
 
-def after(name: str, module: ModuleType, reports: bool) -> None:
-    """Called once `name` is loaded; `reports` asks for a line at the end of the process."""
+def after(name: str, module: ModuleType, reports: bool, is_planned: bool) -> None:
+    """Called once `name` is loaded.
+
+    Args:
+        reports: Whether a line at the end of the process is wanted.
+        is_planned: Whether the plan was made for this process, and not for one that started it.
+    """
     if name == "torch":
-        _guarded(lambda: _apply(module, reports))
+        _guarded(lambda: _apply(module, reports=reports, is_planned=is_planned))
     elif name == "multiprocessing":
         _guarded(lambda: _set_start_method(module))
     elif name == "torch._dynamo":
@@ -61,17 +66,22 @@ def _tell(error: BaseException, message: str) -> None:
         return
 
 
-def _take_share() -> None:
+def _prepare() -> None:
+    from cputrain.runtime.carried import read_carried
+    from cputrain.runtime.library_variables import set_variables
     from cputrain.runtime.share import take_share
 
     take_share(os.environ)
+    set_variables(read_carried().environment)
 
 
-def _apply(torch: ModuleType, reports: bool) -> None:
+def _apply(torch: ModuleType, *, reports: bool, is_planned: bool) -> None:
     from cputrain.runtime.apply import apply_plan
     from cputrain.runtime.carried import read_carried
+    from cputrain.runtime.library_variables import remove_variables
 
-    apply_plan(torch, read_carried(), reports=reports)
+    remove_variables()
+    apply_plan(torch, read_carried(), reports=reports, is_planned=is_planned)
     if "CPUTRAIN_TRIAL" in os.environ:
         from cputrain.runtime.at_work import NOW
         from cputrain.runtime.trial import watch

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from cputrain.runtime.apply import Applied
-    from cputrain.runtime.carried import Carried
-
-AT_RUN_TIME = {
-    "denormals flushed to zero",
-    "fused optimizers",
-    "short waits beside loader workers",
-    "convolutions channels last",
-    "bf16 inside matmuls and convolutions",
-    "bf16 autocast",
-    "attention by plain matmuls",
-    "attention kept in float32",
-    "models compiled",
-    "ranks add up gradients in shared memory where faster",
-    "ranks add up gradients in shared memory",
-    "gradients as torch exchanges them",
-}
-"""Intentions that the transforms report on themselves."""
 
 
-def summary(carried: Carried, applied: Sequence[Applied]) -> str:
-    """What was applied to what."""
-    before = [said for said in carried.says if said not in AT_RUN_TIME and "loader" not in said]
-    told = [said for transform in applied if (said := transform.describe())]
-    during = [said for said in told if said not in before]
-    return f"cputrain: {', '.join([*before, *during])}"
+def summary(applied: Iterable[Applied]) -> str:
+    """Return what holds when the script ends, as each transform tells it."""
+    said = [text for transform in applied if (text := transform.describe())]
+    return f"cputrain: {', '.join(said) or 'nothing was changed'}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cputrain.machine.ranks import read_rank, threads_set_by_launcher
+from cputrain.machine.ranks import read_rank
 from cputrain.runtime.carried import VARIABLE, read_carried
 
 TYPE_CHECKING = False
@@ -18,20 +18,19 @@ if TYPE_CHECKING:
 
     from cputrain.plan import Setting
 
-PLANNED = "CPUTRAIN_RANK"
-"""The rank that the plan was made for, as "index/count"; absent for a process on its own."""
-
 
 def take_share(environment: MutableMapping[str, str]) -> None:
     """Plan again where this process is a rank that the plan does not know of."""
     rank = read_rank(environment)
-    if rank is None or environment.get(PLANNED) == planned_rank(environment):
+    if rank is None:
+        return
+    carried = read_carried(environment)
+    if carried.rank == planned_rank(environment):
         return
     from cputrain.machine import read_machine
     from cputrain.plan import Request, Setting, make_plan
     from cputrain.plan.backend import decided
 
-    carried = read_carried(environment)
     kept = {
         name: value for name, value in environment.items() if carried.environment.get(name) != value
     }
@@ -40,7 +39,7 @@ def take_share(environment: MutableMapping[str, str]) -> None:
         # what was decided for the whole machine and does not depend on the share stays decided
         "flush_denormals": Setting(value=_switch(carried.values, "flush_denormals"), where="plan"),
         "fused_optimizer": Setting(value=_switch(carried.values, "fused_optimizer"), where="plan"),
-        "allocator": Setting(value="default", where="plan"),
+        "allocator": Setting(value=_allocator(carried.values), where="plan"),
     }
     plan = make_plan(
         read_machine(detail=False),
@@ -55,10 +54,7 @@ def take_share(environment: MutableMapping[str, str]) -> None:
     cpus = plan.value("placement")
     if cpus is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
-    if "OMP_NUM_THREADS" not in kept or threads_set_by_launcher(kept):
-        environment.update(plan.environment)
-    environment[PLANNED] = planned_rank(environment)
-    environment[VARIABLE] = plan.carried()
+    environment[VARIABLE] = plan.carried(rank=planned_rank(environment), environment=environment)
 
 
 def _still_to_be_met(settings: Mapping[str, str]) -> dict[str, Setting]:
@@ -73,9 +69,14 @@ def _still_to_be_met(settings: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def planned_rank(environment: Mapping[str, str]) -> str:
-    """What CPUTRAIN_RANK says once this process's rank is planned for; empty without ranks."""
+    """Return this process's rank as a plan for it names it; empty without ranks."""
     rank = read_rank(environment)
     return "" if rank is None else f"{rank.index}/{rank.count}"
+
+
+def _allocator(values: dict[str, object]) -> str:
+    """Return "tuned" where memory is kept; a library is preloaded at the start, or not at all."""
+    return "tuned" if isinstance(values.get("allocator"), dict) else "default"
 
 
 def _switch(values: dict[str, object], name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from cputrain.runtime.library_variables import was_set
 from cputrain.runtime.openmp import loaded_runtimes
 from cputrain.runtime.workers import Watch
 
@@ -56,6 +57,8 @@ class ShortWaits:
         self._end = end
 
     def describe(self) -> str:
+        if was_set("GOMP_SPINCOUNT"):
+            return "short waits"
         return "" if self._end is None else "short waits beside loader workers"
 
     def undo(self) -> None:

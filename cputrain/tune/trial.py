@@ -32,7 +32,7 @@ LOSSES = 12
 
 SITE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "runtime", "site")
 
-NO_PLAN = '{"values":{},"says":[],"environment":{},"settings":{}}'
+NO_PLAN = '{"values":{},"environment":{},"settings":{}}'
 """What plain python is given, so that it is watched and otherwise left alone."""
 
 

@@ -118,7 +118,10 @@ def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> p
         program=program,
         argv=what.argv(_python_arguments(parsed)),
         environment=planning.environment_for(
-            plan, quiet=_is_quiet(parsed), replayed=parsed.has("--plan")
+            plan,
+            quiet=_is_quiet(parsed),
+            replayed=parsed.has("--plan"),
+            is_python=what.kind is not target.Kind.COMMAND,
         ),
         cpus=None if cpus is None else tuple(cpus),
         interleave=tuple(memory["interleave"]) if "interleave" in memory else None,

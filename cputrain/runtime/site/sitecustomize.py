@@ -18,8 +18,10 @@ class _Finder:
             self.waits_for.add("multiprocessing")
         if '"channels_last":true' in plan:
             self.waits_for.add("safetensors.torch")
-        # taken out at once, so that programs which this one starts keep silent
-        self.reporter = os.getpid() if os.environ.pop("CPUTRAIN_REPORT", "") else None
+        # taken out at once: programs that this one starts were not planned for, and keep silent
+        report = os.environ.pop("CPUTRAIN_REPORT", None)
+        self.planned = None if report is None else os.getpid()
+        self.reporter = os.getpid() if report == "1" else None
 
     def find_spec(self, name, path=None, target=None):
         if name not in self.waits_for:
@@ -48,7 +50,10 @@ class _Finder:
                 hook.before(module.__name__)
             load(module)
             if hook is not None:
-                hook.after(module.__name__, module, self.reporter == os.getpid())
+                process = os.getpid()
+                hook.after(
+                    module.__name__, module, self.reporter == process, self.planned == process
+                )
 
         # tracebacks and warnings leave out frames of the import system, and this is one: a torch
         # that fails to load fails with the traceback that plain python shows
@@ -89,6 +94,12 @@ def _hook():
 
 
 _HERE = os.path.dirname(__file__)
+
+# the library is loaded by now, and is for this process alone
+if "CPUTRAIN_LD_PRELOAD" in os.environ:
+    os.environ["LD_PRELOAD"] = os.environ.pop("CPUTRAIN_LD_PRELOAD")
+    if not os.environ["LD_PRELOAD"]:
+        del os.environ["LD_PRELOAD"]
 
 if sys.version_info >= (3, 11) and "CPUTRAIN_PLAN" in os.environ:
     sys.meta_path.insert(0, _Finder(os.environ["CPUTRAIN_PLAN"]))

@@ -1,0 +1,213 @@
+"""Keeps freed memory while the script trains, and gives back what its steps no longer need.
+
+A training step allocates again what the last one freed. glibc returns large blocks to the kernel at
+once, and every step pays page faults to get them back. From the first step of an optimizer on, its
+thresholds are raised in this process, so that large blocks come from the heap and stay there. What
+is imported, loaded and computed before has malloc as python has it; so have children, forked ones
+included.
+
+What is kept is given back
+
+- when less is in use than before: the script has deleted a model or a data set;
+- now and then, to find out what a step needs by now: at most a hundredth of the time goes into
+  touching that anew;
+- when memory is short on the machine or in a control group, until it no longer is;
+- beyond a budget, which all programs of a launch share.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from cputrain.errors import LaunchError
+from cputrain.runtime.exchange import pass_by
+from cputrain.runtime.glibc import LARGEST, NEVER, Malloc
+from cputrain.runtime.memory_pressure import MemoryPressure
+from cputrain.runtime.process_tree import num_programs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+POLICY = "allocator"
+
+NUM_WARMUP_STEPS = 3
+"""Memory is kept from the first on; what the first two have left behind is given back."""
+
+CHECK_INTERVAL_S = 1.0
+BUDGET_INTERVAL_S = 10.0
+
+MIN_KEPT_BYTES = 64 << 20
+"""Less is not worth a look."""
+
+TOUCHED_BYTES_PER_S = 1e9
+"""How fast memory that was given back is touched anew, at the slowest that was measured."""
+
+MAX_OVERHEAD = 0.01
+"""Part of the time that may go into touching memory anew."""
+
+
+class KeptMemory:
+    """The thresholds of this process's malloc, and the watch over what is kept.
+
+    Args:
+        keep_bytes: What all programs of the launch may keep together.
+    """
+
+    def __init__(self, keep_bytes: int) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self.uses_huge_pages = False
+        """Whether huge pages are asked for; set by the transform of that name."""
+        self._malloc = Malloc()
+        self._pressure = MemoryPressure()
+        self._keep_bytes = keep_bytes
+        self._start(os.getpid())
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        pass_by(KeptMemory._after_step.__code__)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _start(self, process: int) -> None:
+        self._process = process
+        self._num_steps = 0
+        self.is_keeping = False
+        self.has_huge_pages = False
+        self._budget_bytes = self._keep_bytes
+        self._next_budget = 0.0
+        self._next_check = 0.0
+        self._next_probe = 0.0
+        self._resident_after_trim = 0
+        self._max_in_use = 0
+
+    def _after_step(self, *_: object) -> None:
+        if self._num_steps < NUM_WARMUP_STEPS:
+            self._warm_up()
+            return
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + CHECK_INTERVAL_S
+            self._check(now)
+
+    def _warm_up(self) -> None:
+        self._num_steps += 1
+        if self._num_steps == 1:
+            self._keep()
+        elif self.is_keeping:
+            self._advise_huge_pages()
+            if self._num_steps == 2:
+                self._trim(time.monotonic())
+
+    def _keep(self) -> None:
+        if _is_address_space_limited():
+            return
+        self._malloc.keep()
+        self.is_keeping = True
+
+    def _check(self, now: float) -> None:
+        """Give back what is kept for nothing, and stop keeping while memory is short."""
+        if self._pressure.is_high():
+            if self.is_keeping:
+                self._malloc.restore_defaults()
+                self._malloc.trim()
+                self.is_keeping = False
+            return
+        if not self.is_keeping:
+            self._keep()
+            return
+        self._advise_huge_pages()
+        in_use = self._malloc.in_use_bytes() or 0
+        self._max_in_use = max(self._max_in_use, in_use)
+        kept = _resident_bytes() - self._resident_after_trim
+        if kept < MIN_KEPT_BYTES:
+            return
+        if now >= self._next_budget:
+            self._next_budget = now + BUDGET_INTERVAL_S
+            self._share_budget()
+        has_shrunk = in_use < self._max_in_use - MIN_KEPT_BYTES
+        if has_shrunk or kept > self._budget_bytes or now >= self._next_probe:
+            self._trim(now)
+            self._next_probe = now + max(
+                BUDGET_INTERVAL_S, kept / TOUCHED_BYTES_PER_S / MAX_OVERHEAD
+            )
+
+    def _share_budget(self) -> None:
+        budget_bytes = self._keep_bytes // num_programs()
+        if budget_bytes != self._budget_bytes:
+            self._budget_bytes = budget_bytes
+            self._malloc.keep(budget_bytes if budget_bytes <= LARGEST else NEVER)
+
+    def _trim(self, now: float) -> None:
+        self._malloc.trim()
+        self._resident_after_trim = _resident_bytes()
+        self._max_in_use = self._malloc.in_use_bytes() or 0
+        self._next_probe = now + BUDGET_INTERVAL_S
+
+    def _advise_huge_pages(self) -> None:
+        if self.uses_huge_pages:
+            self.has_huge_pages = self._malloc.advise_huge_pages()
+
+    def _after_fork(self) -> None:
+        """Give a forked child glibc's own thresholds, and none of the memory kept here."""
+        if self.is_keeping:
+            self._malloc.restore_defaults()
+            self._malloc.trim()
+        self._start(os.getpid())
+
+    def describe(self) -> str:
+        return "freed memory kept for the next step (glibc malloc)" if self.is_keeping else ""
+
+    def undo(self) -> None:
+        """Give back what is kept, and set what glibc reaches by itself."""
+        self._hook.remove()
+        if self.is_keeping:
+            self._malloc.restore_defaults()
+            self._malloc.trim()
+            self.is_keeping = False
+
+
+class PreloadedAllocator:
+    """A library that was loaded before the C library's malloc."""
+
+    def __init__(self, path: str) -> None:
+        self._name = path.rpartition("/")[2]
+
+    def describe(self) -> str:
+        try:
+            with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+                is_loaded = any(self._name in line for line in maps)
+        except OSError:  # not Linux: the system has not said that it could not be loaded
+            is_loaded = True
+        return f"{self._name} as allocator" if is_loaded else ""
+
+    def undo(self) -> None:
+        raise RuntimeError("a library stays in the process that began with it")
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_address_space_limited() -> bool:
+    """Return whether a limit holds that a heap with holes could reach before python does."""
+    import resource
+
+    names = ("RLIMIT_AS", "RLIMIT_DATA")
+    return any(
+        resource.getrlimit(getattr(resource, name))[0] != resource.RLIM_INFINITY
+        for name in names
+        if hasattr(resource, name)
+    )
+
+
+def apply(torch: ModuleType, value: Any) -> KeptMemory | PreloadedAllocator | None:  # noqa: ARG001
+    """Keep freed memory from the first step on, or report the library that was preloaded."""
+    if isinstance(value, dict):
+        try:
+            return KeptMemory(int(value["keep_bytes"]))
+        except LaunchError:  # python was built with another allocator
+            return None
+    return None if value in (None, "default") else PreloadedAllocator(str(value))

@@ -1,0 +1,34 @@
+"""Asks for huge pages where freed memory is kept: see allocator.py."""
+
+from __future__ import annotations
+
+from cputrain.runtime.allocator import KeptMemory
+from cputrain.runtime.at_work import NOW
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+POLICY = "huge_pages"
+
+
+class HugePages:
+    """The request; it is carried out as the heap grows."""
+
+    def __init__(self, kept_memory: KeptMemory) -> None:
+        self._kept_memory = kept_memory
+        kept_memory.uses_huge_pages = True
+
+    def describe(self) -> str:
+        kept = self._kept_memory
+        return "huge pages" if kept.is_keeping and kept.has_huge_pages else ""
+
+    def undo(self) -> None:
+        """Ask no more; the heap keeps the pages that it has."""
+        self._kept_memory.uses_huge_pages = False
+
+
+def apply(torch: ModuleType, value: object) -> HugePages | None:  # noqa: ARG001
+    """Ask for them where memory is kept."""
+    kept_memory = NOW.applied.get("allocator")
+    return HugePages(kept_memory) if value and isinstance(kept_memory, KeptMemory) else None

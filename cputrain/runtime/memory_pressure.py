@@ -1,0 +1,59 @@
+"""Whether memory is short: the machine's, or that of a control group."""
+
+from __future__ import annotations
+
+from cputrain.machine.cgroups import UNLIMITED, memory_groups
+from cputrain.machine.numa import meminfo
+from cputrain.machine.source import RootSource, number, text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.machine.cgroups import MemoryGroup
+    from cputrain.machine.source import Source
+
+MIN_FREE_FRACTION = 0.1
+"""Memory is short when less of it is left."""
+
+MAX_STALLED_PERCENT = 10.0
+"""Memory is short when some process waited for it for more of the last ten seconds."""
+
+
+class MemoryPressure:
+    """The files that tell of memory pressure, located once."""
+
+    def __init__(self, source: Source | None = None) -> None:
+        self._source = source or RootSource()
+        self._groups = memory_groups(self._source)
+
+    def is_high(self) -> bool:
+        """Return whether little memory is left, or processes wait for it."""
+        sizes = meminfo(self._source)
+        total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
+        if total and available is not None and available < MIN_FREE_FRACTION * total:
+            return True
+        pressures = ("/proc/pressure/memory", *(group.pressure for group in self._groups))
+        return any(map(self._is_full, self._groups)) or any(map(self._is_stalled, pressures))
+
+    def _is_full(self, group: MemoryGroup) -> bool:
+        """Return whether a group is near its limit, counting no files that can be dropped."""
+        used = number(self._source, group.usage)
+        limits = [
+            limit
+            for path in group.limits
+            if (limit := number(self._source, path)) and limit < UNLIMITED
+        ]
+        if used is None or not limits:
+            return False
+        droppable = 0
+        for line in (text(self._source, group.stat) or "").splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("active_file", "inactive_file") and value.isdecimal():
+                droppable += int(value)
+        return used - droppable > (1 - MIN_FREE_FRACTION) * min(limits)
+
+    def _is_stalled(self, path: str) -> bool:
+        for line in (text(self._source, path) or "").splitlines():
+            kind, *figures = line.split()
+            if kind == "some" and figures and figures[0].startswith("avg10="):
+                return float(figures[0].removeprefix("avg10=")) > MAX_STALLED_PERCENT
+        return False
