@@ -110,6 +110,8 @@ def _exchange(part: Part, torch: ModuleType, decision: Decision) -> Step:
             return _late(decision, Effect.NOT_APPLIED, OTHERWISE)
         return _step(decision, Effect.NOTHING if before is None else Effect.APPLIED)
     if part.is_so(torch, decision):
+        if part is threads:  # what holds is told at the end, whoever has set it
+            NOW.applied[part.POLICY] = threads.Threads(torch, decision.value)
         return _step(decision, Effect.ALREADY if before is None else Effect.APPLIED)
     try:
         found = part.apply(torch, decision)

@@ -6,6 +6,7 @@ import os
 
 from cputrain.machine import format_list
 from cputrain.notebook.too_late import RefusedError
+from cputrain.runtime.placement import Placement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Placed:
             raise RefusedError(f"the CPU mask {shown} was refused ({error.strerror})") from None
 
     def describe(self) -> str:
-        return ""
+        return Placement().describe()
 
     def undo(self) -> None:
         for thread in _threads():

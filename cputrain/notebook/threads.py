@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from cputrain.runtime.openmp import loaded_runtimes
+from cputrain.runtime.threads import POLICY as POLICY
+from cputrain.runtime.threads import Threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,26 +12,7 @@ if TYPE_CHECKING:
 
     from cputrain.plan import Decision
 
-POLICY = "threads"
-
 OMP_PAUSE_SOFT = 1
-
-
-class Threads:
-    """The number, set."""
-
-    def __init__(self, torch: ModuleType, count: int) -> None:
-        self._torch = torch
-        self._count = count
-        self._before = torch.get_num_threads()
-        torch.set_num_threads(count)
-
-    def describe(self) -> str:
-        return ""
-
-    def undo(self) -> None:
-        if self._torch.get_num_threads() == self._count:  # else the notebook chose since
-            self._torch.set_num_threads(self._before)
 
 
 def is_so(torch: ModuleType, decision: Decision) -> bool:
@@ -39,7 +22,9 @@ def is_so(torch: ModuleType, decision: Decision) -> bool:
 
 def apply(torch: ModuleType, decision: Decision) -> Threads:
     """Have them use so many."""
-    return Threads(torch, decision.value)
+    before = torch.get_num_threads()
+    torch.set_num_threads(decision.value)
+    return Threads(torch, before)
 
 
 def begin_anew() -> bool:

@@ -1,4 +1,4 @@
-"""Flushes denormal numbers to zero, in this thread and all it will start."""
+"""Flushes denormals to zero, in this thread and all it will start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ POLICY = "flush_denormals"
 
 
 class Flushed:
-    """The setting, on."""
+    """The setting of the main thread."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
+        self._tiny = 5e-324
 
     def describe(self) -> str:
-        return "denormals flushed to zero"
+        is_on = self._tiny * 1.0 == 0  # Python's own arithmetic has the setting too
+        return "denormals flushed to zero" if is_on else ""
 
     def undo(self) -> None:
         self._torch.set_flush_denormal(False)

@@ -23,8 +23,8 @@ def mask():
         line = next(line for line in file if line.startswith('Cpus_allowed_list'))
     return line.split()[1]
 import torch
-names = ('LOCAL_RANK', 'CPUTRAIN_RANK', 'OMP_NUM_THREADS')
-seen = [mask(), torch.get_num_threads(), *map(os.environ.get, names)]
+planned = json.loads(os.environ['CPUTRAIN_PLAN'])['rank']
+seen = [mask(), torch.get_num_threads(), planned, os.environ.get('OMP_NUM_THREADS')]
 with open('seen' + os.environ.get('LOCAL_RANK', '') + '.json', 'w') as file:
     json.dump(seen, file)
 """
@@ -53,14 +53,18 @@ def test_ranks_get_disjoint_parts(tmp_path: Path) -> None:
 
 
 def test_a_rank_is_divided_once(tmp_path: Path) -> None:
-    script(tmp_path, "import os; print(os.environ.get('CPUTRAIN_RANK'), os.sched_getaffinity(0))")
+    script(
+        tmp_path,
+        "import json, os\n"
+        "print(json.loads(os.environ['CPUTRAIN_PLAN'])['rank'], os.sched_getaffinity(0))",
+    )
     once = launch(tmp_path, "x.py", **of_torchrun(1))
     inner = (PYTHON, "-m", "cputrain.launch", "launch")
     twice = launch(tmp_path, "--cmd", "--", *inner, "x.py", **of_torchrun(1))
     assert once.stdout == twice.stdout
     assert once.stdout.startswith("1/2 ")
     # a plan that is made for the rank's mask must not divide it anew
-    known = {**of_torchrun(1), "CPUTRAIN_RANK": "1/2"}
+    known = {**of_torchrun(1), "CPUTRAIN_PLAN": '{"rank":"1/2"}'}
     assert planned(tmp_path, "x.py", **known)["placement"]["value"] is None
     assert planned(tmp_path, "x.py", **known)["threads"]["value"] == len(CPUS)
 
@@ -87,7 +91,8 @@ def test_ranks_that_start_after_the_plan_take_their_parts(tmp_path: Path) -> Non
     first, second = start_ranks(tmp_path)
     assert first[0] != second[0]
     assert first[1] == second[1] == len(CPUS) // 2
-    assert [first[3], second[3]] == ["0/2", "1/2"]
+    assert [first[2], second[2]] == ["0/2", "1/2"]
+    assert first[3] == second[3] == "1"  # as torchrun has set it
 
 
 def test_the_users_words_hold_in_every_rank(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_files_that_are_no_plans_are_refused(tmp_path: Path, document: dict[str,
         whole[: len(whole) // 2].encode(), b"[" * 200_000, b'{"kind": "cputrain plan"}',
         b'{"a": ' + b"9" * 10_000 + b"}",
     ]  # fmt: skip
-    for version in (0, 2, "1", 1.0, True, None, [1]):
+    for version in (0, 1, 3, "2", 2.0, True, None, [2]):
         texts.append(json.dumps({**document, "schema_version": version}).encode())
     for key in ("decisions", "machine", "settings"):
         texts.append(json.dumps({k: v for k, v in document.items() if k != key}).encode())
@@ -87,12 +87,15 @@ HOSTILE = [
     *(("start_method", {"value": value}) for value in (
         "spawn", {"script": "foo", "pools": "fork"}, {"script": [], "pools": "fork"}, {},
     )),
+    *(("allocator", {"value": value}) for value in (
+        {}, None, 5, {"keep_bytes": -1}, {"keep_bytes": True}, {"keep_bytes": 1, "more": 2},
+    )),
     *(("flush_denormals", {"value": value}) for value in (1, "on", None)),
     *(("interop_threads", {"value": value}) for value in (0, True, "1")),
     *(("threads", {"environment": value}) for value in (
-        {"PATH": "/evil"}, {"OMP_NUM_THREADS": "two"}, {"OMP_NUM_THREADS": 2}, [], None, "x",
-        {"LD_PRELOAD": "a\x00b"}, {"LD_PRELOAD": "\ud800"}, {"OMP_NUM_THREADS": "\u0662"},
-        {"PYTHONPATH": "x"}, {"OMP_NUM_THREADS": "2\n"},
+        {"PATH": "/evil"}, {"GOMP_SPINCOUNT": "two"}, {"GOMP_SPINCOUNT": 2}, [], None, "x",
+        {"LD_PRELOAD": "a\x00b"}, {"LD_PRELOAD": "\ud800"}, {"GOMP_SPINCOUNT": "\u0662"},
+        {"PYTHONPATH": "x"}, {"GOMP_SPINCOUNT": "2\n"}, {"OMP_NUM_THREADS": "2"},
     )),
     *(("threads", {name: value}) for name in ("says", "reason", "origin", "change", "warning")
       for value in (5, None, [], {}, "\x1b[31m\n")),

@@ -49,7 +49,6 @@ def test_a_run_with_torch_ends_with_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert len(done.stderr.splitlines()) == len(ours(done)) == 1, done.stderr
     assert "threads" in done.stderr
-    assert "denormals flushed to zero" in done.stderr
     assert launch(tmp_path, "-q", "x.py").stderr == ""
 
 

@@ -35,7 +35,9 @@ def train():
 
 def faults():
     """Page faults of a tensor of 64 MiB, once malloc has found a place for it."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])  # its steps say that it trains
     for step in range(30):
+        optimizer.step()
         if step == 20:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.empty(1 << 24).fill_(1.0)
@@ -74,7 +76,7 @@ print(json.dumps([before, train(), setup.so_far(), effects(setup), str(setup)]))
     assert "data loaders: 3 gathered from memory" in met
     assert list(effects) == [policy.KNOB.name for policy in POLICIES]
     assert {name for name, effect in effects.items() if effect == "applied"} >= {
-        "fused_optimizer", "flush_denormals", "loader", "channels_last", "allocator",
+        "fused_optimizer", "loader", "channels_last", "allocator",
     }  # fmt: skip
     assert "fused optimizers" in text
     assert all(
@@ -301,7 +303,7 @@ cputrain.setup(loader=False)
     assert [name for name in second if second[name] != first[name]] in ([], ["threads"])
     assert same
     # the line after the run is about what holds in the end
-    assert "denormals flushed to zero" in done.stderr
+    assert "cputrain: 1 thread, 1 inter-operator thread" in done.stderr
     assert "data loaders" not in done.stderr
 
 

@@ -57,7 +57,7 @@ def test_every_decision_speaks_for_itself(machine: Machine, request: Request) ->
     for decision in plan.decisions:
         assert decision.says
         assert decision.reason
-        assert decision.change is not Change.REDUCED
+        assert decision.change in (Change.NONE, Change.EXACT)
         assert set(decision.environment) <= CARRIERS
         assert not decision.environment or decision.change is Change.EXACT
         for name, reason in decision.rejected.items():
@@ -150,7 +150,6 @@ def test_the_users_numbers_are_carried_out_and_bound_each_other(
     asked["threads"] = Setting(value=str(count), where="--threads")
     plan = make_plan(machine, Request(settings=asked, environment={"MKL_NUM_THREADS": "1"}))
     assert plan.value("threads") == count
-    assert set(plan.decision("threads").environment.values()) == {str(count)}
 
 
 @PLANS

@@ -50,13 +50,15 @@ def test_torch_runs_as_many_threads_as_the_plan_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "before", ["", "import numpy", "import numpy; numpy.finfo('float32').tiny"]
 )
-def test_denormals_vanish_in_every_thread_without_a_warning(tmp_path: Path, before: str) -> None:
-    found = told(tmp_path, "--python-args", "-W error", before=before)
-    assert found[1:3] == [0, True]
+def test_denormals_vanish_in_every_thread_when_asked_without_a_warning(
+    tmp_path: Path, before: str
+) -> None:
+    words = ("--flush-denormals", "on", "--python-args", "-W error")
+    assert told(tmp_path, *words, before=before)[1:3] == [0, True]
 
 
-def test_denormals_stay_when_asked_and_interop_threads_are_set(tmp_path: Path) -> None:
-    found = told(tmp_path, "--flush-denormals", "off", "--interop-threads", "1")
+def test_denormals_stay_unless_asked_and_interop_threads_are_set(tmp_path: Path) -> None:
+    found = told(tmp_path, "--interop-threads", "1")
     assert found[1:3] == [1_000_000, False]
     assert found[5] == 1
 
@@ -69,7 +71,7 @@ def test_a_script_may_hide_numpy_or_close_its_streams(tmp_path: Path) -> None:
         "import importlib.util\nassert importlib.util.find_spec('torch').loader\n"
         "sys.stderr.close()\n",
     )
-    done = launch(tmp_path, "x.py")
+    done = launch(tmp_path, "--flush-denormals", "on", "x.py")
     assert done.returncode == 0
     assert "cputrain" not in done.stderr
 
@@ -84,7 +86,7 @@ def test_asking_for_torch_without_loading_it_keeps_the_hook(tmp_path: Path) -> N
         "assert torch.tensor(1e-38) * 1e-3 == 0\n"
         "assert 'exec_module' not in vars(torch.__spec__.loader)\n",
     )
-    done = launch(tmp_path, "x.py")
+    done = launch(tmp_path, "--flush-denormals", "on", "x.py")
     assert done.returncode == 0, done.stderr
     assert len(ours(done)) == 1
 
@@ -96,6 +98,18 @@ def test_the_line_names_what_was_applied(tmp_path: Path) -> None:
     done = launch(tmp_path, "--placement", str(cpu), "--allocator", "default", "x.py")
     assert done.returncode == 1
     assert len(ours(done)) == 1
-    assert done.stderr.splitlines()[-1] == (
-        f"cputrain: 1 thread, CPUs {cpu}, denormals flushed to zero"
+    assert done.stderr.splitlines()[-1] == f"cputrain: 1 thread, CPUs {cpu}"
+
+
+def test_the_line_tells_what_holds_when_the_script_ends(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        "import os, torch\n"
+        "torch.set_num_threads(1)\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "torch.set_flush_denormal(False)\n",
     )
+    cpus = sorted(os.sched_getaffinity(0))
+    mask = ",".join(map(str, cpus))
+    done = launch(tmp_path, "--placement", mask, "--flush-denormals", "on", "x.py")
+    assert done.stderr == f"cputrain: 1 thread, CPUs {cpus[0]}\n"
