@@ -104,6 +104,12 @@ def start(transform: Transform, torch: ModuleType, value: object) -> None:
         NOW.applied[transform.POLICY] = found
 
 
+def _in_order(applied: dict[str, Applied]) -> list[Applied]:
+    """Return the transforms in the order of a plan: a notebook may have started some anew."""
+    order = {transform.POLICY: place for place, transform in enumerate(TRANSFORMS)}
+    return [applied[name] for name in sorted(applied, key=lambda name: order.get(name, len(order)))]
+
+
 def _report(owner: int) -> None:
     # a forked child may end as a whole interpreter does; print(file=None) is standard output
     if os.getpid() != owner or sys.stderr is None:
@@ -111,6 +117,6 @@ def _report(owner: int) -> None:
     from cputrain.runtime.report import summary
 
     try:
-        print(summary(NOW.applied.values()), file=sys.stderr, flush=True)
+        print(summary(_in_order(NOW.applied)), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # standard error is closed: nobody is listening
         return

@@ -21,6 +21,30 @@ if TYPE_CHECKING:
 POLICY = "replicas"
 
 
+class _Outcome:
+    """What came of dividing one model's batches; it outlives the model."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.num_replicas = num_replicas
+        """How many were asked for or chosen; 0 where none were yet, 1 where the whole batch was fastest."""
+        self.num_divided_calls = 0
+        self.refused = ""
+        """Why some call was left undivided; empty where none was."""
+
+    def describe(self) -> str:
+        """Return what holds for this model; nothing where no call was fit for dividing yet."""
+        if self.num_divided_calls and self.refused:
+            return (
+                f"divided among {self.num_replicas} replicas in {self.num_divided_calls} calls, "
+                f"undivided in others: {self.refused}"
+            )
+        if self.refused:
+            return f"undivided: {self.refused}"
+        if self.num_replicas == 1:
+            return "undivided: that is fastest"
+        return f"divided among {self.num_replicas} replicas" if self.num_divided_calls else ""
+
+
 class Replicas:
     """The models that were called."""
 
@@ -34,48 +58,55 @@ class Replicas:
         self._hook = register_optimizer_step_post_hook(self._stepped)
         pass_by(Replicas._stepped.__code__)
         self._models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._divided: dict[int, int] = {}
-        self._reasons: dict[str, None] = {}
+        self._outcomes: list[_Outcome] = []
         self._outermost = outermost(torch)
         self._outermost.add(self._around)
 
     def _around(self, call: Callable[..., Any], model: Any, /, *args: Any, **options: Any) -> Any:
         if self._derivatives.twice or self._steps == self._since.setdefault(model, self._steps):
             return call(model, *args, **options)
-        splitter = self._models.get(model)
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = self._new(model)
+        splitter, outcome = known
         if splitter is None:
-            splitter = self._models[model] = self._new(model)
-        return splitter(call, args, options) if splitter else call(model, *args, **options)
+            return call(model, *args, **options)
+        try:
+            return splitter(call, args, options)
+        finally:
+            outcome.num_divided_calls = splitter.divided
 
     def _stepped(self, *_: object) -> None:
         self._steps += 1
 
-    def _new(self, model: Any) -> Any:
+    def _new(self, model: Any) -> tuple[Any, _Outcome]:
         from cputrain.split import Split, splitter_of
 
+        outcome = _Outcome(self._count or 0)
         if isinstance(model, Split) or next(model.parameters(), None) is None:
-            return False  # it does so itself; there is nothing to learn
-        return splitter_of(
-            model, self._count, chose=self._chose, tell=self._refused, falls_back=True
-        )
+            return None, outcome  # it divides by itself; there is nothing to learn
+        self._outcomes.append(outcome)
 
-    def _chose(self, count: int, _gain: float) -> None:
-        self._divided[count] = self._divided.get(count, 0) + 1
+        def chose(count: int, _gain: float) -> None:
+            outcome.num_replicas = count
 
-    def _refused(self, reason: str) -> None:
-        self._reasons[reason] = None
+        def refused(reason: str) -> None:
+            outcome.refused = reason
+
+        splitter = splitter_of(model, self._count, chose=chose, tell=refused, falls_back=True)
+        return splitter, outcome
 
     def describe(self) -> str:
-        parts = [
-            f"batches of {models} model{'s' * (models > 1)} divided among {count} replicas"
-            if count > 1
-            else f"batches of {models} model{'s' * (models > 1)} undivided: that is fastest"
-            for count, models in sorted(self._divided.items())
-        ]
         if self._derivatives.twice:
-            parts = ["batches undivided: the script differentiates gradients again"]
-        parts += [f"batches undivided: {reason}" for reason in self._reasons]
-        return ", ".join(parts)
+            return "batches undivided: the script differentiates gradients again"
+        models: dict[str, int] = {}
+        for outcome in self._outcomes:
+            text = outcome.describe()
+            if text:
+                models[text] = models.get(text, 0) + 1
+        return ", ".join(
+            f"batches of {count} model{'s' * (count > 1)} {text}" for text, count in models.items()
+        )
 
     def undo(self) -> None:
         self._outermost.remove(self._around)
