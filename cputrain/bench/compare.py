@@ -83,6 +83,9 @@ class Side(Record):
     peak_rss_bytes: int | None
     """Largest resident memory of the process itself: the greatest of the runs."""
 
+    peak_tree_bytes: int | None
+    """Largest memory of the process and its children: the greatest of the runs, if sampled."""
+
 
 class Comparison(Record):
     """Everything a comparison found; `as_json()` is what is written to disk."""
@@ -119,6 +122,7 @@ def compare(
     *,
     repeats: int = 5,
     against: str | None = None,
+    samples_memory: bool = False,
     on_run: OnRun | None = None,
 ) -> Comparison:
     """Runs every command `repeats` times and compares each with `against`, by default the first.
@@ -140,7 +144,7 @@ def compare(
     runs = []
     for number in range(1, repeats + 1):
         for name in names if number % 2 else reversed(names):
-            run = measure(name, commands[name], round_number=number)
+            run = measure(name, commands[name], round_number=number, samples_memory=samples_memory)
             runs.append(run)
             if on_run is not None:
                 on_run(name, number, seconds_of(run, "steps" if run.step_seconds else "process"))
@@ -230,6 +234,7 @@ def _side(
         minor_faults=_whole(_median_known(run.minor_faults for run in runs)),
         major_faults=_whole(_median_known(run.major_faults for run in runs)),
         peak_rss_bytes=max((r.peak_rss_bytes for r in runs if r.peak_rss_bytes), default=None),
+        peak_tree_bytes=max((r.peak_tree_bytes for r in runs if r.peak_tree_bytes), default=None),
     )
 
 

@@ -71,7 +71,7 @@ def _row(side: Side, comparison: Comparison) -> tuple[str, ...]:
         "–" if side.samples_per_second is None else digits(side.samples_per_second),
         _cpu_time(side),
         _faults(side),
-        "–" if side.peak_rss_bytes is None else size(side.peak_rss_bytes),
+        _memory(side, comparison),
         _losses(side, comparison),
     )
 
@@ -96,6 +96,16 @@ def _faults(side: Side) -> str:
         return "–"
     from_disk = f" ({side.major_faults:,} from disk)" if side.major_faults else ""
     return f"{side.minor_faults + (side.major_faults or 0):,}{from_disk}"
+
+
+def _memory(side: Side, comparison: Comparison) -> str:
+    """Return the peak of all processes where it was sampled, and how it compares."""
+    if side.peak_tree_bytes is None:
+        return "–" if side.peak_rss_bytes is None else size(side.peak_rss_bytes)
+    reference = comparison.side(comparison.against).peak_tree_bytes
+    if side.name == comparison.against or not reference:
+        return f"{size(side.peak_tree_bytes)}, all processes"
+    return f"{size(side.peak_tree_bytes)} ({side.peak_tree_bytes / reference:.2f}×)"
 
 
 def _losses(side: Side, comparison: Comparison) -> str:

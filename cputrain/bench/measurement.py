@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 
+from cputrain.bench.tree_memory import TreeMemory
 from cputrain.errors import NotExecutable, NotFound, UsageError
 from cputrain.record import Record
 
@@ -72,18 +73,29 @@ class Measurement(Record):
     """Its own largest resident memory: not a sum over its children, and never less than that of
     the process that started it, which Linux counts in."""
 
+    peak_tree_bytes: int | None = None
+    """The largest memory of it and all its children together; None where that was not sampled."""
 
-def measure(name: str, command: Sequence[str], *, round_number: int = 1) -> Measurement:
-    """Runs the command to its end; raises when it cannot be started or does not exit with 0."""
+
+def measure(
+    name: str, command: Sequence[str], *, round_number: int = 1, samples_memory: bool = False
+) -> Measurement:
+    """Run the command to its end; raise when it cannot be started or does not exit with 0.
+
+    With `samples_memory`, the memory of all its processes is read ten times a second.
+    """
     # files, not pipes: nothing can block, and a grandchild that stays does not keep us waiting
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         begin = time.perf_counter()
         child = _start(command, out, err)
+        memory = TreeMemory(child.pid) if samples_memory else None
         try:
             code, usage = _wait(child)
         except BaseException:
             _end(child)
             raise
+        finally:
+            peak_tree_bytes = None if memory is None else memory.stop()
         seconds = time.perf_counter() - begin
         if code != 0:
             raise _failure(name, command, code, _text(err))
@@ -103,6 +115,7 @@ def measure(name: str, command: Sequence[str], *, round_number: int = 1) -> Meas
         major_faults=major,
         said=lines[-1].removeprefix("cputrain: ") if lines else "",
         peak_rss_bytes=peak,
+        peak_tree_bytes=peak_tree_bytes,
     )
 
 

@@ -152,8 +152,7 @@ class KeptMemory:
     def _after_fork(self) -> None:
         """Give a forked child glibc's own thresholds, and none of the memory kept here."""
         if self.is_keeping:
-            self._malloc.restore_defaults()
-            self._malloc.trim()
+            self._malloc.abandon()
         self._start(os.getpid())
 
     def describe(self) -> str:

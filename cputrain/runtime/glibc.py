@@ -32,6 +32,9 @@ DEFAULTS = {
 }
 """What glibc's thresholds grow to by themselves; once one is set, none grows any more."""
 
+LARGEST_ABANDONED_BYTES = 1 << 30
+SMALLEST_ABANDONED_BYTES = 1 << 20
+
 MADV_HUGEPAGE = 14
 
 
@@ -57,6 +60,8 @@ class Malloc:
         libc.mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
         libc.malloc_trim.argtypes = (ctypes.c_size_t,)
         libc.sbrk.argtypes, libc.sbrk.restype = (ctypes.c_ssize_t,), ctypes.c_void_p
+        libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+        libc.free.argtypes = (ctypes.c_void_p,)
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         if hasattr(libc, "mallinfo2"):  # glibc 2.33
             libc.mallinfo2.restype = _Mallinfo2
@@ -86,6 +91,24 @@ class Malloc:
     def trim(self) -> None:
         """Return every free page to the kernel, in the middle of the heap too."""
         self._libc.malloc_trim(0)
+
+    def abandon(self) -> None:
+        """Return all that was kept, and serve nothing from it any more.
+
+        The free blocks in the middle of the heap are allocated, untouched, for ever: what would be
+        served from them would stay there when it is freed, where python's malloc returns it.
+        """
+        libc = self._libc
+        libc.malloc_trim(0)
+        libc.mallopt(M_MMAP_THRESHOLD, SMALLEST_ABANDONED_BYTES)
+        heap_end = int(libc.sbrk(0) or 0)
+        size = LARGEST_ABANDONED_BYTES
+        while size >= SMALLEST_ABANDONED_BYTES:
+            address = libc.malloc(size)
+            if address is None or address >= heap_end:  # no free block is so large: it is mapped
+                libc.free(address)
+                size //= 2
+        self.restore_defaults()
 
     def in_use_bytes(self) -> int | None:
         """Return the bytes that are allocated; None before glibc 2.33."""

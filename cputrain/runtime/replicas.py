@@ -26,7 +26,7 @@ class _Outcome:
 
     def __init__(self, num_replicas: int) -> None:
         self.num_replicas = num_replicas
-        """How many were asked for or chosen; 0 where none were yet, 1 where the whole batch was fastest."""
+        """How many were asked for or chosen: 0 for none yet, 1 where the whole batch is fastest."""
         self.num_divided_calls = 0
         self.refused = ""
         """Why some call was left undivided; empty where none was."""

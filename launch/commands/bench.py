@@ -52,6 +52,10 @@ OPTIONS = (
         takes="PATH",
         help="compare another environment's interpreter, with its torch, too",
     ),
+    Option(
+        flag="--memory",
+        help="sample the memory of all processes of a run, which makes it a little slower",
+    ),
     Option(flag="--peers", help="compare other launchers that are installed, too"),
     Option(flag="--json", help="one JSON document with every run"),
     Option(flag="--markdown", help="a table for a page or a report"),
@@ -153,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
         plain = script if against is None else (against, *script[1:])
         searches = _searches(parsed, script, launch_arguments)
         commands = _commands(parsed, plain, script, launch_arguments, searches)
-        comparison = _compare(title, commands, repeats)
+        comparison = _compare(title, commands, repeats, samples_memory=parsed.has("--memory"))
         if parsed.has("--json"):
             found = {name: one.as_json() for name, one in searches.items()}
             documents.append({"workload": title, "searches": found, **comparison.as_json()})
@@ -296,13 +300,15 @@ def _search(
         return find_plan(what, machine, plan, budget=budget, watching=watching)
 
 
-def _compare(title: str, commands: dict[str, tuple[str, ...]], repeats: int) -> Comparison:
+def _compare(
+    title: str, commands: dict[str, tuple[str, ...]], repeats: int, *, samples_memory: bool
+) -> Comparison:
     from cputrain.bench import compare
 
     def narrate(name: str, number: int, seconds: float) -> None:
         print(f"{title}: round {number} of {repeats}, {name} {seconds:.3g} s", file=sys.stderr)
 
-    return compare(commands, repeats=repeats, on_run=narrate)
+    return compare(commands, repeats=repeats, samples_memory=samples_memory, on_run=narrate)
 
 
 def _show(title: str, comparison: Comparison) -> None:
