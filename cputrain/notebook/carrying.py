@@ -21,6 +21,7 @@ from cputrain.plan import Change, Origin
 from cputrain.record import plain
 from cputrain.runtime.apply import TRANSFORMS, start
 from cputrain.runtime.at_work import NOW
+from cputrain.runtime.threads import Threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _exchange(part: Part, torch: ModuleType, decision: Decision) -> Step:
         return _step(decision, Effect.NOTHING if before is None else Effect.APPLIED)
     if part.is_so(torch, decision):
         if part is threads:  # what holds is told at the end, whoever has set it
-            NOW.applied[part.POLICY] = threads.Threads(torch, decision.value)
+            NOW.applied[part.POLICY] = Threads(torch, decision.value)
         return _step(decision, Effect.ALREADY if before is None else Effect.APPLIED)
     try:
         found = part.apply(torch, decision)

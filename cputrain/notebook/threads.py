@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cputrain.runtime.openmp import loaded_runtimes
-from cputrain.runtime.threads import POLICY as POLICY
 from cputrain.runtime.threads import Threads
 
 TYPE_CHECKING = False
@@ -11,6 +10,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cputrain.plan import Decision
+
+POLICY = "threads"
 
 OMP_PAUSE_SOFT = 1
 

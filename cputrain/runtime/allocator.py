@@ -21,7 +21,7 @@ import os
 import time
 
 from cputrain.errors import LaunchError
-from cputrain.runtime.exchange import pass_by
+from cputrain.runtime.exchange import call_uncompiled, pass_by
 from cputrain.runtime.glibc import LARGEST, NEVER, Malloc
 from cputrain.runtime.memory_pressure import MemoryPressure
 from cputrain.runtime.process_tree import num_programs
@@ -84,12 +84,9 @@ class KeptMemory:
 
     def _after_step(self, *_: object) -> None:
         if self._num_steps < NUM_WARMUP_STEPS:
-            self._warm_up()
-            return
-        now = time.monotonic()
-        if now >= self._next_check:
-            self._next_check = now + CHECK_INTERVAL_S
-            self._check(now)
+            call_uncompiled(self._warm_up)
+        elif time.monotonic() >= self._next_check:
+            call_uncompiled(self._check)
 
     def _warm_up(self) -> None:
         self._num_steps += 1
@@ -106,8 +103,10 @@ class KeptMemory:
         self._malloc.keep()
         self.is_keeping = True
 
-    def _check(self, now: float) -> None:
+    def _check(self) -> None:
         """Give back what is kept for nothing, and stop keeping while memory is short."""
+        now = time.monotonic()
+        self._next_check = now + CHECK_INTERVAL_S
         if self._pressure.is_high():
             if self.is_keeping:
                 self._malloc.restore_defaults()

@@ -11,6 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType
     from typing import Any
 
@@ -50,6 +51,14 @@ def pass_by(*codes: CodeType) -> None:
     _to_pass.update(codes)
     if "torch._dynamo" in sys.modules:
         have_them_passed()
+
+
+def call_uncompiled(function: Callable[[], None]) -> None:
+    """Call a function of ours that torch.compile must not look into, nor into what it calls."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if hasattr(dynamo, "disable"):  # it may be loading at the moment
+        function = dynamo.disable(function)
+    function()
 
 
 def have_them_passed() -> None:

@@ -90,7 +90,8 @@ def test_a_preloaded_library_is_for_the_script_alone(tmp_path: Path) -> None:
         tmp_path,
         "import os, subprocess\n"
         f"print({library!r} in open('/proc/self/maps').read(), os.environ.get('LD_PRELOAD'))\n"
-        "print('LD_PRELOAD' in subprocess.check_output(['env']).decode().replace('=', '\\n').split())",
+        "shown = subprocess.check_output(['env'], text=True).replace('=', '\\n')\n"
+        "print('LD_PRELOAD' in shown.split())\n",
     )
     done = launch(tmp_path, "--allocator", library, "x.py")
     assert done.stdout == "True None\nFalse\n", done.stderr

@@ -231,3 +231,34 @@ def test_the_budget_is_divided_among_ranks_and_bounded_by_the_machine(tmp_path: 
         budgets[count] = decisions["allocator"]["value"]["keep_bytes"]
     assert budgets[2] == budgets[1] // 2
     assert budgets[1] <= 16 << 30
+
+
+COMPILED = """
+import sys, warnings
+model = nn.Linear(8, 8)
+optimizer = torch.optim.Adam(model.parameters())
+graphs = []
+
+def count(graph, inputs):
+    graphs.append(len(graph.graph.nodes))
+    return graph
+
+@torch.compile(backend=count)
+def whole(x):
+    model(x).sum().backward()
+    optimizer.step()
+
+step = torch.compile(optimizer.step, backend=count)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(6):
+        whole(torch.ones(2, 8))
+        model(torch.ones(2, 8)).sum().backward()
+        step()
+print(json.dumps([graphs, len(caught), [str(one.message)[:60] for one in caught]]))
+"""
+
+
+def test_compilers_do_not_look_into_it(tmp_path: Path) -> None:
+    words = ("--fused-optimizer", "off")
+    assert said(tmp_path, COMPILED, *words) == said(tmp_path, COMPILED, start=plain)
