@@ -1,4 +1,4 @@
-"""Read what the system counts while a script runs: time, pages, switches, heat, and where memory is."""
+"""Read what the system counts while a script runs: time, pages, switches, heat, memory nodes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Counters:
         return placed
 
     def _throttled(self) -> float:
-        """Return the seconds for which the control group with the quota had used up its CPU time."""
+        """Return the seconds for which the group with the quota had used up its CPU time."""
         for line in (text(self._source, f"{self._quota}/cpu.stat") or "").splitlines():
             name, _, value = line.partition(" ")
             if name in {"throttled_usec", "throttled_time"} and value.isdecimal():
@@ -87,7 +87,7 @@ class Counters:
         return 0.0
 
     def _busy(self) -> tuple[float, float]:
-        """Return the seconds for which the CPUs were at work for anyone, and those stolen of them."""
+        """Return the seconds for which the CPUs worked for anyone, and those stolen of them."""
         names = {f"cpu{cpu}" for cpu in self.cpus}
         ticks = stolen = 0
         for line in (text(self._source, "/proc/stat", 1 << 24) or "").splitlines():

@@ -137,9 +137,7 @@ def _convolution_products(
     num_dims = len(weight_shape) - 2
     # a transposed convolution is the input gradient of another: input and output change places
     is_transposed = arguments.get("transposed", False)
-    positions, image = (
-        (input_shape, output_shape) if is_transposed else (output_shape, input_shape)
-    )
+    positions, image = (input_shape, output_shape) if is_transposed else (output_shape, input_shape)
     batch = input_shape[0] if len(input_shape) == num_dims + 2 else 1
     each = (_each(arguments.get(name), num_dims) for name in ("stride", "padding", "dilation"))
     pairs = prod(

@@ -70,8 +70,8 @@ class OperatorTrace:
                 record(func, args, kwargs, result, begin, time.perf_counter() - begin)
                 return result
 
-        # what is compiled runs operator by operator; torch does so by itself, but for functions that
-        # must be compiled whole, and those fail
+        # what is compiled runs operator by operator: torch does so by itself, except for functions
+        # that must be compiled whole, which fail
         self._stance = torch.compiler.set_stance("force_eager")
         self._tracker = ModuleTracker()
         self._tracker.__enter__()

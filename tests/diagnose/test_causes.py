@@ -70,9 +70,11 @@ def test_units_for_fewer_bits():
 
 def test_images_that_are_turned():
     image = {"shapes": ((8, 16, 32, 32), (16, 16, 3, 3)), "dtype": "bfloat16", "bytes": 4e8}
-    (one,) = findings(units, seen(operator("convolution", **image)))
+    (one,) = findings(units, seen(operator("convolution", seconds=0.05, **image)))
     assert one.lost_seconds == pytest.approx(0.02)
     assert one.exact
+    (one,) = findings(units, seen(operator("convolution", seconds=0.012, **image)))
+    assert one.lost_seconds == pytest.approx(0.012)  # turning takes no more than the whole of it
     assert not findings(units, seen(operator("convolution", channels_last=True, **image)))
 
 
@@ -81,7 +83,7 @@ def test_sides_that_do_not_fit():
     back = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 5000), (5000, 256)))
     fits = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 64), (64, 256)))
     small = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 3), (3, 256)))
-    of = seen(head, back, fits, small)
+    of = seen(head, back, fits, small, step=0.12)
     odd, odd_back = (512, 5000, 256, "float32"), (512, 256, 5000, "float32")
     round_, round_back = (512, 5056, 256, "float32"), (512, 256, 5056, "float32")
     assert units.products_to_time(of) == [odd, round_, odd_back, round_back]
