@@ -73,7 +73,7 @@ def _raised(roof: Roof, seen: Seen, operator: Operator) -> Roof:
             raised = {**table, dtype: _with(table[dtype], seen.threads, rate)}
             roof = roof.replace(flops_per_s=raised)
     rate, highest = operator.bytes_per_s, _highest_bandwidth(roof, seen, operator)
-    if operator.elementwise and highest < rate <= BELIEVED * highest:
+    if operator.elementwise and ROUNDING * highest < rate <= BELIEVED * highest:
         level = roof.level_of(_bytes_of_call(operator), seen.threads)
         table = roof.bandwidth_bytes_per_s
         raised = {**table, level: _with(table[level], seen.threads, rate)}
@@ -90,7 +90,8 @@ def _within(roof: Roof, seen: Seen, operator: Operator) -> Operator:
     """Return the operator without counts that this roof does not allow."""
     changes: dict[str, float] = {}
     if operator.flops and (
-        not operator.seconds or operator.flops_per_s > _highest_flops(roof, seen, operator)
+        not operator.seconds
+        or operator.flops_per_s > roof.flops(operator.computes, seen.threads)
     ):
         changes["flops"] = 0.0
     highest = _highest_bandwidth(roof, seen, operator)

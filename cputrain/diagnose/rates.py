@@ -24,3 +24,8 @@ def of_roof(per_second: float, highest: float, unit: str) -> str:
 def share_of_roof(share: float) -> str:
     """Return a part of a roof: "45%", or "at the roof"."""
     return "at the roof" if share >= NEAR else f"{share:.0%}"
+
+
+def part_of(seconds: float, whole: float) -> str:
+    """Return a part of a step in percent, which is never more than all of it."""
+    return f"{min(1.0, seconds / whole):.0%}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.diagnose.rates import of_roof, rate, share_of_roof
+from cputrain.diagnose.rates import of_roof, part_of, rate, share_of_roof
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,11 +59,6 @@ def operator_share(operator: Operator, roof: Roof, threads: int) -> str:
 def option(name: str, value: str) -> str:
     """Return a setting as a user types it."""
     return f"--{name.replace('_', '-')} {value}"
-
-
-def part_of(seconds: float, whole: float) -> str:
-    """Return a part of a step in percent, which is never more than all of it."""
-    return f"{min(1.0, seconds / whole):.0%}"
 
 
 def spread(seen: Seen) -> str:

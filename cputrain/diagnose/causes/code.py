@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.rates import part_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _optimizer(case: Case) -> Iterator[Finding]:
     yield found(
         case, max(0.0, seen.optimizer - fused),
         cause="code",
-        title=f"{names} takes {seen.optimizer / seen.step:.0%} of a step: it is not fused",
+        title=f"{names} takes {part_of(seen.optimizer, seen.step)} of a step: it is not fused",
         evidence=(
             f"it takes {seen.optimizer * 1e3:.3g} ms in {calls:.0f} operators on {tensors} tensors",
             f"one pass over them takes about {fused * 1e3:.3g} ms",
@@ -122,7 +123,7 @@ def _python(case: Case) -> Iterator[Finding]:
     yield found(
         case, seen.between / 2,
         cause="code",
-        title=f"Python takes {seen.between / seen.step:.0%} of a step, between operators",
+        title=f"Python takes {part_of(seen.between, seen.step)} of a step, between operators",
         evidence=(
             f"{calls:.0f} operators of {seen.computing / calls * 1e6:.3g} µs in the mean; "
             f"{seen.between / calls * 1e6:.3g} µs between two",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.diagnose.finding import Sure, found
-from cputrain.diagnose.rates import of_roof
+from cputrain.diagnose.rates import of_roof, part_of
 from cputrain.machine import cores_within
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ def _chains(case: Case) -> Iterator[Finding]:
     yield found(
         case, lost, from_operators=True,
         cause="memory",
-        title=f"{seconds / seen.whole:.0%} of a step goes to and from memory, operator by operator",
+        title=f"{part_of(seconds, seen.whole)} of a step goes to and from memory, operator by operator",
         evidence=(
             f"{len(every)} operators in {len(long)} chains go over {moved / 2**20:.0f} MiB, number "
             f"by number, in {seconds * 1e3:.3g} ms",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.diagnose.finding import Sure, found
-from cputrain.diagnose.rates import of_roof, rate
+from cputrain.diagnose.rates import of_roof, part_of, rate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _bits(case: Case) -> Iterator[Finding]:
         cause="units",
         title=f"bfloat16 is {times:.1f} times as fast on this CPU, and not used",
         evidence=(
-            f"products and convolutions in float32 take {seconds / seen.whole:.0%} of a step",
+            f"products and convolutions in float32 take {part_of(seconds, seen.whole)} of a step",
             f"they reach {of_roof(flops / seconds, full, 'FLOP/s')}",
             f"in bfloat16 there are {rate(full * times, 'FLOP/s')}",
         ),
