@@ -90,8 +90,7 @@ def _within(roof: Roof, seen: Seen, operator: Operator) -> Operator:
     """Return the operator without counts that this roof does not allow."""
     changes: dict[str, float] = {}
     if operator.flops and (
-        not operator.seconds
-        or operator.flops_per_s > roof.flops(operator.computes, seen.threads)
+        not operator.seconds or operator.flops_per_s > roof.flops(operator.computes, seen.threads)
     ):
         changes["flops"] = 0.0
     highest = _highest_bandwidth(roof, seen, operator)

@@ -79,9 +79,10 @@ def main(argv: list[str]) -> int:
 class Watch:
     """Measures figures, and looks whether others used the CPUs meanwhile."""
 
-    def __init__(self, cpus: tuple[int, ...], cores: int) -> None:
-        self._counters = Counters(cpus=cpus or None)
-        num_cpus = max(len(self._counters.cpus), cores)
+    def __init__(self, counters: Counters, cores: int) -> None:
+        """Watch over measurements with so many threads on the CPUs of these counters."""
+        self._counters = counters
+        num_cpus = max(len(counters.cpus), cores)
         # on a machine with hardware threads, half of the CPUs are no cores of their own
         self._allowed = (
             CPUS_OF_OTHERS + SHARE_OF_OTHERS * num_cpus + max(0, num_cpus - 2 * cores) / 2
@@ -152,7 +153,7 @@ def measured(
     cores: int, l2_bytes: int, l3_bytes: int, memory_bytes: int, cpus: tuple[int, ...] = ()
 ) -> dict[str, Any]:
     """Measure every figure: with one thread, with all, and between where the number matters."""
-    watch = Watch(tuple(cpus), cores)
+    watch = Watch(Counters(cpus=tuple(cpus) or None), cores)
     ends = sorted({1, cores})
     teams = sorted({*ends, *(2**power for power in range(cores.bit_length()) if 2**power < cores)})
     flops = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from cputrain.diagnose import Diagnosis, compare
 from cputrain.diagnose.box import box_of
 from cputrain.diagnose.causes import CAUSES
 from cputrain.diagnose.consistency import EXCEEDED, exceeding, reconciled
-from cputrain.diagnose.finding import Case, Finding, Sure, found
+from cputrain.diagnose.finding import Case, Sure, found
 from cputrain.diagnose.layers import layers_of
 from cputrain.diagnose.records import record_from
 from cputrain.diagnose.roof import Roof
@@ -21,7 +22,7 @@ from cputrain.machine import read_machine
 from cputrain.report.diagnoses import show_compared, show_diagnosis
 from cputrain.report.page import diagnosis_page
 from cputrain.report.terminal import console
-from tests.diagnose.samples import ROOF, operator, seen
+from tests.diagnose.samples import ROOF, finding, operator, seen
 
 MACHINE = read_machine(detail=False)
 
@@ -132,7 +133,7 @@ def test_no_figure_is_above_the_roof(diagnosis):
 def test_nor_where_two_are_compared(before, after):
     compared = compare(before, after)
     text = shown(show_compared, compared)
-    assert not [line for line in impossible_figures(before.as_json(), text)]
+    assert impossible_figures(before.as_json(), text) == []
     assert bool(compared.rough) == bool(before.rough or after.rough)
     assert text.count("Figures are rough") == len(compared.rough)
 
@@ -228,11 +229,7 @@ def test_no_step_is_shorter_than_its_operations_at_the_roof():
     assert found(case, -1.0, **about).speedup == 1
 
 
-def test_a_remedy_that_loses_is_none():
-    for wrong in ({"lost_seconds": -0.1}, {"speedup": 0.5}):
-        try:
-            Finding(**{"cause": "code", "title": "", "evidence": (), "remedy": "",
-                       "sure": Sure.CALCULATED, "lost_seconds": 0.1, "speedup": 2.0, **wrong})  # fmt: skip
-        except ValueError:
-            continue
-        raise AssertionError(wrong)
+@pytest.mark.parametrize("wrong", [{"lost_seconds": -0.1}, {"speedup": 0.5}])
+def test_a_remedy_that_loses_is_none(wrong):
+    with pytest.raises(ValueError, match="a finding that saves"):
+        finding("it loses", **wrong)

@@ -143,9 +143,12 @@ def test_products_with_a_sparse_matrix(rows, inner, columns, stored):
     for sparse in (dense.to_sparse(), dense.to_sparse_csr()):
         func, arguments = torch.ops.aten.mm.default, (sparse, other)
         assert count_flops(torch, func, arguments, {}, torch.mm(*arguments)) == products
-    assert count_flops(
-        torch, torch.ops.aten.mm.default, (dense.to_sparse(), other.to_sparse()), {}, None
-    ) == 0
+    assert (
+        count_flops(
+            torch, torch.ops.aten.mm.default, (dense.to_sparse(), other.to_sparse()), {}, None
+        )
+        == 0
+    )
 
 
 @settings(deadline=None, max_examples=60)

@@ -17,9 +17,7 @@ PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 
-OF_ROOF = re.compile(
-    rf"{NUMBER} ([kMGT]?)(FLOP/s|B/s) of {NUMBER}(?: ([kMGT]?)(?:FLOP/s|B/s))?"
-)
+OF_ROOF = re.compile(rf"{NUMBER} ([kMGT]?)(FLOP/s|B/s) of {NUMBER}(?: ([kMGT]?)(?:FLOP/s|B/s))?")
 """A rate beside another: "12.3 GFLOP/s of 78.9 GFLOP/s", or "12.3 GFLOP/s of 78.9"."""
 
 PERCENT = re.compile(rf"{NUMBER} ?%")

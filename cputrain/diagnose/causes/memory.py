@@ -36,10 +36,11 @@ def _chains(case: Case) -> Iterator[Finding]:
     seconds = sum(one.seconds / one.calls for one in every)
     moved = sum(one.bytes / one.calls for one in every)
     least = sum(case.roof.transfer_seconds(one.bytes / one.calls, seen.threads) for one in every)
+    share = part_of(seconds, seen.whole)
     yield found(
         case, lost, from_operators=True,
         cause="memory",
-        title=f"{part_of(seconds, seen.whole)} of a step goes to and from memory, operator by operator",
+        title=f"{share} of a step goes to and from memory, operator by operator",
         evidence=(
             f"{len(every)} operators in {len(long)} chains go over {moved / 2**20:.0f} MiB, number "
             f"by number, in {seconds * 1e3:.3g} ms",
