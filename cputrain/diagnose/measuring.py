@@ -43,6 +43,9 @@ CHANNELS, IMAGE, KERNEL = 128, 28, 3
 NUM_SMALL = 64
 """Elements of a tensor with which only the way to the operator counts."""
 
+NUM_DENORMALS = 1 << 15
+"""Of a tensor that one thread goes over."""
+
 FULL = 4
 """Times the last cache that lie in main memory whatever is kept."""
 
@@ -193,6 +196,7 @@ def measured(
         },
         "call_seconds": watch.lowest(_call),
         "fault_seconds": watch.lowest(_fault),
+        "denormal_seconds": watch.lowest(_denormal),
         "measurements": 1,
         "rough": watch.rough(),
     }
@@ -326,6 +330,25 @@ def _call() -> float:
             torch.neg(small, out=out)
 
     return best(run, SHORT_SECONDS) / 100
+
+
+def _denormal() -> float:
+    """Return what a denormal number takes longer, in the operator that it slows most."""
+    torch.set_num_threads(1)
+    denormal, normal = torch.full((NUM_DENORMALS,), 1e-40), torch.full((NUM_DENORMALS,), 0.5)
+    out = torch.empty(NUM_DENORMALS)
+
+    def cost(run: Callable[[torch.Tensor], Any]) -> float:
+        slow, fast = (
+            best(lambda each=each: run(each), SHORT_SECONDS / 2) for each in (denormal, normal)
+        )
+        return max(0.0, slow - fast) / NUM_DENORMALS
+
+    return max(
+        cost(lambda each: torch.mul(each, 0.5, out=out)),
+        cost(lambda each: torch.div(each, 3.0, out=out)),
+        cost(lambda each: torch.sqrt(each, out=out)),
+    )
 
 
 def _fault() -> float:

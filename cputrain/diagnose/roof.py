@@ -86,6 +86,9 @@ class Roof(Record):
     cache_bytes: dict[str, float] = {}
     """Of a core's "l2", and of "l3" altogether; empty where that is not known."""
 
+    denormal_seconds: float = 5e-8
+    """What a denormal number takes longer, in the operator that it slows most."""
+
     measurements: int = 1
     """How often it was measured, with the best of all where others disturbed each."""
 
@@ -286,6 +289,7 @@ def merged(before: Roof, now: Roof) -> Roof:
         },
         call_seconds=min(before.call_seconds, now.call_seconds),
         fault_seconds=min(before.fault_seconds, now.fault_seconds),
+        denormal_seconds=min(before.denormal_seconds, now.denormal_seconds),
         measurements=before.measurements + now.measurements,
     )
 

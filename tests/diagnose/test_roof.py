@@ -32,6 +32,9 @@ def test_more_of_everything_is_faster(figures):
     assert found.flops("float32", 64) == found.flops("float32", 2)
     assert 0 < found.call_seconds < 1e-3
     assert 0 < found.fault_seconds < 1e-3
+    assert 0 <= found.denormal_seconds < 1e-6
+    assert found.bandwidth(1) >= found.streaming(1)
+    assert found.cache_bytes == {"l2": 1 << 20, "l3": 1 << 22}
     assert set(found.team_seconds) == {"1", "2"}
 
 

@@ -20,9 +20,6 @@ TENSOR_SECONDS = 2e-6
 DENORMAL_SHARE = 1e-3
 """Part of all results from which on denormal numbers are talked of."""
 
-DENORMAL_SECONDS = 5e-8
-"""What one such number takes longer, on a CPU that is slow with them."""
-
 FLUSHING = (
     "it is not exact, numbers below 1.2e-38 become zero, and the logarithm of a probability that "
     "small becomes -inf"
@@ -98,14 +95,14 @@ def _denormals(case: Case) -> Iterator[Finding]:
     if seen.tiny < DENORMAL_SHARE:
         return
     count = sum(one.bytes for one in seen.operators) / 4 * seen.tiny
-    lost = min(count * DENORMAL_SECONDS / seen.threads, seen.computing)
+    longer = case.roof.denormal_seconds
+    lost = min(count * longer / seen.threads, seen.computing)
     yield found(
         case, lost, from_operators=True,
         cause="code",
         title=f"{seen.tiny:.1%} of all results are too small for a normal number (denormals)",
         evidence=(
-            "many CPUs take many times as long for such numbers; what it costs here shows with the "
-            "option",
+            f"such a number takes this CPU up to {longer * 1e9:.2g} ns longer than another",
         ),
         remedy=f"{LAUNCH} --flush-denormals on, where the results stay good: {FLUSHING}",
         settings={"flush_denormals": "on"},
