@@ -5,8 +5,15 @@ from __future__ import annotations
 import json
 
 from cputrain.diagnose.diagnosis import KIND, SCHEMA_VERSION, Diagnosis
+from cputrain.diagnose.rates import is_possible
 from cputrain.diagnose.records import record_from
 from cputrain.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cputrain.diagnose.finding import Finding
 
 ADVICE = "Make one with: cputrain diagnose --json SCRIPT > run.json"
 
@@ -40,6 +47,14 @@ def read_diagnosis(path: str) -> Diagnosis:
             found=repr(document.get("schema_version"))[:80], do=ADVICE,
         )  # fmt: skip
     try:
-        return record_from(Diagnosis, document)
+        found = record_from(Diagnosis, document)
     except (ValueError, OverflowError) as error:
         raise UsageError(path, "must hold a whole diagnosis", found=str(error), do=ADVICE) from None
+    return found.replace(findings=tuple(_possible(found.findings)))
+
+
+def _possible(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield findings without sentences that cannot be, as earlier versions had them."""
+    for finding in findings:
+        if is_possible(finding.title):
+            yield finding.replace(evidence=tuple(filter(is_possible, finding.evidence)))

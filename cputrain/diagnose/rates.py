@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
+
+PERCENT = re.compile(rf"{NUMBER} ?%")
+
+BESIDE = re.compile(
+    rf"{NUMBER} (?:G?FLOP/s of|G?B/s, where this memory has) {NUMBER}(?! ?[kMT]?(?:FLOP|B)/s)"
+)
+"""A rate beside its roof, as evidence had it before roofs were marked as rough."""
+
 NEAR = 0.995
 """Part of a roof from which on an operator is at it."""
 
@@ -29,3 +40,10 @@ def share_of_roof(share: float) -> str:
 def part_of(seconds: float, whole: float) -> str:
     """Return a part of a step in percent, which is never more than all of it."""
     return f"{min(1.0, seconds / whole):.0%}"
+
+
+def is_possible(text: str) -> bool:
+    """Return whether a sentence of a finding has no part above all and no rate above its roof."""
+    return all(0 <= float(match[1]) <= 100 for match in PERCENT.finditer(text)) and all(
+        float(match[1]) <= float(match[2]) for match in BESIDE.finditer(text)
+    )
