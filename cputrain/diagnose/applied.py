@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cputrain.diagnose.diagnosis import Diagnosis
+    from cputrain.diagnose.finding import Finding
     from cputrain.diagnose.seen import Seen
     from cputrain.tune.trial import Script
 
@@ -24,6 +25,17 @@ BARE = {
 TOGETHER = "all of them, and what cputrain launch does by itself"
 
 
+FEWER_BITS = frozenset({"precision"})
+"""Options that give up bits, which `--precision` allows."""
+
+
+def is_tried(finding: Finding, *, reduced: bool) -> bool:
+    """Return whether a remedy is an option that may be tried."""
+    if finding.settings is None:
+        return False
+    return finding.exact or (reduced and finding.settings.keys() <= FEWER_BITS)
+
+
 def apply(
     script: Script,
     found: Diagnosis,
@@ -34,10 +46,9 @@ def apply(
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Applied, ...]:
     """Run the script with each remedy alone, and with all. Those that give up bits are tried only
-    where that is allowed. Plain python runs once more, and a step of it is the mean of both."""
-    tried = [
-        one for one in found.findings if one.settings is not None and (one.exact or reduced)
-    ]  # fmt: skip
+    where that is allowed, and others that are not exact never. Plain python runs once more, and a
+    step of it is the mean of both."""
+    tried = [one for one in found.findings if is_tried(one, reduced=reduced)]
     if not tried:
         return ()
 

@@ -52,6 +52,9 @@ class Compared(Record):
     new: tuple[str, ...]
     """Findings that only one of them has."""
 
+    rough: tuple[str, ...]
+    """Why figures of either are rough."""
+
     differs: tuple[str, ...]
     """What else is not the same in both, so that the script alone does not explain the figures."""
 
@@ -79,6 +82,11 @@ def compare(before: Diagnosis, after: Diagnosis) -> Compared:
         ),
         gone=tuple(each.title for each in before.findings if each.remedy not in remedies[1]),
         new=tuple(each.title for each in after.findings if each.remedy not in remedies[0]),
+        rough=tuple(
+            f"of the {which} run, {reason}"
+            for which, found in (("first", before), ("second", after))
+            for reason in found.rough
+        ),
         differs=tuple(_differs(before, after)),
     )  # fmt: skip
 

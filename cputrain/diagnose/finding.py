@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from cputrain.diagnose.consistency import reconciled
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -60,7 +61,15 @@ class Finding(Record):
     exact: bool = True
     """Whether results stay the same but for the order of additions."""
 
+    changes: str = ""
+    """What of the results it changes, where it is not exact."""
+
     sure: Sure
+
+    def __post_init__(self) -> None:
+        """A remedy saves something of a step, or nothing."""
+        if self.lost_seconds < 0 or self.speedup < 1:
+            raise ValueError(f"a finding that saves {self.lost_seconds} s, {self.speedup} times")
 
 
 class Applied(Record):
@@ -95,6 +104,27 @@ class Case(Record):
     products: dict[Product, float] = {}
     """Seconds of products whose sides fit the CPU's units badly, and of those that fit."""
 
+    def __post_init__(self) -> None:
+        """Let no operator exceed the roof."""
+        self.__dict__["roof"], self.__dict__["seen"] = reconciled(self.roof, self.seen)
+
+    def least_step(self, *, exact: bool) -> float:
+        """Return the seconds that a step's operations take at the roof.
+
+        Args:
+            exact: whether each stays in its type; the fastest type counts otherwise.
+        """
+        threads = self.seen.threads
+        computing = 0.0
+        for operator in self.seen.operators:
+            highest = self.roof.highest_flops(operator.computes, threads)
+            if not exact:
+                highest = max(
+                    highest, *(self.roof.flops(t, threads) for t in self.roof.flops_per_s)
+                )
+            computing += operator.flops / highest
+        return min(self.seen.step, computing * self.seen.step / self.seen.whole)
+
 
 if TYPE_CHECKING:
 
@@ -105,8 +135,20 @@ if TYPE_CHECKING:
             """What it costs here; nothing where there is nothing of it."""
 
 
-def found(case: Case, lost: float, **rest: Any) -> Finding:
-    """A finding that saves so many seconds of a step."""
+def found(
+    case: Case, lost: float, *, from_operators: bool = False, exact: bool = True, **rest: Any
+) -> Finding:
+    """Return a finding that saves so many seconds of a step, or what of it can be saved.
+
+    Nothing saves less than nothing, and no step is shorter than what it computes takes at the roof.
+
+    Args:
+        from_operators: whether the seconds are those of operators that were timed one by one, which
+            may take longer than within a step as it is.
+    """
     step = case.seen.step
-    lost = min(lost, (1 - 1 / MOST) * step)
-    return Finding(lost_seconds=lost, speedup=step / (step - lost), **rest)
+    if from_operators:
+        lost *= step / case.seen.whole
+    longest = min(step - case.least_step(exact=exact), (1 - 1 / MOST) * step)
+    lost = max(0.0, min(lost, longest))
+    return Finding(lost_seconds=lost, speedup=step / (step - lost), exact=exact, **rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cputrain.bench.compare import median
 from cputrain.record import Record
+from cputrain.runtime.counted import others_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +37,30 @@ class Operator(Record):
 
     elementwise: bool
     """Whether it goes number by number, so that a compiler makes one of several."""
+
+    computed_in: str = ""
+    """The type it may be computed in, where the script allows fewer bits than its tensors have."""
+
+    def __post_init__(self) -> None:
+        """Nothing is less than none."""
+        for name in ("calls", "seconds", "flops", "bytes", "numbers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} of {self.name} is {getattr(self, name)}")
+
+    @property
+    def computes(self) -> str:
+        """The type that its speed is to be held against."""
+        return self.computed_in or self.dtype
+
+    @property
+    def flops_per_s(self) -> float:
+        """Operations in a second; 0 where they or their time are not known."""
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes in a second; 0 where they or their time are not known."""
+        return self.bytes / self.seconds if self.seconds else 0.0
 
 
 class Seen(Record):
@@ -80,12 +105,18 @@ class Seen(Record):
     """Bytes on each memory node, without those of files."""
 
     tiny: float
-    """The part of results that were too small for a normal number."""
+    """The part of results that were denormal numbers."""
+
+    others_traced: float = 0.0
+    """CPUs that others used while operators were timed."""
 
     def __post_init__(self) -> None:
         """A step takes time, and its line is of its operators."""
         if self.step <= 0 or self.threads < 1:
             raise ValueError(f"a step of {self.step} s with {self.threads} threads")
+        for name in ("wait", "backward", "optimizer", "spread"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}")
         if any(not 0 <= which < len(self.operators) for which, _, _ in self.line):
             raise ValueError("a line with operators that are not told")
 
@@ -107,8 +138,13 @@ class Seen(Record):
 
     @property
     def others(self) -> float:
-        """CPUs that were at work for somebody else: another program, or workers of loaders."""
-        return max(0.0, self.counted.get("busy_seconds", 0.0) / self.step - self.busy)
+        """CPUs that others used while steps were timed: other programs, or other machines."""
+        return others_seconds(self.counted) / self.step
+
+    @property
+    def whole(self) -> float:
+        """Seconds that shares are of: a step, or longer where timing its operators made it so."""
+        return max(self.step, self.wait + self.computing)
 
     @property
     def between(self) -> float:
@@ -152,6 +188,7 @@ def seen_of(document: dict[str, Any]) -> Seen:
         highest_clock=max(document["clocks"], default=0.0),
         placed=document["placed"],
         tiny=document["tiny"],
+        others_traced=document.get("others_traced", 0.0),
     )
 
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from cputrain.report.figures import NOTHING, doubts, milliseconds, option, reached, shapes
+from cputrain.report.figures import (
+    NOTHING,
+    doubts,
+    milliseconds,
+    operator_share,
+    option,
+    part_of,
+    rate,
+    reached,
+    shapes,
+    spread,
+)
 from cputrain.report.terminal import show_pairs, show_table
 
 TYPE_CHECKING = False
@@ -33,23 +44,23 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
         ("backward", _part(seen.backward, seen.step)),
         ("optimizer", _part(seen.optimizer, seen.step)),
         ("loader", _part(seen.wait, seen.step) if seen.wait else None),
-        ("operators", f"{calls:.0f}, {_part(seen.computing, seen.step)}"),
+        ("operators", f"{calls:.0f}, {_part(seen.computing, seen.whole)}"),
         ("between them", _part(seen.between, seen.step)),
         ("reached", reached(found)),
-        ("timed", f"{seen.steps} steps with {seen.threads} threads; half of them within "
-         f"{seen.spread:.0%}"),
+        ("timed", f"{seen.steps} steps with {seen.threads} threads; {spread(seen)}"),
     ]  # fmt: skip
     show_pairs(out, f"A step of {found.script}: {milliseconds(seen.step)}", pairs)
     out.print()
-    if doubts(seen):
-        out.print(Text(f"{doubts(seen)}\n"))
+    if found.rough:
+        out.print(Text(f"{doubts(found)}\n"))
     if not found.findings:
         out.print(Text(NOTHING, style="bold"))
     for number, one in enumerate(found.findings[:SHOWN], 1):
         out.print(Text(f"{number}. {one.title}", style="bold"))
         for line in one.evidence:
             out.print(Text(f"   {line}", style="dim"))
-        gain = f"{one.speedup:.2f} times as fast ({one.sure})"
+        sure = f"{one.sure}, rough" if found.rough else one.sure
+        gain = f"{one.speedup:.2f} times as fast ({sure})"
         out.print(Text(f"   {one.remedy}: {gain}"))
     for one in found.findings[SHOWN:]:
         out.print(Text(f"   also: {one.title}; {one.remedy}: {one.speedup:.2f} times as fast"))
@@ -62,14 +73,17 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
     )  # fmt: skip
     dearest = sorted(seen.operators, key=lambda one: -one.seconds)[:OPERATORS]
     show_table(
-        out, ("operator", "forms", "in", "calls", "time", "GFLOP/s", "GB/s"),
+        out, ("operator", "shapes", "in", "calls", "time", "GFLOP/s", "GB/s", "of the roof"),
         [(one.name, shapes(one.shapes[:3]),
           one.layer or one.phase, f"{one.calls:.0f}", milliseconds(one.seconds),
-          f"{one.flops / one.seconds / 1e9:.3g}" if one.flops else "",
-          f"{one.bytes / one.seconds / 1e9:.3g}") for one in dearest],
+          f"{one.flops_per_s / 1e9:.3g}" if one.flops else "",
+          f"{one.bytes_per_s / 1e9:.3g}" if one.bytes else "",
+          operator_share(one, roof, seen.threads)) for one in dearest],
         title="The dearest operators; this CPU has "
-        f"{roof.flops('float32', seen.threads) / 1e9:.3g} GFLOP/s in float32, its memory "
-        f"{roof.bandwidth(seen.threads) / 1e9:.3g} GB/s",
+        f"{rate(roof.flops('float32', seen.threads), 'FLOP/s')} in float32, its memory "
+        f"{rate(roof.bandwidth(seen.threads), 'B/s')}, its L3 "
+        f"{rate(roof.bandwidth(seen.threads, 'l3'), 'B/s')} and its L2 "
+        f"{rate(roof.bandwidth(seen.threads, 'l2'), 'B/s')}" + (", rough" if roof.rough else ""),
     )  # fmt: skip
 
 
@@ -90,6 +104,8 @@ def show_compared(out: Console, found: Compared) -> None:
     """Two runs side by side."""
     from rich.text import Text
 
+    for one in found.rough:
+        out.print(Text(f"Figures are rough: {one}", style="dim"))
     for one in found.differs:
         out.print(Text(f"Not the same in both: {one}", style="dim"))
     faster = found.speedup >= 1
@@ -116,4 +132,4 @@ def _row(one: Row) -> tuple[str, ...]:
 
 
 def _part(seconds: float, whole: float) -> str:
-    return f"{milliseconds(seconds) or '0 ms'} ({seconds / whole:.0%})"
+    return f"{milliseconds(seconds) or '0 ms'} ({part_of(seconds, whole)})"

@@ -1,4 +1,4 @@
-"""What the system counts while a script runs: time, pages, switches, heat, and where memory is."""
+"""Read what the system counts while a script runs: time, pages, switches, heat, memory nodes."""
 
 from __future__ import annotations
 
@@ -10,85 +10,142 @@ from cputrain.machine.topology import CPU_FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from cputrain.machine.source import Source
 
-FEW = 8
-"""CPUs that are asked for their clock; asking all would take long on a large machine."""
+NUM_CLOCKS = 8
+"""CPUs whose clock is read; reading all would take long on a large machine."""
+
+STEAL = 8
+"""The field of a line of /proc/stat with the time that a hypervisor gave to other machines."""
 
 
 class Counters:
-    """Those of this process, and of the CPUs that it may use."""
+    """The counters of this process, and of some CPUs."""
 
     def __init__(self, source: Source | None = None, cpus: tuple[int, ...] | None = None) -> None:
+        """Read from the live system by default, and of the CPUs that this process may use."""
         self._source = source or RootSource()
         if cpus is None:
-            own = getattr(os, "sched_getaffinity", None)  # not on every system
-            cpus = tuple(sorted(own(0))) if own else ()
-        self._cpus = cpus
+            get_affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+            cpus = tuple(sorted(get_affinity(0))) if get_affinity else ()
+        self.cpus = cpus
         self._quota = os.path.dirname(read_grant(self._source).quota_from)
 
     def now(self) -> dict[str, float]:
-        """All that grow."""
-        found = {
-            "throttled_seconds": self._throttled(), "busy_seconds": self._busy(),
-            "hot": float(self._hot()),
+        """Return every counter that grows."""
+        busy, steal = self._busy()
+        counters = {
+            "throttled_seconds": self._throttled(), "busy_seconds": busy, "steal_seconds": steal,
+            "hot": float(self._hot()), "waiting_seconds": self._waiting(),
+            "pressure_seconds": self._pressure(), "workers_seconds": self._living_workers(),
         }  # fmt: skip
         try:
             import resource
         except ImportError:  # not on Windows
-            return found
-        used = resource.getrusage(resource.RUSAGE_SELF)
+            return counters
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
+        counters["workers_seconds"] += reaped.ru_utime + reaped.ru_stime
         return {
-            **found,
-            "user_seconds": used.ru_utime, "system_seconds": used.ru_stime,
-            "faults": used.ru_minflt, "reads": used.ru_majflt,
-            "gave_way": used.ru_nvcsw, "was_stopped": used.ru_nivcsw,
+            **counters,
+            "user_seconds": usage.ru_utime, "system_seconds": usage.ru_stime,
+            "faults": usage.ru_minflt, "reads": usage.ru_majflt,
+            "gave_way": usage.ru_nvcsw, "was_stopped": usage.ru_nivcsw,
         }  # fmt: skip
 
     def clock(self) -> float:
-        """Hertz of some CPUs in the mean; 0 where that is not told."""
-        step = max(1, len(self._cpus) // FEW)
-        found = [
+        """Return the mean clock of some CPUs in hertz; 0 where the system does not say."""
+        stride = max(1, len(self.cpus) // NUM_CLOCKS)
+        clocks = [
             value * 1000
-            for cpu in self._cpus[::step]
+            for cpu in self.cpus[::stride]
             if (value := number(self._source, f"{CPU_FOLDER}/cpu{cpu}/cpufreq/scaling_cur_freq"))
         ]
-        return sum(found) / len(found) if found else 0.0
+        return sum(clocks) / len(clocks) if clocks else 0.0
 
     def placed(self) -> dict[str, float]:
-        """Bytes of this process on each memory node, without those of files."""
-        found: dict[str, float] = {}
+        """Return the bytes of this process on each memory node, without those of files."""
+        placed: dict[str, float] = {}
         for line in (text(self._source, "/proc/self/numa_maps", 1 << 26) or "").splitlines():
             words = dict(word.partition("=")[::2] for word in line.split()[2:])
             if "file" in words:  # a library's, or the page cache's
                 continue
-            size = 1024.0 * int(words.get("kernelpagesize_kB", "4"))
+            page_bytes = 1024.0 * int(words.get("kernelpagesize_kB", "4"))
             for name, count in words.items():
                 if name[:1] == "N" and name[1:].isdecimal():
-                    found[name[1:]] = found.get(name[1:], 0.0) + size * int(count)
-        return found
+                    placed[name[1:]] = placed.get(name[1:], 0.0) + page_bytes * int(count)
+        return placed
 
     def _throttled(self) -> float:
-        """Seconds for which the control group with the quota had used up its share of the CPU."""
+        """Return the seconds for which the group with the quota had used up its CPU time."""
         for line in (text(self._source, f"{self._quota}/cpu.stat") or "").splitlines():
             name, _, value = line.partition(" ")
             if name in {"throttled_usec", "throttled_time"} and value.isdecimal():
                 return int(value) / (1e6 if name == "throttled_usec" else 1e9)
         return 0.0
 
-    def _busy(self) -> float:
-        """Seconds for which these CPUs were at work, whoever had them."""
-        names = {f"cpu{cpu}" for cpu in self._cpus}
-        ticks = 0
+    def _busy(self) -> tuple[float, float]:
+        """Return the seconds for which the CPUs worked for anyone, and those stolen of them."""
+        names = {f"cpu{cpu}" for cpu in self.cpus}
+        ticks = stolen = 0
         for line in (text(self._source, "/proc/stat", 1 << 24) or "").splitlines():
             words = line.split()
             if words and words[0] in names:  # without those that were idle
-                ticks += sum(map(int, [*words[1:4], *words[6:9]]))
-        return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+                ticks += sum(map(int, [*words[1:4], *words[6 : STEAL + 1]]))
+                stolen += sum(map(int, words[STEAL : STEAL + 1]))
+        hertz = os.sysconf("SC_CLK_TCK") if ticks else 1
+        return ticks / hertz, stolen / hertz
+
+    def _waiting(self) -> float:
+        """Return the seconds for which threads of this process could run and had no CPU."""
+        nanoseconds = 0
+        for thread in self._source.names("/proc/self/task"):
+            words = (text(self._source, f"/proc/self/task/{thread}/schedstat") or "").split()
+            if len(words) == 3 and words[1].isdecimal():
+                nanoseconds += int(words[1])
+        return nanoseconds / 1e9
+
+    def _pressure(self) -> float:
+        """Return the seconds for which any thread of the system waited for a CPU."""
+        for line in (text(self._source, "/proc/pressure/cpu") or "").splitlines():
+            words = line.split()
+            if words[:1] == ["some"] and words[-1].startswith("total="):
+                return int(words[-1].removeprefix("total=")) / 1e6
+        return 0.0
+
+    def _living_workers(self) -> float:
+        """Return the CPU seconds of processes that this one has started, and they in turn."""
+        parents: dict[int, int] = {}
+        ticks: dict[int, int] = {}
+        for pid, fields in self._processes():
+            parents[pid] = int(fields[1])
+            ticks[pid] = sum(map(int, fields[11:15]))  # its own, and of those it has reaped
+        total, generation = 0, {os.getpid()}
+        while generation:
+            generation = {pid for pid, parent in parents.items() if parent in generation}
+            total += sum(ticks[pid] for pid in generation)
+        return total / os.sysconf("SC_CLK_TCK") if total else 0.0
+
+    def _processes(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield each process, and the fields of its stat behind its name."""
+        for name in self._source.names("/proc"):
+            if name.isdecimal():
+                fields = (text(self._source, f"/proc/{name}/stat") or "").rpartition(") ")[2]
+                if len(words := fields.split()) > 14:
+                    yield int(name), words
 
     def _hot(self) -> int:
-        """How often one of these CPUs became too hot and slowed down."""
+        """Return how often one of the CPUs became too hot and slowed down."""
         return sum(
             number(self._source, f"{CPU_FOLDER}/cpu{cpu}/thermal_throttle/core_throttle_count") or 0
-            for cpu in self._cpus
+            for cpu in self.cpus
         )
+
+
+def others_seconds(counted: Mapping[str, float]) -> float:
+    """Return the CPU seconds that others had meanwhile: other programs and other machines."""
+    names = ("user_seconds", "system_seconds", "workers_seconds")
+    used = sum(counted.get(name, 0.0) for name in names)
+    return max(0.0, counted.get("busy_seconds", 0.0) - used)

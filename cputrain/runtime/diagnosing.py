@@ -12,10 +12,10 @@ import json
 import os
 import time
 
-from cputrain.runtime.counted import Counters
+from cputrain.runtime.counted import Counters, others_seconds
 from cputrain.runtime.exchange import Exchanged, pass_by
 from cputrain.runtime.loader_clock import LoaderClock
-from cputrain.runtime.operators import Operators
+from cputrain.runtime.operators import OperatorTrace
 from cputrain.runtime.trial import end
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ class Observer:
         self._most, self._traced, self._seconds = diagnose, traced, seconds
         self._owner = os.getpid()
         self._loaders = LoaderClock()
-        self._operators = Operators(torch)
+        self._operators = OperatorTrace(torch)
         self._counters = Counters()
         self._clocks: list[float] = []
         self._placed: dict[str, float] = {}
@@ -66,6 +66,8 @@ class Observer:
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._at_begin: dict[str, float] = {}
         self._counted: dict[str, float] = {}
+        self._trace_began: dict[str, float] = {}
+        self._others_traced = 0.0
         self._optimizer_began = 0.0
         register_optimizer_step_pre_hook(self._begins)
         register_optimizer_step_post_hook(self._stepped)
@@ -131,9 +133,13 @@ class Observer:
                 self._placed = self._counters.placed()
                 self._counted = {name: ended[name] - self._at_begin[name] for name in ended}
                 self._stage, self._count = "traced", 0
+                self._trace_began = {**self._counters.now(), "at": time.perf_counter()}
                 self._operators.begin()
         elif self._count >= self._traced * many:
             self._operators.stop()
+            ended = {**self._counters.now(), "at": time.perf_counter()}
+            grown = {name: ended[name] - self._trace_began[name] for name in ended}
+            self._others_traced = others_seconds(grown) / grown["at"]
             self._tell("enough")
             end()
         elif self._count % many == 0:
@@ -150,8 +156,8 @@ class Observer:
             "clocks": self._clocks, "placed": self._placed,
             "optimizers": list(self._optimizers.values()), "traced": traced,
             "torch": self._torch.__version__, "threads": self._torch.get_num_threads(),
-            "loaders": sorted(self._loaders.kinds),
-            **self._operators.seen(),
+            "loaders": sorted(self._loaders.kinds), "others_traced": self._others_traced,
+            **self._operators.document(),
         }  # fmt: skip
         with open(fd, "w", encoding="utf-8") as file:
             json.dump(document, file)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cputrain.diagnose.applied import is_tried
 from cputrain.diagnose.causes import CAUSES, code, memory, overlap, units, waiting, work
 from cputrain.diagnose.finding import Case, Sure
 from cputrain.diagnose.layers import layers_of
@@ -70,9 +71,11 @@ def test_units_for_fewer_bits():
 
 def test_images_that_are_turned():
     image = {"shapes": ((8, 16, 32, 32), (16, 16, 3, 3)), "dtype": "bfloat16", "bytes": 4e8}
-    (one,) = findings(units, seen(operator("convolution", **image)))
+    (one,) = findings(units, seen(operator("convolution", seconds=0.05, **image)))
     assert one.lost_seconds == pytest.approx(0.02)
     assert one.exact
+    (one,) = findings(units, seen(operator("convolution", seconds=0.012, **image)))
+    assert one.lost_seconds == pytest.approx(0.012)  # turning takes no more than the whole of it
     assert not findings(units, seen(operator("convolution", channels_last=True, **image)))
 
 
@@ -81,7 +84,7 @@ def test_sides_that_do_not_fit():
     back = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 5000), (5000, 256)))
     fits = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 64), (64, 256)))
     small = operator("mm", seconds=0.02, flops=1e9, shapes=((512, 3), (3, 256)))
-    of = seen(head, back, fits, small)
+    of = seen(head, back, fits, small, step=0.12)
     odd, odd_back = (512, 5000, 256, "float32"), (512, 256, 5000, "float32")
     round_, round_back = (512, 5056, 256, "float32"), (512, 256, 5056, "float32")
     assert units.products_to_time(of) == [odd, round_, odd_back, round_back]
@@ -135,6 +138,39 @@ def test_code_that_takes_time():
     assert one.lost_seconds == pytest.approx(0.02)  # two threads wait side by side
     fused = seen(optimizer=0.05, optimizers=({**plain, "fused": True},))
     assert not [one for one in findings(code, fused) if "fused" in one.title]
+
+
+def test_denormals_are_named_and_never_flushed_without_being_asked_for():
+    """It is not exact: no option of `--apply`, fewer bits allowed or not, tries it."""
+    small = seen(operator(bytes=4e8, seconds=0.1), tiny=0.1)
+    (one,) = [one for one in findings(code, small) if "too small" in one.title]
+    assert one.settings == {"flush_denormals": "on"}
+    assert (one.exact, one.sure) == (False, Sure.AT_BEST)
+    assert "--flush-denormals on" in one.remedy
+    for said in ("below 1.2e-38 become zero", "-inf", "not exact"):
+        assert said in one.remedy
+        assert said in one.changes
+    assert not any(is_tried(one, reduced=reduced) for reduced in (False, True))
+    (bits,) = findings(units, seen(operator("mm", flops=4e10, seconds=0.1)))
+    assert [is_tried(bits, reduced=reduced) for reduced in (False, True)] == [False, True]
+    # on a CPU that is as fast with them, they cost nothing
+    fast = ROOF.replace(denormal_seconds=0.0)
+    (one,) = [
+        one for one in code.find(Case(machine=MACHINE, roof=fast, seen=small))
+        if "too small" in one.title
+    ]  # fmt: skip
+    assert one.speedup == 1
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_is_not_exact_says_what_it_changes(cause):
+    of = seen(
+        operator("mm", flops=4e10, seconds=0.09, bytes=1e6, shapes=((500, 33), (33, 70))),
+        operator("mul", bytes=4e8, seconds=0.01), tiny=0.1,
+    )  # fmt: skip
+    times = {(500, 70, 33, "float32"): 0.5, (512, 128, 64, "float32"): 0.1}
+    for one in findings(cause, of, products=times):
+        assert bool(one.changes) != one.exact
 
 
 def test_no_gain_is_without_end():

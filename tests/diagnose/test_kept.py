@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from cputrain.bench.diagnoses.impossible import impossible_figures, text_of_page
 from cputrain.diagnose import compare, read_diagnosis
 from cputrain.errors import UsageError
 from cputrain.launch.cli import main
@@ -157,3 +158,37 @@ def test_a_file_in_the_way_is_told_before_the_script_runs(tmp_path):
     assert "--html page.html would overwrite a file" in done.stderr
     assert (tmp_path / "page.html").read_text() == "the user's"
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_was_kept_before_roofs_were_marked_has_no_impossible_figure(kept, capsys, tmp_path):
+    """A document of an earlier version, of a machine that was busy when its best was measured."""
+
+    def of_before(it):
+        for name in ("rough", "measurements", "streaming_bytes_per_s", "cache_bytes"):
+            it["roof"].pop(name)
+        it.pop("rough")
+        it["seen"].pop("others_traced")
+        it["roof"]["flops_per_s"]["float32"] = {"1": 6e10, "4": 4e10}
+        it["seen"]["operators"][2]["flops"] = 9e9  # 225 of 60 GFLOP/s
+        it["seen"]["wait"] = 0.2  # of a step of 0.1
+        for finding in it["findings"]:
+            finding.pop("changes")
+        it["findings"][0]["evidence"] = [
+            "they reach 225 GFLOP/s of 60", "that is 90 GB/s, where this memory has 40",
+            "they reach 45.5 GFLOP/s of 60", "batches take 40% of a step",
+        ]  # fmt: skip
+        it["findings"][1]["title"] = "150% of a step goes to and from memory"
+
+    changed(kept, of_before)
+    found = read_diagnosis(str(kept))
+    assert found.roof.flops("float32", 4) == pytest.approx(2.25e11)
+    assert found.rough
+    assert [one.title for one in found.findings] == ["what train.py has"]
+    page = tmp_path / "page.html"
+    (_, text, _), (_, both, _) = report(capsys, kept), report(capsys, kept, kept)
+    report(capsys, "--html", page, kept)
+    shown = (text, both, text_of_page(page.read_text()))
+    assert impossible_figures(found.as_json(), *shown) == []
+    for each in shown:
+        assert "Figures are rough" in " ".join(each.split())
+    assert "45.5 GFLOP/s of 60" in text

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import torch
 
 from cputrain.machine.source import RootSource
-from cputrain.runtime.counted import Counters
+from cputrain.runtime.counted import Counters, others_seconds
 
 FILES = {
-    "proc/stat": "cpu 9 9 9\ncpu0 100 0 100 5000 7 0 0 0 0 0\ncpu1 50 0 50 5000 7 0 0 0 0 0\n"
+    "proc/stat": "cpu 9 9 9\ncpu0 100 0 100 5000 7 0 0 0 0 0\ncpu1 50 0 50 5000 7 0 0 300 0 0\n"
     "cpu12 900 0 0 0 0 0 0 0 0 0\nintr 1\n",
+    "proc/self/task/7/schedstat": "9 2000000000 3\n",
+    "proc/self/task/8/schedstat": "9 500000000 3\n",
+    "proc/self/task/9/schedstat": "\n",
+    "proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.00 total=4500000\nfull total=9\n",
     "proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
     "proc/self/cgroup": "0::/users/one\n",
     "sys/fs/cgroup/users/cpu.max": "200000 100000\n",
@@ -42,7 +49,10 @@ def test_what_a_system_tells(tmp_path):
     now = found.now()
     assert now["throttled_seconds"] == 2.5  # of the group with the quota
     assert now["hot"] == 7
-    assert now["busy_seconds"] > 0
+    assert now["busy_seconds"] == 600 / os.sysconf("SC_CLK_TCK")
+    assert now["steal_seconds"] == 300 / os.sysconf("SC_CLK_TCK")
+    assert now["waiting_seconds"] == 2.5
+    assert now["pressure_seconds"] == 4.5
     assert found.clock() == 2.5e9
     assert found.placed() == {"0": 3 * 4096, "1": 6 * 4096 + (2 << 20)}
 
@@ -64,3 +74,31 @@ def test_what_this_one_tells_grows():
     assert after["user_seconds"] > before["user_seconds"]
     assert after["busy_seconds"] > before["busy_seconds"]
     assert all(after[name] >= before[name] for name in before)
+
+
+def test_what_own_workers_use_is_not_used_by_others(tmp_path):
+    """A child, and one that it has started; while they live, and when they have ended."""
+    spin = "import time; print(flush=True)\nwhile time.process_time() < {}: pass"
+    inner = [sys.executable, "-c", spin.format(0.5)]
+    outer = f"import subprocess\nsubprocess.run({inner!r}, check=True)\n" + spin.format(0.5)
+    found = Counters()
+    before = found.now()
+    with subprocess.Popen(
+        [sys.executable, "-c", outer + "\ninput()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # the inner one runs
+        child.stdout.readline()  # and has ended, and the outer one runs
+        living = found.now()
+        assert living["workers_seconds"] - before["workers_seconds"] >= 0.4
+        child.communicate(b"\n")
+    after = found.now()
+    assert after["workers_seconds"] - before["workers_seconds"] >= 0.9
+
+
+def test_others_are_whoever_is_neither_this_process_nor_its_workers():
+    counted = {"busy_seconds": 9.0, "user_seconds": 3.0, "system_seconds": 1.0,
+               "workers_seconds": 2.0}  # fmt: skip
+    assert others_seconds(counted) == 3
+    assert others_seconds({**counted, "busy_seconds": 5.0}) == 0  # ticks of a clock are coarse
+    assert others_seconds({}) == 0

@@ -5,6 +5,11 @@
 prints a table: what the first finding with an option predicted and what came of it, medians over
 the rounds; and what diagnosing took beyond the script's own first 20 steps. The machine's own best
 is measured by the first, and kept.
+
+    python -m cputrain.bench.diagnoses --busy 2 gpt lstm …
+
+diagnoses each beside two busy processes instead, the machine's best measured anew for each, and
+looks for figures that no machine can have in all that is shown. It exits with 1 where there is one.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import time
 
 from cputrain.bench import workloads
 from cputrain.bench.compare import median
+from cputrain.bench.diagnoses import busy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +44,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="each diagnoses every script once")
     parser.add_argument("--precision", default="float32", choices=("float32", "bf16"))
     parser.add_argument("names", nargs="*", default=sorted({*workloads()} - WITHOUT_STEPS))
+    parser.add_argument("--busy", type=int, default=0, help="diagnose beside so many processes")
     asked = parser.parse_args(argv)
+    if asked.busy:
+        return busy.main(asked.names, asked.busy)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in asked.names}
     for number in range(asked.rounds):
         for name, rounds in found.items():

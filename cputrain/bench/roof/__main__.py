@@ -75,7 +75,7 @@ def _rounds(rounds: int) -> Iterator[dict[str, dict[str, float]]]:
             found = {
                 name: (roof.flops(name, cores), products[name]) for name in ("float32", "bfloat16")
             }
-            found["memory"] = (roof.bandwidth(cores), max(streams.values()))
+            found["memory"] = (roof.streaming(cores), max(streams.values()))
             yield {
                 name: {"roof": ours, "best": best, "part": ours / best}
                 for name, (ours, best) in found.items()

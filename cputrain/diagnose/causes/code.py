@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.rates import part_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,18 +17,21 @@ PASSES = {"Adam": 7, "AdamW": 7, "Adagrad": 5, "SGD": 5}
 TENSOR_SECONDS = 2e-6
 """Of a fused step, for each tensor."""
 
-TINY = 1e-3
-"""Part of all results from which on too small numbers are talked of."""
+DENORMAL_SHARE = 1e-3
+"""Part of all results from which on denormal numbers are talked of."""
 
-TINY_SECONDS = 5e-8
-"""What one such number takes longer."""
+FLUSHING = (
+    "it is not exact, numbers below 1.2e-38 become zero, and the logarithm of a probability that "
+    "small becomes -inf"
+)
+"""What the option changes. So it is never tried by itself, nor by --apply."""
 
 LAUNCH = "cputrain launch"
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Optimizers, pages, tiny numbers, Python, a limit that is used up, and heat."""
-    for one in (_optimizer, _pages, _tiny_numbers, _python, _throttled, _hot):
+    """Optimizers, pages, denormals, Python, a limit that is used up, and heat."""
+    for one in (_optimizer, _pages, _denormals, _python, _throttled, _hot):
         yield from one(case)
 
 
@@ -42,13 +46,13 @@ def _optimizer(case: Case) -> Iterator[Finding]:
     whole = sum(PASSES[one["name"]] * one["bytes"] for one in slow)
     tensors = sum(one["tensors"] for one in slow)
     level = "memory" if whole > _last_cache(case) else "l3"
-    fused = whole / case.roof.bandwidth(seen.threads, level) + tensors * TENSOR_SECONDS
+    fused = whole / case.roof.streaming(seen.threads, level) + tensors * TENSOR_SECONDS
     names = ", ".join(dict.fromkeys(one["name"] for one in slow))
     calls = sum(one.calls for one in seen.operators if one.phase == "optimizer")
     yield found(
         case, max(0.0, seen.optimizer - fused),
         cause="code",
-        title=f"{names} takes {seen.optimizer / seen.step:.0%} of a step: it is not fused",
+        title=f"{names} takes {part_of(seen.optimizer, seen.step)} of a step: it is not fused",
         evidence=(
             f"it takes {seen.optimizer * 1e3:.3g} ms in {calls:.0f} operators on {tensors} tensors",
             f"one pass over them takes about {fused * 1e3:.3g} ms",
@@ -86,19 +90,25 @@ def _pages(case: Case) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _tiny_numbers(case: Case) -> Iterator[Finding]:
+def _denormals(case: Case) -> Iterator[Finding]:
     seen = case.seen
-    if seen.tiny < TINY:
+    if seen.tiny < DENORMAL_SHARE:
         return
     count = sum(one.bytes for one in seen.operators) / 4 * seen.tiny
+    longer = case.roof.denormal_seconds
+    lost = min(count * longer / seen.threads, seen.computing)
     yield found(
-        case, count * TINY_SECONDS / seen.threads,
+        case, lost, from_operators=True,
         cause="code",
-        title=f"{seen.tiny:.1%} of all results are too small for a normal number",
-        evidence=("a CPU takes many times as long for such numbers",),
-        remedy=f"{LAUNCH} takes them for nothing, or torch.set_flush_denormal(True)",
+        title=f"{seen.tiny:.1%} of all results are too small for a normal number (denormals)",
+        evidence=(
+            f"such a number takes this CPU up to {longer * 1e9:.2g} ns longer than another",
+        ),
+        remedy=f"{LAUNCH} --flush-denormals on, where the results stay good: {FLUSHING}",
         settings={"flush_denormals": "on"},
-        sure=Sure.CALCULATED,
+        exact=False,
+        changes=FLUSHING,
+        sure=Sure.AT_BEST,
     )  # fmt: skip
 
 
@@ -110,7 +120,7 @@ def _python(case: Case) -> Iterator[Finding]:
     yield found(
         case, seen.between / 2,
         cause="code",
-        title=f"Python takes {seen.between / seen.step:.0%} of a step, between operators",
+        title=f"Python takes {part_of(seen.between, seen.step)} of a step, between operators",
         evidence=(
             f"{calls:.0f} operators of {seen.computing / calls * 1e6:.3g} µs in the mean; "
             f"{seen.between / calls * 1e6:.3g} µs between two",
@@ -140,7 +150,7 @@ def _hot(case: Case) -> Iterator[Finding]:
     if seen.counted.get("hot", 0.0) and seen.clock < seen.highest_clock:
         slower = 1 - seen.clock / seen.highest_clock
         yield found(
-            case, seen.computing * slower,
+            case, seen.computing * slower, from_operators=True,
             cause="code",
             title=f"the CPU becomes too hot, and computes {slower:.0%} slower",
             evidence=(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.rates import of_roof, part_of
 from cputrain.machine import cores_within
 
 TYPE_CHECKING = False
@@ -29,20 +30,21 @@ def _chains(case: Case) -> Iterator[Finding]:
     seen = case.seen
     long = [one for one in _followed(seen) if len(one) >= CHAIN]
     lost = sum(_lost(one) for one in long)
-    if not lost:
+    if lost <= 0:
         return
     every = [each for one in long for each in one]
     seconds = sum(one.seconds / one.calls for one in every)
     moved = sum(one.bytes / one.calls for one in every)
-    roof = case.roof.bandwidth(seen.threads)
+    least = sum(case.roof.transfer_seconds(one.bytes / one.calls, seen.threads) for one in every)
+    share = part_of(seconds, seen.whole)
     yield found(
-        case, lost,
+        case, lost, from_operators=True,
         cause="memory",
-        title=f"{seconds / seen.step:.0%} of a step goes to and from memory, operator by operator",
+        title=f"{share} of a step goes to and from memory, operator by operator",
         evidence=(
             f"{len(every)} operators in {len(long)} chains go over {moved / 2**20:.0f} MiB, number "
             f"by number, in {seconds * 1e3:.3g} ms",
-            f"that is {moved / seconds / 1e9:.3g} GB/s, where this memory has {roof / 1e9:.3g}",
+            f"that is {of_roof(moved / seconds, moved / least, 'B/s')} that memory and caches have",
             "as one for each chain they would read and write once",
         ),
         remedy="try cputrain launch --compile on (makes one of each chain)",
@@ -83,7 +85,7 @@ def _one_node(case: Case) -> Iterator[Finding]:
         one.seconds for one in seen.operators if not one.flops and one.bytes > LEAST * one.calls
     )
     yield found(
-        case, bound * max(0.0, 1 - 1 / (len(nodes) * share)),
+        case, bound * max(0.0, 1 - 1 / (len(nodes) * share)), from_operators=True,
         cause="memory",
         title=f"{share:.0%} of the memory is on node {fullest}, and {len(nodes)} nodes compute",
         evidence=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cputrain.diagnose.causes.waiting import WITHOUT_WORKERS
 from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.rates import part_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def find(case: Case) -> Iterator[Finding]:
     yield found(
         case, lost,
         cause="overlap",
-        title=f"batches are prepared within the step: {seen.wait / seen.step:.0%} of it",
+        title=f"batches are prepared within the step: {part_of(seen.wait, seen.step)} of it",
         evidence=(
             f"the loader has no workers, and takes {seen.wait * 1e3:.3g} ms of each step",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.rates import of_roof, part_of, rate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _sides(case: Case) -> Iterator[Finding]:
     dearest = max(faster, key=lambda one: faster[one][0])
     odd = sorted({side for one in faster for side in one[:3] if side % TILE})
     yield found(
-        case, lost,
+        case, lost, from_operators=True,
         cause="units",
         title=f"sides of matrices do not fit the CPU's units: {', '.join(map(str, odd))}",
         evidence=(
@@ -92,6 +93,7 @@ def _sides(case: Case) -> Iterator[Finding]:
         remedy=", ".join(f"{-(-side // ROUND) * ROUND} instead of {side}" for side in odd)
         + ": what they add is not used",
         exact=False,
+        changes="layers have other sizes",
         sure=Sure.MEASURED,
     )  # fmt: skip
 
@@ -100,26 +102,30 @@ def _bits(case: Case) -> Iterator[Finding]:
     seen, roof = case.seen, case.roof
     full = roof.flops("float32", seen.threads)
     times = roof.flops("bfloat16", seen.threads) / full
-    heavy = [one for one in seen.operators if one.flops and one.dtype == "float32"]
+    heavy = [
+        one for one in seen.operators
+        if one.flops and one.seconds and one.dtype == one.computes == "float32"
+    ]  # fmt: skip
     if times < WORTH or not heavy:
         return
     # of each, only what is bound by computing is faster, and its tensors become others before
     lost = sum(
         one.seconds * min(1.0, one.flops / one.seconds / full) * (1 - 1 / times) for one in heavy
-    ) - CASTING * sum(one.bytes for one in heavy) / roof.bandwidth(seen.threads)
+    ) - CASTING * sum(one.bytes for one in heavy) / roof.streaming(seen.threads)
     seconds, flops = sum(one.seconds for one in heavy), sum(one.flops for one in heavy)
     yield found(
-        case, lost,
+        case, lost, from_operators=True,
         cause="units",
         title=f"bfloat16 is {times:.1f} times as fast on this CPU, and not used",
         evidence=(
-            f"products and convolutions in float32 take {seconds / seen.step:.0%} of a step",
-            f"they reach {flops / seconds / 1e9:.3g} GFLOP/s of {full / 1e9:.3g}",
-            f"in bfloat16 there are {full * times / 1e9:.3g}",
+            f"products and convolutions in float32 take {part_of(seconds, seen.whole)} of a step",
+            f"they reach {of_roof(flops / seconds, full, 'FLOP/s')}",
+            f"in bfloat16 there are {rate(full * times, 'FLOP/s')}",
         ),
         remedy="cputrain launch --precision bf16 (fewer bits: compare the losses)",
         settings={"precision": "bf16"},
         exact=False,
+        changes="fewer bits",
         sure=Sure.CALCULATED,
     )  # fmt: skip
 
@@ -135,9 +141,9 @@ def _order(case: Case) -> Iterator[Finding]:
         return
     # each is put in another order before, and its result back
     moved = sum(2 * one.bytes for one in turned)
-    lost = moved / case.roof.bandwidth(seen.threads)
+    lost = min(moved / case.roof.streaming(seen.threads), sum(one.seconds for one in turned))
     yield found(
-        case, lost,
+        case, lost, from_operators=True,
         cause="units",
         title="images have their channels first, and are turned for each convolution",
         evidence=(

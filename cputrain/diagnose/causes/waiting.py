@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.rates import part_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def find(case: Case) -> Iterator[Finding]:
     yield found(
         case, seen.wait,
         cause="input",
-        title=f"the training waits for data: {seen.wait / seen.step:.0%} of a step",
+        title=f"the training waits for data: {part_of(seen.wait, seen.step)} of a step",
         evidence=(
             f"{seen.wait * 1e3:.3g} ms of each step pass in the loader's next batch, though it has "
             "workers",

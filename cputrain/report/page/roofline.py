@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from math import floor, log10
 
+from cputrain.diagnose.rates import share_of_roof
 from cputrain.record import Record
-from cputrain.report.figures import milliseconds, rate, shapes
+from cputrain.report.figures import LEVELS, milliseconds, part_of, rate, shapes
 from cputrain.report.page.marks import element, part, text, tip
 
 TYPE_CHECKING = False
@@ -38,6 +39,17 @@ class Mark(Record):
     operations: float
     moved: float
     layers: tuple[str, ...]
+
+    least: float
+    """Seconds that they take at the roof."""
+
+    bound: str
+    """What they are bound by: computing, or a level of memory."""
+
+    @property
+    def reached(self) -> float:
+        """The part of the roof that they reach."""
+        return min(1.0, self.least / self.seconds)
 
     @property
     def intensity(self) -> float:
@@ -102,8 +114,9 @@ def roofline(found: Diagnosis) -> str:
         + text(
             "p",
             f"Upwards: operations in a second. Larger marks take more of the step; the "
-            f"{len(marks)} that are drawn take {drawn / seen.step:.0%} of it. An operator that "
-            "only goes over its numbers counts as one operation for each.",
+            f"{len(marks)} that are drawn take {part_of(drawn, seen.whole)} of it. An operator "
+            "that only goes over its numbers counts as one operation for each."
+            + (" The lines are rough." if roof.rough else ""),
             class_="note",
         )
     )
@@ -114,13 +127,20 @@ def _marks(found: Diagnosis) -> Iterator[Mark]:
     for one in found.seen.operators:
         key = (one.name, one.shapes, one.dtype, one.phase)
         groups.setdefault(key, []).append(one)
+    roof, threads = found.roof, found.seen.threads
     for each in groups.values():
         seconds, moved = sum(one.seconds for one in each), sum(one.bytes for one in each)
-        operations = sum(one.flops or one.numbers for one in each)
+        # what goes over its elements may do less than an operation for each
+        operations = sum(
+            min(one.flops or one.numbers, roof.highest_flops(one.computes, threads) * one.seconds)
+            for one in each
+        )
+        bounds = [roof.least_seconds(one, threads) for one in each]
         if seconds > 0 and moved > 0 and operations > 0:
             yield Mark(
                 of=each[0], calls=sum(one.calls for one in each), seconds=seconds,
                 operations=operations, moved=moved, layers=tuple({one.layer: 0 for one in each}),
+                least=sum(least for least, _ in bounds), bound=max(bounds)[1],
             )  # fmt: skip
 
 
@@ -166,9 +186,8 @@ def _named(level: tuple[str, float]) -> str:
 
 
 def _drawn(one: Mark, found: Diagnosis, across: Scale, up: Scale) -> str:
-    seen, roof = found.seen, found.roof
-    share = one.seconds / seen.step
-    most = min(roof.flops(one.of.dtype, seen.threads), one.intensity * roof.bandwidth(seen.threads))
+    seen = found.seen
+    share = min(1.0, one.seconds / seen.whole)
     where = ", ".join(one.layers[:3]) + (f" and {len(one.layers) - 3} more" * (len(one.layers) > 3))
     said = tip(
         f"{one.of.name} · {one.of.phase}",
@@ -176,7 +195,7 @@ def _drawn(one: Mark, found: Diagnosis, across: Scale, up: Scale) -> str:
         where,
         f"{one.calls:.0f} calls, {milliseconds(one.seconds)}, {share:.1%} of a step",
         f"{rate(one.speed, 'FLOP/s')}, {rate(one.moved / one.seconds, 'B/s')}",
-        f"{one.speed / most:.0%} of what {one.of.dtype} and memory allow",
+        f"{share_of_roof(one.reached)} of what it is bound by: {LEVELS[one.bound]}",
     )
     return element(
         "circle", cx=part(across.at(one.intensity)), cy=part(1 - up.at(one.speed)),

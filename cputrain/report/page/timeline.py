@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.report.figures import milliseconds, shapes
+from cputrain.report.figures import milliseconds, part_of, shapes
 from cputrain.report.page.marks import element, part, text, tip
 
 TYPE_CHECKING = False
@@ -31,14 +31,15 @@ def parts(seen: Seen) -> str:
     bars = [
         element(
             "span", class_=f"bar {kind}", style=f"flex-grow:{seconds / seen.step:.5f}",
-            data_tip=tip(name, f"{milliseconds(seconds)}, {seconds / seen.step:.0%}"), tabindex=0,
+            data_tip=tip(name, f"{milliseconds(seconds)}, {part_of(seconds, seen.step)}"),
+            tabindex=0,
         )
         for name, kind, seconds in told
     ]  # fmt: skip
     names = [
         element(
             "li", element("i", class_=kind), text("span", name),
-            text("b", milliseconds(seconds)), text("span", f"{seconds / seen.step:.0%}"),
+            text("b", milliseconds(seconds)), text("span", part_of(seconds, seen.step)),
         )
         for name, kind, seconds in told
     ]  # fmt: skip

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from cputrain.report.figures import NOTHING, doubts, milliseconds, option, rate, reached, shapes
+from cputrain.report.figures import (
+    NOTHING,
+    doubts,
+    milliseconds,
+    operator_share,
+    option,
+    rate,
+    reached,
+    shapes,
+    spread,
+)
 from cputrain.report.page.drawing import drawing
 from cputrain.report.page.marks import element, part, table, text
 from cputrain.report.page.roofline import roofline
@@ -71,8 +81,8 @@ def _header(found: Diagnosis) -> str:
         ("reached", reached(found)),
         ("operators", f"{sum(one.calls for one in seen.operators):.0f} in "
          f"{milliseconds(seen.computing)}, {milliseconds(seen.between) or '0 ms'} between them"),
-        ("timed", f"{seen.steps} steps with {seen.threads} thread{'s' * (seen.threads != 1)}; half "
-         f"of them within {seen.spread:.0%}"),
+        ("timed", f"{seen.steps} steps with {seen.threads} thread{'s' * (seen.threads != 1)}; "
+         f"{spread(seen)}"),
         ("on", f"{found.box.name}, torch {found.roof.torch}, {found.when}"),
     )  # fmt: skip
     inside = [element("div", text("dt", name), text("dd", value)) for name, value in facts]
@@ -80,23 +90,26 @@ def _header(found: Diagnosis) -> str:
         "header", text("p", found.script, class_="script"),
         element("h1", text("b", milliseconds(seen.step)), " a step"),
         element("dl", *inside),
-        text("p", doubts(seen), class_="warning") if doubts(seen) else "",
+        text("p", doubts(found), class_="warning") if found.rough else "",
     )  # fmt: skip
 
 
 def _findings(found: Diagnosis) -> str:
     if not found.findings:
         return text("p", NOTHING, class_="good")
-    return element("ol", *map(_finding, found.findings), class_="findings")
+    rough = ", rough" if found.rough else ""
+    return element("ol", *(_finding(one, rough) for one in found.findings), class_="findings")
 
 
-def _finding(one: Finding) -> str:
-    bits = "" if one.exact else text("span", "fewer bits", class_="bits")
+def _finding(one: Finding, rough: str) -> str:
+    # documents of before `changes` say only that it is not exact
+    changes = "fewer bits" if one.changes in {"", "fewer bits"} else "not exact"
+    bits = "" if one.exact else text("span", changes, class_="bits")
     return element(
         "li",
         element(
             "div", text("span", CAUSES.get(one.cause, one.cause), class_="cause"), bits,
-            element("span", text("b", f"{one.speedup:.2f}×"), f" {one.sure}", class_="gain"),
+            element("span", text("b", f"{one.speedup:.2f}×"), f" {one.sure}{rough}", class_="gain"),
             class_="top",
         ),
         text("h3", one.title),
@@ -145,17 +158,18 @@ def _operators(found: Diagnosis) -> str:
             text("code", one.name), text("span", shapes(one.shapes)),
             text("span", one.layer), text("span", one.phase), f"{one.calls:.0f}",
             milliseconds(one.seconds),
-            rate(one.flops / one.seconds, "FLOP/s") if one.flops and one.seconds else "",
-            rate(one.bytes / one.seconds, "B/s") if one.bytes and one.seconds else "",
+            rate(one.flops_per_s, "FLOP/s") if one.flops and one.seconds else "",
+            rate(one.bytes_per_s, "B/s") if one.bytes and one.seconds else "",
+            operator_share(one, found.roof, found.seen.threads),
         )
         for one in dearest
     ]  # fmt: skip
-    head = ("operator", "forms", "in", "", "calls", "time", "computes", "moves")
+    head = ("operator", "shapes", "in", "", "calls", "time", "computes", "moves", "of the roof")
     count = len(dearest)
     return element(
         "details",
         text("summary", f"the {count} dearest of {len(found.seen.operators)}"),
-        table(head, rows, numbers=frozenset(range(4, 8))),
+        table(head, rows, numbers=frozenset(range(4, 9))),
     )
 
 
@@ -163,5 +177,6 @@ def _footer(found: Diagnosis) -> str:
     return text(
         "footer",
         f"cputrain {found.cputrain}. Times are medians of steps as they are; operators were timed "
-        "one by one in steps behind those. The machine's best was measured through torch.",
+        "one by one in steps behind those. The machine's best was measured through torch"
+        + (", and is rough." if found.roof.rough else "."),
     )

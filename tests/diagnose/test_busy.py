@@ -1,0 +1,85 @@
+"""Diagnoses beside busy processes: rough, and said to be so, and no figure that cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cputrain.bench.diagnoses.busy import busy_processes, diagnose_script
+from cputrain.bench.diagnoses.impossible import impossible_figures
+from cputrain.machine import read_machine
+from tests.diagnose.planted import BEGIN, KEEPS_MEMORY, PLANTED, STEPS
+from tests.diagnose.samples import diagnosis
+
+MACHINE = read_machine(detail=False)
+
+GROUPED = BEGIN + KEEPS_MEMORY + """
+model = nn.Sequential(
+    nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.ReLU(),
+    nn.Conv2d(32, 64, 1), nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.Conv2d(64, 16, 1),
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+x = torch.randn(4, 3, 32, 32)
+""" + STEPS  # fmt: skip
+"""Convolutions whose gradients torch's own counter counts once for each group."""
+
+
+def test_beside_busy_processes_no_figure_is_impossible(tmp_path):
+    """With an empty cache, so that the machine's best is measured beside them."""
+    cache = tmp_path / "cache"
+    scripts = {"grouped": GROUPED, "products": PLANTED["code"]}
+    for name, text in scripts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    times = []
+    with busy_processes(2):
+        for name in scripts:
+            words = ["--steps", "4", str(tmp_path / f"{name}.py")]
+            row = diagnose_script(name, words, str(cache))
+            assert row.impossible == ()
+            assert any("was measured" in reason for reason in row.rough), row.rough
+            times.append(row.measurements)
+    # one that is rough is kept as such, and measured again the next time
+    assert times[1] > times[0] >= 1
+    document = json.loads((cache / "cputrain" / "roof.json").read_text())
+    (roof,) = (value for name, value in document.items() if name != "schema_version")
+    assert roof["rough"]
+
+
+def test_busy_processes_are_gone_behind():
+    with pytest.raises(ZeroDivisionError), busy_processes(1):
+        _ = 1 / 0
+    with busy_processes(0):
+        pass
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["235 GFLOP/s of 78.9 (298%)", "235 GFLOP/s of 78.9 GFLOP/s", "1.1 TFLOP/s of 900 GFLOP/s",
+     "takes 101 % of a step", "saves -3% of a step", "60.2 GB/s of 20.1 GB/s"],
+)  # fmt: skip
+def test_what_is_impossible_is_seen(text):
+    good = diagnosis(MACHINE).as_json()
+    assert impossible_figures(good, "78.9 GFLOP/s of 235 GFLOP/s (34%)") == []
+    assert impossible_figures(good, text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda it: it["seen"]["operators"][0].update(flops=1e12),
+        lambda it: it["seen"]["operators"][1].update(bytes=1e12),
+        lambda it: it["seen"]["operators"][0].update(seconds=0.0),
+        lambda it: it["roof"]["flops_per_s"]["float32"].update({"4": 1e9}),
+        lambda it: it["roof"]["bandwidth_bytes_per_s"]["l3"].update({"4": 1e12}),
+        lambda it: it["findings"][0].update(lost_seconds=-0.1),
+        lambda it: it["findings"][0].update(lost_seconds=0.1),
+        lambda it: it["findings"][0].update(speedup=0.9),
+        lambda it: it["layers"][0].update(share=1.2),
+    ],
+)
+def test_what_is_impossible_in_a_document_is_seen(change):
+    document = json.loads(json.dumps(diagnosis(MACHINE).as_json()))
+    assert impossible_figures(document) == []
+    change(document)
+    assert impossible_figures(document)
