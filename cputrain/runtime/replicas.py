@@ -34,8 +34,10 @@ class Replicas:
         self._hook = register_optimizer_step_post_hook(self._stepped)
         pass_by(Replicas._stepped.__code__)
         self._models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._counted: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Models whose batches are divided among the number that was asked for."""
         self._divided: dict[int, int] = {}
-        self._reasons: dict[str, None] = {}
+        self._refusals: dict[str, None] = {}
         self._outermost = outermost(torch)
         self._outermost.add(self._around)
 
@@ -45,7 +47,13 @@ class Replicas:
         splitter = self._models.get(model)
         if splitter is None:
             splitter = self._models[model] = self._new(model)
-        return splitter(call, args, options) if splitter else call(model, *args, **options)
+        if not splitter:
+            return call(model, *args, **options)
+        output = splitter(call, args, options)
+        if self._count is not None and splitter.divided and model not in self._counted:
+            self._counted.add(model)
+            self._chose(self._count, 1.0)
+        return output
 
     def _stepped(self, *_: object) -> None:
         self._steps += 1
@@ -55,15 +63,15 @@ class Replicas:
 
         if isinstance(model, Split) or next(model.parameters(), None) is None:
             return False  # it does so itself; there is nothing to learn
-        return splitter_of(
-            model, self._count, chose=self._chose, tell=self._refused, falls_back=True
-        )
+        name = type(model).__name__
+
+        def refused(reason: str) -> None:
+            self._refusals[f"batches of {name} undivided: {reason}"] = None
+
+        return splitter_of(model, self._count, chose=self._chose, tell=refused, falls_back=True)
 
     def _chose(self, count: int, _gain: float) -> None:
         self._divided[count] = self._divided.get(count, 0) + 1
-
-    def _refused(self, reason: str) -> None:
-        self._reasons[reason] = None
 
     def describe(self) -> str:
         parts = [
@@ -74,8 +82,7 @@ class Replicas:
         ]
         if self._derivatives.twice:
             parts = ["batches undivided: the script differentiates gradients again"]
-        parts += [f"batches undivided: {reason}" for reason in self._reasons]
-        return ", ".join(parts)
+        return ", ".join([*parts, *self._refusals])
 
     def undo(self) -> None:
         self._outermost.remove(self._around)

@@ -28,7 +28,11 @@ AT_RUN_TIME = {
 
 def summary(carried: Carried, applied: Sequence[Applied]) -> str:
     """What was applied to what."""
-    before = [said for said in carried.says if said not in AT_RUN_TIME and "loader" not in said]
+    before = [
+        said
+        for said in carried.says
+        if said not in AT_RUN_TIME and "loader" not in said and not said.startswith("batches ")
+    ]
     told = [said for transform in applied if (said := transform.describe())]
     during = [said for said in told if said not in before]
     return f"cputrain: {', '.join([*before, *during])}"

@@ -38,7 +38,7 @@ def test_a_script_learns_the_same_with_its_batches_divided(tmp_path: Path) -> No
     done = launch(tmp_path, "--replicas", "2", "x.py")
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout) == pytest.approx(losses(right.stdout), rel=2e-4, abs=2e-4)
-    assert "batches divided among 2 replicas" in done.stderr
+    assert "batches of 1 model divided among 2 replicas" in done.stderr
     assert "undivided" not in done.stderr
 
 
@@ -62,7 +62,7 @@ def test_why_a_model_is_not_divided_is_told_at_the_end(tmp_path: Path) -> None:
     )
     done = launch(tmp_path, "--replicas", "2", "x.py")
     assert done.returncode == 0, done.stderr
-    assert "batches undivided: the model (Sequential) has a hook" in done.stderr
+    assert "batches of Sequential undivided: the model (Sequential) has a hook" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -90,7 +90,7 @@ def test_what_fails_in_parts_alone_goes_on_whole(tmp_path: Path) -> None:
     done = launch(tmp_path, "--replicas", "2", "x.py")
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout) == pytest.approx(losses(right.stdout), rel=2e-3, abs=2e-3)
-    assert "batches undivided: PartsDiffer" in done.stderr
+    assert "undivided: PartsDiffer" in done.stderr
 
 
 def test_the_scripts_own_error_is_its_own(tmp_path: Path) -> None:
