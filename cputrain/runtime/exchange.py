@@ -13,9 +13,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
-    from typing import Any, TypeVar
-
-    AnyFunction = TypeVar("AnyFunction")
+    from typing import Any
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
@@ -50,13 +48,12 @@ class Exchanged:
             self._table.pop(id(self._ours), None)
 
 
-def uncounted(function: AnyFunction) -> AnyFunction:
+def uncounted(function: Any) -> Any:
     """Return the function, changed so that warnings do not count its frames."""
-    place: Any = function
-    code = place.__code__
+    code = function.__code__
     if not code.co_filename.endswith(UNCOUNTED):
         name = code.co_filename + UNCOUNTED
-        place.__code__ = _codes.setdefault(code, code.replace(co_filename=name))
+        function.__code__ = _codes.setdefault(code, code.replace(co_filename=name))
     return function
 
 

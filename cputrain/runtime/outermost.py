@@ -179,7 +179,8 @@ def _linked(around: Around, call: Around) -> Around:
     def linked(model: Any, /, *args: Any, **options: Any) -> Any:
         return around(call, model, *args, **options)
 
-    return uncounted(linked)
+    outer: Around = uncounted(linked)
+    return outer
 
 
 _found: dict[ModuleType, Outermost] = {}
