@@ -64,8 +64,8 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/tested: $(VENV)/installed
 	@$(BIN)/python $(PIP) --editable '.[test]'
-	@# in a folder of its own: others look for it, and it may be one for a torch with CUDA
-	@$(BIN)/python $(PIP) --no-deps --target $(VENV)/torchvision torchvision pillow
+	@# in a folder of its own: others look for it, and it may be one for a torch with CUDA; timm needs it
+	@$(BIN)/python $(PIP) --no-deps --target $(VENV)/torchvision torchvision pillow timm
 	@touch $@
 
 $(VENV)-zendnn/installed: pyproject.toml constraints.txt

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from cputrain.runtime.exchange import uncounted, without_ours
+
 if TYPE_CHECKING:
     from cputrain.data.statistics import Statistics
 
@@ -21,9 +23,16 @@ class _Clocked:
 
     def __call__(self, samples: Any) -> Any:
         begin = perf_counter()
-        batch = self._collate_fn(samples)
+        try:
+            batch = self._collate_fn(samples)
+        except BaseException as error:
+            error.__traceback__ = without_ours(error)
+            raise
         self.took = perf_counter() - begin
         return batch
+
+
+uncounted(_Clocked.__call__)
 
 
 class ProcessIterator(_SingleProcessDataLoaderIter):
@@ -48,6 +57,9 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
         except StopIteration:
             self.is_over = True
             raise
+        except BaseException as error:
+            error.__traceback__ = without_ours(error)
+            raise
         took = perf_counter() - begin
         statistics = self._statistics
         statistics.waited_s += took
@@ -55,3 +67,6 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
         statistics.collate_s += self._collate.took
         statistics.batches += 1
         return data
+
+
+uncounted(ProcessIterator._next_data)

@@ -14,6 +14,7 @@ from torch.utils.data._utils import collate
 from cputrain.data.messages import Result
 from cputrain.data.next_epoch import Ahead, Forget
 from cputrain.data.random_states import ProcessStates
+from cputrain.runtime.exchange import uncounted, without_ours
 from cputrain.shared.arena import Writer
 from cputrain.shared.one_thread import limit_numpy
 from cputrain.shared.packing import lay_apart, pack, room_for, unpack
@@ -70,10 +71,13 @@ def _timed(collate_fn: Callable[[Any], Any], clock: _Clock) -> Callable[[Any], A
         begin = time.perf_counter()
         try:
             return collate_fn(samples)
+        except BaseException as error:  # its text is told, and has the frames of plain python
+            error.__traceback__ = without_ours(error)
+            raise
         finally:
             clock.collating += time.perf_counter() - begin
 
-    return timed
+    return uncounted(timed)
 
 
 class _Done:
@@ -206,7 +210,16 @@ def _collate_into(writer: Writer) -> None:
         ):
             made: torch.Tensor = torchs(batch, collate_fn_map=collate_fn_map)
             return made
-        return torch.stack(batch, 0, out=room_for((len(batch), *first.shape), first.dtype, writer))
+        try:
+            room = room_for((len(batch), *first.shape), first.dtype, writer)
+            return torch.stack(batch, 0, out=room)
+        except (RuntimeError, TypeError):
+            pass  # torch's own says why
+        try:
+            return torchs(batch, collate_fn_map=collate_fn_map)
+        except BaseException as error:
+            error.__traceback__ = without_ours(error)
+            raise
 
     collate.default_collate_fn_map[torch.Tensor] = collate_tensor
 

@@ -25,6 +25,7 @@ from cputrain.data.next_epoch import (
 from cputrain.data.random_states import SamplerStates
 from cputrain.data.resume import StandIn
 from cputrain.data.transport import Transport
+from cputrain.runtime.exchange import without_ours
 
 if TYPE_CHECKING:
     from cputrain.data.statistics import Statistics
@@ -68,8 +69,12 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         except RuntimeError as error:
             # found when torch looked at its workers, or by its handler of SIGCHLD, anywhere in here
             if not str(error).startswith("DataLoader worker (pid"):
+                error.__traceback__ = without_ours(error)
                 raise
             raise RuntimeError(f"{error}: {self._deaths()}") from error.__cause__
+        except BaseException as error:
+            error.__traceback__ = without_ours(error)
+            raise
 
     def _next_data(self) -> Any:
         begin = time.perf_counter()
@@ -77,6 +82,9 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             data = super()._next_data()
         except StopIteration:
             self.is_over = True
+            raise
+        except BaseException as error:
+            error.__traceback__ = without_ours(error)
             raise
         finally:
             self._statistics.waited_s += time.perf_counter() - begin

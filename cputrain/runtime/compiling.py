@@ -11,6 +11,7 @@ import weakref
 
 from cputrain.runtime.derivatives import Derivatives
 from cputrain.runtime.exchange import pass_by
+from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.runtime.outermost import is_watched, outermost
 
 TYPE_CHECKING = False
@@ -43,7 +44,9 @@ class Compiled:
         self._configured: list[tuple[Any, str, Any]] = []
         self._kinds: set[type] = set()
         self._count = 0
+        self._refusals: dict[str, None] = {}
         self._ready = False
+        self._hooks = ModuleHooks(torch)
         self._derivatives = Derivatives(torch)
         self._outermost = outermost(torch)
         self._outermost.add(self._around)
@@ -59,6 +62,8 @@ class Compiled:
             return call(model, *args, **options)
         run = self._compiled.get(model)
         if run is not None:
+            if self._hooks.find(model):  # registered since: what is compiled does not call it
+                return call(model, *args, **options)
             return run(model, *args, **options)
         if model not in self._since:
             return self._watch(call, model, *args, **options)
@@ -81,6 +86,8 @@ class Compiled:
         ]
         made = call(model, *args, **options)
         writes = any(tensor._version != version for tensor, version in before)
+        if writes and next(model.parameters(), None) is not None:  # a metric does so, too
+            self._refuse(model, "its forward writes to its own tensors")
         self._since[model] = FOREVER if writes else self._steps
         return made
 
@@ -105,11 +112,23 @@ class Compiled:
         """It is on the CPU, and the script has not compiled it, or a part of it, by itself."""
         from torch._dynamo import OptimizedModule
 
-        theirs = (OptimizedModule, self._torch.jit.ScriptModule)
-        return any(parameter.is_cpu for parameter in model.parameters()) and not any(
-            isinstance(one, theirs) or one._compiled_call_impl is not None
-            for one in model.modules()
-        )
+        if not any(parameter.is_cpu for parameter in model.parameters()):
+            return False
+        hooked = self._hooks.find(model)
+        if hooked:
+            self._refuse(model, hooked)
+            return False
+        for module in model.modules():
+            if isinstance(module, OptimizedModule) or module._compiled_call_impl is not None:
+                self._refuse(model, "the script compiles it")
+                return False
+            if isinstance(module, self._torch.jit.ScriptModule):
+                self._refuse(model, "torch.jit compiled it")
+                return False
+        return True
+
+    def _refuse(self, model: Any, reason: str) -> None:
+        self._refusals[f"{type(model).__name__} left uncompiled: {reason}"] = None
 
     def _first(self, model: Any, /, *args: Any, **options: Any) -> Any:
         self._get_ready()
@@ -122,7 +141,8 @@ class Compiled:
             if run is self._shared:
                 self._kinds.add(type(model))
         else:
-            del self._compiled[model]  # nothing of it could be
+            del self._compiled[model]
+            self._refuse(model, "torch.compile finds nothing in it that it can compile")
         return made
 
     def _compile(self, model: Any) -> Any:
@@ -177,7 +197,10 @@ class Compiled:
         setattr(config, name, value)
 
     def describe(self) -> str:
-        return f"{self._count} model{'s' * (self._count != 1)} compiled" if self._count else ""
+        parts = [f"{self._count} model{'s' * (self._count != 1)} compiled"] if self._count else []
+        if self._derivatives.twice:
+            parts.append("models left uncompiled: the script differentiates gradients again")
+        return ", ".join([*parts, *self._refusals])
 
     def undo(self) -> None:
         self._outermost.remove(self._around)

@@ -6,7 +6,7 @@ It has asked by the time it has been through a whole step.
 
 from __future__ import annotations
 
-from cputrain.runtime.exchange import Exchanged
+from cputrain.runtime.exchange import Exchanged, without_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,11 +28,20 @@ class Derivatives:
     def _hearing(self, own: Any, place: int) -> Any:
         from functools import wraps
 
+        from torch._C._functorch import peek_interpreter_stack
+
         @wraps(own)
         def hearing(*args: Any, **options: Any) -> Any:
-            if args[place] if len(args) > place else options.get("create_graph"):
+            # torch.func always asks for it, on levels of its own, where models are left alone
+            if (
+                args[place] if len(args) > place else options.get("create_graph")
+            ) and peek_interpreter_stack() is None:
                 self.twice = True
-            return own(*args, **options)
+            try:
+                return own(*args, **options)
+            except BaseException as error:
+                error.__traceback__ = without_ours(error)
+                raise
 
         return hearing
 

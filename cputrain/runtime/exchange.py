@@ -2,18 +2,25 @@
 
 Compilers are told: for torch.jit.script it is the operator or the function that it was, and
 torch.compile, which compiles every frame that runs in what it is given, leaves frames of ours
-alone.
+alone. So are users: no function here shows in a traceback, nor shifts where a warning points.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
+    from types import CodeType, TracebackType
     from typing import Any
+
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+UNCOUNTED = " (no importlib._bootstrap)"
+"""The module warnings skips frames whose file has both words in its name, and there is no other way
+to have a frame skipped: `stacklevel` counts the script's own frames, as without us."""
 
 
 class Exchanged:
@@ -32,14 +39,39 @@ class Exchanged:
         else:  # (what is there may be ours already, in the place of torch's)
             own = getattr(self._own, "__prepare_scriptable__", lambda: self._own)()
             ours.__prepare_scriptable__ = lambda: own
+        pass_by(uncounted(ours).__code__)
         setattr(place, name, ours)
-        pass_by(ours.__code__)
 
     def undo(self) -> None:
         """Put torch's back, unless somebody has put something else there since."""
         if getattr(self._place, self._name) is self._ours:
             setattr(self._place, self._name, self._own)
             self._table.pop(id(self._ours), None)
+
+
+def uncounted(function: Any) -> Any:
+    """Return the function, changed so that warnings do not count its frames."""
+    code = function.__code__
+    if not code.co_filename.endswith(UNCOUNTED):
+        name = code.co_filename + UNCOUNTED
+        function.__code__ = _codes.setdefault(code, code.replace(co_filename=name))
+    return function
+
+
+_codes: dict[CodeType, CodeType] = {}
+"""By the code that it replaces: closures over one code share its replacement."""
+
+
+def without_ours(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an error that is caught here, less its first frames, which are ours.
+
+    A `raise` without an argument goes on with it, and adds no frame. What is a fault of ours keeps
+    every frame.
+    """
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.tb_next
+    return frame or error.__traceback__
 
 
 _to_pass: set[CodeType] = set()

@@ -30,6 +30,8 @@ class Loaders:
     def _iterator(self, loader: Any) -> Any:
         from cputrain.errors import CputrainError
 
+        if loader.num_workers:
+            loader.check_worker_number_rationality()  # which warns, as torch does here
         random = self._torch.get_rng_state()
         try:
             from cputrain.data import iterator_of, listen, statistics_of

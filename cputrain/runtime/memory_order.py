@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import wraps
 
-from cputrain.runtime.exchange import Exchanged, pass_by
+from cputrain.runtime.exchange import Exchanged, pass_by, uncounted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,19 +75,21 @@ class _ForgivingView:
         own = kind.view
         is_tracing = torch.jit.is_tracing
 
+        @wraps(own)
         def view(self: Any, *shape: Any, **options: Any) -> Any:
             if is_tracing() and order_of(torch, self) is not None:
                 return own(self.contiguous(), *shape, **options)  # an error ends the trace
             try:
                 return own(self, *shape, **options)
-            except (RuntimeError, ValueError):  # the latter for a tensor without memory
+            except (RuntimeError, ValueError) as error:  # the latter for a tensor without memory
                 if self.is_contiguous():  # then it is about something else
+                    error.__traceback__ = None  # nothing but this frame
                     raise
                 return own(self if straighten(self) else self.contiguous(), *shape, **options)
 
         self._kind, self._ours = kind, view
+        pass_by(uncounted(view).__code__)
         kind.view = view
-        pass_by(view.__code__)
 
     def undo(self) -> None:
         if self._kind.__dict__.get("view") is self._ours:

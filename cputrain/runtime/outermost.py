@@ -9,8 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import contextmanager
+from functools import wraps
 
-from cputrain.runtime.exchange import Exchanged, have_them_passed, pass_by
+from cputrain.runtime.exchange import (
+    Exchanged,
+    have_them_passed,
+    pass_by,
+    uncounted,
+    without_ours,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,12 +57,22 @@ class Outermost:
         is_compiling = torch.compiler.is_compiling
         is_tracing = torch.jit.is_tracing
 
+        @wraps(call)
         def __call__(self: Any, *args: Any, **options: Any) -> Any:  # noqa: N807
-            if is_compiling() or within.now or is_tracing():
+            if is_compiling():  # which reads no further
                 return call(self, *args, **options)
+            if within.now or is_tracing():
+                try:
+                    return call(self, *args, **options)
+                except BaseException as error:
+                    error.__traceback__ = without_ours(error)
+                    raise
             within.now = True
             try:
                 return chained()(self, *args, **options)
+            except BaseException as error:
+                error.__traceback__ = without_ours(error)
+                raise
             finally:
                 within.now = False
 
@@ -63,11 +80,17 @@ class Outermost:
             return self._chain
 
         self._ours = __call__
-        pass_by(__call__.__code__, chained.__code__)
+        pass_by(uncounted(__call__).__code__, uncounted(chained).__code__)
         self._kind.__call__ = __call__
         self._compile = torch.compile
         compiles: Any = torch.compile, self.compile
-        self._exchanged = [Exchanged(torch, "compile", self._telling(*compiles))]
+        self._exchanged = [
+            Exchanged(torch, "compile", self._telling(*compiles)),
+            *(
+                Exchanged(torch.jit, name, self._alone_while(getattr(torch.jit, name)))
+                for name in ("trace", "trace_module")
+            ),
+        ]
         if "torch.export" in sys.modules:
             own = torch.export.export
             exported = Exchanged(torch.export, "export", self._telling(own, own))
@@ -76,8 +99,10 @@ class Outermost:
     def add(self, around: Around) -> None:
         """From now on this is around each call; what is added later is within."""
         self._arounds.append(around)
+        function: Any = getattr(around, "__func__", around)
+        pass_by(uncounted(function).__code__)
         self._link()
-        pass_by(self._chain.__code__, around.__code__)
+        pass_by(self._chain.__code__)
 
     def remove(self, around: Around) -> None:
         """It is no longer; with the last one, torch has its own back."""
@@ -119,8 +144,6 @@ class Outermost:
             self._kind.__call__ = current
 
     def _telling(self, own: Any, instead: Any) -> Any:
-        from functools import wraps
-
         @wraps(own)
         def compiled(*args: Any, **options: Any) -> Any:
             tellings, self._tellings = self._tellings, []
@@ -129,6 +152,22 @@ class Outermost:
             return instead(*args, **options)
 
         return compiled
+
+    def _alone_while(self, own: Any) -> Any:
+        """Return a tracer during which calls are left alone: it compares what it made with some."""
+
+        @wraps(own)
+        def traced(*args: Any, **options: Any) -> Any:
+            before, _within.now = _within.now, True
+            try:
+                return own(*args, **options)
+            except BaseException as error:
+                error.__traceback__ = without_ours(error)
+                raise
+            finally:
+                _within.now = before
+
+        return traced
 
     def _link(self) -> None:
         self._chain = self._own
@@ -140,7 +179,8 @@ def _linked(around: Around, call: Around) -> Around:
     def linked(model: Any, /, *args: Any, **options: Any) -> Any:
         return around(call, model, *args, **options)
 
-    return linked
+    outer: Around = uncounted(linked)
+    return outer
 
 
 _found: dict[ModuleType, Outermost] = {}

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 POLICY = "replicas"
 
+MODELS = "{models}"
+"""Where a sentence tells for how many models it holds."""
+
 
 class _Outcome:
     """What came of dividing one model's batches; it outlives the model."""
 
-    def __init__(self, num_replicas: int) -> None:
+    def __init__(self, model: str, num_replicas: int) -> None:
+        self.model = model
+        """The name of its class."""
         self.num_replicas = num_replicas
         """How many were asked for or chosen: 0 for none yet, 1 where the whole batch is fastest."""
         self.num_divided_calls = 0
@@ -35,14 +40,16 @@ class _Outcome:
         """Return what holds for this model; nothing where no call was fit for dividing yet."""
         if self.num_divided_calls and self.refused:
             return (
-                f"divided among {self.num_replicas} replicas in {self.num_divided_calls} calls, "
-                f"undivided in others: {self.refused}"
+                f"batches of {self.model} divided among {self.num_replicas} replicas in "
+                f"{self.num_divided_calls} calls, undivided in others: {self.refused}"
             )
         if self.refused:
-            return f"undivided: {self.refused}"
+            return f"batches of {self.model} undivided: {self.refused}"
         if self.num_replicas == 1:
-            return "undivided: that is fastest"
-        return f"divided among {self.num_replicas} replicas" if self.num_divided_calls else ""
+            return f"batches of {MODELS} undivided: that is fastest"
+        if self.num_divided_calls:
+            return f"batches of {MODELS} divided among {self.num_replicas} replicas"
+        return ""
 
 
 class Replicas:
@@ -82,7 +89,7 @@ class Replicas:
     def _new(self, model: Any) -> tuple[Any, _Outcome]:
         from cputrain.split import Split, splitter_of
 
-        outcome = _Outcome(self._count or 0)
+        outcome = _Outcome(type(model).__name__, self._count or 0)
         if isinstance(model, Split) or next(model.parameters(), None) is None:
             return None, outcome  # it divides by itself; there is nothing to learn
         self._outcomes.append(outcome)
@@ -105,7 +112,8 @@ class Replicas:
             if text:
                 models[text] = models.get(text, 0) + 1
         return ", ".join(
-            f"batches of {count} model{'s' * (count > 1)} {text}" for text, count in models.items()
+            text.replace(MODELS, f"{count} model{'s' * (count > 1)}")
+            for text, count in models.items()
         )
 
     def undo(self) -> None:

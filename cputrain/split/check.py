@@ -14,6 +14,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
+from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split.compare import CannotSplitError, Compared, Way
 from cputrain.split.devices import CPU
 from cputrain.split.draws import Generators
@@ -38,8 +39,6 @@ EXACTLY = 1e-8
 
 ROUGHLY = 5e-2
 """How far those in other types may: batch norm of few samples blows up what rounding does."""
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def find_way(
@@ -71,6 +70,9 @@ def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
     It may be `anywhere`, as long as all of it is there.
     """
     home = home_of(model) if anywhere else CPU
+    hooked = ModuleHooks(torch).find(model)
+    if hooked:
+        raise CannotSplitError(f"{hooked}, which would see parts of the batch")
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, torch.jit.ScriptModule):
@@ -79,12 +81,6 @@ def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
             raise CannotSplitError(f"{where} belongs to several processes: divide what is in it")
         if module.__dict__.get("_compiled_call_impl") is not None or hasattr(module, "_orig_mod"):
             raise CannotSplitError(f"{where} is compiled by torch.compile")
-        for hooks in HOOKS:
-            for hook in module.__dict__.get(hooks, {}).values():
-                if not type(hook).__module__.startswith("torch.nn.utils."):
-                    raise CannotSplitError(
-                        f"{where} has a hook, which would see parts of the batch"
-                    )
         for parameter in module.parameters(recurse=False):
             if not is_plain(parameter):
                 raise CannotSplitError(f"{where} has a parameter of {type(parameter).__name__}")

@@ -144,10 +144,13 @@ class Compared:
             if isinstance(whole, torch.Tensor):
                 name = str(number) if len(self._leaves) > 1 else ""
                 yield Pair(what="output", name=name, whole=whole, parts=put)
-        buffers = dict(self._first.named_buffers())
-        for name, buffer in self._alone.model.named_buffers():
-            parts = buffers[name].to(buffer.device)
-            yield Pair(what="buffer", name=name, whole=buffer, parts=parts)
+        parts = dict(self._first.named_buffers())
+        buffers = dict(self._alone.model.named_buffers())
+        for name, buffer in buffers.items():
+            yield Pair(
+                what="buffer", name=name, whole=buffer, parts=parts[name].to(buffer.device),
+                least=_least_of_mean(name, buffers),
+            )  # fmt: skip
         yield from self._gradients()
 
     def _together(self, form: Any, sizes: Sequence[int]) -> Together:
@@ -245,6 +248,17 @@ class Compared:
                 yield Pair(
                     what="gradient", name=name, whole=one, parts=other, least=SMALL * largest
                 )
+
+
+def _least_of_mean(name: str, buffers: dict[str, torch.Tensor]) -> float:
+    """Return the norm that a running mean is held against at least; 0 for other buffers.
+
+    Behind another batch norm it is zero but for rounding: that is small beside a deviation.
+    """
+    if not name.endswith("running_mean"):
+        return 0.0
+    variance = buffers.get(name.removesuffix("mean") + "var")
+    return 0.0 if variance is None else SMALL * float(variance.sum()) ** 0.5
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from functools import cache, partial
 
 import torch
 
+from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split import batch_norm, random_functions
 from cputrain.split.again import Again, Attempts, Kept
 from cputrain.split.batch import DIMS, Arguments
@@ -77,6 +78,7 @@ class Splitter:
         self._places = places
         self._choice = choice
         self._devices = tuple(devices)
+        self._hooks = ModuleHooks(torch)
         self._tell = tell
         self._say = say
         self._falls_back = falls_back
@@ -100,6 +102,9 @@ class Splitter:
             return call(self._model, *args, **options)
         trains = self._trains
         may = self._places and (trains or not self.measures) and self._may() and self._is_for()
+        if may and self._divides and (hooked := self._hooks.find(self._model)):
+            self._refuse(f"{hooked}, which would see parts of the batch")  # registered since
+            may = False
         shape = shape_of(self._model, tensors=bool(self._devices)) if may else None
         found = None if shape is None else self._way(call, args, options)
         if found is None:
@@ -120,6 +125,11 @@ class Splitter:
         self.use_only(0)
         self._refuse(fault)
         return whole
+
+    @property
+    def _divides(self) -> bool:
+        """Whether calls of some kind are divided."""
+        return any(known is not None for known in self._ways.values())
 
     def _is_undivided(self, sizes: Sizes) -> bool:
         """Whether a single replica has all of it, where the model is."""
@@ -172,6 +182,7 @@ class Splitter:
             or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
             or _jit.is_tracing()
             or torch._C._len_torch_dispatch_stack()
+            or torch._C._autograd._profiler_enabled()  # which hears of this thread alone
             or is_watched()
             or torch._C._functorch.peek_interpreter_stack() is not None
             or any(map(is_elsewhere, {home_of(self._model), *self._devices}))

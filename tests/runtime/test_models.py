@@ -253,7 +253,7 @@ def test_a_script_with_its_own_precision_keeps_it(applied: Callable[..., Any]) -
     with torch.autocast("cpu", torch.bfloat16):
         assert model(torch.ones(1, 2)).dtype is torch.bfloat16
     assert nn.ReLU()(torch.ones(1, dtype=torch.bfloat16)).dtype is torch.bfloat16
-    assert found.describe() == ""
+    assert found.describe() == "Linear left without autocast: its parameters are torch.float64"
 
 
 def test_an_update_is_seen_by_the_next_call(applied: Callable[..., Any]) -> None:

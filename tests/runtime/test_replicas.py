@@ -62,7 +62,7 @@ def test_why_a_model_is_not_divided_is_told_at_the_end(tmp_path: Path) -> None:
     )
     done = launch(tmp_path, "--replicas", "2", "x.py")
     assert done.returncode == 0, done.stderr
-    assert "batches of 1 model undivided: the model (Sequential) has a hook" in done.stderr
+    assert "batches of Sequential undivided: the model (Sequential) has a hook" in done.stderr
     assert "divided among" not in done.stderr
     assert done.stderr.count("\n") == 1
 
