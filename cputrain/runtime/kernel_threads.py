@@ -52,15 +52,14 @@ class KernelThreads:
 
 def _find_setter(torch: ModuleType) -> Callable[[int], None] | None:
     num_threads = torch.get_num_threads()
-    library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    library = os.path.join(os.path.dirname(str(torch.__file__)), "lib", "libtorch_cpu.so")
     # torch's own runtime first; a preloaded one stands before it in the process
     for path in (library, None):
         with suppress(OSError, AttributeError):  # another system, or no OpenMP
-            setter = ctypes.PyDLL(path).omp_set_num_threads
-            setter.argtypes, setter.restype = [ctypes.c_int], None
+            setter: Callable[[int], None] = ctypes.PyDLL(path).omp_set_num_threads
             setter(1)
             limited = torch.get_num_threads()
             setter(num_threads)
             if limited == 1 and torch.get_num_threads() == num_threads:
-                return setter  # type: ignore[no-any-return]
+                return setter
     return None
