@@ -43,7 +43,10 @@ class Patch:
         self.original = getattr(module, name)
         # torch.jit.script compiles the original
         replacement.__prepare_scriptable__ = lambda: self.original  # type: ignore[attr-defined]
-        setattr(module, name, replacement)
+
+    def apply(self) -> None:
+        """Put the replacement there."""
+        setattr(self.module, self.name, self.replacement)
 
     def undo(self) -> None:
         """Restore the original, unless the script has put its own function there since."""
@@ -61,11 +64,11 @@ class FusedOptimizers:
         self._open = threading.local()
         self._num_fused: dict[tuple[str, int], int] = {}
         self.patches: list[Patch] = []
-        """Each can be undone alone."""
         for kind in KERNELS:
             kernel = kind(torch)
             self.patches.append(Patch(kernel.module, CHOOSER, self._chooser(kernel)))
             self.patches.append(Patch(kernel.module, kernel.function_name, self._updater(kernel)))
+        self.redo()
 
     def _chooser(self, kernel: FusedKernel) -> Callable[..., tuple[bool, bool]]:
         """Note that the choice is open for a list of parameters, if it is long or large enough."""
@@ -199,6 +202,11 @@ class FusedOptimizers:
         return ", ".join(
             f"fused {title} ({count} tensor{'s' * (count != 1)})" for title, count in totals.items()
         )
+
+    def redo(self) -> None:
+        """Patch torch's functions again, after `undo`."""
+        for patch in self.patches:
+            patch.apply()
 
     def undo(self) -> None:
         """Restore torch's functions."""
