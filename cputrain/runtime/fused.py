@@ -1,18 +1,23 @@
-"""Switches optimizers to their fused CPU kernels where the script left the choice to torch.
+"""Runs fused CPU kernels in optimizers where the script left the choice to torch.
 
-An optimizer's step ends in a function of torch.optim that is given every tensor it is about to
-use, and picks a kernel. The choice is made there, call by call: parameter groups, saved state
-dictionaries, pickles and what hooks see stay as the script made them.
+A step of Adam, AdamW, SGD or Adagrad ends in a private function of torch.optim that updates one
+tensor after the other by a dozen operators. That function is patched, and the one before it that
+chooses among torch's implementations; it is asked only where the script chose none. All that is
+public stays torch's own: functions, signatures, parameter groups, state dictionaries, pickles.
 
-The kernels walk memory from a tensor's first element to its last and look at no stride, so tensors
-that do not lie alike, or with gaps, would be updated wrongly and in silence.
+Whatever would tell the kernel from the function, but for the clock, is left to the function: checks
+are in `plain_tensors`, bounds on options in `fused_kernels`. Versions rise as the function would
+raise them.
 """
 
 from __future__ import annotations
 
-import sys
+import threading
+from functools import wraps
 
-from cputrain.runtime.touched_rows import TouchedRows
+from cputrain.runtime.fused_kernels import KERNELS, LARGEST_STEP
+from cputrain.runtime.kernel_threads import GRAIN_SIZE, KernelThreads
+from cputrain.runtime.plain_tensors import PlainTensors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,137 +25,193 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from cputrain.runtime.fused_kernels import FusedKernel, Options
+
+    Column = list[Any]
+
 POLICY = "fused_optimizer"
 
-FUNCTIONS = {"adam": "Adam", "sgd": "SGD", "adagrad": "Adagrad"}
-"""Each in the module of torch.optim of the same name; AdamW's step is Adam's."""
+CHOOSER = "_default_to_fused_or_foreach"
+"""The function of torch.optim that is asked where a script chose no implementation."""
 
-ENOUGH = 512
-"""Elements of a tensor for each thread. The kernels wake every thread for every tensor: cheap for
-a few threads, dear for many. A small network, fused on 64 threads, trained at 0.96 of python's
-speed; that fusing was the cause is likely, and was not measured by itself."""
 
-FEW_THREADS = 4
-"""On two threads fusing was no slower, within the spread, for any size that was measured."""
+class Patch:
+    """A function of ours in the place of a module's."""
 
-UNFIT = ("differentiable", "capturable", "has_complex", "has_sparse_grad")
-"""Arguments that, when true, rule the kernels out."""
+    def __init__(self, module: ModuleType, name: str, replacement: Callable[..., Any]) -> None:
+        self.module, self.name, self.replacement = module, name, replacement
+        self.original = getattr(module, name)
+        # torch.jit.script compiles the original
+        replacement.__prepare_scriptable__ = lambda: self.original  # type: ignore[attr-defined]
+
+    def apply(self) -> None:
+        """Put the replacement there."""
+        setattr(self.module, self.name, self.replacement)
+
+    def undo(self) -> None:
+        """Restore the original, unless the script has put its own function there since."""
+        if getattr(self.module, self.name) is self.replacement:
+            setattr(self.module, self.name, self.original)
 
 
 class FusedOptimizers:
-    """The functions, exchanged, and what they were seen to fuse."""
+    """The patched functions, and the tensors whose updates were fused."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
-        self._plain = (torch.Tensor, torch.nn.Parameter)
-        self._dtypes = (torch.float32, torch.float64)
-        self._strided = torch.strided
-        self._orders = (torch.channels_last, torch.channels_last_3d)
-        self._fused: dict[tuple[str, int], int] = {}
-        self._rows = TouchedRows(torch)
-        self._exchanged: list[tuple[ModuleType, str, Any, Any]] = []
-        for name in FUNCTIONS:
-            module = sys.modules[f"torch.optim.{name}"]
-            own = getattr(module, name)
-            ours = self._choosing(name, own)
-            setattr(module, name, ours)
-            self._exchanged.append((module, name, own, ours))
+        self._tensors = PlainTensors(torch)
+        self._threads = KernelThreads(torch)
+        self._open = threading.local()
+        self._num_fused: dict[tuple[str, int], int] = {}
+        self.patches: list[Patch] = []
+        for kind in KERNELS:
+            kernel = kind(torch)
+            self.patches.append(Patch(kernel.module, CHOOSER, self._chooser(kernel)))
+            self.patches.append(Patch(kernel.module, kernel.function_name, self._updater(kernel)))
+        self.redo()
 
-    def _choosing(self, name: str, update: Callable[..., None]) -> Callable[..., None]:
-        from functools import wraps
+    def _chooser(self, kernel: FusedKernel) -> Callable[..., tuple[bool, bool]]:
+        """Note that the choice is open for a list of parameters, if it is long or large enough."""
+        torch, note, types = self._torch, self._open, self._tensors.types
+        original = getattr(kernel.module, CHOOSER)
+        is_compiling, num_function_modes = (
+            torch.compiler.is_compiling, torch._C._len_torch_function_stack
+        )  # fmt: skip
+        numel = torch.Tensor.numel
+        enough_tensors, enough_elements = kernel.enough_tensors, kernel.enough_elements
+        on_cpu: tuple[bool, bool] = original([torch.empty(0, device="cpu")], False, use_fused=False)
 
-        @wraps(update)
-        def choose(*lists: Any, **options: Any) -> None:
-            # a compiler fuses by itself, and better when it sees each operation
+        @wraps(original)
+        def choose(params: Any, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+            # a compiler fuses by itself, and better when it sees each operator
+            if is_compiling():
+                return original(params, *args, **kwargs)  # type: ignore[no-any-return]
+            # modes and subclasses of the script's would notice that a tensor is asked for its size
             if (
-                self._torch.compiler.is_compiling()
-                or not self._may(options)
-                or not all(type(found) is list for found in lists)
+                not params
+                or num_function_modes()
+                or type(params[0]) not in types
+                or not params[0].is_cpu
             ):
-                update(*lists, **options)
-                return
-            first = id(lists[0][0]) if lists[0] else 0
-            narrow, put_back = self._rows.narrowed(name, list(lists), options)
-            params, grads, *states = narrow
-            if self._worth_it(params) and self._fit(params, grads, *_without_steps(name, states)):
-                options["fused"] = True
-                shown = "AdamW" if options.get("decoupled_weight_decay") else FUNCTIONS[name]
-                self._fused[shown, first] = len(params)
-            update(*narrow, **options)
-            put_back()
+                choice: tuple[bool, bool] = original(params, *args, **kwargs)
+                note.params = id(params) if choice == (False, False) else None
+                return choice
+            is_worth_checks = len(params) >= enough_tensors or (
+                types.issuperset(map(type, params)) and sum(map(numel, params)) >= enough_elements
+            )
+            note.params = id(params) if is_worth_checks else None
+            return on_cpu  # the first one decides; to ask again would cost more than all of this
 
         return choose
 
-    def _may(self, options: dict[str, Any]) -> bool:
-        return (
-            options.get("fused", True) is None
-            and options.get("foreach") is None
-            and options.get("grad_scale") is None
-            and not any(options.get(name) for name in UNFIT)
-            and not self._torch.is_grad_enabled()  # on in the step of a differentiable SGD
-            and all(
-                isinstance(options.get(name, 0), (float, int)) for name in ("lr", "beta1", "beta2")
-            )
-        )
+    def _updater(self, kernel: FusedKernel) -> Callable[..., None]:
+        """Run the kernel for the list that the choice is open for, if it is equivalent."""
+        is_compiling = self._torch.compiler.is_compiling
+        note, function = self._open, kernel.function
 
-    def _worth_it(self, params: list[Any]) -> bool:
-        threads = self._torch.get_num_threads()
-        if threads <= FEW_THREADS:
-            return True
-        total = int(sum(tensor.numel() for tensor in params))
-        return bool(total >= ENOUGH * threads * len(params))
+        @wraps(function)
+        def update(*lists: Any, **options: Any) -> None:
+            if is_compiling() or not lists or getattr(note, "params", None) != id(lists[0]):
+                function(*lists, **options)
+                return
+            note.params = None
+            if not self._fuse(kernel, lists, options):
+                function(*lists, **options)
 
-    def _fit(self, params: list[Any], *others: list[Any]) -> bool:
-        # SGD's buffers are None at their first step: the kernel takes none of them, or all
-        lists = [params, *(found for found in others if any(one is not None for one in found))]
-        return (
-            len(lists) > 1
-            and all(len(found) == len(params) for found in lists)
-            and all(self._alike(tensors) for tensors in zip(*lists, strict=True))
-        )
+        return update
 
-    def _alike(self, tensors: Sequence[Any]) -> bool:
-        first = tensors[0]
-        plain, kind, size = self._plain, first.dtype, first.numel()
-        if kind not in self._dtypes:
+    def _fuse(self, kernel: FusedKernel, lists: Sequence[Any], options: Options) -> bool:
+        """Update by the kernel, and return True; or return False, and leave everything as it is."""
+        if (
+            not kernel.accepts(options)
+            or len(lists) != kernel.num_lists
+            or not all(type(tensors) is list for tensors in lists)
+            or not lists[0]
+            or not self._tensors.is_plain_context()
+        ):
             return False
-        for tensor in tensors:
-            if (
-                type(tensor) not in plain
-                or not tensor.is_cpu
-                or tensor.layout is not self._strided
-                or tensor.dtype is not kind
-                or tensor.numel() != size
-            ):
-                return False
-        return all(tensor.is_contiguous() for tensor in tensors) or any(
-            all(tensor.is_contiguous(memory_format=order) for tensor in tensors)
-            for order in self._orders
-        )
+        params = lists[0]
+        num_params = len(params)
+        columns = kernel.columns(lists, options)
+        steps = lists[-1] if kernel.has_steps else []
+        if any(len(column) != num_params for column in columns) or (
+            kernel.has_steps and len(steps) != num_params
+        ):
+            return False
+        if not self._tensors.are_matching(columns):
+            return False
+        numels = self._tensors.numels(params)
+        if (
+            not kernel.accepts_sizes(numels, self._tensors.itemsize(params[0]), options)
+            or (steps and not self._tensors.are_step_counts(steps, LARGEST_STEP))
+            or not self._tensors.are_disjoint(columns, numels, steps)
+        ):
+            return False
+        increments = kernel.version_increments(columns, steps, options)
+        if increments is None:
+            return False
+        groups = self._groups(columns, steps, numels)
+        if groups is None:
+            return False
+        raised = [
+            tensor
+            for tensors, count in zip((*columns, steps), increments, strict=False)
+            for tensor in tensors * count
+        ]
+        # first, so that an interrupt leaves no tensor that has changed unnoticed
+        self._torch._C._increment_version(raised)
+        for is_small, group_columns, group_steps in groups:
+            if is_small:
+                with self._threads.single():
+                    kernel.run(group_columns, group_steps, options)
+            else:
+                kernel.run(group_columns, group_steps, options)
+        self._num_fused[kernel.title(options), id(params[0])] = num_params
+        return True
+
+    def _groups(
+        self, columns: list[Column], steps: Column, numels: list[int]
+    ) -> list[tuple[bool, list[Column], Column]] | None:
+        """Return tensors to update on one thread, and those for all threads; None for neither."""
+        if self._torch.get_num_threads() == 1:
+            return [(False, columns, steps)]
+        small = [count <= GRAIN_SIZE for count in numels]
+        if not any(small):
+            return [(False, columns, steps)]
+        if not self._threads.can_limit():
+            return None
+        if all(small):
+            return [(True, columns, steps)]
+        groups = []
+        for is_small in (True, False):
+            places = [place for place, value in enumerate(small) if value is is_small]
+            groups.append(
+                (
+                    is_small,
+                    [[column[place] for place in places] for column in columns],
+                    [steps[place] for place in places] if steps else [],
+                )
+            )
+        return groups
 
     def describe(self) -> str:
-        tensors: dict[str, int] = {}
-        for (name, _), count in self._fused.items():
-            tensors[name] = tensors.get(name, 0) + count
-        says = [f"fused {name} ({_tensors(count)})" for name, count in tensors.items()]
-        tables = len(self._rows.tables)
-        if tables:
-            says.append(f"updates of touched rows only ({_tensors(tables)})")
-        return ", ".join(says)
+        """Return how many tensors were fused, by optimizer."""
+        totals: dict[str, int] = {}
+        for (title, _), count in self._num_fused.items():
+            totals[title] = totals.get(title, 0) + count
+        return ", ".join(
+            f"fused {title} ({count} tensor{'s' * (count != 1)})" for title, count in totals.items()
+        )
+
+    def redo(self) -> None:
+        """Patch torch's functions again, after `undo`."""
+        for patch in self.patches:
+            patch.apply()
 
     def undo(self) -> None:
-        for module, name, own, ours in self._exchanged:
-            if getattr(module, name) is ours:
-                setattr(module, name, own)
-
-
-def _tensors(count: int) -> str:
-    return f"{count} tensor{'s' * (count != 1)}"
-
-
-def _without_steps(name: str, states: Sequence[list[Any]]) -> Sequence[list[Any]]:
-    """The states that lie beside the parameters: Adam and Adagrad put their step counts last."""
-    return states if name == "sgd" else states[:-1]
+        """Restore torch's functions."""
+        for patch in self.patches:
+            patch.undo()
 
 
 def apply(torch: ModuleType, value: object) -> FusedOptimizers | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cputrain.bench.devices import DeviceComparison
     from cputrain.bench.loaders import LoaderComparison
     from cputrain.bench.networks import NetworkComparison
+    from cputrain.bench.optimizers import OptimizerComparison
     from cputrain.bench.pools import PoolComparison
     from cputrain.launch.options import Parsed
     from cputrain.tune.found import Found
@@ -119,6 +120,16 @@ OTHERS: dict[str, tuple[tuple[Option, ...], str]] = {
         "Trains torchvision's networks on each device in turns, and compares speed and\n"
         "losses. Others are held against the last device.",
     ),
+    "optimizers": (
+        (
+            Option(flag="--threads", takes="N,M", help="of torch (default: 1 and the cores)"),
+            Option(flag="--rounds", takes="N", help="each steps both ways (default: 9)"),
+            Option(flag="--quick", help="a few cells, to see that all of it works"),
+            *TABLE_OPTIONS,
+        ),
+        "Times steps of optimizers, fused and as torch takes them, in turns, over numbers and\n"
+        "sizes of tensors, threads, and parts of a table that have a gradient.",
+    ),
 }
 """What is compared without a script, by the word that asks for it: options behind it, and what is
 done. A package of cputrain.bench of that name does it."""
@@ -137,7 +148,8 @@ def main(argv: Sequence[str]) -> int:
                 "cputrain bench loaders compares DataLoaders with one another, cputrain bench\n"
                 "pools pools of processes, and cputrain bench devices what dividing a batch among\n"
                 "devices gives; cputrain bench networks trains torchvision's networks on each\n"
-                "device. Each has a --help.",
+                "device, and cputrain bench optimizers times fused steps beside torch's. Each has\n"
+                "a --help.",
                 {"options": OPTIONS},
             )
         )
@@ -350,6 +362,7 @@ def _list() -> None:
     lines["networks"] = "Torchvision's networks on each device, OpenCL's and CUDA's say."
     lines["devices"] = "Batches divided among devices, beside each of them alone."
     lines["pools"] = "Pools of processes side by side: cputrain's, torch's, joblib's, mpire's."
+    lines["optimizers"] = "Steps of optimizers, fused and as torch takes them."
     width = max(map(len, lines)) + 2
     for name, line in lines.items():
         print(f"{name:<{width}}{line}")
@@ -382,6 +395,7 @@ def _without_script(what: str, before: Parsed) -> int:
         "pools": _pools,
         "devices": _devices,
         "networks": _networks,
+        "optimizers": _optimizers,
     }
     comparison = compare[what](named, values)
     if "--json" in values:
@@ -440,6 +454,21 @@ def _networks(named: list[str], values: dict[str, str]) -> NetworkComparison:
         rounds=_rounds(values, 2),
         side=_repeats(values.get("--side", "64" if quick else "224"), "--side", "224"),
         steps=1 if quick else 10,
+    )
+
+
+def _optimizers(named: list[str], values: dict[str, str]) -> OptimizerComparison:
+    from cputrain.bench.optimizers import compare_optimizers
+    from cputrain.machine import read_machine
+
+    cores = read_machine().budget.physical_cores
+    threads = values.get("--threads", ",".join(dict.fromkeys(["1", str(cores)]))).split(",")
+    quick = "--quick" in values
+    return compare_optimizers(
+        named,
+        threads=[_repeats(count, "--threads", "1,2") for count in threads],
+        rounds=_rounds(values, 2 if quick else 9),
+        quick=quick,
     )
 
 

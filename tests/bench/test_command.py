@@ -76,7 +76,7 @@ def test_the_workloads_are_listed_with_what_they_are(tmp_path):
     """Each has a line of its own."""
     done = bench("--list", cwd=tmp_path)
     named = [line.split()[0] for line in done.stdout.splitlines()]
-    assert named == [*workloads(), "loaders", "networks", "devices", "pools"]
+    assert named == [*workloads(), "loaders", "networks", "devices", "pools", "optimizers"]
     assert {"gan", "gpt", "mlp", "resnet50"} <= set(named)
 
 

@@ -32,7 +32,13 @@ KINDS = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
 
 def model_of(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    # SGD is fused from a dozen tensors on
+    return nn.Sequential(
+        nn.Linear(16, 32),
+        nn.Tanh(),
+        *(layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.Tanh())),
+        nn.Linear(32, 4),
+    )
 
 
 def train(model: nn.Module, optimizer: Any, steps: int = 20, seed: int = 1) -> list[float]:
@@ -106,13 +112,13 @@ def gradients_that_come_late() -> Any:
     found = {}
     for name, make in CASES.items():
         torch.manual_seed(0)
-        a, b = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5))
-        optimizer = make([a, b])
+        early, late = ([nn.Parameter(torch.randn(5)) for _ in range(12)] for _ in range(2))
+        optimizer = make([*early, *late])
         for step in range(6):
             optimizer.zero_grad()
-            ((a * a).sum() + ((b * b).sum() if step in (2, 3, 5) else 0)).backward()
+            sum((x * x).sum() for x in (early + late if step in (2, 3, 5) else early)).backward()
             optimizer.step()
-        found[name] = a.tolist() + b.tolist()
+        found[name] = [x.tolist() for x in early + late]
     return found
 
 
@@ -201,12 +207,13 @@ def tensors_kernels_cannot_take() -> Any:
 
 def _sparse(make: Callable[[Any], Any], sparse_at: tuple[int, ...]) -> list[float]:
     torch.manual_seed(0)
-    table, dense = nn.Embedding(10, 4), nn.Linear(4, 1)
+    table, dense = nn.Embedding(10, 4), nn.ModuleList(nn.Linear(4, 1) for _ in range(6))
     optimizer = make([*table.parameters(), *dense.parameters()])
     for step in range(6):
         table.sparse = step in sparse_at
         optimizer.zero_grad()
-        dense(table(torch.tensor([1, 2, 2, 9]))).square().sum().backward()
+        rows = table(torch.tensor([1, 2, 2, 9]))
+        sum(layer(rows).square().sum() for layer in dense).backward()
         optimizer.step()
     found: list[float] = table.weight.flatten().tolist()
     return found

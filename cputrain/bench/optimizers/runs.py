@@ -1,0 +1,98 @@
+"""Steps of one optimizer, fused and not, in turns within one process."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from cputrain.bench.compare import median
+from cputrain.bench.optimizers.cases import OPTIMIZERS, TABLE_WIDTH
+from cputrain.runtime import fused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cputrain.bench.optimizers.cases import Shape
+
+BATCH_S = 3e-3
+"""Steps are timed in batches that take about so long."""
+
+LONG_ENOUGH_S = 0.05
+"""A step that takes so long is warm after one."""
+
+FLOOR = 0.98
+"""A cell whose speed is below is measured again, with as many rounds more."""
+
+ATTEMPTS = 4
+
+
+def run(name: str, cells: Sequence[Shape], num_threads: int, rounds: int) -> list[dict[str, Any]]:
+    """Return seconds of a step, both ways, in each round of each cell."""
+    torch.set_num_threads(num_threads)
+    return [_timed(name, shape, rounds) for shape in cells]
+
+
+def _timed(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
+    transform = fused.apply(torch, True)
+    assert transform is not None
+    transform.undo()
+    params = _parameters(shape)
+    kind, options = OPTIMIZERS[name]
+    plain, ours = (getattr(torch.optim, kind)(params, **options) for _ in range(2))
+    seconds: dict[str, list[float]] = {"python": [], "cputrain": []}
+    for optimizer, is_fused in ((plain, False), (ours, True)):  # states are made, kernels proved
+        _steps(transform, optimizer, 3, is_fused=is_fused)
+    duration = min(_steps(transform, plain, 1, is_fused=False) for _ in range(3))
+    count, warm = max(1, int(BATCH_S / duration)), 0 if duration > LONG_ENOUGH_S else 2
+    for _ in range(ATTEMPTS):
+        for number in range(rounds):
+            sides = [("python", plain, False), ("cputrain", ours, True)]
+            for side, optimizer, is_fused in sides if number % 2 == 0 else reversed(sides):
+                if warm:
+                    _steps(transform, optimizer, warm, is_fused=is_fused)
+                took = _steps(transform, optimizer, count, is_fused=is_fused)
+                seconds[side].append(took / count)
+        ratios = [a / b for a, b in zip(seconds["python"], seconds["cputrain"], strict=True)]
+        if median(ratios) >= FLOOR:
+            break
+    return {
+        "num_tensors": shape[0],
+        "num_elements": shape[1],
+        "touched": shape[2],
+        "seconds": seconds,
+        "is_fused": bool(transform.describe()),
+    }
+
+
+def _parameters(shape: Shape) -> list[torch.nn.Parameter]:
+    num_tensors, num_elements, touched = shape
+    generator = torch.Generator().manual_seed(0)
+    params = []
+    for _ in range(num_tensors):
+        size = (num_elements,) if touched == 1.0 else (num_elements // TABLE_WIDTH, TABLE_WIDTH)
+        param = torch.nn.Parameter(torch.randn(size, generator=generator))
+        param.grad = torch.randn(size, generator=generator)
+        if touched < 1.0:
+            order = torch.randperm(len(param), generator=generator)
+            param.grad[order[max(1, int(touched * len(order))) :]] = 0.0
+        params.append(param)
+    return params
+
+
+def _steps(
+    transform: fused.FusedOptimizers, optimizer: Any, count: int, *, is_fused: bool
+) -> float:
+    """Return the seconds of so many steps."""
+    if is_fused:
+        transform.redo()
+    # one thread's own time is not lengthened by whatever else the machine does meanwhile
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
+    for _ in range(count):
+        optimizer.step()
+    took = clock() - begin
+    transform.undo()
+    return took

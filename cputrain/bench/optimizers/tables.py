@@ -1,0 +1,75 @@
+"""A comparison of optimizers as tables."""
+
+from __future__ import annotations
+
+from cputrain.bench.markdown import digits, duration
+from cputrain.bench.tables import measured, page
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.bench.optimizers.comparison import (
+        OptimizerCell,
+        OptimizerComparison,
+        OptimizerResult,
+    )
+    from cputrain.bench.tables import Table
+
+FLOOR = 0.98
+"""Of python's speed: cells below are listed."""
+
+
+def case_table(result: OptimizerResult) -> Table:
+    """Return the head and the rows: tensors down, threads across."""
+    threads = list(dict.fromkeys(cell.num_threads for cell in result.cells))
+    head = ["tensors × elements"]
+    for count in threads:
+        told = f"{count} thread{'s' * (count != 1)}"
+        head += [f"python, {told}", f"cputrain, {told}"]
+    rows: dict[str, dict[int, OptimizerCell]] = {}
+    for cell in result.cells:
+        rows.setdefault(_tensors(cell), {})[cell.num_threads] = cell
+    return measured(
+        tuple(head),
+        [
+            (name, *(shown for count in threads for shown in _shown(cells[count])))
+            for name, cells in rows.items()
+        ],
+    )
+
+
+def below(result: OptimizerResult) -> str:
+    """Return the cells that are slower than python by more than the floor; empty if none is."""
+    slow = [
+        f"{_tensors(cell)} with {cell.num_threads} threads ({digits(cell.speedup.median)})"
+        for cell in result.cells
+        if cell.speedup.median < FLOOR
+    ]
+    return f"Below {FLOOR} of python's speed: {'; '.join(slow)}." if slow else ""
+
+
+def reading(comparison: OptimizerComparison) -> str:
+    """Return what the figures are."""
+    slowest = comparison.slowest
+    return (
+        "Times are of `optimizer.step()`, in the middle round; cputrain's is told as its speed, "
+        "python's being 1: the median of the rounds' ratios, in turns within one process. "
+        "With one thread its own CPU time is taken, which other processes do not lengthen. "
+        "An asterisk marks steps that the fused kernel took; the others are torch's own, after the "
+        f"checks. The least of all cells: {digits(slowest.speedup.median)} ({_tensors(slowest)}, "
+        f"{slowest.num_threads} threads)."
+    )
+
+
+def as_markdown(comparison: OptimizerComparison, *, machine_line: str) -> str:
+    """Return the machine, a table for each optimizer, and how to read them."""
+    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
+    return page(machine_line, comparison.versions, tables, reading(comparison))
+
+
+def _tensors(cell: OptimizerCell) -> str:
+    name = f"{cell.num_tensors} × {cell.num_elements:,}"
+    return name if cell.touched == 1.0 else f"{name}, {cell.touched:.1%} of rows touched"
+
+
+def _shown(cell: OptimizerCell) -> tuple[str, str]:
+    return duration(cell.python_s), f"{digits(cell.speedup.median)}{'*' if cell.is_fused else ''}"

@@ -1,0 +1,65 @@
+"""Runs a kernel on one thread, whatever number of threads torch has.
+
+torch's fused optimizer kernels divide every tensor of more than 16 elements among all threads, and
+waking them costs more than such a tensor. Its other operators do so from 32768 elements on. As
+`torch.set_num_threads` also empties oneDNN's caches, OpenMP is told directly: its number of threads
+belongs to the calling thread alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+GRAIN_SIZE = 32768
+"""Elements from which on torch's own elementwise operators use several threads:
+`at::internal::GRAIN_SIZE`."""
+
+
+class KernelThreads:
+    """Sets the number of threads that OpenMP gives to the calling thread."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._set: Callable[[int], None] | None = None
+        self._is_known = False
+
+    def can_limit(self) -> bool:
+        """Return whether `single` works here; False with another backend than OpenMP."""
+        if not self._is_known:
+            self._set, self._is_known = _find_setter(self._torch), True
+        return self._set is not None
+
+    @contextmanager
+    def single(self) -> Iterator[None]:
+        """Keep kernels that the calling thread runs meanwhile on it."""
+        num_threads = self._torch.get_num_threads()
+        if self._set is None or num_threads == 1:
+            yield
+            return
+        self._set(1)
+        try:
+            yield
+        finally:
+            self._set(num_threads)
+
+
+def _find_setter(torch: ModuleType) -> Callable[[int], None] | None:
+    num_threads = torch.get_num_threads()
+    library = os.path.join(os.path.dirname(str(torch.__file__)), "lib", "libtorch_cpu.so")
+    # torch's own runtime first; a preloaded one stands before it in the process
+    for path in (library, None):
+        with suppress(OSError, AttributeError):  # another system, or no OpenMP
+            setter: Callable[[int], None] = ctypes.PyDLL(path).omp_set_num_threads
+            setter(1)
+            limited = torch.get_num_threads()
+            setter(num_threads)
+            if limited == 1 and torch.get_num_threads() == num_threads:
+                return setter
+    return None
