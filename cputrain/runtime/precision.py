@@ -88,8 +88,6 @@ class Autocast:
         if hooked:
             return f"{hooked}, which would see bf16"
         for module in model.modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                return "torch.jit compiled it"
             # their kernels take float32 only
             if isinstance(module, quantization.FakeQuantizeBase | quantization.ObserverBase):
                 return "it simulates quantization"
