@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 
 import torch
 
@@ -159,25 +160,26 @@ def measured(
     watch = Watch(Counters(cpus=tuple(cpus) or None), cores)
     ends = sorted({1, cores})
     teams = sorted({*ends, *(2**power for power in range(cores.bit_length()) if 2**power < cores)})
+    names = ("float32", "bfloat16", *(("int8",) if _has_int8() else ()))
     flops = {
         name: {
-            str(count): watch.highest(lambda dtype=dtype, count=count: _fastest(dtype, count))
+            str(count): watch.highest(partial(_fastest, getattr(torch, name), count))
             for count in ends
         }
-        for name in ("float32", "bfloat16", *(("int8",) if _has_int8() else ()))
-        if (dtype := getattr(torch, name))
+        for name in names
     }
     whole = min(MAX_BYTES, max(MIN_BYTES, FULL * l3_bytes // 3), memory_bytes // 16)
     streaming: dict[str, dict[str, float]] = {}
     bandwidth: dict[str, dict[str, float]] = {}
-    for level, counts, size in (
-        ("memory", teams, lambda _: whole),
-        ("l3", ends, lambda _: l3_bytes // 6),
-        ("l2", ends, lambda count: count * l2_bytes // 6),
+    for level, counts, size_bytes in (
+        ("memory", teams, whole),
+        ("l3", ends, l3_bytes // 6),
+        ("l2", ends, l2_bytes // 6),
     ):
         for count in counts:
-            stream = watch.highest(lambda size=size, count=count: _streaming(size(count), count))
-            single = watch.highest(lambda size=size, count=count: _single(size(count), count))
+            each = count * size_bytes if level == "l2" else size_bytes
+            stream = watch.highest(partial(_streaming, each, count))
+            single = watch.highest(partial(_single, each, count))
             streaming.setdefault(level, {})[str(count)] = stream
             bandwidth.setdefault(level, {})[str(count)] = max(stream, single)
     # each core has one of these caches for itself: the time in which a team of threads begins and
@@ -191,9 +193,7 @@ def measured(
         "bandwidth_bytes_per_s": bandwidth,
         "streaming_bytes_per_s": streaming,
         "cache_bytes": {"l2": float(l2_bytes), "l3": float(l3_bytes)},
-        "team_seconds": {
-            str(count): watch.lowest(lambda count=count: _team(count)) for count in teams
-        },
+        "team_seconds": {str(count): watch.lowest(partial(_team, count)) for count in teams},
         "call_seconds": watch.lowest(_call),
         "fault_seconds": watch.lowest(_fault),
         "denormal_seconds": watch.lowest(_denormal),
@@ -339,9 +339,7 @@ def _denormal() -> float:
     out = torch.empty(NUM_DENORMALS)
 
     def cost(run: Callable[[torch.Tensor], Any]) -> float:
-        slow, fast = (
-            best(lambda each=each: run(each), SHORT_SECONDS / 2) for each in (denormal, normal)
-        )
+        slow, fast = (best(partial(run, each), SHORT_SECONDS / 2) for each in (denormal, normal))
         return max(0.0, slow - fast) / NUM_DENORMALS
 
     return max(
