@@ -39,7 +39,7 @@ class OptimizerCell(Record):
     cputrain_s: float
 
     rounds: int
-    """How many were timed: more where the first ones told of a slower step."""
+    """How many were timed: more where fewer had told of a slower step."""
 
     speedup: Speedup
     """Of python's speed: the median of the rounds' ratios, and its ends."""
