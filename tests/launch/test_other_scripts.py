@@ -25,13 +25,13 @@ QUICK = {"OMP_NUM_THREADS": "1", "BACKEND": "aot_eager"}
 """Tensors this small have no work for two threads; and which compiler compiled_already.py uses."""
 
 BF16 = (
-    '{"values":{"precision":"bf16","channels_last":true,"attention":"float32"},"says":[],'
+    '{"values":{"precision":"bf16","channels_last":true,"attention":"float32"},'
     '"environment":{},"settings":{}}'
 )
 """A plan that no machine without such instructions would make."""
 
 
-DIVIDED = '{"values":{"replicas":2},"says":[],"environment":{},"settings":{}}'
+DIVIDED = '{"values":{"replicas":2},"environment":{},"settings":{}}'
 """On a machine with a single core, too."""
 
 

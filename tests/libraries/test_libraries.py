@@ -308,7 +308,7 @@ def test_a_test_suite_ends_as_it_does_under_python(tmp_path: Path) -> None:
         "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib",
         "-c", os.devnull, "--rootdir", str(HERE / "suite"), str(HERE / "suite" / "network.py"),
     )  # fmt: skip
-    out, _ = alike(tmp_path, *words, options=("--flush-denormals=off",))
+    out, _ = alike(tmp_path, *words)
     assert "2 failed, 4 passed, 1 skipped" in out
 
 

@@ -17,7 +17,6 @@ SCRIPT = str(Path(__file__).parents[2] / "examples" / "digits.py")
 RUN = (SCRIPT, "--seeds", "5", "--epochs", "4")
 BF16 = {
     "values": {"precision": "bf16", "fused_optimizer": True, "loader": True},
-    "says": [],
     "environment": {},
     "settings": {},
 }
