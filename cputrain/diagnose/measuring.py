@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from functools import partial
+from itertools import cycle
 
 import torch
 
@@ -43,6 +44,9 @@ CHANNELS, IMAGE, KERNEL = 128, 28, 3
 
 NUM_SMALL = 64
 """Elements of a tensor with which only the way to the operator counts."""
+
+NUM_PART = 1 << 20
+"""Elements of an array that are gone over at once, for each four threads."""
 
 NUM_DENORMALS = 1 << 15
 """Of a tensor that one thread goes over."""
@@ -278,33 +282,52 @@ def _convolution(dtype: torch.dtype, batch: int) -> Callable[[], Any]:
 def _streaming(each: int, threads: int) -> float:
     """Return the bytes in a second of a = b + s * c, or of a = b, over arrays of so many bytes."""
     torch.set_num_threads(threads)
-    count = max(NUM_SMALL, each // 4)
-    a, b, c = (torch.ones(count) for _ in range(3))
+    parts = _parts(each, threads, 3)
     return max(
-        _rate(lambda: torch.add(b, c, alpha=0.5, out=a), 3 * 4 * count, SECONDS),
-        _rate(lambda: a.copy_(b), 2 * 4 * count, SECONDS),
+        _rate(parts, 3, SECONDS, lambda a, b, c: torch.add(b, c, alpha=0.5, out=a)),
+        _rate(parts, 2, SECONDS, lambda a, b, _: a.copy_(b)),
     )
 
 
 def _single(each: int, threads: int) -> float:
     """Return the bytes in a second of a pass over one array: in place, reading or writing it."""
     torch.set_num_threads(threads)
-    count = max(NUM_SMALL, each // 4)
-    a = torch.ones(count)
+    parts = _parts(each, threads, 1)
     return max(
-        _rate(lambda: a.neg_(), 2 * 4 * count, SHORT_SECONDS),
-        _rate(lambda: a.amax(), 4 * count, SHORT_SECONDS),
-        _rate(lambda: a.fill_(1.0), 4 * count, SHORT_SECONDS),
+        _rate(parts, 2, SHORT_SECONDS, lambda a: a.neg_()),
+        _rate(parts, 1, SHORT_SECONDS, lambda a: a.amax()),
+        _rate(parts, 1, SHORT_SECONDS, lambda a: a.fill_(1.0)),
     )
 
 
-def _rate(run: Callable[[], Any], num_bytes: int, seconds: float) -> float:
-    """Return the bytes in a second of a function that moves so many."""
-    repeats = max(1, (1 << 22) // num_bytes)  # more than the clock's steps
+def _parts(each: int, threads: int, num_arrays: int) -> list[tuple[torch.Tensor, ...]]:
+    """Return parts of arrays of so many bytes: each takes less than a turn of another program."""
+    arrays = [torch.ones(max(NUM_SMALL, each // 4)) for _ in range(num_arrays)]
+    length = NUM_PART * max(1, threads // 4)
+    return list(zip(*(array.split(length) for array in arrays), strict=True))
+
+
+def _rate(
+    parts: list[tuple[torch.Tensor, ...]],
+    num_passes: int,
+    seconds: float,
+    run: Callable[..., Any],
+) -> float:
+    """Return the most bytes in a second of a function that goes over a part so many times.
+
+    The parts take turns, so that none is in a cache still when it comes again, unless all fit.
+    """
+    whole = [part for part in parts if part[0].numel() == parts[0][0].numel()]
+    num_bytes = num_passes * 4 * parts[0][0].numel()
+    repeats = (
+        max(1, (1 << 22) // num_bytes) if len(whole) == 1 else 1
+    )  # more than the clock's steps
+    turns = cycle(whole)
 
     def repeated() -> None:
+        part = next(turns)
         for _ in range(repeats):
-            run()
+            run(*part)
 
     return num_bytes * repeats / best(repeated, seconds)
 

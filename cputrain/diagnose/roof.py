@@ -12,6 +12,7 @@ from math import inf, isfinite
 
 from cputrain.diagnose.records import record_from
 from cputrain.errors import CputrainError
+from cputrain.machine import cores_within
 from cputrain.machine.cache import cache_folder, read_json, write_json
 from cputrain.record import Record
 
@@ -32,6 +33,12 @@ LONGEST = 300.0
 
 Product = tuple[int, int, int, str]
 """Of two matrices: rows, columns, what is summed over, and the type."""
+
+PINNED = {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}
+"""Keeps each thread of the process that measures on a core of its own."""
+
+BINDING = (*PINNED, "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables of a user who has seen to that."""
 
 Rates = dict[str, dict[str, float]]
 """By type or level, and number of threads."""
@@ -351,7 +358,11 @@ def measure_roof(machine: Machine, python: str = sys.executable) -> Roof:
         # others may use the second hardware thread of a core of ours
         "cpus": sorted({cpu for core in topology.cores if allowed & set(core) for cpu in core}),
     }
-    document = _asked(request, python)
+    # where there is a core for each thread, each stays on its own: beside a busy program, the
+    # system may have two of them share one for seconds, and no run is as fast as can be
+    is_whole = len(cores_within(topology, budget.cpus)) == request["cores"]
+    bound = PINNED if is_whole and not any(name in os.environ for name in BINDING) else {}
+    document = _asked(request, python, bound)
     if inverted(document):
         document["rough"].append(INVERTED)
     return record_from(Roof, document)
@@ -367,11 +378,14 @@ def product_seconds(
     return dict(zip(products, seconds, strict=True))
 
 
-def _asked(request: dict[str, Any], python: str) -> Any:
-    """Return what the process that measures answers."""
+def _asked(request: dict[str, Any], python: str, more: Mapping[str, str] | None = None) -> Any:
+    """Return what the process that measures answers, with more variables in its environment."""
     command = [python, "-P", "-m", "cputrain.diagnose.measuring", json.dumps(request)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LONGEST, check=False,
+            env={**os.environ, **(more or {})},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise CputrainError(
             "measuring this machine",
