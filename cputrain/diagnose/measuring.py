@@ -304,7 +304,7 @@ def _parts(each: int, threads: int, num_arrays: int) -> list[tuple[torch.Tensor,
     """Return parts of arrays of so many bytes: each takes less than a turn of another program."""
     arrays = [torch.ones(max(NUM_SMALL, each // 4)) for _ in range(num_arrays)]
     length = NUM_PART * max(1, threads // 4)
-    return list(zip(*(array.split(length) for array in arrays), strict=True))
+    return list(zip(*(torch.split(array, length) for array in arrays), strict=True))
 
 
 def _rate(
