@@ -84,7 +84,7 @@ class FusedOptimizers:
         @wraps(original)
         def choose(params: Any, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
             # a compiler fuses by itself, and better when it sees each operator
-            if is_compiling():
+            if is_compiling() or type(params) is not list:
                 return original(params, *args, **kwargs)  # type: ignore[no-any-return]
             # modes and subclasses of the script's would notice that a tensor is asked for its size
             if (

@@ -262,7 +262,8 @@ def generate(seed: str) -> Lines:
 def _functional(pick: random.Random, name: str) -> Lines:
     names = FUNCTIONAL_LISTS[name]
     lists = [
-        "P", "[torch.randn_like(p) for p in P]",
+        pick.choice(("P", "P", "P", "P", "tuple(P)", "dict(enumerate(P))")),
+        "[torch.randn_like(p) for p in P]",
         *(f"[torch.randn_like(p){'.abs()' * (place > 0)} for p in P]" for place in range(3)),
         "[torch.tensor(2.0) for p in P]",
     ]  # fmt: skip
@@ -407,7 +408,8 @@ def _tensors(names: dict[str, Any]) -> dict[str, torch.Tensor]:
             for key, value in optimizer.state[param].items():
                 if isinstance(value, torch.Tensor):
                     found[f"P[{place}] {key}"] = value
-    for number, tensors in enumerate(names.get("A", ())):
+    for number, given in enumerate(names.get("A", ())):
+        tensors = given.values() if isinstance(given, dict) else given
         found.update({f"A[{number}][{place}]": tensor for place, tensor in enumerate(tensors)})
     for number, value in enumerate(names.get("L", ())):
         if isinstance(value, torch.Tensor):
@@ -461,7 +463,10 @@ def _observe(names: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Ten
         ]
         facts["state"] = [
             {
-                key: type(value).__name__ if isinstance(value, torch.Tensor) else repr(value)
+                # numbers may differ by rounding
+                key: type(value).__name__
+                if isinstance(value, torch.Tensor | float | list) and key != "step"
+                else repr(value)
                 for key, value in state.items()
             }
             for state in optimizer.state.values()
