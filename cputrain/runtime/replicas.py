@@ -33,18 +33,19 @@ class _Outcome:
         self.num_replicas = num_replicas
         """How many were asked for or chosen: 0 for none yet, 1 where the whole batch is fastest."""
         self.num_divided_calls = 0
-        self.refused = ""
-        """Why some call was left undivided; empty where none was."""
+        self.refusals: dict[str, None] = {}
+        """Why calls of some kind were left undivided, each reason once."""
 
     def describe(self) -> str:
         """Return what holds for this model; nothing where no call was fit for dividing yet."""
-        if self.num_divided_calls and self.refused:
+        reasons = "; ".join(self.refusals)
+        if self.num_divided_calls and reasons:
             return (
                 f"batches of {self.model} divided among {self.num_replicas} replicas in "
-                f"{self.num_divided_calls} calls, undivided in others: {self.refused}"
+                f"{self.num_divided_calls} calls, undivided in others: {reasons}"
             )
-        if self.refused:
-            return f"batches of {self.model} undivided: {self.refused}"
+        if reasons:
+            return f"batches of {self.model} undivided: {reasons}"
         if self.num_replicas == 1:
             return f"batches of {MODELS} undivided: that is fastest"
         if self.num_divided_calls:
@@ -98,7 +99,7 @@ class Replicas:
             outcome.num_replicas = count
 
         def refused(reason: str) -> None:
-            outcome.refused = reason
+            outcome.refusals[reason] = None
 
         splitter = splitter_of(model, self._count, chose=chose, tell=refused, falls_back=True)
         return splitter, outcome
