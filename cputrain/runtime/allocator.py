@@ -22,7 +22,7 @@ import time
 
 from cputrain.errors import LaunchError
 from cputrain.runtime.exchange import call_uncompiled, pass_by
-from cputrain.runtime.glibc import LARGEST, NEVER, Malloc
+from cputrain.runtime.glibc import Malloc
 from cputrain.runtime.memory_pressure import MemoryPressure
 from cputrain.runtime.process_tree import num_programs
 
@@ -100,7 +100,7 @@ class KeptMemory:
     def _keep(self) -> None:
         if _is_address_space_limited():
             return
-        self._malloc.keep()
+        self._malloc.keep(self._budget_bytes)
         self.is_keeping = True
 
     def _check(self) -> None:
@@ -136,7 +136,7 @@ class KeptMemory:
         budget_bytes = self._keep_bytes // num_programs()
         if budget_bytes != self._budget_bytes:
             self._budget_bytes = budget_bytes
-            self._malloc.keep(budget_bytes if budget_bytes <= LARGEST else NEVER)
+            self._malloc.keep(budget_bytes)
 
     def _trim(self, now: float) -> None:
         self._malloc.trim()

@@ -68,11 +68,12 @@ class Malloc:
         self._libc = libc
         self._advised_end = 0
 
-    def keep(self, trim_threshold_bytes: int = NEVER) -> None:
+    def keep(self, trim_threshold_bytes: int) -> None:
         """Serve large blocks from the heap, and keep what is freed there.
 
         Args:
-            trim_threshold_bytes: What may be free at the end of the heap before glibc returns it.
+            trim_threshold_bytes: What may be free at the end of the heap before glibc returns it;
+                from 2 GiB on, it never does.
         """
         mallopt = self._libc.mallopt
         if trim_threshold_bytes > LARGEST:
