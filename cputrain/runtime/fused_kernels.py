@@ -199,7 +199,7 @@ class AdamKernel(FusedKernel):
     }  # fmt: skip
     flags = ("amsgrad", "maximize", "decoupled_weight_decay")
     absent = ("has_complex", "capturable", "differentiable", "grad_scale", "found_inf")
-    enough_tensors = 3
+    enough_tensors = 2
     enough_elements = 1 << 15
 
     def title(self, options: Options) -> str:
