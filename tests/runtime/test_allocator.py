@@ -55,9 +55,17 @@ def said(folder: Path, text: str, *words: str, start: Any = launch, **changes: s
 
 
 def test_steps_touch_no_memory_anew_once_it_is_kept(tmp_path: Path) -> None:
-    text = "train(40_000, 5)\nbefore = faults()\ntrain(40_000, 5)\nprint(faults() - before)"
+    text = """
+train(20_000, 4)
+counts = [faults()]
+for _ in range(5):
+    train(20_000, 1)
+    counts.append(faults())
+steps = sorted(after - before for before, after in zip(counts, counts[1:]))
+print(steps[2])  # now and then, a step touches again what was given back to look what it needs
+"""
     kept, python = said(tmp_path, text), said(tmp_path, text, start=plain)
-    assert python > 100_000  # each of 5 steps has 80 MB of activations and more
+    assert python > 10_000  # a step has 40 MB of activations and more
     assert kept * 10 < python
 
 
