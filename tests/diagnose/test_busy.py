@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
+import sys
 
 import pytest
 
@@ -83,3 +87,23 @@ def test_what_is_impossible_in_a_document_is_seen(change):
     assert impossible_figures(document) == []
     change(document)
     assert impossible_figures(document)
+
+
+def test_busy_processes_end_with_the_one_that_started_them() -> None:
+    """However it ends: a kill leaves it no time to end them."""
+    program = (
+        "import os\n"
+        "from cputrain.bench.diagnoses.busy import busy_processes\n"
+        "with busy_processes(1):\n"
+        "    print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)\n"
+        "    input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        busy = os.pidfd_open(int(starter.stdout.readline()))
+        starter.kill()
+    ended, _, _ = select.select([busy], [], [], 30)
+    os.close(busy)
+    assert ended

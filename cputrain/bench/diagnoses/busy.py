@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-SPIN = "print(flush=True)\nwhile True: pass"
-"""What a busy process does, once it has said that it runs."""
+SPIN = """
+import os
+parent = os.getppid()
+print(flush=True)
+while os.getppid() == parent:
+    sum(range(1 << 20))
+"""
+"""What a busy process does, once it has said that it runs; it ends with the one that started it."""
 
 
 class BusyDiagnosis(Record):
