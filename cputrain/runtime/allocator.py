@@ -64,14 +64,14 @@ class KeptMemory:
         self._malloc = Malloc()
         self._pressure = MemoryPressure()
         self._keep_bytes = keep_bytes
-        self._start(os.getpid())
+        self._start()
         self._hook = register_optimizer_step_post_hook(self._after_step)
         pass_by(KeptMemory._after_step.__code__)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
-    def _start(self, process: int) -> None:
-        self._process = process
+    def _start(self) -> None:
+        """Begin as a process that has not trained yet."""
         self._num_steps = 0
         self.is_keeping = False
         self.has_huge_pages = False
@@ -95,7 +95,7 @@ class KeptMemory:
         elif self.is_keeping:
             self._advise_huge_pages()
             if self._num_steps == 2:
-                self._trim(time.monotonic())
+                self._trim(time.monotonic(), 0)
 
     def _keep(self) -> None:
         if _is_address_space_limited():
@@ -127,10 +127,7 @@ class KeptMemory:
             self._share_budget()
         has_shrunk = in_use < self._max_in_use - MIN_KEPT_BYTES
         if has_shrunk or kept > self._budget_bytes or now >= self._next_probe:
-            self._trim(now)
-            self._next_probe = now + max(
-                BUDGET_INTERVAL_S, kept / TOUCHED_BYTES_PER_S / MAX_OVERHEAD
-            )
+            self._trim(now, kept)
 
     def _share_budget(self) -> None:
         budget_bytes = self._keep_bytes // num_programs()
@@ -138,11 +135,12 @@ class KeptMemory:
             self._budget_bytes = budget_bytes
             self._malloc.keep(budget_bytes)
 
-    def _trim(self, now: float) -> None:
+    def _trim(self, now: float, kept: int) -> None:
+        """Return what is kept; the more bytes that was, the longer until this is done again."""
         self._malloc.trim()
         self._resident_after_trim = _resident_bytes()
         self._max_in_use = self._malloc.in_use_bytes() or 0
-        self._next_probe = now + BUDGET_INTERVAL_S
+        self._next_probe = now + max(BUDGET_INTERVAL_S, kept / TOUCHED_BYTES_PER_S / MAX_OVERHEAD)
 
     def _advise_huge_pages(self) -> None:
         if self.uses_huge_pages:
@@ -152,7 +150,7 @@ class KeptMemory:
         """Give a forked child glibc's own thresholds, and none of the memory kept here."""
         if self.is_keeping:
             self._malloc.abandon()
-        self._start(os.getpid())
+        self._start()
 
     def describe(self) -> str:
         return "freed memory kept for the next step (glibc malloc)" if self.is_keeping else ""

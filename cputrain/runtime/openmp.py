@@ -11,6 +11,8 @@ import os
 from contextlib import suppress
 from functools import cache
 
+from cputrain.runtime.process_tree import read_process
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -22,10 +24,6 @@ NAMES = ("libgomp", "libiomp5", "libomp")
 
 SOFT = 1
 """omp_pause_soft: what is let go comes back with the next operator that is divided."""
-
-
-FORKED = 0x40
-"""PF_FORKNOEXEC, of a process that runs no program of its own."""
 
 
 class Runtimes:
@@ -79,11 +77,9 @@ def _is_forked(process: int) -> bool:
     """Whether it has begun in the middle of another: libgomp may wait there for threads that only
     that one has."""
     try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
-            flags = stat.read().rpartition(")")[2].split()[6]
+        return read_process(process)[1]
     except OSError:  # not Linux
         return True
-    return bool(int(flags) & FORKED)
 
 
 def apply(torch: ModuleType, value: object) -> Runtimes:  # noqa: ARG001  (it only looks)

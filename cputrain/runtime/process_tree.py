@@ -7,7 +7,6 @@ import os
 PF_FORKNOEXEC = 0x40
 """Of a process that was forked and has executed no program since (linux/sched.h)."""
 
-
 VARIABLE = b"CPUTRAIN_PLAN="
 
 
@@ -26,15 +25,25 @@ def num_programs() -> int:
     for name in names:
         if name.isdecimal():
             try:
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    fields = file.read().rpartition(")")[2].split()
+                parent, is_forked = read_process(int(name))
             except OSError:  # it has ended meanwhile
                 continue
-            parents[int(name)] = int(fields[1])
-            if not int(fields[6]) & PF_FORKNOEXEC:
+            parents[int(name)] = parent
+            if not is_forked:
                 executed.add(int(name))
     root = _root(os.getpid(), parents)
     return max(1, sum(_is_below(process, root, parents) for process in executed))
+
+
+def read_process(process: int) -> tuple[int, bool]:
+    """Return its parent, and whether it was forked and has executed no program since.
+
+    Raises:
+        OSError: There is no such process, or no /proc.
+    """
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[1]), bool(int(fields[6]) & PF_FORKNOEXEC)
 
 
 def _root(process: int, parents: dict[int, int]) -> int:
