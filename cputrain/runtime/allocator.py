@@ -21,7 +21,7 @@ import os
 import time
 
 from cputrain.errors import LaunchError
-from cputrain.runtime.exchange import call_uncompiled, pass_by
+from cputrain.runtime.exchange import never_compile
 from cputrain.runtime.glibc import Malloc
 from cputrain.runtime.memory_pressure import MemoryPressure
 from cputrain.runtime.process_tree import num_programs
@@ -66,7 +66,7 @@ class KeptMemory:
         self._keep_bytes = keep_bytes
         self._start()
         self._hook = register_optimizer_step_post_hook(self._after_step)
-        pass_by(KeptMemory._after_step.__code__)
+        never_compile(KeptMemory._after_step)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -84,9 +84,9 @@ class KeptMemory:
 
     def _after_step(self, *_: object) -> None:
         if self._num_steps < NUM_WARMUP_STEPS:
-            call_uncompiled(self._warm_up)
+            self._warm_up()
         elif time.monotonic() >= self._next_check:
-            call_uncompiled(self._check)
+            self._check()
 
     def _warm_up(self) -> None:
         self._num_steps += 1

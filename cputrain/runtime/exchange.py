@@ -12,7 +12,6 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import CodeType, TracebackType
     from typing import Any
 
@@ -75,6 +74,7 @@ def without_ours(error: BaseException) -> TracebackType | None:
 
 
 _to_pass: set[CodeType] = set()
+_never_compiled: set[CodeType] = set()
 
 
 def pass_by(*codes: CodeType) -> None:
@@ -85,17 +85,26 @@ def pass_by(*codes: CodeType) -> None:
         have_them_passed()
 
 
-def call_uncompiled(function: Callable[[], None]) -> None:
-    """Call a function of ours that torch.compile must not look into, nor into what it calls."""
-    dynamo: Any = sys.modules.get("torch._dynamo")
-    if hasattr(dynamo, "disable"):  # it may be loading at the moment
-        function = dynamo.disable(function)
-    function()
+def never_compile(*functions: Any) -> None:
+    """Have torch.compile leave frames of these and all within alone, and inline none of them.
+
+    Hooks of ours are such functions: a step that is compiled stops where it calls them, as it does
+    in torch's own hooks, and goes on behind them.
+    """
+    for function in functions:
+        function._torchdynamo_disable = True
+        _never_compiled.add(function.__code__)
+    if "torch._dynamo" in sys.modules:
+        have_them_passed()
 
 
 def have_them_passed() -> None:
     """torch._dynamo is loaded."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
     from torch._dynamo.eval_frame import skip_code
 
     while _to_pass:
         skip_code(_to_pass.pop())
+    skipped_with_all_within = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    while _never_compiled:
+        set_code_exec_strategy(_never_compiled.pop(), skipped_with_all_within)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 
 from cputrain.runtime.derivatives import Derivatives
-from cputrain.runtime.exchange import pass_by
+from cputrain.runtime.exchange import never_compile
 from cputrain.runtime.outermost import outermost
 
 TYPE_CHECKING = False
@@ -64,7 +64,7 @@ class Replicas:
         self._since: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._derivatives = Derivatives(torch)
         self._hook = register_optimizer_step_post_hook(self._stepped)
-        pass_by(Replicas._stepped.__code__)
+        never_compile(Replicas._stepped)
         self._models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._outcomes: list[_Outcome] = []
         self._outermost = outermost(torch)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from cputrain.runtime.exchange import Exchanged, pass_by
+from cputrain.runtime.exchange import Exchanged, never_compile
 from cputrain.runtime.loader_clock import LoaderClock
 
 TYPE_CHECKING = False
@@ -90,7 +90,7 @@ class Recorder:
         )
 
         register_optimizer_step_post_hook(self._stepped)
-        pass_by(Recorder._stepped.__code__)
+        never_compile(Recorder._stepped)
         if disturbed:
             register_optimizer_step_pre_hook(_disturbance(torch))
         self._hear_losses(torch)
