@@ -166,7 +166,6 @@ class WorkerEnds(NamedTuple):
         """In the loader's process, after the start."""
         self.take.close()
         self.send.close()
-        self.memory.close_descriptor()
 
 
 class Link:

@@ -72,7 +72,6 @@ class WorkerEnds(NamedTuple):
         """In the pool's process, after the start: what only this worker needs."""
         self.results.close()
         self.returned.close()
-        self.memory.close_descriptor()
 
 
 class Setup(NamedTuple):

@@ -70,7 +70,6 @@ class Worker:
         finally:
             results.close()
             returned.close()
-            memory.close_descriptor()
 
     @property
     def is_born(self) -> bool:

@@ -9,6 +9,8 @@ back carries the generation it was lent in.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import mmap
 import os
 import resource
@@ -47,6 +49,11 @@ ALIGNED = mmap.PAGESIZE
 _MAP_NORESERVE = 0x4000
 """Of Linux; Python has no name for it before 3.13."""
 
+_MAP_FIXED = 0x10
+"""Of Linux, on all its architectures that PyTorch runs on; Python has no name for it."""
+
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
 
 class ArenaFullError(Exception):
     """No address is left for a block of this size; the caller sends the bytes another way."""
@@ -79,6 +86,8 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
     _ended: deque[tuple[int, int]] | None = None
     _token: tuple[int, int]
+    _reader: Reader | None = None
+    """Lives as long as a lease of it: it has to know when this process is forked."""
 
     @classmethod
     def on(
@@ -89,6 +98,11 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
         lease._ended = ended
         lease._token = lent.token
         return lease
+
+    def holds_tensor(self) -> None:
+        """Note that a tensor lies on it: tensors stay shared with forked children, as torch's."""
+        if self._reader is not None:
+            self._reader.note_tensor(self._token)
 
     def __del__(self) -> None:
         # appending to a deque is atomic: this runs in whichever thread drops the last reference
@@ -139,9 +153,31 @@ class Memory:
         private._descriptor = os.dup(self._descriptor)
         return private
 
+    def isolate(self, offset: int, size: int) -> None:
+        """Keep what is written there from now on in this process, or in a child that inherits it.
+
+        What is there already stays, as long as no other process writes to it.
+        """
+        self._map_again(offset, size, mmap.MAP_PRIVATE | _MAP_NORESERVE)
+
+    def share(self, offset: int, size: int) -> None:
+        """Show what all processes see there, again."""
+        self._map_again(offset, size, mmap.MAP_SHARED)
+
+    def _map_again(self, offset: int, size: int, flags: int) -> None:
+        address = ctypes.c_void_p(self.address + offset)
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        result = _libc_mmap()(
+            address, _in_pages(size), protection, flags | _MAP_FIXED, self._descriptor, offset
+        )
+        if result in (None, _MAP_FAILED):
+            number = ctypes.get_errno()
+            error = OSError(number, os.strerror(number))
+            raise ResourceError.of(error, "shared memory", "could not be mapped again") from error
+
     def forget(self, offset: int, size: int) -> None:
         """Of a private mapping: what this process has written there."""
-        self.map.madvise(mmap.MADV_DONTNEED, offset, -(-size // ALIGNED) * ALIGNED)
+        self.map.madvise(mmap.MADV_DONTNEED, offset, _in_pages(size))
 
     def read(self, offset: int, size: int) -> Any:
         """A copy of what all processes see there."""
@@ -193,7 +229,7 @@ class Memory:
         return self._descriptor
 
     def close_descriptor(self) -> None:
-        """Called once the other process has its own."""
+        """Called by a process that neither sends it on nor maps parts of it again."""
         if self._descriptor >= 0:
             self._close(self._descriptor)
             self._descriptor = -1
@@ -204,6 +240,26 @@ class Memory:
     def address(self) -> int:
         """Where the mapping begins in this process."""
         return address_of(np.frombuffer(self.map, np.uint8, 1))
+
+
+@functools.cache
+def _libc_mmap() -> Any:
+    """Return mmap of the C library: Python's cannot map at an address."""
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    )
+    return function
+
+
+def _in_pages(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
 
 
 def _share_out(parts: Iterable[slice], *ways: Callable[[slice], None]) -> None:
@@ -415,6 +471,10 @@ class Reader:
         self._live: Counter[tuple[int, int]] = Counter()
         """How often each block, by its offset and generation, is on lease."""
         self._sizes: dict[int, int] = {}
+        self._of_tensors: set[tuple[int, int]] = set()
+        """Blocks on lease that tensors lie on."""
+        self._isolated: dict[int, int] = {}
+        """Bytes from each offset on that are mapped privately, since a fork."""
         self._lock = threading.Lock()  # batches may be taken over by the thread that pins them
         _readers.add(self)
 
@@ -428,9 +488,11 @@ class Reader:
             for one in lent:
                 self._live[one.token] += 1
                 self._sizes[one.offset] = one.size
+                if one.offset in self._isolated and self._live[one.token] == 1:
+                    self._memory.share(one.offset, self._isolated.pop(one.offset))
             if self._held - len(self._ended) > most or self._forked:
                 return [self._copy(one) for one in lent]
-            return [Lease.on(self._memory, one, one.size, self._ended) for one in lent]
+            return [self._lease(one) for one in lent]
 
     def returned(self) -> list[tuple[int, int]]:
         """Tokens of what is held no more, once each."""
@@ -446,6 +508,7 @@ class Reader:
                 self._live[token] -= 1
                 if self._live[token] <= 0:
                     del self._live[token]
+                    self._of_tensors.discard(token)
             return tokens
 
     def end(self) -> None:
@@ -454,13 +517,25 @@ class Reader:
         with self._lock:
             if self._forked or self._fences:
                 return  # others may be reading the rest
+            live = {offset for offset, _ in self._live}
+            for offset in self._isolated.keys() - live:  # a private mapping cannot be emptied
+                self._memory.share(offset, self._isolated.pop(offset))
             begin = 0
-            for offset in sorted(offset for offset, _ in self._live):
+            for offset in sorted(live):
                 if offset > begin:
                     self._memory.empty(begin, offset - begin)
-                begin = offset + -(-self._sizes[offset] // ALIGNED) * ALIGNED
+                begin = offset + _in_pages(self._sizes[offset])
             if self._memory.size - begin >= ALIGNED:
                 self._memory.empty(begin, self._memory.size - begin)
+
+    def _lease(self, lent: Lent) -> Lease:
+        lease = Lease.on(self._memory, lent, lent.size, self._ended)
+        lease._reader = self
+        return lease
+
+    def note_tensor(self, token: tuple[int, int]) -> None:
+        """Remember that a tensor lies on this block."""
+        self._of_tensors.add(token)
 
     def _copy(self, lent: Lent) -> Any:
         copied = np.frombuffer(self._memory.map, np.uint8, lent.size, lent.offset).copy()
@@ -468,6 +543,7 @@ class Reader:
         return copied
 
     def _fence_fork(self, over: Callable[[], bool] | None = None) -> None:
+        self._isolate()
         if over is None:
             # a child may read what is lent now for as long as it lives, and nobody will tell us
             # how long that is: none of it is used again, and what comes from now on is copied
@@ -486,6 +562,16 @@ class Reader:
         for fence in self._fences:
             if over not in fence.until:
                 fence.until.append(over)
+
+    def _isolate(self) -> None:
+        """Keep apart what this process and a child that is about to be forked write to arrays.
+
+        Tensors stay shared with a child, as those are that torch sends between processes.
+        """
+        for offset, generation in list(self._live):
+            if offset not in self._isolated and (offset, generation) not in self._of_tensors:
+                self._memory.isolate(offset, self._sizes[offset])
+                self._isolated[offset] = self._sizes[offset]
 
 
 class PrivateReader:

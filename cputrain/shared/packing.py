@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from cputrain.shared.arena import SMALLEST, ArenaFullError, Lent, Writer
+from cputrain.shared.arena import SMALLEST, ArenaFullError, Lease, Lent, Writer
 from cputrain.shared.shared_tensors import SharedStorage
+from cputrain.shared.storage_ranges import ByteRange, StorageRanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class _Bytes:
     def __reduce__(self) -> tuple[Any, ...]:
         raw = self._flat.numpy().data
         if self._copies is not None:
-            self._copies.append(raw)
+            self._copies.append(raw.obj)
         buffer = pickle.PickleBuffer(raw)
         self._buffers[id(buffer)] = buffer
         return _flat, (buffer,)
@@ -58,7 +59,21 @@ class _Bytes:
 def _flat(buffer: Any) -> torch.Tensor:
     if not len(buffer):
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(buffer, dtype=torch.uint8)
+    return tensor_on(buffer)
+
+
+def tensor_on(buffer: Any) -> torch.Tensor:
+    """Return a tensor of bytes on a buffer, which lives as long as the tensor's storage.
+
+    torch lets go of the buffer when it moves the storage into other memory, as `share_memory_` and
+    its queues do, and NumPy views of the storage would lie on nothing.
+    """
+    tensor = torch.frombuffer(buffer, dtype=torch.uint8)
+    storage: Any = tensor.untyped_storage()
+    storage._cputrain_buffer = buffer
+    if isinstance(buffer, Lease):
+        buffer.holds_tensor()
+    return tensor
 
 
 def _view(
@@ -71,6 +86,24 @@ def _view(
     # as torch rebuilds tensors: to autograd, one is no view of another
     empty = torch.empty(0, dtype=dtype, device="cpu")
     return empty.set_(flat.untyped_storage(), offset, shape, strides)
+
+
+def _empty(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+
+
+_MAX_STRIDED_BYTES = 64 << 20
+"""Bytes that a strided tensor may span to keep its strides. Beyond, its elements lie dense."""
+
+
+def _strided(
+    flat: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor:
+    elements = flat.view(dtype).view(shape)
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if extent * dtype.itemsize > _MAX_STRIDED_BYTES:
+        return elements
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu").copy_(elements)
 
 
 def _leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
@@ -87,11 +120,13 @@ class _Packer(ForkingPickler):
         apart: Callable[[pickle.PickleBuffer], bool],
         copies: list[Any],
         sharing: bool,
+        unions: dict[int, tuple[ByteRange, ...]],
     ) -> None:
         super().__init__(file, 5, True, apart)
         self._copies = copies
         self._sharing = sharing
-        self._written: dict[tuple[int, int], tuple[torch.Tensor, _Bytes]] = {}
+        self._unions = unions
+        self._ranges: dict[int, StorageRanges] = {}
         self._of_tensors = of_tensors
 
     def reducer_override(self, thing: Any) -> Any:
@@ -123,29 +158,64 @@ class _Packer(ForkingPickler):
         ):
             return NotImplemented
         tensor = tensor.resolve_conj().resolve_neg()
-        storage = tensor.untyped_storage()
-        shape, strides, width = tuple(tensor.shape), tensor.stride(), tensor.element_size()
-        place = storage.data_ptr(), storage.nbytes()
-        whole = self._written.get(place)
         if self._sharing and SharedStorage.can_hold(tensor):
-            shared = SharedStorage(storage)
-            return _view, (shared, tensor.dtype, shape, strides, tensor.storage_offset())
-        if whole is not None:
-            return _view, (whole[1], tensor.dtype, shape, strides, tensor.storage_offset())
-        if tensor.is_contiguous() and tensor.numel() * width == storage.nbytes():
-            flat = _Bytes(tensor.view(-1).view(torch.uint8), self._of_tensors)
-            self._written[place] = (tensor, flat)
-            return _view, (flat, tensor.dtype, shape, strides, 0)
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        if not tensor.numel() or extent > 2 * tensor.numel():  # a sparse view of something large
+            return _view, (
+                SharedStorage(tensor.untyped_storage()),
+                tensor.dtype,
+                tuple(tensor.shape),
+                tensor.stride(),
+                tensor.storage_offset(),
+            )
+        num_elements = tensor.numel()
+        if not num_elements:
+            return _empty, (tensor.dtype, tuple(tensor.shape), tensor.stride())
+        shape, strides, width = tuple(tensor.shape), tensor.stride(), tensor.element_size()
+        extent, is_contiguous = num_elements, tensor.is_contiguous()
+        if not is_contiguous:
+            extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        ranges = self._ranges.get(key)
+        if ranges is None:
+            ranges = self._ranges[key] = StorageRanges(storage, self._unions.get(key, ()))
+        begin = tensor.storage_offset() * width
+        end = begin + extent * width
+        if extent > 2 * num_elements:  # a strided view of something large
+            span = ranges.containing(begin, end, width)
+            if span is None:
+                ranges.add_scattered(begin, end)
+                return _strided, (self._elements_of(ranges, tensor), tensor.dtype, shape, strides)
+        else:
+            span = ranges.range_of(begin, end, width)
+        flat = ranges.contents.get(span)
+        if flat is None:
+            if is_contiguous and num_elements > 1 and span.end - span.begin == end - begin:
+                data = tensor.view(-1).view(torch.uint8)
+            else:
+                data = _bytes_of(storage, *span)
+            flat = ranges.contents[span] = _Bytes(data, self._of_tensors)
+        return _view, (flat, tensor.dtype, shape, strides, (begin - span.begin) // width)
+
+    def _elements_of(self, ranges: StorageRanges, tensor: torch.Tensor) -> _Bytes:
+        """Stand for the elements of a strided tensor, put side by side."""
+        key = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        elements = ranges.contents.get(key)
+        if elements is None:
             dense = tensor.contiguous()
-            flat = _Bytes(dense.view(-1).view(torch.uint8), self._of_tensors, self._copies)
-            return _view, (flat, tensor.dtype, shape, dense.stride(), 0)
-        span = tensor.as_strided((extent,), (1,)).view(torch.uint8)
-        flat = _Bytes(span, self._of_tensors)
-        if extent * width == storage.nbytes():
-            self._written[place] = (tensor, flat)
-        return _view, (flat, tensor.dtype, shape, strides, 0)
+            flat = _bytes_of(dense.untyped_storage(), 0, dense.nbytes)
+            elements = ranges.contents[key] = _Bytes(flat, self._of_tensors, self._copies)
+        return elements
+
+    def unions(self) -> dict[int, tuple[ByteRange, ...]]:
+        """Return the ranges of each storage that keep together what tensors share, if any do."""
+        if not any(ranges.has_overlap for ranges in self._ranges.values()):
+            return {}
+        return {key: ranges.unions() for key, ranges in self._ranges.items()}
+
+
+def _bytes_of(storage: torch.UntypedStorage, begin: int, end: int) -> torch.Tensor:
+    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+    return empty.set_(storage, begin, (end - begin,), (1,))
 
 
 def pack(thing: Any, writer: Writes | None, *, sharing: bool = False) -> tuple[bytes, list[Lent]]:
@@ -155,6 +225,17 @@ def pack(thing: Any, writer: Writes | None, *, sharing: bool = False) -> tuple[b
     """
     if _is_plain(thing):
         return pickle.dumps(thing, 5), []
+    data, lent, unions = _pack_once(thing, writer, sharing, {})
+    if unions:  # once more, so that tensors which share memory still do
+        if writer is not None:
+            writer.give_back([one.token for one in lent])
+        data, lent, _ = _pack_once(thing, writer, sharing, unions)
+    return data, lent
+
+
+def _pack_once(
+    thing: Any, writer: Writes | None, sharing: bool, unions: dict[int, tuple[ByteRange, ...]]
+) -> tuple[bytes, list[Lent], dict[int, tuple[ByteRange, ...]]]:
     lent: list[Lent] = []
     # these may stay where they are; an array beside its tensor is sent on its own
     of_tensors: dict[int, pickle.PickleBuffer] = {}
@@ -174,13 +255,14 @@ def pack(thing: Any, writer: Writes | None, *, sharing: bool = False) -> tuple[b
         return False
 
     file = io.BytesIO()
+    packer = _Packer(file, of_tensors, apart, copies, sharing, unions)
     try:
-        _Packer(file, of_tensors, apart, copies, sharing).dump(thing)
+        packer.dump(thing)
     except BaseException:
         if writer is not None:
             writer.give_back([one.token for one in lent])
         raise
-    return file.getvalue(), lent
+    return file.getvalue(), lent, {} if unions else packer.unions()
 
 
 DIRECT = 16384
@@ -203,7 +285,7 @@ def room_for(shape: Sequence[int], dtype: torch.dtype, writer: Writer | None) ->
     size = math.prod(shape) * dtype.itemsize
     if writer is not None and size >= SMALLEST:
         try:
-            flat = torch.frombuffer(writer.lease(size), dtype=torch.uint8)
+            flat = tensor_on(writer.lease(size))
         except ArenaFullError:
             pass  # it is copied later, by another way
         else:

@@ -36,5 +36,5 @@ def assert_alike(ours: Any, theirs: Any) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.resolve_conj().contiguous().view(-1)
+    flat = tensor.resolve_conj().clone(memory_format=torch.contiguous_format).view(-1)
     return bytes(flat.view(torch.uint8).numpy())

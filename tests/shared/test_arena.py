@@ -11,6 +11,7 @@ import resource
 import threading
 from functools import partial
 from itertools import pairwise
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from cputrain.shared.arena import (
     _rounded,
     starting_workers,
 )
+from cputrain.shared.packing import tensor_on
 
 PAGE = mmap.PAGESIZE
 
@@ -290,6 +292,93 @@ def test_what_a_forked_process_may_read_is_not_used_again() -> None:
     child.join()
     child.close()
     assert writer._next == 2 * SMALLEST  # what is copied is used again at once
+
+
+def _write_in_child(lease: Any, value: int) -> None:
+    """Fork a process that writes to the lease, and wait for its end."""
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        lease[:] = value
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_what_a_forked_process_writes_to_an_array_is_its_own() -> None:
+    writer, reader = ends()
+    (lease,) = reader.leases([writer.lend(block(1))])
+    _write_in_child(lease, 9)
+    assert set(lease) == {1}
+    lease[:] = 2
+    _write_in_child(lease, 9)
+    assert set(lease) == {2}
+
+
+def test_what_is_written_to_an_array_after_a_fork_does_not_reach_the_child() -> None:
+    writer, reader = ends()
+    (lease,) = reader.leases([writer.lend(block(1))])
+    context = multiprocessing.get_context("fork")
+    go = context.Event()
+    seen, say = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(lease, go, say))
+    child.start()
+    lease[:] = 5
+    go.set()
+    assert seen.recv() == b"\x01" * 8
+    child.join()
+    child.close()
+
+
+def test_tensors_stay_shared_with_a_forked_process_as_torchs_are() -> None:
+    writer, reader = ends()
+    (lease,) = reader.leases([writer.lend(block(1))])
+    tensor = tensor_on(lease)
+    _write_in_child(tensor, 9)
+    assert set(tensor.tolist()) == {9}
+
+
+def test_a_block_that_was_kept_apart_from_a_worker_is_shared_when_lent_again() -> None:
+    memory = Memory.create(1 << 26)
+    writer = Writer(Memory(os.dup(memory.fileno()), memory.size))  # as in another process
+    reader = Reader(memory)
+    over: set[int] = set()
+    (lease,) = reader.leases([writer.lend(block(1))])
+    with starting_workers(partial(bool, over)):
+        _write_in_child(lease, 9)
+    lease[:] = 3  # stays in this process
+    del lease
+    over.add(1)
+    writer.give_back(reader.returned())
+    lent = writer.lend(block(4))
+    (lease,) = reader.leases([lent])
+    assert writer._next == _rounded(SMALLEST)  # it is the same block
+    assert set(lease) == {4}
+    assert not reader._isolated
+
+
+def test_leases_are_kept_apart_though_their_reader_was_forgotten() -> None:
+    writer, reader = ends()
+    (lease,) = reader.leases([writer.lend(block(1))])
+    reader.end()
+    del reader, writer
+    gc.collect()
+    _write_in_child(lease, 9)
+    assert set(lease) == {1}
+
+
+@pytest.mark.parametrize("share", [torch.Tensor.share_memory_, ForkingPickler.dumps])
+def test_a_view_lives_as_long_as_it_is_held(share: Any) -> None:
+    writer, reader = ends()
+    tensor = tensor_on(reader.leases([writer.lend(block(1))])[0])
+    view = tensor.numpy()
+    share(tensor)  # moves the tensor to other memory
+    assert tensor.is_shared()
+    assert not reader.returned()
+    del tensor
+    gc.collect()
+    assert not reader.returned()
+    assert set(view) == {1}
+    del view
+    assert reader.returned()
 
 
 def test_memory_reaches_another_process_by_fork_and_by_spawn() -> None:

@@ -85,6 +85,11 @@ SHAPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "channels last": lambda t: t.contiguous(memory_format=torch.channels_last),
     "one channel, channels last": lambda t: t[:, :1].contiguous(memory_format=torch.channels_last),
     "one row with a stride of its own": lambda t: t.as_strided((1, 5), (77, 1)),
+    "one number with a stride of its own": lambda t: t.view(-1)[3:4].as_strided((1,), (2,), 3),
+    "one number without strides": lambda t: t[0, 0, 0, :1].expand(1).as_strided((1, 1), (0, 0), 7),
+    "a column": lambda t: t.flatten(1)[:, 5],
+    "two columns": lambda t: t.flatten(1)[:, 5:7],
+    "nothing, with strides": lambda t: t.as_strided((0, 4), (9, 2)),
     "expanded": lambda t: t[:1, :1].expand(9, 9, -1, -1),
     "expanded from one number": lambda t: t[0, 0, 0, 0].expand(50, 60),
     "every second column": lambda t: t[..., ::2],
@@ -109,7 +114,14 @@ def test_a_small_part_of_something_large_goes_alone(both: Both) -> None:
     large = torch.arange(1 << 20)
     data, lent = pack(large[::64], both.writer)
     assert len(data) + sum(one.size for one in lent) < large.nbytes // 32
-    assert_alike(unpack(data, both.reader.leases(lent)), large[::64].contiguous())
+    assert_alike(unpack(data, both.reader.leases(lent)), large[::64])
+
+
+def test_a_small_part_of_what_is_too_large_lies_dense(both: Both) -> None:
+    large = torch.empty(1 << 25)  # never written
+    part = large[:: 1 << 20].zero_()
+    data, lent = pack(part, both.writer)
+    assert_alike(unpack(data, both.reader.leases(lent)), part.contiguous())
 
 
 def test_tensors_on_the_same_memory_stay_on_the_same_memory(both: Both) -> None:
@@ -120,6 +132,51 @@ def test_tensors_on_the_same_memory_stay_on_the_same_memory(both: Both) -> None:
     assert got[1].tolist() == [5, -1, 7, 8]
     assert got[2][12] == -1
     assert got[3]["again"] is got[0]
+
+
+def views_of(whole: torch.Tensor, seed: int) -> list[torch.Tensor]:
+    """Return some views at random, of which several overlap."""
+    random = np.random.default_rng(seed)
+    views = []
+    for _ in range(random.integers(2, 9)):
+        begin = int(random.integers(0, len(whole) - 1))
+        end = int(random.integers(begin + 1, len(whole) + 1))
+        views.append(whole[begin : end : int(random.choice([1, 1, 1, 2]))])
+    if views[0].stride() == (1,) and random.random() < 0.5:
+        views[0] = views[0].view(torch.uint8)
+    return views
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("length", [20, 3 * WIDE])
+def test_views_that_overlap_go_on_overlapping(both: Both, seed: int, length: int) -> None:
+    sent = views_of(torch.arange(length, dtype=torch.int32), seed)
+    got, lent = both.carry(sent)
+    assert_alike(got, sent)
+    assert sum(one.size for one in lent) <= 4 * length + 16 * len(lent)  # nothing goes twice
+    for mine, theirs in zip(got, sent, strict=True):  # a write to one shows wherever it did
+        mine[len(mine) // 2] = 77
+        theirs[len(theirs) // 2] = 77
+        assert_alike(got, sent)
+
+
+def test_a_column_of_a_table_beside_it_goes_on_sharing(both: Both) -> None:
+    for order in (slice(None), slice(None, None, -1)):
+        table = torch.arange(3 * WIDE).view(-1, 16)
+        sent = [table, table[:, 3], table[5:9]][order]
+        got, lent = both.carry(sent)
+        assert len(lent) == 1
+        got[1][6] = -1
+        sent[1][6] = -1
+        assert_alike(got, sent)
+
+
+def test_rows_of_a_table_kept_by_columns_go_alone(both: Both) -> None:
+    table = torch.arange(16 * WIDE).view(16, -1).T
+    sent = [table[row] for row in range(0, len(table), 99)]
+    data, lent = pack(sent, both.writer)
+    assert len(data) + sum(one.size for one in lent) < table.nbytes // 8
+    assert_alike(unpack(data, both.reader.leases(lent)), sent)
 
 
 @pytest.mark.parametrize("order", [(5, 10), (10, 5), (5, 10, 5, 7)])
