@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
@@ -50,7 +51,7 @@ class _Bytes:
     def __reduce__(self) -> tuple[Any, ...]:
         raw = self._flat.numpy().data
         if self._copies is not None:
-            self._copies.append(raw.obj)
+            self._copies.append(raw)  # which the buffer names as its object
         buffer = pickle.PickleBuffer(raw)
         self._buffers[id(buffer)] = buffer
         return _flat, (buffer,)
@@ -92,8 +93,11 @@ def _empty(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...])
     return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
 
 
-_MAX_STRIDED_BYTES = 64 << 20
-"""Bytes that a strided tensor may span to keep its strides. Beyond, its elements lie dense."""
+_MAX_STRIDED_BYTES = 64 * mmap.PAGESIZE
+_MAX_STRIDED_ELEMENTS = 64
+"""What a strided tensor may span, or have, to keep its strides: each page of it is touched."""
+
+_MAX_SPAN_BYTES = 1 << 30
 
 
 def _strided(
@@ -101,7 +105,8 @@ def _strided(
 ) -> torch.Tensor:
     elements = flat.view(dtype).view(shape)
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    if extent * dtype.itemsize > _MAX_STRIDED_BYTES:
+    is_light = elements.numel() <= _MAX_STRIDED_ELEMENTS
+    if extent * dtype.itemsize > (_MAX_SPAN_BYTES if is_light else _MAX_STRIDED_BYTES):
         return elements
     return torch.empty_strided(shape, strides, dtype=dtype, device="cpu").copy_(elements)
 
