@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 
+from cputrain.machine.ranks import read_rank
+
 PF_FORKNOEXEC = 0x40
 """Of a process that was forked and has executed no program since (linux/sched.h)."""
 
-VARIABLE = b"CPUTRAIN_PLAN="
+VARIABLE = "CPUTRAIN_PLAN"
 
 
 def num_programs() -> int:
     """Return how many programs the launch of this process runs by now; at least 1.
 
     Forked processes that execute no program of their own, as workers of a DataLoader, are left
-    out. Without /proc, the result is 1.
+    out. Of a rank, only its own programs count: its plan is for a rank's part of the machine.
+    Without /proc, the result is 1.
     """
     parents: dict[int, int] = {}
     executed: set[int] = set()
@@ -47,18 +50,24 @@ def read_process(process: int) -> tuple[int, bool]:
 
 
 def _root(process: int, parents: dict[int, int]) -> int:
-    """Return the outermost of the ancestors that were started with a plan."""
-    while (parent := parents.get(process, 0)) and _has_plan(parent):
+    """Return the outermost of the ancestors that were started with a plan for the same rank."""
+    rank = read_rank(_environment(process))
+    while parent := parents.get(process, 0):
+        environment = _environment(parent)
+        if VARIABLE not in environment or read_rank(environment) != rank:
+            break
         process = parent
     return process
 
 
-def _has_plan(process: int) -> bool:
+def _environment(process: int) -> dict[str, str]:
+    """Return the variables that a process was started with; none of another user's."""
     try:
-        with open(f"/proc/{process}/environ", "rb") as file:
-            return any(entry.startswith(VARIABLE) for entry in file.read().split(b"\0"))
+        with open(f"/proc/{process}/environ", encoding="utf-8", errors="replace") as file:
+            entries = file.read().split("\0")
     except OSError:  # it is another user's, or has ended
-        return False
+        return {}
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 
 def _is_below(process: int, root: int, parents: dict[int, int]) -> bool:

@@ -205,6 +205,23 @@ def test_programs_of_a_launch_are_counted_and_forked_workers_are_not(tmp_path: P
     assert num_programs() >= 1
 
 
+def test_a_rank_counts_its_own_programs(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        "import os, subprocess, sys\n"
+        "from cputrain.runtime.process_tree import num_programs\n"
+        "if 'LOCAL_RANK' not in os.environ:\n"
+        "    ranks = [subprocess.Popen([sys.executable, 'x.py'], env={**os.environ,\n"
+        "        'LOCAL_RANK': str(rank), 'LOCAL_WORLD_SIZE': '2'}) for rank in range(2)]\n"
+        "    sys.exit(sum(rank.wait() for rank in ranks))\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "print(num_programs())\n"
+        "child.communicate(b'\\n')\n",
+    )
+    done = launch(tmp_path, "x.py")
+    assert done.stdout.split() == ["2", "2"], done.stderr
+
+
 UNDER_PRESSURE = """
 from cputrain.runtime.at_work import NOW
 from cputrain.runtime import memory_pressure
