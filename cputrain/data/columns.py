@@ -75,13 +75,18 @@ def is_gathered_throughout(dataset: Any) -> bool:
     if isinstance(dataset, Subset):
         return is_gathered_throughout(dataset.dataset)
     if not isinstance(dataset, ConcatDataset):
-        return True
+        return True  # where even its first row is refused, columns_of has told
     formats = set()
     for part in dataset.datasets:
         columns = columns_of(part)
         if columns is None or not is_gathered_throughout(part) or not len(part):
             return False
-        batch = columns.gather(range(1))
+        try:
+            batch = columns.gather(range(1))
+        except Exception:  # whatever it is: torch's workers make such batches
+            return False
+        if batch is None:
+            return False
         tensors = batch if isinstance(batch, list) else [batch]
         formats.add((type(batch), *((tensor.dtype, tensor.shape) for tensor in tensors)))
     return len(formats) == 1
@@ -125,7 +130,7 @@ class _TableColumns(Columns):
     def gather(self, rows: Sequence[int] | torch.Tensor) -> Any:
         dataset = self._dataset
         tensors = dataset.tensors
-        if type(dataset) is not self._kind or len(tensors) != len(self._seen):
+        if _is_changed(dataset, self._kind) or len(tensors) != len(self._seen):
             return None
         index: Any = rows if type(rows) is range else as_index(rows)
         batch = []
@@ -160,10 +165,13 @@ class _SubsetColumns(Columns):
 
     def __init__(self, dataset: Subset[Any], inner: Columns) -> None:
         self._dataset = dataset
+        self._kind = type(dataset)
         self._inner = inner
         self._of = dataset.dataset
 
     def gather(self, rows: Sequence[int] | torch.Tensor) -> Any:
+        if _is_changed(self._dataset, self._kind):
+            return None
         if self._dataset.dataset is not self._of:
             inner = columns_of(self._dataset.dataset)
             if inner is None:
@@ -178,12 +186,15 @@ class _ConcatColumns(Columns):
 
     def __init__(self, dataset: ConcatDataset[Any]) -> None:
         self._dataset = dataset
+        self._kind = type(dataset)
         self._sizes: list[int] = []
         self._ends = torch.empty(0, dtype=torch.int64)
         self._parts: dict[int, tuple[Any, Columns | None]] = {}
         """By their places: each part that rows were taken of, and its columns."""
 
     def gather(self, rows: Sequence[int] | torch.Tensor) -> Any:
+        if _is_changed(self._dataset, self._kind):
+            return None
         if self._dataset.cumulative_sizes != self._sizes:
             self._sizes = list(self._dataset.cumulative_sizes)
             self._ends = torch.tensor(self._sizes)
@@ -196,8 +207,10 @@ class _ConcatColumns(Columns):
         places: Any = range(len(self._sizes))
         if len(places) > MANY_PARTS:
             places = owners.unique().tolist()
-        batch: list[torch.Tensor] = []
-        is_list = False
+        if int(owners.max()) >= len(self._sizes):
+            return None
+        order: list[torch.Tensor] = []
+        parts: list[Any] = []
         for place in places:
             mine = (owners == place).nonzero().view(-1)
             if not len(mine):
@@ -206,21 +219,17 @@ class _ConcatColumns(Columns):
             part = self._gather_part(place, index.index_select(0, mine) - begin)
             if part is None:
                 return None
-            columns = part if type(part) is list else [part]
-            if not batch:
-                if len(mine) == len(index):
-                    return part
-                is_list = type(part) is list
-                batch = [column.new_empty((len(index), *column.shape[1:])) for column in columns]
-            if (type(part) is list) is not is_list or len(columns) != len(batch):
+            order.append(mine)
+            parts.append(part)
+        if len(parts) == 1:
+            return parts[0]
+        if type(parts[0]) is list:
+            places = torch.cat(order).argsort()
+            if len({len(part) for part in parts}) > 1:
                 return None
-            for whole, column in zip(batch, columns, strict=True):
-                if whole.dtype is not column.dtype or whole.shape[1:] != column.shape[1:]:
-                    return None  # torch's collation converts, or says what is wrong
-                whole.index_copy_(0, mine, column)
-        if int(owners.max()) >= len(self._sizes):
-            return None
-        return batch if is_list else batch[0]
+            columns = [_merge(column, places) for column in zip(*parts, strict=True)]
+            return None if any(column is None for column in columns) else columns
+        return _merge(parts, torch.cat(order).argsort())
 
     def _gather_part(self, place: int, index: torch.Tensor) -> Any:
         dataset = self._dataset.datasets[place]
@@ -228,6 +237,24 @@ class _ConcatColumns(Columns):
         if known is None or known[0] is not dataset:
             known = self._parts[place] = dataset, columns_of(dataset)
         return None if known[1] is None else known[1].gather(index)
+
+
+def _is_changed(dataset: Any, kind: type) -> bool:
+    """Return whether the script has given a dataset another way to take rows."""
+    return type(dataset) is not kind or "__getitems__" in vars(dataset)
+
+
+def _merge(parts: Sequence[Any], places: torch.Tensor) -> torch.Tensor | None:
+    """Return rows of several parts in one tensor; None where torch's collation converts some."""
+    first = parts[0]
+    for part in parts:
+        if (
+            type(part) is not torch.Tensor
+            or part.dtype is not first.dtype
+            or part.shape[1:] != first.shape[1:]
+        ):
+            return None
+    return torch.cat(list(parts)).index_select(0, places)
 
 
 def _takes_rows_as(dataset: Any, base: type, *attributes: str) -> bool:

@@ -26,7 +26,13 @@ from cputrain.data.ahead import DEPTH, BatchThread, Trial
 from cputrain.data.columns import columns_of
 from cputrain.data.order import as_list, is_known, known_batches
 from cputrain.data.snapshot import snapshot_of
-from cputrain.data.torch_step import hide_frames, is_profiled, is_watched, raise_as_torch
+from cputrain.data.torch_step import (
+    hide_frames,
+    is_profiled,
+    is_watched,
+    raise_as_torch,
+    refusal_to_pickle,
+)
 from cputrain.data.worker_errors import Worker, fetch_as_worker
 from cputrain.runtime.exchange import uncounted
 
@@ -146,8 +152,7 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
         self._statistics.waited_s += perf_counter() - begin
         self._statistics.batches += 1
 
-    def __getstate__(self) -> Any:
-        raise NotImplementedError("{} cannot be pickled", _SingleProcessDataLoaderIter.__name__)
+    __getstate__ = refusal_to_pickle(_SingleProcessDataLoaderIter)
 
 
 uncounted(MemoryIterator.__next__)
@@ -218,8 +223,6 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
             else:
                 try:
                     batch = self._next_data()
-                except StopIteration:
-                    raise
                 except BaseException as error:
                     raise_as_torch(self, error)
                 self._num_yielded += 1
@@ -286,8 +289,7 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
         self._shutdown = True
         self._thread = None
 
-    def __getstate__(self) -> Any:
-        raise NotImplementedError("{} cannot be pickled", _MultiProcessingDataLoaderIter.__name__)
+    __getstate__ = refusal_to_pickle(_MultiProcessingDataLoaderIter)
 
 
 uncounted(MemoryWorkersIterator.__next__)

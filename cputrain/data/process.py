@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from cputrain.data.torch_step import hide_frames, is_profiled, raise_as_torch
+from cputrain.data.torch_step import hide_frames, is_profiled, raise_as_torch, refusal_to_pickle
 from cputrain.runtime.exchange import uncounted
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
             else:
                 try:
                     batch = self._next_data()
-                except StopIteration:
-                    raise
                 except BaseException as error:
                     raise_as_torch(self, error)
                 self._num_yielded += 1
@@ -78,5 +76,4 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
         statistics.batches += 1
         return batch
 
-    def __getstate__(self) -> Any:
-        raise NotImplementedError("{} cannot be pickled", _SingleProcessDataLoaderIter.__name__)
+    __getstate__ = refusal_to_pickle(_SingleProcessDataLoaderIter)

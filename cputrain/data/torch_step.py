@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from cputrain.runtime.exchange import PACKAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 
@@ -35,6 +36,19 @@ def raise_as_torch(iterator: Any, error: BaseException) -> None:
         _BaseDataLoaderIter.__next__(iterator)
     finally:
         del iterator._next_data
+
+
+def refusal_to_pickle(kind: type) -> Callable[[Any], Any]:
+    """Return a `__getstate__` that raises what torch's iterator of this kind raises."""
+
+    def __getstate__(_iterator: Any) -> Any:  # noqa: N807
+        try:
+            return _BaseDataLoaderIter.__getstate__(type(kind.__name__, (), {})())
+        except NotImplementedError as error:
+            hide_frames(error)
+            raise
+
+    return __getstate__
 
 
 def hide_frames(error: BaseException) -> None:

@@ -22,7 +22,13 @@ class Loaders:
         self._seen: dict[int, Any] = {}
 
         def get_iterator(loader: Any) -> Any:
-            return self._iterator(loader)
+            try:
+                return self._iterator(loader)
+            except BaseException as error:
+                from cputrain.data.torch_step import hide_frames
+
+                hide_frames(error)
+                raise
 
         self._ours = get_iterator
         kind._get_iterator = get_iterator
