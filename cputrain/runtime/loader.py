@@ -39,6 +39,7 @@ class Loaders:
         if loader.num_workers:
             loader.check_worker_number_rationality()  # which warns, as torch does here
         random = self._torch.get_rng_state()
+        state = None if loader.generator is None else loader.generator.get_state()
         try:
             from cputrain.data import iterator_of, listen, statistics_of
 
@@ -48,6 +49,8 @@ class Loaders:
             raise
         except Exception as error:  # the script's fault, or ours: torch's iterator tells
             self._torch.set_rng_state(random)
+            if state is not None:
+                loader.generator.set_state(state)
             iterator = self._torchs(loader)
             self._say_ours(error)
             return iterator

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Generated scripts around a DataLoader, run with torch's iterators and with ours, and reduced.
 
 A case is a list of lines of Python. Each runs by itself, and what it raises is a part of the
@@ -24,6 +25,7 @@ import torch
 import torch.utils.data
 
 import cputrain.data
+from cputrain.data.paths import columns_of_loader
 from cputrain.runtime.loader import Loaders
 from tests.data import case_datasets
 
@@ -117,7 +119,7 @@ BATCH_CHANGES = (
     "first(batch).set_(torch.rand(2))", "first(batch).share_memory_()", "kept.append(batch)",
     "first(batch).requires_grad_()", "note(pickle.loads(pickle.dumps(batch)))",
     "note(copy.deepcopy(batch))", "first(batch).transpose_(0, -1)", "del batch",
-    "first(batch).unsqueeze_(0)", 
+    "first(batch).unsqueeze_(0)",
     "first(batch).numpy()[...] = 3", "note(first(batch)[0])", "note(fork(lambda: first(batch).sum()))",
 )  # fmt: skip
 
@@ -159,6 +161,10 @@ STRUCTURE_CHANGES = (
 )  # fmt: skip
 
 
+NOT_WITH_WORKERS = ("numpy()", "share_memory_", "pickle.dumps(it)", "copy.copy(it)")
+"""What tells batches of workers from torch's, as the manual says."""
+
+
 def generate(seed: str, workers: int = 0) -> Lines:
     """Return a case."""
     r = random.Random(seed)
@@ -173,7 +179,7 @@ def generate(seed: str, workers: int = 0) -> Lines:
     for _ in range(r.choice((3, 6, 9, 14))):
         if r.random() < chance:
             line = r.choice(r.choice(changes))
-            if not (workers and ("numpy()" in line or "share_memory_" in line)):
+            if not (workers and any(word in line for word in NOT_WITH_WORKERS)):
                 lines.append(line)
         lines.append("batch = next(it)")
     if r.random() < 0.3:
@@ -204,9 +210,9 @@ def _dataset(r: random.Random, depth: int = 0, n: int = N) -> str:
             "split",
             "rows",
             "stream",
-        )  # fmt: skip
+        )
     )
-    if depth and kind in ("stream", "rows") or depth > 2:
+    if (depth and kind in ("stream", "rows")) or depth > 2:
         kind = "table"
     if kind == "tensor":
         return r.choice(("base", r.choice(COLUMNS))).replace("{n}", str(n))
@@ -385,7 +391,12 @@ def run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
             notes.name_memory(names.get("base"), "b")
         if line.startswith("batch") and "batch" in names:
             said.append(notes.describe(names["batch"]))
-        states = (torch.get_rng_state(), random.getstate(), np.random.get_state(), names.get("g") and names["g"].get_state())  # fmt: skip
+        states = (
+            torch.get_rng_state(),
+            random.getstate(),
+            np.random.get_state(),
+            names.get("g") and names["g"].get_state(),
+        )
         said.append("random " + hashlib.sha1(repr([_state(s) for s in states]).encode()).hexdigest()[:8])  # fmt: skip
         result.append((line, "\n    ".join(said)))
         said.clear()
@@ -408,6 +419,7 @@ def _error(error: BaseException) -> str:
         # cputrain.DataLoader, which the script itself has asked for, and what it stands for
         if not (frame.filename == LOADER_FILE and frame.name in ("__init__", "__iter__"))
         and frame.name != "_get_iterator"
+        and not frame.filename.endswith("cputrain/data/workers.py")
     ]
     return _ADDRESS.sub("…", f"{type(error).__name__}: {error}\n    {' '.join(frames)}")
 
@@ -436,6 +448,19 @@ def compare(lines: Lines) -> list[str]:
     return []
 
 
+def is_in_memory(lines: Lines) -> bool:
+    """Return whether no worker is started for the case's loader."""
+    names: dict[str, Any] = {"LOADER": torch.utils.data.DataLoader}
+    exec(HEADER, names)
+    for line in lines:
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(line, names)
+        if "loader" in names:
+            return columns_of_loader(names["loader"]) is not None
+    return False
+
+
 def reduce(lines: Lines) -> Lines:
     """Return the fewest lines that still differ."""
     place = len(lines) - 1
@@ -447,4 +472,4 @@ def reduce(lines: Lines) -> Lines:
     return lines
 
 
-__all__ = ["case_datasets", "compare", "generate", "reduce", "run"]
+__all__ = ["case_datasets", "compare", "generate", "is_in_memory", "reduce", "run"]
