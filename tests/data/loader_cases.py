@@ -334,8 +334,9 @@ def _tensors(thing: Any) -> Iterator[torch.Tensor]:
     if isinstance(thing, torch.Tensor):
         yield thing
     elif isinstance(thing, np.ndarray):
-        with contextlib.suppress(Exception):
-            yield torch.from_numpy(thing)
+        if thing.flags.writeable:
+            with contextlib.suppress(TypeError, ValueError):
+                yield torch.from_numpy(thing)
     elif isinstance(thing, list | tuple):
         for part in thing:
             yield from _tensors(part)
@@ -365,6 +366,15 @@ def _fork(function: Any) -> str:
 
 def run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
     """Return each line and all that could be told after it."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # what torch says once would be said in the first run alone
+    try:
+        return _run(lines, loader)
+    finally:
+        torch.set_warn_always(before)
+
+
+def _run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
     torch.manual_seed(1)
     random.seed(2)
     np.random.seed(3)
