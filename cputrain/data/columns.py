@@ -46,7 +46,8 @@ def columns_of(dataset: Any, *, with_lists: bool = False) -> Columns | None:
         is_known = with_lists and len(dataset) > 0 and is_plain(dataset[0])
         return _ListColumns(dataset) if is_known else None
     if kind is torch.Tensor:
-        return _TensorColumns(dataset) if is_plain(dataset) and _can_gather(dataset) else None
+        is_known = _is_usable(dataset) and not hasattr(dataset, "__getitems__")
+        return _TensorColumns(dataset) if is_known else None
     if kind is np.ndarray:
         return _ArrayColumns(dataset) if _is_plain_array(dataset) else None
     if isinstance(dataset, TensorDataset):
@@ -78,8 +79,9 @@ def is_gathered_throughout(dataset: Any) -> bool:
         return True  # where even its first row is refused, columns_of has told
     formats = set()
     for part in dataset.datasets:
-        columns = columns_of(part)
-        if columns is None or not is_gathered_throughout(part) or not len(part):
+        rows: Any = part
+        columns = columns_of(rows)
+        if columns is None or not is_gathered_throughout(rows) or not len(rows):
             return False
         try:
             batch = columns.gather(range(1))
@@ -290,7 +292,6 @@ def is_plain(tensor: Any) -> bool:
         and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and not hasattr(tensor, "__getitems__")
     )
 
 

@@ -187,7 +187,8 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
         self._workers: list[Any] = []
         """None, for those who look."""
         self._tasks: deque[Any] = deque()
-        self._index_queues = [_TaskQueue(self._tasks)] * loader.num_workers
+        queue: Any = _TaskQueue(self._tasks)
+        self._index_queues = [queue] * loader.num_workers
         self._snapshot = dataset
         self._gather = Gatherer(columns)
         self._torchs_fetcher = _DatasetKind.create_fetcher(

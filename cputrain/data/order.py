@@ -137,13 +137,13 @@ def _draws_as_torch() -> bool:
     state = torch.get_rng_state()
     try:
         for own in (False, True):
-            for options in ({}, {"num_samples": 25}, {"replacement": True, "num_samples": 70}):
+            for replacement, num_samples in ((False, None), (False, 25), (True, 70)):
                 listed: list[list[int]] = []
                 states: list[list[torch.Tensor]] = []
                 for ours in (False, True):
                     torch.default_generator.manual_seed(5)
                     generator = torch.Generator().manual_seed(7) if own else None
-                    sampler = RandomSampler(range(11), generator=generator, **options)
+                    sampler = RandomSampler(range(11), replacement, num_samples, generator)
                     if ours:
                         listed.append(torch.cat(list(_random_chunks(sampler))).tolist())
                     else:
