@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import queue
 import statistics as mathematics
 import threading
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from cputrain.data.statistics import Statistics
 
@@ -24,98 +26,77 @@ WORTHWHILE = 1e-3
 """Seconds that a batch must take before a thread is tried: handing over costs a tenth of that."""
 
 
-class Ahead:
-    """An iterator whose items are made by a thread."""
+class BatchThread:
+    """A thread that makes a batch of each task, in order."""
 
-    def __init__(self, source: Iterator[Any]) -> None:
-        self._source = source
-        self._queue: queue.Queue[tuple[bool, Any]] = queue.Queue(DEPTH)
-        self._stopping, self._dropped = threading.Event(), threading.Event()
-        self._ended = False
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        self._pending: deque[Any] = deque()
+        """Tasks whose results have not been taken."""
+        self._make = make
+        self._process = os.getpid()
         self._thread = threading.Thread(
-            target=_fill,
-            args=(source, self._queue, self._stopping, self._dropped),
+            target=_serve,
+            args=(make, self._tasks, self._results),
             name="cputrain-ahead",
             daemon=True,
         )
-        weakref.finalize(self, self._dropped.set)
         self._thread.start()
+        # (it must not hold what it ends: a loader left early lets go of its batches at once)
+        weakref.finalize(self, self._tasks.put, None)
         _running.add(self)
 
-    def __iter__(self) -> Ahead:
-        return self
+    def __len__(self) -> int:
+        """Return the number of tasks whose results have not been taken."""
+        return len(self._pending)
 
-    def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        good, item = self._queue.get()
-        if good:
-            return item
-        self._ended = True
-        if item is None:
-            raise StopIteration
-        raise item
+    def put(self, task: Any) -> None:
+        """Have a batch made."""
+        self._pending.append(task)
+        self._tasks.put(task)
+
+    def get(self) -> tuple[Any, Any]:
+        """Return the first task and its batch, or raise what was raised where it was made."""
+        task = self._pending.popleft()
+        if os.getpid() != self._process:  # a forked process has a copy of this, and no thread
+            return task, self._make(task)
+        is_good, batch = self._results.get()
+        if is_good:
+            return task, batch
+        try:
+            raise batch
+        finally:
+            del batch  # its traceback holds this frame, and all that the frame holds
 
     def end(self) -> None:
-        """End the thread, and forget what it has made."""
-        self._stopping.set()
-        self._dropped.set()
+        """End the thread when it has made what it has been asked for."""
+        self._tasks.put(None)
         self._thread.join()
 
-    def stop(self) -> Iterator[Any]:
-        """End the thread; what it has made already, and then the rest as before."""
-        self._stopping.set()
-        left: list[tuple[bool, Any]] = []
-        while self._thread.is_alive() or not self._queue.empty():
-            try:
-                left.append(self._queue.get(timeout=0.01))
-            except queue.Empty:
-                continue
-        return _rest(left, self._source)
 
-
-_running: weakref.WeakSet[Ahead] = weakref.WeakSet()
+_running: weakref.WeakSet[BatchThread] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
     """A thread that is inside of torch while the interpreter is taken down brings it down."""
-    for ahead in list(_running):
-        ahead.end()
+    for thread in list(_running):
+        thread.end()
 
 
-def _rest(left: list[tuple[bool, Any]], source: Iterator[Any]) -> Iterator[Any]:
-    for good, item in left:
-        if good:
-            yield item
-        elif item is not None:
-            raise item
-    yield from source
-
-
-def _fill(
-    source: Iterator[Any],
-    items: queue.Queue[tuple[bool, Any]],
-    stopping: threading.Event,
-    dropped: threading.Event,
+def _serve(
+    make: Callable[[Any], Any],
+    tasks: queue.SimpleQueue[Any],
+    results: queue.SimpleQueue[tuple[bool, Any]],
 ) -> None:
     _compute_alone()
-    item: tuple[bool, Any] = (True, None)
-    while item[0] and not stopping.is_set():
+    while (task := tasks.get()) is not None:
         try:
-            item = (True, next(source))
-        except StopIteration:
-            item = (False, None)
+            results.put((True, make(task)))
         except BaseException as error:  # raised where the script waits for the batch
-            item = (False, error)
-        while not dropped.is_set():
-            try:
-                items.put(item, timeout=0.1)
-                break
-            except queue.Full:
-                continue
-        else:
-            return
+            results.put((False, error))
+        del task
 
 
 def _compute_alone() -> None:

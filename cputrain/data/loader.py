@@ -12,6 +12,7 @@ import torch.utils.data
 from cputrain.data import paths
 from cputrain.data.choose import first_choice, next_choice
 from cputrain.data.resume import Position
+from cputrain.data.torch_step import hide_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -109,7 +110,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super()._get_iterator()
         if self.num_workers:
             self.check_worker_number_rationality()
-        return paths.iterator_of(self, resume=self._resume_at)
+        try:
+            return paths.iterator_of(self, resume=self._resume_at)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def stats(self) -> Statistics:
         """Where the time went since this loader was made."""

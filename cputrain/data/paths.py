@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,13 @@ import torch
 from torch.utils.data._utils import collate
 from torch.utils.data.dataloader import _DatasetKind
 
-from cputrain.data.columns import columns_of, gathers_as_torch
-from cputrain.data.memory import MemoryIterator
+from cputrain.data.columns import columns_of, is_gathered_throughout
+from cputrain.data.memory import MemoryIterator, MemoryWorkersIterator, collates_as_torch
 from cputrain.data.notices import say
 from cputrain.data.process import ProcessIterator
 from cputrain.data.resume import ResumedSampler, StandIn
 from cputrain.data.statistics import Statistics
+from cputrain.data.torch_step import is_watched
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -32,7 +34,7 @@ def iterator_of(loader: Any, *, resume: Position | None = None) -> _BaseDataLoad
     With a position to resume at, what was handed out before it is not made again.
     """
     if resume is None:
-        return _begun(loader)
+        return _begin(loader, statistics_of(loader))
     state = torch.get_rng_state()
     torch.set_rng_state(resume.random)
     try:
@@ -45,8 +47,7 @@ def iterator_of(loader: Any, *, resume: Position | None = None) -> _BaseDataLoad
 
 def _resumed(loader: Any, position: Position) -> _BaseDataLoaderIter:
     sampler = ResumedSampler(loader, position)
-    statistics_of(loader)
-    iterator = _begun(StandIn(loader, _index_sampler=sampler))
+    iterator = _begin(StandIn(loader, _index_sampler=sampler), statistics_of(loader))
     if not loader.num_workers:  # workers have been sent their first rows; here they are drawn now
         iterator.draw_first()
     iterator._index_sampler = loader._index_sampler
@@ -55,36 +56,37 @@ def _resumed(loader: Any, position: Position) -> _BaseDataLoaderIter:
 
 
 def _replayed(loader: Any, position: Position) -> _BaseDataLoaderIter:
+    statistics = statistics_of(loader)
     if position.dataset is not None:
         loader.dataset.load_state_dict(position.dataset)
-        iterator = _begun(loader)
+        iterator = _begin(loader, statistics)
         iterator._num_yielded = position.batches
         return iterator
-    iterator = _begun(loader)
+    iterator = _begin(loader, statistics)
     for _ in islice(iterator, position.batches):
         pass
-    statistics_of(loader).notes.append(
+    statistics.notes.append(
         f"{position.batches} batches of an iterable dataset were made again to resume after them; "
         "a dataset with state_dict and load_state_dict goes on at once, without workers"
     )
     return iterator
 
 
-def _begun(loader: Any) -> Any:
-    statistics = statistics_of(loader)
+def _begin(loader: Any, statistics: Statistics) -> Any:
     statistics.epochs += 1
     columns = columns_of_loader(loader)
     if columns is not None:
         statistics.path, statistics.workers = "memory", 0
         statistics.reason = "the data is in memory, and rows are gathered in one call"
         statistics.spared = loader.num_workers
-        if loader.num_workers:
-            statistics.reason += f"; {loader.num_workers} workers would only make it slower"
-            say(
-                "the data of a DataLoader is in memory: its batches are gathered in this process, "
-                f"and the {loader.num_workers} workers it asks for are not started"
-            )
-        return MemoryIterator(loader, columns, statistics)
+        if not loader.num_workers:
+            return MemoryIterator(loader, columns, statistics)
+        statistics.reason += f"; {loader.num_workers} workers would only make it slower"
+        say(
+            "the data of a DataLoader is in memory: its batches are gathered in this process, "
+            f"and the {loader.num_workers} workers it asks for are not started"
+        )
+        return MemoryWorkersIterator(loader, statistics)
     if loader.num_workers == 0:
         statistics.path, statistics.workers = "process", 0
         statistics.reason = "num_workers is 0"
@@ -103,11 +105,27 @@ def is_over(iterator: Any) -> bool:
 
 
 def statistics_of(loader: DataLoader[Any]) -> Statistics:
-    """The loader's own record."""
-    kept = getattr(loader, "_cputrain_statistics", None)
-    if kept is None:
-        kept = loader._cputrain_statistics = Statistics()
-    return kept
+    """Return the loader's record.
+
+    It is no attribute of the loader: what a script pickles is read where cputrain is not installed,
+    and a class of the script's may compare loaders, or refuse attributes.
+    """
+    key = id(loader)
+    known = _records.get(key)
+    if known is not None and known[0]() is loader:
+        return known[1]
+
+    def forget(reference: weakref.ref[Any]) -> None:
+        if key in _records and _records[key][0] is reference:
+            del _records[key]
+
+    statistics = Statistics()
+    _records[key] = weakref.ref(loader, forget), statistics
+    return statistics
+
+
+_records: dict[int, tuple[weakref.ref[Any], Statistics]] = {}
+"""Of every loader there is, by its identity."""
 
 
 def why_not() -> str:
@@ -118,26 +136,26 @@ def why_not() -> str:
 
 
 def columns_of_loader(loader: DataLoader[Any]) -> Columns | None:
-    """The dataset as columns, where gathering them is all that torch would do."""
+    """Return the dataset's columns, where gathering them is all that torch would do."""
     if (
         loader._dataset_kind != _DatasetKind.Map
         or not loader._auto_collation
         or loader.collate_fn is not collate.default_collate
-        or collate.default_collate_fn_map.get(torch.Tensor) is not collate.collate_tensor_fn
-        or (loader.num_workers and not _only_seeds(loader.worker_init_fn))
+        or (loader.num_workers and not _may_spare_workers(loader))
         or (not loader.num_workers and loader.timeout)
-        or (loader.num_workers and not loader.prefetch_factor)
         or torch.utils.data.get_worker_info() is not None
+        or not collates_as_torch()
     ):
         return None
-    columns = columns_of(loader.dataset)
-    if columns is None or not columns.rows:
+    columns = columns_of(loader.dataset, with_lists=loader.num_workers > 0)
+    if columns is None or (loader.num_workers and not is_gathered_throughout(loader.dataset)):
         return None
-    agrees = getattr(loader, "_cputrain_gathers", None)
-    if agrees is None:
-        agrees = gathers_as_torch(columns, loader.dataset, loader.collate_fn)
-        loader._cputrain_gathers = agrees
-    return columns if agrees else None
+    return columns
+
+
+def _may_spare_workers(loader: Any) -> bool:
+    """Return whether workers would do nothing but make batches."""
+    return bool(loader.prefetch_factor) and _only_seeds(loader.worker_init_fn) and not is_watched()
 
 
 _SEEDERS = {

@@ -8,65 +8,72 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from cputrain.runtime.exchange import uncounted, without_ours
+from cputrain.data.torch_step import hide_frames, is_profiled, raise_as_torch, refusal_to_pickle
+from cputrain.runtime.exchange import uncounted
 
 if TYPE_CHECKING:
     from cputrain.data.statistics import Statistics
 
 
-class _Clocked:
-    """A collate_fn, and the time it last took."""
+class _TimedCollation:
+    """A collate_fn, and the time that its last call took."""
 
     def __init__(self, collate_fn: Any) -> None:
         self._collate_fn = collate_fn
-        self.took = 0.0
+        self.elapsed_s = 0.0
 
     def __call__(self, samples: Any) -> Any:
         begin = perf_counter()
-        try:
-            batch = self._collate_fn(samples)
-        except BaseException as error:
-            error.__traceback__ = without_ours(error)
-            raise
-        self.took = perf_counter() - begin
+        batch = self._collate_fn(samples)
+        self.elapsed_s = perf_counter() - begin
         return batch
 
 
-uncounted(_Clocked.__call__)
+uncounted(_TimedCollation.__call__)
 
 
 class ProcessIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator, with a clock."""
+    """torch's iterator, with a clock in the place of what tells a profiler of each batch."""
 
     is_over = False
 
     def __init__(self, loader: Any, statistics: Statistics) -> None:
         super().__init__(loader)
+        self._profile_name = (
+            f"enumerate(DataLoader)#{_SingleProcessDataLoaderIter.__name__}.__next__"
+        )
         self._statistics = statistics
-        self._collate = _Clocked(self._dataset_fetcher.collate_fn)
-        self._dataset_fetcher.collate_fn = self._collate
+        self._collation = _TimedCollation(self._dataset_fetcher.collate_fn)
+        self._dataset_fetcher.collate_fn = self._collation
+        # of an iterable dataset torch counts the batches, and warns
+        self._is_counted = self._IterableDataset_len_called is not None
 
     def draw_first(self) -> None:
         """Have the first rows drawn now."""
         self._sampler_iter = chain(list(islice(self._sampler_iter, 1)), self._sampler_iter)
 
-    def _next_data(self) -> Any:
+    # (a frame in the place of torch's: what counts frames, as warnings do, is not led astray)
+    def __next__(self) -> Any:
         begin = perf_counter()
         try:
-            data = super()._next_data()
-        except StopIteration:
-            self.is_over = True
-            raise
+            if self._is_counted or is_profiled():
+                batch = super().__next__()
+            else:
+                try:
+                    batch = self._next_data()
+                except BaseException as error:
+                    raise_as_torch(self, error)
+                self._num_yielded += 1
         except BaseException as error:
-            error.__traceback__ = without_ours(error)
+            self.is_over = isinstance(error, StopIteration)
+            hide_frames(error)
             raise
-        took = perf_counter() - begin
+        elapsed_s = perf_counter() - begin
         statistics = self._statistics
-        statistics.waited_s += took
-        statistics.samples_s += took - self._collate.took
-        statistics.collate_s += self._collate.took
+        statistics.waited_s += elapsed_s
+        statistics.samples_s += elapsed_s - self._collation.elapsed_s
+        statistics.collate_s += self._collation.elapsed_s
         statistics.batches += 1
-        return data
+        return batch
 
-
-uncounted(ProcessIterator._next_data)
+    __getstate__ = refusal_to_pickle(_SingleProcessDataLoaderIter)

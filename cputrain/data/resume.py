@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cputrain.data.order import is_known, order_of
+from cputrain.data.order import as_list, is_known, known_batches
 from cputrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,16 +131,11 @@ class ResumedSampler:
             yield from self._sampler
             return
         position.rewind(self._loader)
-        if not is_known(self._sampler, sys.maxsize):
+        if not is_known(self._sampler):
             yield from islice(iter(self._sampler), position.batches, None)
             return
-        order = order_of(self._sampler)
-        if order.rows is None:
-            for begin, end in order.spans(position.batches):
-                yield list(range(begin, end))
-        else:
-            for index in order.indices(position.batches):
-                yield index.tolist()
+        for rows in islice(known_batches(self._sampler), position.batches, None):
+            yield as_list(rows)
 
 
 class StandIn:

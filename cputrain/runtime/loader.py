@@ -22,7 +22,13 @@ class Loaders:
         self._seen: dict[int, Any] = {}
 
         def get_iterator(loader: Any) -> Any:
-            return self._iterator(loader)
+            try:
+                return self._iterator(loader)
+            except BaseException as error:
+                from cputrain.data.torch_step import hide_frames
+
+                hide_frames(error)
+                raise
 
         self._ours = get_iterator
         kind._get_iterator = get_iterator
@@ -33,6 +39,7 @@ class Loaders:
         if loader.num_workers:
             loader.check_worker_number_rationality()  # which warns, as torch does here
         random = self._torch.get_rng_state()
+        state = None if loader.generator is None else loader.generator.get_state()
         try:
             from cputrain.data import iterator_of, listen, statistics_of
 
@@ -42,6 +49,8 @@ class Loaders:
             raise
         except Exception as error:  # the script's fault, or ours: torch's iterator tells
             self._torch.set_rng_state(random)
+            if state is not None:
+                loader.generator.set_state(state)
             iterator = self._torchs(loader)
             self._say_ours(error)
             return iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from cputrain.data import DataLoader, ahead
-from cputrain.data.ahead import Ahead, Trial
+from cputrain.data.ahead import BatchThread, Trial
 from cputrain.data.statistics import Statistics
 
 
@@ -28,48 +29,56 @@ def leaves_no_thread() -> Iterator[None]:
     assert threading.active_count() == before
 
 
-def test_everything_comes_in_order_and_then_the_end() -> None:
-    made = Ahead(iter(range(50)))
-    assert list(made) == list(range(50))
-    assert list(made) == []
+def double(task: int) -> int:
+    return task * 2
+
+
+def test_everything_comes_in_order() -> None:
+    thread = BatchThread(double)
+    for task in range(50):
+        thread.put(task)
+    assert len(thread) == 50
+    assert [thread.get() for _ in range(50)] == [(task, 2 * task) for task in range(50)]
+    assert len(thread) == 0
 
 
 def test_what_is_raised_is_raised_where_it_is_waited_for() -> None:
-    def source() -> Iterator[int]:
-        yield 1
-        raise ValueError("no more")
+    def make(task: int) -> int:
+        if task == 1:
+            raise ValueError("no batch")
+        return task
 
-    made = Ahead(source())
-    assert next(made) == 1
-    with pytest.raises(ValueError, match="no more"):
-        next(made)
-    assert list(made) == []
-
-
-def test_stopped_early_it_goes_on_without_the_thread() -> None:
-    for taken in (0, 1, 7):
-        made = Ahead(iter(range(20)))
-        first = [next(made) for _ in range(taken)]
-        assert [*first, *made.stop()] == list(range(20))
+    thread = BatchThread(make)
+    for task in range(3):
+        thread.put(task)
+    assert thread.get() == (0, 0)
+    with pytest.raises(ValueError, match="no batch"):
+        thread.get()
+    assert thread.get() == (2, 2)
 
 
 def test_forgotten_it_ends() -> None:
-    made = Ahead(iter(range(1_000_000)))
-    assert next(made) == 0
-    del made
+    thread = BatchThread(double)
+    thread.put(1)
+    del thread
+
+
+def test_a_forked_process_makes_what_the_thread_was_to_make() -> None:
+    thread = BatchThread(double)
+    for task in range(3):
+        thread.put(task)
+    child = os.fork()
+    if not child:
+        os._exit(0 if [thread.get()[1] for _ in range(3)] == [0, 2, 4] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert thread.get() == (0, 0)
 
 
 def test_the_thread_computes_alone_and_the_script_as_before() -> None:
     threads = torch.get_num_threads()
-    seen: list[int] = []
-
-    def source() -> Iterator[int]:
-        seen.append(torch.get_num_threads())
-        yield 1
-
-    assert list(Ahead(source())) == [1]
-    assert seen == [1]
-    assert torch.get_num_threads() == threads
+    thread = BatchThread(lambda _: torch.get_num_threads())
+    thread.put(0)
+    assert thread.get() == (0, 1)
     assert torch.get_num_threads() == threads
 
 
@@ -133,7 +142,7 @@ def test_a_loader_left_early_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) 
     gc.collect()
     gc.disable()
     try:
-        while not isinstance(iterator._made, Ahead):  # type: ignore[attr-defined]
+        while iterator._thread is None:  # type: ignore[attr-defined]
             next(iterator)
         gone = weakref.ref(iterator)
         del iterator
@@ -142,16 +151,12 @@ def test_a_loader_left_early_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) 
         gc.enable()
 
 
-@pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "generator": torch.Generator()}])
-def test_no_thread_is_tried_where_it_could_be_noticed(
-    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]
-) -> None:
+def test_no_thread_is_tried_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without workers a script may change its data between two batches, and sees that it did."""
     monkeypatch.setattr(ahead, "WORTHWHILE", 0.0)
     data = torch.zeros(90)
-    loader = DataLoader(TensorDataset(data), 1, shuffle=True, **arguments)
+    loader = DataLoader(TensorDataset(data), 1, shuffle=True)
     for number, (batch,) in enumerate(loader):
-        if not arguments:
-            assert batch.item() == number
+        assert batch.item() == number
         data.fill_(number + 1)
     assert loader.stats().notes == []

@@ -42,9 +42,9 @@ def path_of(dataset: Any, **options: Any) -> str:
 def test_data_in_memory_is_gathered(name: str, workers: int) -> None:
     dataset = GATHERED[name]()
     assert_same(epochs(dataset, batch_size=4, num_workers=workers))
-    expected = "process" if name == "a subset from the end" and not workers else "memory"
-    if name != "a subset from the end":
-        assert path_of(dataset, batch_size=4, num_workers=workers) == expected
+    # a list of rows is stacked as torch stacks it: what that saves is a worker
+    expected = "process" if isinstance(dataset, list | tuple) and not workers else "memory"
+    assert path_of(dataset, batch_size=4, num_workers=workers) == expected
 
 
 @pytest.mark.parametrize("name", ASKED)

@@ -78,9 +78,9 @@ def test_an_unmodified_script_gets_them_and_the_same_batches(
     assert done.returncode == 0, done.stderr
     kinds, *answers = json.loads(done.stdout)
     assert kinds == [
+        "MemoryWorkersIterator",
         "MemoryIterator",
-        "MemoryIterator",
-        "MemoryIterator",
+        "MemoryWorkersIterator",
         "WorkersIterator",
         "WorkersIterator",
         "ProcessIterator",

@@ -1,0 +1,72 @@
+"""The step of torch's iterators, without the time that it takes to tell a profiler of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import profiler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from cputrain.runtime.exchange import PACKAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+
+def is_watched() -> bool:
+    """Return whether a mode sees each operator of torch: then it sees those of torch's loader."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
+def is_profiled() -> bool:
+    """Return whether somebody is told when a batch begins and ends."""
+    return profiler._is_profiler_enabled or is_watched()
+
+
+def raise_as_torch(iterator: Any, error: BaseException) -> None:
+    """Raise an error of `iterator._next_data()` with the frames that it has in torch's iterator."""
+
+    def raise_error() -> None:
+        raise error
+
+    iterator._next_data = raise_error  # before the method of its class
+    try:
+        _BaseDataLoaderIter.__next__(iterator)
+    finally:
+        del iterator._next_data
+
+
+def refusal_to_pickle(kind: type) -> Callable[[Any], Any]:
+    """Return a `__getstate__` that raises what torch's iterator of this kind raises."""
+
+    def __getstate__(_iterator: Any) -> Any:  # noqa: N807
+        try:
+            return _BaseDataLoaderIter.__getstate__(type(kind.__name__, (), {})())
+        except NotImplementedError as error:
+            hide_frames(error)
+            raise
+
+    return __getstate__
+
+
+def hide_frames(error: BaseException) -> None:
+    """Take the frames of this package out of an error's traceback, unless the fault is its own."""
+    frames: list[TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    if not frames or _is_ours(frames[-1]):
+        return
+    kept: TracebackType | None = None
+    for frame in reversed(frames):
+        if not _is_ours(frame):
+            frame.tb_next = kept
+            kept = frame
+    error.__traceback__ = kept
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return frame.tb_frame.f_code.co_filename.startswith(PACKAGE)

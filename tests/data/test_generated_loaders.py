@@ -1,0 +1,76 @@
+"""Loaders in generated scripts: nobody can tell ours from torch's but by the clock.
+
+Each run draws new cases. `CASES_SEED=N python -m pytest tests/data/test_generated_loaders.py` draws
+those of a run again; its number is a part of every failure.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cputrain.data import columns, memory
+from tests.data.loader_cases import compare, generate, is_in_memory, reduce
+
+SEED = int(os.environ.get("CASES_SEED") or random.SystemRandom().randrange(1 << 32))
+
+CHUNKS, CASES, CASES_WITH_WORKERS = 10, 60, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def check(seed: str, workers: int = 0) -> None:
+    lines = generate(seed, workers)
+    while workers and not is_in_memory(lines):
+        seed += "+"
+        lines = generate(seed, workers)
+    if compare(lines):
+        fewest = reduce(lines)
+        told = "\n".join(line[:2000] for line in compare(fewest))
+        case = "\n".join(fewest)
+        pytest.fail(f"CASES_SEED={SEED}, case {seed}:\n{told}\n\n{case}", pytrace=False)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_scripts_see_the_same(chunk: int) -> None:
+    for number in range(chunk * CASES, (chunk + 1) * CASES):
+        check(f"{SEED}-{number}")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("chunk", range(5))
+def test_scripts_with_workers_see_the_same(chunk: int, workers: int) -> None:
+    for number in range(CASES_WITH_WORKERS):
+        check(f"{SEED}-{chunk}-{number}", workers)
+
+
+def _find(limit: int = 150) -> bool:
+    return any(compare(generate(f"mutants-{number}")) for number in range(limit))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "mutant"),
+    [
+        (columns, "_is_changed", lambda *_: False),
+        (columns, "is_plain", lambda tensor: isinstance(tensor, torch.Tensor)),
+        (memory, "hide_frames", lambda _: None),
+        (columns, "_unless_empty", lambda batch: batch.t()),
+    ],
+    ids=["replaced", "kinds", "frames", "strides"],
+)
+def test_a_fault_is_found(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, mutant: Any
+) -> None:
+    monkeypatch.setattr(place, name, mutant)
+    assert _find()
