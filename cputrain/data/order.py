@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 RANDOM_CHUNK = 32
 """Rows that RandomSampler draws at once with replacement."""
 
-SPLIT = 256
-"""Batches split by one call: a call for each costs more, one for all delays the first batch."""
+FIRST_SPLIT, MAX_SPLIT = 4, 256
+"""Batches split by one call, four times as many each time: a call for each costs more, one for all
+delays the first batch."""
 
 
 def is_known(sampler: Any) -> bool:
@@ -95,17 +96,21 @@ def _random_chunks(sampler: RandomSampler) -> Iterator[torch.Tensor]:
 def _full(chunks: Iterator[torch.Tensor], size: int) -> Iterator[torch.Tensor]:
     """Yield rows in batches of one size, and drop the rest."""
     rows = torch.empty(0, dtype=torch.int64)
+    num_split = FIRST_SPLIT
     for chunk in chunks:
         rows = torch.cat((rows, chunk)) if len(rows) else chunk
         while len(rows) >= size:
-            batches = [batch for batch in rows[: SPLIT * size].split(size) if len(batch) == size]
+            split = rows[: num_split * size].split(size)
+            batches = [batch for batch in split if len(batch) == size]
             rows = rows[len(batches) * size :]
             yield from batches
+            num_split = min(4 * num_split, MAX_SPLIT)
 
 
 def _filled(chunks: Iterator[torch.Tensor], sampler: BatchSampler) -> Iterator[torch.Tensor]:
     """Yield rows in batches of the sampler's size at that time, and the rest as the last one."""
     rows = torch.empty(0, dtype=torch.int64)
+    num_split = FIRST_SPLIT
     while (size := sampler.batch_size) > 0:
         if len(rows) < size:
             chunk = next(chunks, None)
@@ -116,12 +121,13 @@ def _filled(chunks: Iterator[torch.Tensor], sampler: BatchSampler) -> Iterator[t
             rows = torch.cat((rows, chunk)) if len(rows) else chunk
             continue
         begin = 0
-        for batch in rows[: SPLIT * size].split(size):
+        for batch in rows[: num_split * size].split(size):
             if len(batch) < size or sampler.batch_size != size:
                 break
             yield batch
             begin += size
         rows = rows[begin:]
+        num_split = min(4 * num_split, MAX_SPLIT)
 
 
 def as_list(rows: Any) -> Any:
