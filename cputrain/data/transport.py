@@ -21,6 +21,7 @@ from cputrain.data.payload import Payload
 from cputrain.data.worker import prepare_to_fork, serve
 from cputrain.errors import ResourceError
 from cputrain.shared.arena import Memory, Reader, starting_workers
+from cputrain.shared.exit_with_owner import OwnerPipe
 from cputrain.shared.links import End, Inbox, Outbox, pipe
 from cputrain.shared.packing import pack, unpack
 
@@ -38,6 +39,7 @@ class Transport:
         self._collate = collate
         self.results = Results(statistics)
         self.done = DoneEvent()
+        self.owner = OwnerPipe(of="a DataLoader")
         self._given_results = False
         self._payload: Payload | None = None
         self._first: tuple[Any, ...] | None = None
@@ -69,7 +71,9 @@ class Transport:
             None if roles.get(place, "collate") != "collate" else one
             for place, one in enumerate(args)
         )
-        return Worker(self, link, link.open(self.done, self._links), (target, kept, roles))
+        return Worker(
+            self, link, link.open(self.done, self.owner, self._links), (target, kept, roles)
+        )
 
     def start(self, link: Link, ends: WorkerEnds, job: tuple[Any, ...]) -> Any:
         """Start the process of a worker, and hear it."""
@@ -151,11 +155,13 @@ class WorkerEnds(NamedTuple):
     send: Any
     memory: Memory
     done: DoneEvent
+    owner: End
+    """The reading end of a pipe that ends with the loader's process."""
     others: list[Link]
     """Whose ends at the loader a forked worker has inherited, and must not keep open."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkerEnds, (self.take, self.send, self.memory, self.done, [])
+        return WorkerEnds, (self.take, self.send, self.memory, self.done, self.owner, [])
 
     def close_others(self) -> None:
         """In the worker: so that both sides notice when the other one ends."""
@@ -180,7 +186,7 @@ class Link:
         self.ends: WorkerEnds | None = None
         self.ended_well = False
 
-    def open(self, done: DoneEvent, others: list[Link]) -> WorkerEnds:
+    def open(self, done: DoneEvent, owner: OwnerPipe, others: list[Link]) -> WorkerEnds:
         """Make both pipes and the memory; what the worker needs of them."""
         self._done = done
         memory = Memory.create()
@@ -189,7 +195,7 @@ class Link:
         read, write = pipe()
         send, self.inbox = connection.Connection(write, readable=False), Inbox(read)
         self.reader = Reader(memory)
-        self.ends = WorkerEnds(take, send, memory, done, list(others))
+        self.ends = WorkerEnds(take, send, memory, done, owner.reading_end, list(others))
         return self.ends
 
     def close_worker_ends(self) -> None:

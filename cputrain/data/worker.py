@@ -16,6 +16,7 @@ from cputrain.data.next_epoch import Ahead, Forget
 from cputrain.data.random_states import ProcessStates
 from cputrain.runtime.exchange import uncounted, without_ours
 from cputrain.shared.arena import Writer
+from cputrain.shared.exit_with_owner import exit_with_owner
 from cputrain.shared.one_thread import limit_numpy
 from cputrain.shared.packing import lay_apart, pack, room_for, unpack
 
@@ -33,6 +34,7 @@ def serve(
     shared: Any,
 ) -> None:
     """Make batches until the loader wants no more."""
+    exit_with_owner(ends.owner)
     ends.close_others()
     writer = Writer(ends.memory)
     clock = _Clock()
