@@ -7,21 +7,23 @@ the processes are started.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
 import select
 import struct
 import time
 from collections import deque
-from multiprocessing import connection
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.data.messages import Result
 from cputrain.data.payload import Payload
-from cputrain.data.worker import prepare_to_fork, serve
+from cputrain.data.worker import READY, prepare_to_fork, serve
 from cputrain.errors import ResourceError
 from cputrain.shared.arena import Memory, Reader, starting_workers
 from cputrain.shared.exit_with_owner import OwnerPipe
+from cputrain.shared.interrupts import deferred_signals, interrupt_blocked
 from cputrain.shared.links import End, Inbox, Outbox, pipe
 from cputrain.shared.packing import pack, unpack
 
@@ -44,8 +46,12 @@ class Transport:
         self._payload: Payload | None = None
         self._first: tuple[Any, ...] | None = None
         self._links: list[Link] = []
+        self._started: list[tuple[Link, Any]] = []
+        """Links and their processes."""
         if context.get_start_method() == "fork":
             prepare_to_fork()
+        elif _is_worker_importing_main():
+            os._exit(0)  # the loader's process sees that this worker was never ready, and says why
 
     def Queue(self) -> Any:  # noqa: N802  (so torch's engine calls it)
         """The first is the queue of results, the others those of each worker's tasks."""
@@ -95,6 +101,7 @@ class Transport:
                 assert link.outbox is not None
                 link.outbox.send(self._payload.notice())
                 self.results.listen(link, process)
+                self._started.append((link, process))
                 return process
             process.kill()
             process.join()
@@ -102,6 +109,7 @@ class Transport:
             self._payload = None
         process = self._begin((ends, target, args, roles, None))
         self.results.listen(link, process)
+        self._started.append((link, process))
         return process
 
     def started(self) -> None:
@@ -110,15 +118,57 @@ class Transport:
         if self._payload is not None:
             self._payload.close()
 
+    def has_unguarded_main(self) -> bool:
+        """Whether a worker ended well while it imported the main module."""
+        return self._context.get_start_method() != "fork" and any(
+            not link.is_ready and process.exitcode == 0 for link, process in self._started
+        )
+
     def _begin(self, args: tuple[Any, ...]) -> Any:
-        process = self._context.Process(target=serve, args=args)
-        process.daemon = True
+        method = self._context.get_start_method()
+        # what these start is for the whole program: it must not inherit a blocked signal
+        if method != "fork":
+            resource_tracker.ensure_running()
+        if method == "forkserver":
+            forkserver.ensure_running()
         try:
-            with starting_workers(self.done.is_set):
-                process.start()
+            # a forked copy of the script must not be interrupted before it has become a worker
+            with deferred_signals() as signals, interrupt_blocked() as takes_interrupts:
+                process = self._context.Process(target=serve, args=(takes_interrupts, *args))
+                process._name = _WorkerName(process._name)
+                process.daemon = True
+                with starting_workers(self.done.is_set):
+                    process.start()
         except OSError as error:
             raise ResourceError.of(error, "a DataLoader's worker", "was not started") from error
+        signals.deliver()
         return process
+
+
+class _WorkerName(str):
+    """The name of a process; read in a process that starts, it marks that as a loader's worker.
+
+    It is read before the main module is imported. Nothing of this package may be imported then, as
+    the script may have settings to make first.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        mark = f"__import__('multiprocessing').current_process()._config.update({_MARK}=True)"
+        return eval, (f"{mark} or {str(self)!r}",)
+
+
+_MARK = "is_loader_worker"
+
+
+def _is_worker_importing_main() -> bool:
+    """Whether this process is to be a loader's worker, and a loader begins as it imports main.
+
+    Python would raise an error, and each worker would print it.
+    """
+    process = multiprocessing.current_process()
+    return bool(getattr(process, "_inheriting", False) and process._config.get(_MARK))
 
 
 def _is_large(arg: Any) -> bool:
@@ -184,6 +234,8 @@ class Link:
         self.inbox: Inbox | None = None
         self.reader: Reader | None = None
         self.ends: WorkerEnds | None = None
+        self.is_ready = False
+        """Whether the worker has begun to take tasks."""
         self.ended_well = False
 
     def open(self, done: DoneEvent, owner: OwnerPipe, others: list[Link]) -> WorkerEnds:
@@ -328,7 +380,9 @@ class Results:
         link, process = self._links[end]
         assert link.inbox is not None
         for message in link.inbox.receive():
-            if message:
+            if message == READY:
+                link.is_ready = True
+            elif message:
                 self._ready.append((link, message))
             else:
                 link.ended_well = True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import signal
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,16 +28,33 @@ if TYPE_CHECKING:
     from cputrain.data.transport import DoneEvent, WorkerEnds
 
 
-def serve(
+READY = b"\1"
+"""What a worker that has been started says first."""
+
+
+def serve(takes_interrupts: bool, ends: WorkerEnds, *job: Any) -> None:
+    """Make batches until the loader wants no more, or its process ends, or Ctrl-C is pressed."""
+    exit_with_owner(ends.owner)
+    ends.close_others()
+    try:
+        if takes_interrupts:  # blocked while this process started
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        with suppress(BrokenPipeError):  # nobody reads: the first look at the tasks tells
+            ends.send.send_bytes(READY)
+        _make_batches(ends, *job)
+    except KeyboardInterrupt:
+        return  # the script's process raises it
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _make_batches(
     ends: WorkerEnds,
     loop: Callable[..., None],
     args: tuple[Any, ...],
     roles: dict[int, str],
     shared: Any,
 ) -> None:
-    """Make batches until the loader wants no more."""
-    exit_with_owner(ends.owner)
-    ends.close_others()
     writer = Writer(ends.memory)
     clock = _Clock()
     done = _Done(ends.done)
@@ -57,7 +76,8 @@ def serve(
     if not ends.others:
         limit_numpy()
     loop(*arguments)
-    results.end()
+    if tasks.are_over:
+        results.end()
 
 
 class _Clock:
@@ -104,7 +124,8 @@ class _Tasks:
         self._writer = writer
         self._clock = clock
         self._done = done
-
+        self.are_over = False
+        """Whether the loader has said that no more will come."""
         self._before: tuple[int, ProcessStates] | None = None
         """The random states before the first task of an epoch that had not begun."""
 
@@ -115,11 +136,12 @@ class _Tasks:
                     raise queue.Empty
                 message = self._take.recv_bytes()
             except (EOFError, OSError):  # the loader's process has ended
-                self._done.orphaned = True
+                self._done.orphaned = self.are_over = True
                 return None
             returned, task = unpack(message, ())
             self._writer.give_back(returned)
             if self._is_wanted(task):
+                self.are_over = task is None
                 self._clock.collating = 0.0
                 self._clock.begun = time.perf_counter()
                 return task
