@@ -218,34 +218,39 @@ def _unsendable(data: Any, error: Exception) -> ExceptionWrapper:
 
 def _collate_into(writer: Writer) -> None:
     """Have default_collate stack large tensors straight into the arena."""
-    torchs: Callable[..., torch.Tensor] = collate.collate_tensor_fn
-    if collate.default_collate_fn_map.get(torch.Tensor) is not torchs:
+    torch_collate: Callable[..., torch.Tensor] = collate.collate_tensor_fn
+    if collate.default_collate_fn_map.get(torch.Tensor) is not torch_collate:
         return  # the script has put its own in that place
 
     def collate_tensor(
         batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
     ) -> torch.Tensor:
         first = batch[0]
-        if (
-            type(first) is not torch.Tensor
-            or first.device.type != "cpu"
-            or first.layout is not torch.strided
-            or first.is_nested
-        ):
-            made: torch.Tensor = torchs(batch, collate_fn_map=collate_fn_map)
-            return made
         try:
-            room = room_for((len(batch), *first.shape), first.dtype, writer)
-            return torch.stack(batch, 0, out=room)
+            if _can_stack_like(first):
+                room = room_for((len(batch), *first.shape), first.dtype, writer)
+                return torch.stack(batch, 0, out=room)
         except (RuntimeError, TypeError):
             pass  # torch's own says why
         try:
-            return torchs(batch, collate_fn_map=collate_fn_map)
+            return torch_collate(batch, collate_fn_map=collate_fn_map)
         except BaseException as error:
             error.__traceback__ = without_ours(error)
             raise
 
     collate.default_collate_fn_map[torch.Tensor] = collate_tensor
+
+
+def _can_stack_like(first: torch.Tensor) -> bool:
+    """Whether torch's collate_fn would stack into a plain CPU tensor of this one's dtype."""
+    return (
+        type(first) is torch.Tensor
+        and first.device.type == "cpu"
+        and first.layout is torch.strided
+        and not first.is_nested
+        and not first.is_conj()  # of these, torch's makes no room in a worker
+        and not first.is_neg()
+    )
 
 
 def prepare_to_fork() -> None:

@@ -65,7 +65,7 @@ if __name__ == "__main__":
     child.join()
     print(child.exitcode)
 else:
-    next(iter(DataLoader(Rows(), num_workers=1)))
+    next(iter(DataLoader(Rows(), num_workers=1, multiprocessing_context="spawn")))
 """
 
 
@@ -83,7 +83,7 @@ class Rows:
         return 2
     def __getitem__(self, row):
         process = multiprocessing.current_process()
-        return type(process.name).__name__, process.name, repr(sorted(process._config))
+        return type(process.name).__name__, process.name
 if __name__ == "__main__":
     for method in ("spawn", "forkserver"):
         loader = DataLoader(Rows(), None, num_workers=1, multiprocessing_context=method)
