@@ -26,6 +26,7 @@ from cputrain.shared.exit_with_owner import OwnerPipe
 from cputrain.shared.interrupts import deferred_signals, interrupt_blocked
 from cputrain.shared.links import End, Inbox, Outbox, pipe
 from cputrain.shared.packing import pack, unpack
+from cputrain.shared.shared_tensors import forget_opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -234,6 +235,8 @@ class Link:
         self.inbox: Inbox | None = None
         self.reader: Reader | None = None
         self.ends: WorkerEnds | None = None
+        self.num_taken = 0
+        """Results of this worker that have been taken over."""
         self.is_ready = False
         """Whether the worker has begun to take tasks."""
         self.ended_well = False
@@ -260,7 +263,7 @@ class Link:
         """Send a task, and what the loader holds no more of those before it."""
         if self.outbox is None or self.inbox is None or self.reader is None:
             return
-        self.outbox.send(pack((self.reader.returned(), task), None)[0])
+        self.outbox.send(pack((self.reader.returned(), self.num_taken, task), None)[0])
         if task is None and self._done is not None and self._done.is_set():
             # the last word, and nobody listens: a worker that is waiting to be read must not wait
             self.inbox.close()
@@ -340,7 +343,10 @@ class Results:
         assert link.reader is not None
         leases = link.reader.leases(result.lent)
         data = memoryview(leases.pop()) if result.in_block else result.data
-        thing = unpack(data, leases)
+        try:
+            thing = unpack(data, leases)
+        finally:
+            link.num_taken += 1
         self._statistics.count(result, time.perf_counter() - begin)
         return thing
 
@@ -353,6 +359,7 @@ class Results:
         """No thread empties this queue."""
 
     def close(self) -> None:
+        forget_opened()
         self._wake_read.close()
         self._wake_write.close()
 

@@ -6,6 +6,7 @@ import queue
 import signal
 import sys
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from cputrain.shared.arena import Writer
 from cputrain.shared.exit_with_owner import exit_with_owner
 from cputrain.shared.one_thread import limit_numpy
 from cputrain.shared.packing import lay_apart, pack, room_for, unpack
+from cputrain.shared.shared_tensors import take_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,8 +60,8 @@ def _make_batches(
     writer = Writer(ends.memory)
     clock = _Clock()
     done = _Done(ends.done)
-    tasks = _Tasks(ends, writer, clock, done)
     results = _Results(ends, writer, clock)
+    tasks = _Tasks(ends, writer, clock, done, results)
     arguments = list(args)
     if shared is not None:
         try:
@@ -119,9 +121,12 @@ class _Done:
 class _Tasks:
     """The queue of tasks, at the worker's end."""
 
-    def __init__(self, ends: WorkerEnds, writer: Writer, clock: _Clock, done: _Done) -> None:
+    def __init__(
+        self, ends: WorkerEnds, writer: Writer, clock: _Clock, done: _Done, results: _Results
+    ) -> None:
         self._take = ends.take
         self._writer = writer
+        self._results = results
         self._clock = clock
         self._done = done
         self.are_over = False
@@ -138,8 +143,9 @@ class _Tasks:
             except (EOFError, OSError):  # the loader's process has ended
                 self._done.orphaned = self.are_over = True
                 return None
-            returned, task = unpack(message, ())
+            returned, num_taken, task = unpack(message, ())
             self._writer.give_back(returned)
+            self._results.release(num_taken)
             if self._is_wanted(task):
                 self.are_over = task is None
                 self._clock.collating = 0.0
@@ -168,14 +174,26 @@ class _Results:
         self._send = ends.send
         self._writer = writer
         self._clock = clock
+        self._num_sent = 0
+        self._unopened: deque[tuple[int, list[torch.UntypedStorage]]] = deque()
+        """Shared tensors that the loader may have yet to open, by the number of their result."""
+        take_sent()
+
+    def release(self, num_taken: int) -> None:
+        """Let go of the shared tensors of so many results."""
+        while self._unopened and self._unopened[0][0] <= num_taken:
+            self._unopened.popleft()
 
     def put(self, result: tuple[Any, Any]) -> None:
         now = time.perf_counter()
         making = now - self._clock.begun - self._clock.collating
         try:
-            data, lent = pack(result, self._writer)
+            data, lent = pack(result, self._writer, sharing=True)
         except Exception as error:  # whatever the batch is made of: the loader must be told
             data, lent = pack((result[0], _unsendable(result[1], error)), self._writer)
+        self._num_sent += 1
+        if storages := take_sent():
+            self._unopened.append((self._num_sent, storages))
         data = lay_apart(data, lent, self._writer)
         message = Result(
             making, self._clock.collating, time.perf_counter() - now, not data, lent, data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import pickle
 import re
 import threading
 import warnings
@@ -187,9 +188,9 @@ def _told(kind: Any, options: dict[str, Any]) -> list[Any]:
                 break
             except BaseException as error:
                 errors += 1
-                told.append((type(error).__name__, _comparable(str(error))))
+                told.append((type(error).__name__, _comparable("".join(map(str, error.args)))))
             else:
-                told.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
+                told.append(batch)
     del iterator
     gc.collect()
     assert not multiprocessing.active_children()
@@ -218,8 +219,41 @@ CASES = [
 
 @pytest.mark.parametrize(("raised", "place"), CASES)
 def test_errors_of_workers_are_those_of_torch(raised: str, place: str) -> None:
-    options = {**PLACES[place](RAISES[raised]), "batch_size": 2, "num_workers": 1}
+    # lists, as torch cannot open the tensors of a worker that has ended meanwhile
+    options = {"collate_fn": list, "batch_size": 2, "num_workers": 1}
+    options |= PLACES[place](RAISES[raised])
     theirs, ours = (_told(kind, options) for kind in (TorchLoader, DataLoader))
     if raised in ENDS_WORKERS:  # how soon it is noticed decides how much had come
         theirs, ours = ([t for t in told if type(t) is tuple][:1] for told in (theirs, ours))
     assert ours == theirs
+
+
+LOCK = threading.Lock()
+
+
+def _unpicklable(options: dict[str, Any]) -> Callable[[Any], Any]:
+    def begin(kind: Any) -> Any:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with pytest.raises((AttributeError, TypeError, pickle.PicklingError)) as raised:
+                list(kind(num_workers=2, multiprocessing_context="spawn", **options))
+        gc.collect()
+        assert not multiprocessing.active_children()
+        texts = [str(each.message) for each in warned]
+        return raised.type, str(raised.value), [t for t in texts if "pickle" in t]
+
+    return begin
+
+
+UNPICKLABLE: dict[str, dict[str, Any]] = {
+    "a dataset": {"dataset": Rows(lambda row: row)},
+    "a dataset with a lock": {"dataset": [LOCK]},
+    "collate_fn": {"dataset": [1, 2], "collate_fn": lambda rows: rows},
+    "worker_init_fn": {"dataset": [1, 2], "worker_init_fn": lambda _: None},
+}
+
+
+@pytest.mark.parametrize("name", UNPICKLABLE)
+def test_what_cannot_be_pickled_for_spawned_workers_is_told_as_by_torch(name: str) -> None:
+    begin = _unpicklable(UNPICKLABLE[name])
+    assert begin(DataLoader) == begin(TorchLoader)
