@@ -173,7 +173,7 @@ def _is_worker_importing_main() -> bool:
 
     Python would raise an error, and each worker would print it.
     """
-    process = multiprocessing.current_process()
+    process: Any = multiprocessing.current_process()
     return bool(getattr(process, "_inheriting", False) and process._config.get(_MARK))
 
 

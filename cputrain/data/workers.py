@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data._utils.signal_handling import _remove_worker_pids
+from torch._C import _remove_worker_pids
 from torch.utils.data._utils.worker import _ResumeIteration
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,

@@ -98,11 +98,14 @@ def finalizer(work: Callable[[Any], None], on_interrupt: Callable[[Any], None]) 
             work(self)
         # Python looks for signals after calls and before jumps, and would drop what a handler
         # raises in here. This list is no call, and nothing follows: handlers run in the caller
-        [*map(_thread.interrupt_main, signals.arrived)]
+        [*map(_trip, signals.arrived)]
 
     _finalizers.add(__del__.__code__)
     return __del__
 
+
+_trip: Callable[..., None] = _thread.interrupt_main
+"""Has Python find that a signal has arrived, the next time it looks; a function in C."""
 
 _finalizers: set[CodeType] = set()
 
@@ -135,7 +138,7 @@ def _deliver_again(unraisable: Any) -> None:
             with deferred_signals():
                 frame.f_locals["work"](frame.f_locals["self"])
         traceback = traceback.tb_next
-    [*map(_thread.interrupt_main, (signal.SIGINT,))]  # see finalizer()
+    [*map(_trip, (signal.SIGINT,))]  # see finalizer()
 
 
 @contextmanager
