@@ -194,9 +194,9 @@ class Memory:
 
     def close_descriptor(self) -> None:
         """Called once the other process has its own."""
-        if self._descriptor >= 0:
-            self._close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1  # never closed twice, if interrupted
+        if descriptor >= 0:
+            self._close(descriptor)
 
     __del__ = close_descriptor
 
