@@ -6,6 +6,7 @@ child goes on at the top of its main module, so an interrupt ends it as it ends 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pty
@@ -134,9 +135,11 @@ def trial(name: str, method: str, delay_s: float) -> dict[str, Any] | None:
     child, terminal = pty.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        faulthandler.register(signal.SIGQUIT)
         return None
     shown = b""
     typed_at = 0.0
+    asked = False
     starts_at = None
     while True:
         ready, _, _ = select.select([terminal], [], [], 0.005)
@@ -154,10 +157,13 @@ def trial(name: str, method: str, delay_s: float) -> dict[str, Any] | None:
         if starts_at is not None and not typed_at and now >= starts_at + delay_s:
             typed_at = now
             os.write(terminal, b"\x03")
-        if typed_at and now > typed_at + 15:
+        if typed_at and now > typed_at + 8 and not asked:
+            os.kill(child, signal.SIGQUIT)  # it shows what it does
+            asked = True
+        if typed_at and now > typed_at + 9:
             break
     pid, status = os.waitpid(child, os.WNOHANG)
-    while not pid and time.monotonic() < typed_at + 16:
+    while not pid and time.monotonic() < typed_at + 10:
         time.sleep(0.005)
         pid, status = os.waitpid(child, os.WNOHANG)
     took_s = time.monotonic() - typed_at
