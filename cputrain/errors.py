@@ -3,6 +3,7 @@
     CputrainError              what every one below is; ends a command with exit code 1
     ├── UsageError        2    the user typed, set or wrote something that breaks a rule
     │   ├── PlanError     2    a plan that cannot be read, or does not fit this machine
+    │   ├── UnguardedMain 1    a script starts workers whenever it is imported, also by a worker
     │   └── SourceError   2    a sysroot or capture that is not a machine
     ├── LaunchError     125    the script could not be started, and it was our doing
     │   ├── NotExecutable 126  it is there, but it cannot be run
@@ -60,6 +61,12 @@ class UsageError(CputrainError):
 
 class PlanError(UsageError):
     """A plan that cannot be read, or does not fit this machine."""
+
+
+class UnguardedMain(UsageError, RuntimeError):
+    """A script starts workers whenever it is imported, and so does each worker that imports it."""
+
+    exit_code = 1
 
 
 class SourceError(UsageError):

@@ -6,6 +6,7 @@ the epoch begins, the sampler is asked as ever, and what was made is used only i
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections import deque
 from functools import partial
@@ -25,9 +26,16 @@ from torch.utils.data import (
 )
 
 from cputrain.data.random_states import SamplerStates
+from cputrain.shared.interrupts import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+# NumPy loads it when it is first used, and drops an interrupt that arrives meanwhile
+with deferred_signals() as _signals:
+    importlib.import_module("numpy.random")
+_signals.deliver()
 
 
 class Ahead(NamedTuple):

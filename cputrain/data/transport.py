@@ -7,22 +7,26 @@ the processes are started.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
 import select
 import struct
 import time
 from collections import deque
-from multiprocessing import connection
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.data.messages import Result
 from cputrain.data.payload import Payload
-from cputrain.data.worker import prepare_to_fork, serve
+from cputrain.data.worker import READY, prepare_to_fork, serve
 from cputrain.errors import ResourceError
 from cputrain.shared.arena import Memory, Reader, starting_workers
+from cputrain.shared.exit_with_owner import OwnerPipe
+from cputrain.shared.interrupts import deferred_signals, interrupt_blocked
 from cputrain.shared.links import End, Inbox, Outbox, pipe
 from cputrain.shared.packing import pack, unpack
+from cputrain.shared.shared_tensors import forget_opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +42,17 @@ class Transport:
         self._collate = collate
         self.results = Results(statistics)
         self.done = DoneEvent()
+        self.owner = OwnerPipe(of="a DataLoader")
         self._given_results = False
         self._payload: Payload | None = None
         self._first: tuple[Any, ...] | None = None
         self._links: list[Link] = []
+        self._started: list[tuple[Link, Any]] = []
+        """Links and their processes."""
         if context.get_start_method() == "fork":
             prepare_to_fork()
+        elif _is_worker_importing_main():
+            os._exit(0)  # the loader's process sees that this worker was never ready, and says why
 
     def Queue(self) -> Any:  # noqa: N802  (so torch's engine calls it)
         """The first is the queue of results, the others those of each worker's tasks."""
@@ -69,7 +78,9 @@ class Transport:
             None if roles.get(place, "collate") != "collate" else one
             for place, one in enumerate(args)
         )
-        return Worker(self, link, link.open(self.done, self._links), (target, kept, roles))
+        return Worker(
+            self, link, link.open(self.done, self.owner, self._links), (target, kept, roles)
+        )
 
     def start(self, link: Link, ends: WorkerEnds, job: tuple[Any, ...]) -> Any:
         """Start the process of a worker, and hear it."""
@@ -91,6 +102,7 @@ class Transport:
                 assert link.outbox is not None
                 link.outbox.send(self._payload.notice())
                 self.results.listen(link, process)
+                self._started.append((link, process))
                 return process
             process.kill()
             process.join()
@@ -98,6 +110,7 @@ class Transport:
             self._payload = None
         process = self._begin((ends, target, args, roles, None))
         self.results.listen(link, process)
+        self._started.append((link, process))
         return process
 
     def started(self) -> None:
@@ -106,15 +119,62 @@ class Transport:
         if self._payload is not None:
             self._payload.close()
 
+    def has_unguarded_main(self) -> bool:
+        """Whether a worker ended well while it imported the main module."""
+        return self._context.get_start_method() != "fork" and any(
+            not link.is_ready and process.exitcode == 0 for link, process in self._started
+        )
+
     def _begin(self, args: tuple[Any, ...]) -> Any:
-        process = self._context.Process(target=serve, args=args)
-        process.daemon = True
+        method = self._context.get_start_method()
+        # what these start is for the whole program: it must not inherit a blocked signal
+        if method != "fork":
+            resource_tracker.ensure_running()
+        if method == "forkserver":
+            forkserver.ensure_running()
+        signals = deferred_signals()
         try:
-            with starting_workers(self.done.is_set):
-                process.start()
+            # a forked copy of the script must not be interrupted before it has become a worker
+            with signals, interrupt_blocked() as takes_interrupts:
+                process = self._context.Process(target=serve, args=(takes_interrupts, *args))
+                process._name = _WorkerName(process._name)
+                process.daemon = True
+                with starting_workers(self.done.is_set):
+                    process.start()
         except OSError as error:
+            signals.deliver()  # Ctrl-C ends a fork server that is starting, and that is the error
             raise ResourceError.of(error, "a DataLoader's worker", "was not started") from error
+        except BaseException:
+            signals.deliver()
+            raise
+        signals.deliver()
         return process
+
+
+class _WorkerName(str):
+    """The name of a process; read in a process that starts, it marks that as a loader's worker.
+
+    It is read before the main module is imported. Nothing of this package may be imported then, as
+    the script may have settings to make first.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        mark = f"__import__('multiprocessing').current_process()._config.update({_MARK}=True)"
+        return eval, (f"{mark} or {str(self)!r}",)
+
+
+_MARK = "is_loader_worker"
+
+
+def _is_worker_importing_main() -> bool:
+    """Whether this process is to be a loader's worker, and a loader begins as it imports main.
+
+    Python would raise an error, and each worker would print it.
+    """
+    process: Any = multiprocessing.current_process()
+    return bool(getattr(process, "_inheriting", False) and process._config.get(_MARK))
 
 
 def _is_large(arg: Any) -> bool:
@@ -151,11 +211,13 @@ class WorkerEnds(NamedTuple):
     send: Any
     memory: Memory
     done: DoneEvent
+    owner: End
+    """The reading end of a pipe that ends with the loader's process."""
     others: list[Link]
     """Whose ends at the loader a forked worker has inherited, and must not keep open."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkerEnds, (self.take, self.send, self.memory, self.done, [])
+        return WorkerEnds, (self.take, self.send, self.memory, self.done, self.owner, [])
 
     def close_others(self) -> None:
         """In the worker: so that both sides notice when the other one ends."""
@@ -177,9 +239,13 @@ class Link:
         self.inbox: Inbox | None = None
         self.reader: Reader | None = None
         self.ends: WorkerEnds | None = None
+        self.num_taken = 0
+        """Results of this worker that have been taken over."""
+        self.is_ready = False
+        """Whether the worker has begun to take tasks."""
         self.ended_well = False
 
-    def open(self, done: DoneEvent, others: list[Link]) -> WorkerEnds:
+    def open(self, done: DoneEvent, owner: OwnerPipe, others: list[Link]) -> WorkerEnds:
         """Make both pipes and the memory; what the worker needs of them."""
         self._done = done
         memory = Memory.create()
@@ -188,7 +254,7 @@ class Link:
         read, write = pipe()
         send, self.inbox = connection.Connection(write, readable=False), Inbox(read)
         self.reader = Reader(memory)
-        self.ends = WorkerEnds(take, send, memory, done, list(others))
+        self.ends = WorkerEnds(take, send, memory, done, owner.reading_end, list(others))
         return self.ends
 
     def close_worker_ends(self) -> None:
@@ -201,7 +267,7 @@ class Link:
         """Send a task, and what the loader holds no more of those before it."""
         if self.outbox is None or self.inbox is None or self.reader is None:
             return
-        self.outbox.send(pack((self.reader.returned(), task), None)[0])
+        self.outbox.send(pack((self.reader.returned(), self.num_taken, task), None)[0])
         if task is None and self._done is not None and self._done.is_set():
             # the last word, and nobody listens: a worker that is waiting to be read must not wait
             self.inbox.close()
@@ -281,7 +347,10 @@ class Results:
         assert link.reader is not None
         leases = link.reader.leases(result.lent)
         data = memoryview(leases.pop()) if result.in_block else result.data
-        thing = unpack(data, leases)
+        try:
+            thing = unpack(data, leases)
+        finally:
+            link.num_taken += 1
         self._statistics.count(result, time.perf_counter() - begin)
         return thing
 
@@ -294,6 +363,7 @@ class Results:
         """No thread empties this queue."""
 
     def close(self) -> None:
+        forget_opened()
         self._wake_read.close()
         self._wake_write.close()
 
@@ -321,7 +391,9 @@ class Results:
         link, process = self._links[end]
         assert link.inbox is not None
         for message in link.inbox.receive():
-            if message:
+            if message == READY:
+                link.is_ready = True
+            elif message:
                 self._ready.append((link, message))
             else:
                 link.ended_well = True

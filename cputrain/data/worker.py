@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import signal
 import sys
 import time
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +19,10 @@ from cputrain.data.next_epoch import Ahead, Forget
 from cputrain.data.random_states import ProcessStates
 from cputrain.runtime.exchange import uncounted, without_ours
 from cputrain.shared.arena import Writer
+from cputrain.shared.exit_with_owner import exit_with_owner
 from cputrain.shared.one_thread import limit_numpy
 from cputrain.shared.packing import lay_apart, pack, room_for, unpack
+from cputrain.shared.shared_tensors import take_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,20 +30,38 @@ if TYPE_CHECKING:
     from cputrain.data.transport import DoneEvent, WorkerEnds
 
 
-def serve(
+READY = b"\1"
+"""What a worker that has been started says first."""
+
+
+def serve(takes_interrupts: bool, ends: WorkerEnds, *job: Any) -> None:
+    """Make batches until the loader wants no more, or its process ends, or Ctrl-C is pressed."""
+    exit_with_owner(ends.owner)
+    ends.close_others()
+    try:
+        if takes_interrupts:  # blocked while this process started
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        with suppress(BrokenPipeError):  # nobody reads: the first look at the tasks tells
+            ends.send.send_bytes(READY)
+        _make_batches(ends, *job)
+    except KeyboardInterrupt:
+        return  # the script's process raises it
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _make_batches(
     ends: WorkerEnds,
     loop: Callable[..., None],
     args: tuple[Any, ...],
     roles: dict[int, str],
     shared: Any,
 ) -> None:
-    """Make batches until the loader wants no more."""
-    ends.close_others()
     writer = Writer(ends.memory)
     clock = _Clock()
     done = _Done(ends.done)
-    tasks = _Tasks(ends, writer, clock, done)
     results = _Results(ends, writer, clock)
+    tasks = _Tasks(ends, writer, clock, done, results)
     arguments = list(args)
     if shared is not None:
         try:
@@ -55,7 +78,8 @@ def serve(
     if not ends.others:
         limit_numpy()
     loop(*arguments)
-    results.end()
+    if tasks.are_over:
+        results.end()
 
 
 class _Clock:
@@ -97,12 +121,16 @@ class _Done:
 class _Tasks:
     """The queue of tasks, at the worker's end."""
 
-    def __init__(self, ends: WorkerEnds, writer: Writer, clock: _Clock, done: _Done) -> None:
+    def __init__(
+        self, ends: WorkerEnds, writer: Writer, clock: _Clock, done: _Done, results: _Results
+    ) -> None:
         self._take = ends.take
         self._writer = writer
+        self._results = results
         self._clock = clock
         self._done = done
-
+        self.are_over = False
+        """Whether the loader has said that no more will come."""
         self._before: tuple[int, ProcessStates] | None = None
         """The random states before the first task of an epoch that had not begun."""
 
@@ -113,11 +141,13 @@ class _Tasks:
                     raise queue.Empty
                 message = self._take.recv_bytes()
             except (EOFError, OSError):  # the loader's process has ended
-                self._done.orphaned = True
+                self._done.orphaned = self.are_over = True
                 return None
-            returned, task = unpack(message, ())
+            returned, num_taken, task = unpack(message, ())
             self._writer.give_back(returned)
+            self._results.release(num_taken)
             if self._is_wanted(task):
+                self.are_over = task is None
                 self._clock.collating = 0.0
                 self._clock.begun = time.perf_counter()
                 return task
@@ -144,14 +174,26 @@ class _Results:
         self._send = ends.send
         self._writer = writer
         self._clock = clock
+        self._num_sent = 0
+        self._unopened: deque[tuple[int, list[torch.UntypedStorage]]] = deque()
+        """Shared tensors that the loader may have yet to open, by the number of their result."""
+        take_sent()
+
+    def release(self, num_taken: int) -> None:
+        """Let go of the shared tensors of so many results."""
+        while self._unopened and self._unopened[0][0] <= num_taken:
+            self._unopened.popleft()
 
     def put(self, result: tuple[Any, Any]) -> None:
         now = time.perf_counter()
         making = now - self._clock.begun - self._clock.collating
         try:
-            data, lent = pack(result, self._writer)
+            data, lent = pack(result, self._writer, sharing=True)
         except Exception as error:  # whatever the batch is made of: the loader must be told
             data, lent = pack((result[0], _unsendable(result[1], error)), self._writer)
+        self._num_sent += 1
+        if storages := take_sent():
+            self._unopened.append((self._num_sent, storages))
         data = lay_apart(data, lent, self._writer)
         message = Result(
             making, self._clock.collating, time.perf_counter() - now, not data, lent, data
@@ -194,34 +236,39 @@ def _unsendable(data: Any, error: Exception) -> ExceptionWrapper:
 
 def _collate_into(writer: Writer) -> None:
     """Have default_collate stack large tensors straight into the arena."""
-    torchs: Callable[..., torch.Tensor] = collate.collate_tensor_fn
-    if collate.default_collate_fn_map.get(torch.Tensor) is not torchs:
+    torch_collate: Callable[..., torch.Tensor] = collate.collate_tensor_fn
+    if collate.default_collate_fn_map.get(torch.Tensor) is not torch_collate:
         return  # the script has put its own in that place
 
     def collate_tensor(
         batch: Any, *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
     ) -> torch.Tensor:
         first = batch[0]
-        if (
-            type(first) is not torch.Tensor
-            or first.device.type != "cpu"
-            or first.layout is not torch.strided
-            or first.is_nested
-        ):
-            made: torch.Tensor = torchs(batch, collate_fn_map=collate_fn_map)
-            return made
         try:
-            room = room_for((len(batch), *first.shape), first.dtype, writer)
-            return torch.stack(batch, 0, out=room)
+            if _can_stack_like(first):
+                room = room_for((len(batch), *first.shape), first.dtype, writer)
+                return torch.stack(batch, 0, out=room)
         except (RuntimeError, TypeError):
             pass  # torch's own says why
         try:
-            return torchs(batch, collate_fn_map=collate_fn_map)
+            return torch_collate(batch, collate_fn_map=collate_fn_map)
         except BaseException as error:
             error.__traceback__ = without_ours(error)
             raise
 
     collate.default_collate_fn_map[torch.Tensor] = collate_tensor
+
+
+def _can_stack_like(first: torch.Tensor) -> bool:
+    """Whether torch's collate_fn would stack into a plain CPU tensor of this one's dtype."""
+    return (
+        type(first) is torch.Tensor
+        and first.device.type == "cpu"
+        and first.layout is torch.strided
+        and not first.is_nested
+        and not first.is_conj()  # of these, torch's makes no room in a worker
+        and not first.is_neg()
+    )
 
 
 def prepare_to_fork() -> None:

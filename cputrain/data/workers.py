@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import signal
+import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _remove_worker_pids
 from torch.utils.data._utils.worker import _ResumeIteration
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -25,7 +30,9 @@ from cputrain.data.next_epoch import (
 from cputrain.data.random_states import SamplerStates
 from cputrain.data.resume import StandIn
 from cputrain.data.transport import Transport
+from cputrain.errors import UnguardedMain
 from cputrain.runtime.exchange import without_ours
+from cputrain.shared.interrupts import deferred_signals, finalizer, keep_interrupts
 
 if TYPE_CHECKING:
     from cputrain.data.statistics import Statistics
@@ -36,16 +43,31 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     is_over = False
 
+    # an iterator may be interrupted at any line of `__init__`, and is collected all the same
+    _shutdown = True
+    _workers: list[Any] = []
+    _owner = -1
+    """The process that made it; a forked one has a copy, and nothing to say to its workers."""
+    _transport: Transport | None = None
+    _interrupted = False
+    """Whether Ctrl-C was pressed while the script waited for a batch, or workers were started."""
+    _sigchld_handler: Any = None
+    """The script's handler, while workers are killed."""
+
     def __init__(self, loader: Any, statistics: Statistics, *, looks_ahead: bool) -> None:
         begin = time.perf_counter()
-        self._shutdown = True  # nothing to shut down, should this fail
         self._workers_status = [
             True
         ] * loader.num_workers  # torch's end looks, should it come early
         self._owner = os.getpid()
+        keep_interrupts()
+        _iterators.add(self)
+        if not _forgets_at_exit:
+            atexit.register(_forget_workers)
+            _forgets_at_exit.append(True)
         self._statistics = statistics
         context = loader.multiprocessing_context or torch.multiprocessing
-        self._transport = Transport(context, loader.collate_fn, statistics)
+        transport = self._transport = Transport(context, loader.collate_fn, statistics)
         self._next_epoch: NextEpoch | None = None
         self._epoch = 0
         """The number of this epoch, if any of it was sent before it began."""
@@ -59,8 +81,12 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                 loader.dataset, loader.collate_fn, loader.worker_init_fn
             )
         )
-        super().__init__(StandIn(loader, multiprocessing_context=self._transport))
-        self._transport.started()
+        try:
+            super().__init__(StandIn(loader, multiprocessing_context=transport))
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
+        transport.started()
         statistics.starting_s += time.perf_counter() - begin
 
     def __next__(self) -> Any:
@@ -71,8 +97,20 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             if not str(error).startswith("DataLoader worker (pid"):
                 error.__traceback__ = without_ours(error)
                 raise
+            if self._transport is not None and self._transport.has_unguarded_main():
+                self._interrupted = True  # those that still import the script have nothing to end
+                self._shutdown_workers()
+                raise UnguardedMain(
+                    "a DataLoader with workers that are spawned",
+                    'must be iterated under `if __name__ == "__main__":`',
+                    found="that workers, which import the script, began to iterate it too",
+                    do="Indent the code that runs the training under that line, or into a function "
+                    "that is called under it; or fork workers: "
+                    'DataLoader(…, multiprocessing_context="fork").',
+                ) from None
             raise RuntimeError(f"{error}: {self._deaths()}") from error.__cause__
         except BaseException as error:
+            self._interrupted = isinstance(error, KeyboardInterrupt)
             error.__traceback__ = without_ours(error)
             raise
 
@@ -179,14 +217,43 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._looks_ahead = False
         self._statistics.notes.append(f"the next epoch is no longer begun early: {why}")
         self._epoch = coming.number + 1
+        assert self._transport is not None
         self._transport.done.skip(coming.number)
         for place in range(min(coming.sent, self._num_workers)):
             self._index_queues[place].put(Forget(coming.number))
 
     def _shutdown_workers(self) -> None:
-        # a forked process has a copy of this iterator, and nothing to say to its workers
-        if os.getpid() == self._owner:
+        with deferred_signals(self._kill_workers) as signals:
+            self._end_workers()
+        signals.deliver()
+
+    def _end_workers(self) -> None:
+        """Wait until the workers have ended; kill them if the script has been interrupted."""
+        if os.getpid() != self._owner:
+            return
+        if self._interrupted and not self._shutdown:
+            self._kill_workers()
+        try:
             super()._shutdown_workers()
+        finally:
+            if self._shutdown and self._transport is not None:
+                # kills those that torch does not know of: a start may have been interrupted
+                self._transport.owner.close()
+            if self._sigchld_handler is not None:
+                signal.signal(signal.SIGCHLD, self._sigchld_handler)
+                self._sigchld_handler = None
+
+    def _kill_workers(self) -> None:
+        """End the workers at once: nobody waits for what they are doing any more."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if self._sigchld_handler is None:
+            # torch's handler would tell of workers that were killed
+            self._sigchld_handler = signal.signal(signal.SIGCHLD, _ignore)
+        for worker in self._workers:
+            worker.kill()
+
+    __del__ = finalizer(_end_workers, _kill_workers)
 
     def _deaths(self) -> str:
         """How each worker that is gone ended."""
@@ -197,9 +264,23 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         )
 
 
-def _ending(code: int | None) -> str:
-    import signal
+_iterators: weakref.WeakSet[WorkersIterator] = weakref.WeakSet()
+_forgets_at_exit: list[bool] = []
 
+
+def _forget_workers() -> None:
+    """Have torch's handler of SIGCHLD silent: multiprocessing ends the workers that are left."""
+    for iterator in list(_iterators):
+        if iterator._owner == os.getpid() and getattr(iterator, "_worker_pids_set", False):
+            iterator._worker_pids_set = False
+            _remove_worker_pids(id(iterator))
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing, as the system does with this signal by itself; it is noticed otherwise."""
+
+
+def _ending(code: int | None) -> str:
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import select
@@ -34,6 +33,7 @@ from cputrain.shared import (
     PrivateReader,
     Writer,
     are_kept,
+    exit_with_owner,
     forget_opened,
     lay_apart,
     one_thread,
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from cputrain.pool.slots import Slot
     from cputrain.shared import End, Lent, Memory, Sender
-
-_F_SETSIG = 10
 
 
 class WorkerEnds(NamedTuple):
@@ -366,36 +364,13 @@ def _explained(error: BaseException) -> Raised:
     return Raised(type(error).__qualname__, says, text, pickled)
 
 
-_life: list[int] = []
-
-
 def leave_signals_to_the_pool(life: End) -> None:
     """Of a process of a pool: it ends when told to or with the pool's, and not by Ctrl-C."""
-    _die_with_pool(life)
+    exit_with_owner(life)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # the terminal tells every process of Ctrl-C; the pool's decides. An ignored signal would stay
     # ignored in programs that a task starts, one with a handler does not
     signal.signal(signal.SIGINT, _leave_to_the_pool)
-
-
-def _die_with_pool(life: End) -> None:
-    """Be killed by the system in the moment in which the pool's process ends, however it does.
-
-    A signal is asked for when the other end of the pipe is closed. That is a matter of an opened
-    file, not of a process, so each worker opens the pipe anew.
-    """
-    try:
-        own = os.open(f"/proc/self/fd/{life.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:  # no /proc: then a worker whose pool is gone ends after its task
-        return
-    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
-    _life.append(own)
-    ended = select.poll()
-    ended.register(own, 0)
-    if ended.poll(0):  # it ended before the signal was asked for
-        os._exit(1)
 
 
 def _leave_to_the_pool(*_: object) -> None:

@@ -11,6 +11,7 @@ from cputrain.shared.arena import (
     Writer,
     starting_workers,
 )
+from cputrain.shared.exit_with_owner import OwnerPipe, exit_with_owner
 from cputrain.shared.links import End, Inbox, Outbox, Sender, pipe
 from cputrain.shared.nameless import nameless
 from cputrain.shared.one_thread import one_thread
@@ -25,11 +26,13 @@ __all__ = [
     "Lent",
     "Memory",
     "Outbox",
+    "OwnerPipe",
     "PrivateReader",
     "Reader",
     "Sender",
     "Writer",
     "are_kept",
+    "exit_with_owner",
     "forget_opened",
     "lay_apart",
     "nameless",

@@ -230,9 +230,9 @@ class Memory:
 
     def close_descriptor(self) -> None:
         """Called by a process that neither sends it on nor maps parts of it again."""
-        if self._descriptor >= 0:
-            self._close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1  # never closed twice, if interrupted
+        if descriptor >= 0:
+            self._close(descriptor)
 
     __del__ = close_descriptor
 

@@ -90,7 +90,8 @@ def _view(
 
 
 def _empty(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    storage = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
 
 
 _MAX_STRIDED_BYTES = 64 * mmap.PAGESIZE

@@ -719,7 +719,7 @@ if __name__ == "__main__":
     used = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     made = failed = 0
-    for spare in range(24):
+    for spare in range(28):
         resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1 + spare, hard))
         try:
             assert len(list(loader)) == len(first)

@@ -1,0 +1,145 @@
+"""No signal is lost that arrives while something is finished."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cputrain.shared.interrupts import deferred_signals, finalizer, keep_interrupts
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_raise() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), sys.unraisablehook
+    yield
+    signal.signal(signal.SIGINT, before[0])
+    sys.unraisablehook = before[1]
+
+
+def _press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_is_delivered_after_the_statement() -> None:
+    steps = []
+    with deferred_signals(lambda: steps.append("at once")) as signals:
+        _press()
+        steps.append("finished")
+    assert steps == ["at once", "finished"]
+    with pytest.raises(KeyboardInterrupt):
+        signals.deliver()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_the_script_handles_or_ignores_is_left_to_it() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    ignored = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with deferred_signals() as signals:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == []
+        signals.deliver()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGTERM, ignored)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_nothing_is_deferred_in_another_thread() -> None:
+    seen: list[Any] = []
+
+    def work() -> None:
+        with deferred_signals():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+def test_a_forked_process_has_the_handlers_of_the_script() -> None:
+    with deferred_signals():
+        child = os.fork()
+        if child == 0:
+            os._exit(int(signal.getsignal(signal.SIGINT) is not signal.default_int_handler))
+        assert os.waitpid(child, 0)[1] == 0
+
+
+class Finalized:
+    def __init__(self, steps: list[str]) -> None:
+        self.steps = steps
+
+    def _finish(self) -> None:
+        self.steps.append("begun")
+        _press()
+        self.steps.append("finished")
+
+    def _hurry(self) -> None:
+        self.steps.append("interrupted")
+
+    __del__ = finalizer(_finish, _hurry)
+
+
+def test_an_interrupt_in_a_finalizer_is_raised_where_it_was_called() -> None:
+    steps: list[str] = []
+
+    def finalize() -> None:
+        Finalized(steps)
+        time.sleep(0.001)  # Python looks for signals after a call
+        steps.append("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        finalize()
+    assert steps == ["begun", "interrupted", "finished"]
+
+
+class Plain:
+    def __del__(self) -> None:
+        _press()
+
+
+def _dropped_by_a_finalizer() -> None:
+    Plain()
+    time.sleep(0.001)
+
+
+def _dropped_by_a_weak_reference() -> None:
+    thing = threading.Event()
+    reference = weakref.ref(thing, lambda _: _press())
+    del thing
+    time.sleep(0.001)
+    assert reference() is None
+
+
+@pytest.mark.parametrize("drop", [_dropped_by_a_finalizer, _dropped_by_a_weak_reference])
+def test_an_interrupt_that_python_drops_is_delivered_again(
+    drop: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        drop()
+    assert capsys.readouterr().err == ""
+
+
+def test_other_errors_are_told_as_before() -> None:
+    told: list[Any] = []
+    sys.unraisablehook = told.append
+    keep_interrupts()
+
+    class Fails:
+        def __del__(self) -> None:
+            raise ValueError("as ever")
+
+    Fails()
+    assert told[0].exc_type is ValueError
