@@ -184,7 +184,7 @@ class _Packer(ForkingPickler):
         ranges = self._ranges.get(key)
         if ranges is None:
             ranges = self._ranges[key] = StorageRanges(storage, self._unions.get(key, ()))
-        begin = tensor.storage_offset() * width
+        begin = int(tensor.storage_offset()) * width
         end = begin + extent * width
         if extent > 2 * num_elements:  # a strided view of something large
             span = ranges.containing(begin, end, width)
