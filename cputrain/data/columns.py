@@ -102,7 +102,11 @@ class _TensorColumns(Columns):
 
     def gather(self, rows: Sequence[int] | torch.Tensor) -> Any:
         tensor = self._tensor
-        if tensor.requires_grad or type(tensor) is not torch.Tensor:
+        if (
+            tensor.requires_grad
+            or type(tensor) is not torch.Tensor
+            or hasattr(tensor, "__getitems__")
+        ):
             return None
         return _take(tensor, rows if type(rows) is range else as_index(rows))
 
