@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from functools import partial
-from itertools import count, starmap
+from itertools import count
 from multiprocessing import pool as multiprocessing_pool
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from cputrain.pool.packets import (
+    APPLIED_AS,
     LONGEST,
     TICKET,
     TOKEN,
@@ -195,7 +196,7 @@ class _Worker:
 
     def _run(self, packet: TaskPacket, lent: list[Lent]) -> Outcome:
         """What came of a task; nothing else of it is held any more."""
-        if packet.kind not in (Kind.APART, Kind.ATOMS):
+        if packet.kind not in (Kind.APART, Kind.ATOMS, Kind.JOINT_APART):
             return self._outcome(partial(self._value, packet, lent))
         try:
             function, buffers = self._function_and_buffers(packet, lent)
@@ -244,6 +245,8 @@ class _Worker:
     def _function_and_buffers(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Any, list[Any]]:
         """What is called, and what its arguments lie on."""
         buffers = self._reader.leases(lent)
+        if packet.kind in APPLIED_AS:
+            return None, buffers
         of_function = len(packet.function.lent)
         return self._function(packet.function, buffers[:of_function]), buffers[of_function:]
 
@@ -251,12 +254,19 @@ class _Worker:
         function, buffers = self._function_and_buffers(packet, lent)
         arguments = _unpacked(packet.arguments, buffers)
         del buffers
-        if packet.kind is Kind.CALL:
+        kind = packet.kind
+        if kind in APPLIED_AS:
+            kind = APPLIED_AS[kind]
+            function, arguments = arguments
+        if kind is Kind.CALL:
             args, kwds = arguments
             return function(*args, **kwds)
         if packet.timed:
             arguments = self._each_told(arguments)
-        return list((map if packet.kind is Kind.EACH else starmap)(function, arguments))
+        # not list(map(...)), which ends without a word where the function raises StopIteration
+        if kind is Kind.EACH:
+            return [function(item) for item in arguments]
+        return [function(*item) for item in arguments]
 
     def _function(self, part: Part, buffers: list[Any]) -> Any:
         """What a task calls; one that is found by its name is looked up once."""
@@ -329,8 +339,12 @@ def _flush() -> None:
 
 
 def _apply(function: Any, item: bytes, buffers: list[Any]) -> Any:
-    (argument,) = unpack(item, buffers)
+    arguments = unpack(item, buffers)
     del buffers
+    if function is None:  # it comes with its arguments
+        function, arguments = arguments
+    (argument,) = arguments
+    del arguments
     return function(argument)
 
 
