@@ -119,10 +119,10 @@ class Dispatch:
         return True
 
     def _waits_no_more(self, task: Task) -> None:
-        with self._counting:
-            for one in task.each():
-                self._prepared_bytes -= one.prepared_bytes
-                one.prepared_bytes = 0
+        if task.prepared_bytes:
+            with self._counting:
+                self._prepared_bytes -= task.prepared_bytes
+                task.prepared_bytes = 0
 
     def send(self, *, packs: bool = True) -> bool:
         """Put waiting tasks into the pipe; false if one must be packed first, and may not be.
@@ -132,7 +132,7 @@ class Dispatch:
         """
         with self.lock:
             while self._waiting and not self._closed and self._has_room():
-                if not (packs or self._waiting[0].is_ready):
+                if not (packs or self._waiting[0].is_prepared or self._waiting[0].is_ready):
                     return False
                 task = self._next()
                 try:
@@ -157,7 +157,9 @@ class Dispatch:
         task.ticket = self._ticket
         self.sent[task.ticket] = task
         self._count(task, 1)
-        self._waits_no_more(task)
+        if task.is_prepared:  # what others hold is known to be little
+            for one in task.each():
+                self._waits_no_more(one)
         try:
             os.write(self._write.fileno(), with_ticket(packet, self._ticket))
         except BlockingIOError:
@@ -172,20 +174,23 @@ class Dispatch:
 
     def _next(self) -> Task:
         """The next task, or a bundle of the next ones."""
-        task = self._waiting.popleft()
-        most = task.call.bundle(len(self._waiting) + 1, self._processes)
+        waiting = self._waiting
+        task = waiting.popleft()
+        call, function, is_prepared = task.call, task.function, task.is_prepared
+        most = call.bundle(len(waiting) + 1, self._processes)
         if most == 1 or isinstance(task, Bundle):
             return task
         tasks = [task]
-        while self._waiting and len(tasks) < most and self._waiting[0].call is task.call:
-            following = self._waiting[0]
+        while waiting and len(tasks) < most:
+            following = waiting[0]
             if (
-                isinstance(following, Bundle)
-                or following.is_prepared != task.is_prepared
-                or following.function is not task.function
+                following.call is not call
+                or following.function is not function
+                or following.is_prepared is not is_prepared
+                or type(following) is Bundle
             ):
                 break
-            tasks.append(self._waiting.popleft())
+            tasks.append(waiting.popleft())
         return Bundle(tasks) if len(tasks) > 1 else task
 
     def _packet_of(self, task: Task) -> bytearray | None:
@@ -250,7 +255,8 @@ class Dispatch:
         """Those of one call that will not be done again."""
         with self.lock:
             for task in tasks:
-                self._waits_no_more(task)
+                if task.prepared_bytes:
+                    self._waits_no_more(task)
                 task.release(self.writer)
             tasks[0].call.ended(len(tasks), self.writer)
 

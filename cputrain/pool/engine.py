@@ -25,7 +25,13 @@ from cputrain.pool.feed import Feed
 from cputrain.pool.interrupts import DeferredInterrupts, OnceEvent
 from cputrain.pool.outcomes import fate_of, lost_with, not_set_up, outcome_of, said, terminated
 from cputrain.pool.packets import Part, ResultPacket, Status
-from cputrain.pool.tasks import Bundle, packed, tokens_of
+from cputrain.pool.tasks import (
+    SUBMITTED_BYTES,
+    SUBMITTED_TOGETHER,
+    Bundle,
+    packed,
+    tokens_of,
+)
 from cputrain.shared import End, pipe, start_thread
 
 if TYPE_CHECKING:
@@ -38,9 +44,6 @@ if TYPE_CHECKING:
 
 _PATIENCE = 0.02
 """Seconds that an item of a bundle may take before the others are given to somebody else."""
-
-_SUBMITTED_TOGETHER = 64
-"""Tasks after which workers get those of a call that have been packed."""
 
 _PAUSE = 0.5
 """Seconds until a worker is asked for again that the system has refused."""
@@ -154,21 +157,32 @@ class Engine:
         try:
             with DeferredInterrupts():
                 call, tasks = make()
-            if call.is_frozen:
-                return
-            call.is_one_moment = True
-            for number, task in enumerate(tasks):
-                if not self._dispatch.prepare(task, now=False):
+                if call.is_quick(tasks):
+                    if len(tasks) == 1:
+                        self._dispatch.prepare(tasks[0], now=False)
+                    whole, call = call, None
+                    self.submit(whole, tasks, complete=True)
                     return
-                if number - begun >= _SUBMITTED_TOGETHER:
-                    with DeferredInterrupts():
-                        self.submit(call, tasks[begun:number], complete=False)
-                        begun = number
+            if len(tasks) == 1:
+                self._dispatch.prepare(tasks[0], now=False)
+                return
+            size = 0
+            with call.one_moment():
+                for count, task in enumerate(tasks, 1):
+                    if not self._dispatch.prepare(task, now=False):
+                        return
+                    size += task.prepared_bytes
+                    if size >= SUBMITTED_BYTES or count - begun >= SUBMITTED_TOGETHER:
+                        with DeferredInterrupts():
+                            self.submit(call, tasks[begun:count], complete=False)
+                            begun, size = count, 0
         finally:
             if call is not None:
                 with DeferredInterrupts():
-                    call.is_one_moment = False
-                    self.submit(call, tasks[begun:], complete=True)
+                    if begun < len(tasks):
+                        self.submit(call, tasks[begun:], complete=True)
+                    else:
+                        self.complete(call)
 
     def do(self, action: Callable[[], None]) -> None:
         """Have something done by the thread; can be asked for anywhere, by a finalizer too."""
@@ -190,6 +204,10 @@ class Engine:
     def prepare(self, task: Task, *, now: bool) -> bool:
         """Pack what a task is given, as it is now; false if there is no memory for it."""
         return self._dispatch.prepare(task, now=now)
+
+    def freeze_function(self, call: Call) -> Part | None:
+        """Have a call send its function as it is now; return it if it is small."""
+        return call.freeze_function(self._dispatch.writer)
 
     def discard(self, task: Task) -> None:
         """One that was prepared, and will not be submitted."""

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cputrain.errors import TaskLost
 from cputrain.pool.interrupts import DeferredInterrupts, Notifier
 from cputrain.pool.outcomes import stopped
-from cputrain.pool.tasks import Call, Task, are_frozen
+from cputrain.pool.tasks import SUBMITTED_BYTES, Call, Task, are_frozen, small_arguments
 from cputrain.shared import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cputrain.pool.engine import Engine
+    from cputrain.pool.packets import Part
     from cputrain.pool.progress import Bar
 
 _AT_ONCE = (list, tuple, range, str, bytes)
@@ -41,8 +42,8 @@ _AT_ONCE_MOST = 256
 _PARTS = 8
 """How often new tasks are begun while as many as may be open end."""
 
-_CUT_TOGETHER = 64
-"""Tasks that are cut at once to be packed ahead."""
+_PACKED_AHEAD_BYTES = 64 << 20
+"""Bytes of small arguments that are packed at the begin of a call, beyond those that have room."""
 
 
 class Outcome(NamedTuple):
@@ -86,6 +87,14 @@ class Feed:
         """Held by the thread that cuts items into tasks."""
         self._prepared: deque[Task] = deque()
         """Tasks that have not been submitted; their arguments are packed, or will never change."""
+        self._packed: deque[Task | tuple[bytes, int]] = deque()
+        """What will be such tasks, packed at the begin of the call.
+
+        Pickles and numbers of items, as many objects would burden the collector.
+        """
+        self._function: Part | None = None
+        """For these, if it is small."""
+        self._has_source_ended = False
         self._num_items = 0
         """In all tasks, submitted or not."""
         self._num_tasks = 0
@@ -107,6 +116,9 @@ class Feed:
         self._items = _iterated(items) if self._threaded else iter(_snapshot(items))
         self._call = call(self)
         self._call.has_frozen_items = not self._threaded and are_frozen(items)
+        if not self._threaded and (self._call.has_frozen_items or not self._call.is_joint()):
+            # it shares nothing with items that are all here: as it is now will do
+            self._function = engine.freeze_function(self._call)
         engine.calls[self._job] = self
         try:
             if self._threaded:
@@ -156,14 +168,14 @@ class Feed:
             items = list(islice(self._items, self._chunksize))
         except BaseException as error:  # by the script's iterator: its consumer is told
             with self._lock:
-                number = self._begin(self._task([None]))
+                number = self._begin(self._task(None, 1))
             self._exhaust()
             self.set_each([number], False, error)
             return
         if not items:
             self._exhaust()
             return
-        task = self._task(items)
+        task = self._task(items, len(items))
         # an iterator may hand out the same thing again, changed, or change the function
         self._engine.prepare(task, now=True)
         with self._lock:
@@ -185,59 +197,103 @@ class Feed:
     def _take(self, most: int) -> None:
         with DeferredInterrupts():
             self._cut(most - len(self._prepared))
+        count = min(most, len(self._prepared))
         if not self._call.is_frozen:
-            self._call.is_one_moment = True
-            for task in islice(self._prepared, most):
-                self._engine.prepare(task, now=False)
-            self._call.is_one_moment = False
+            count = self._prepare_some(count)
         with DeferredInterrupts():
             with self._lock:
                 if self._exhausted:
                     return
-                tasks = [self._prepared.popleft() for _ in range(min(most, len(self._prepared)))]
-                for task in tasks:
-                    self._begin(task)
+                prepared = self._prepared
+                tasks = [prepared.popleft() for _ in range(count)]
+                sizes = {task.index: task.num_items for task in tasks}
+                self._sizes.update(sizes)
+                self._taken += sum(sizes.values())
+                self._open += count
             if tasks:
                 self._engine.submit(self._call, tasks, complete=False)
-            if len(tasks) < most:
+            if self._has_source_ended and not (self._prepared or self._packed):
                 self._exhaust()
 
     def _cut(self, count: int) -> None:
         """Cut so many more tasks, or as many as there are."""
+        while count > 0 and self._packed:
+            packed = self._packed.popleft()
+            if isinstance(packed, Task):
+                self._num_tasks += 1
+                self._num_items += packed.num_items
+                self._prepared.append(packed)
+            else:
+                data, num_items = packed
+                task = self._task(None, num_items)
+                task.is_packed_as(data, self._function)
+                self._prepared.append(task)
+            count -= 1
+        if count <= 0:
+            return
         size = self._chunksize
-        items = list(islice(self._items, max(0, size * count)))
+        items = list(islice(self._items, size * count))
+        self._has_source_ended = len(items) < size * count
+        if size == 1:
+            chunks = [[item] for item in items]
+        else:
+            chunks = [items[first : first + size] for first in range(0, len(items), size)]
+        call, first, number = self._call, self._num_items, self._num_tasks
         self._prepared.extend(
-            self._task(items[first : first + size]) for first in range(0, len(items), size)
+            [
+                Task(call, number + index, first + index * size, chunk, len(chunk))
+                for index, chunk in enumerate(chunks)
+            ]
         )
+        self._num_items += len(items)
+        self._num_tasks += len(chunks)
+
+    def _prepare_some(self, most: int) -> int:
+        """Prepare the next tasks, but so few that workers need not wait; return how many."""
+        size = 0
+        with self._call.one_moment():
+            for count, task in enumerate(islice(self._prepared, most), 1):
+                if not task.is_prepared:
+                    self._engine.prepare(task, now=False)
+                size += task.prepared_bytes
+                if size >= SUBMITTED_BYTES:
+                    return count
+        return most
 
     def _prepare_ahead(self) -> None:
         """Pack arguments that wait for room as they are now, as far as memory allows.
 
         multiprocessing packs them as fast as its workers take them.
         """
-        with self._taking:
-            self._call.is_one_moment = True
-            has_room = True
-            while has_room and not self._exhausted:
-                before = len(self._prepared)
-                with DeferredInterrupts():
-                    self._cut(_CUT_TOGETHER)
-                tasks = list(islice(self._prepared, before, None))
-                has_room = bool(tasks) and all(
-                    self._engine.prepare(task, now=False) for task in tasks
-                )
-            self._call.is_one_moment = False
-            if self._exhausted:
-                self._discard_prepared()
+        is_joint = self._call.is_joint()
+        size = 0
+        index, first = self._num_tasks, self._num_items
+        with self._taking, self._call.one_moment():
+            while not self._exhausted and size < _PACKED_AHEAD_BYTES:
+                chunk = list(islice(self._items, self._chunksize))
+                if not chunk:
+                    return
+                data = None if is_joint else small_arguments(chunk)
+                if data is not None:
+                    size += len(data)
+                    self._packed.append((data, len(chunk)))
+                else:
+                    task = Task(self._call, index, first, chunk, len(chunk))
+                    self._packed.append(task)
+                    if not self._engine.prepare(task, now=False):
+                        return
+                index, first = index + 1, first + len(chunk)
 
     def _discard_prepared(self) -> None:
+        self._prepared.extend(task for task in self._packed if isinstance(task, Task))
+        self._packed.clear()
         while self._prepared:
             self._engine.discard(self._prepared.popleft())
 
-    def _task(self, items: list[Any]) -> Task:
-        task = Task(self._call, self._num_tasks, self._num_items, items, len(items))
+    def _task(self, items: list[Any] | None, num_items: int) -> Task:
+        task = Task(self._call, self._num_tasks, self._num_items, items, num_items)
         self._num_tasks += 1
-        self._num_items += len(items)
+        self._num_items += num_items
         return task
 
     def _begin(self, task: Task) -> int:
@@ -312,7 +368,9 @@ class Feed:
                     self._part.extend(outcome.value)
                 if self._part:
                     value = self._part.popleft()
-                    self._consume(1)
+                    self._consumed += 1
+                    if self._threaded:
+                        self._changed.notify_all()
                     break
             self._wait_for_outcome(end)
         if self._consumed >= self._fill_at and not self._threaded:

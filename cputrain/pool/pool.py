@@ -30,6 +30,8 @@ from cputrain.shared import pipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+_FEW_CHUNKS = 64
+
 _pools = itertools.count()
 
 
@@ -263,7 +265,8 @@ class Pool(multiprocessing_pool.Pool):
             nonlocal result
             result = _ListResult(self, listed)
             call = Call(result, func, kind, name, options)
-            call.has_frozen_items = are_frozen(items)
+            # to look takes as long as to pack a few chunks, which are all sent at once anyway
+            call.has_frozen_items = len(items) > _FEW_CHUNKS * size and are_frozen(items)
             chunks = [items[first : first + size] for first in range(0, len(items), size or 1)]
             return call, [
                 Task(call, index, index * size, chunk, len(chunk))

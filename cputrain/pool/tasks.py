@@ -6,6 +6,7 @@ import copyreg
 import ctypes
 import pickle
 import threading
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from multiprocessing import resource_sharer
@@ -25,10 +26,10 @@ from cputrain.errors import UsageError
 from cputrain.pool.packets import JOINT, LONGEST, Kind, Part, TaskPacket, points_to
 from cputrain.shared import Lent, Writer, pack
 from cputrain.shared.arena import address_of
-from cputrain.shared.packing import is_atom
+from cputrain.shared.packing import is_atom, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 REMEMBERED = 1 << 20
 """Bytes from which on a buffer is looked for among those that a call has sent before."""
@@ -40,6 +41,15 @@ _BUNDLE_TIME = 500_000
 """Nanoseconds of small tasks that are sent together."""
 
 _BUNDLE_MOST = 64
+
+_COUNTED = 4096
+"""Bytes of a task beyond which they are counted as memory that waiting tasks hold."""
+
+SUBMITTED_BYTES = 1 << 16
+"""Bytes of packed arguments after which tasks are submitted, while others are packed."""
+
+SUBMITTED_TOGETHER = 64
+"""Tasks after which they are."""
 
 _KNOWN_MOST = 1024
 """Large buffers of a call that are looked for when they come again."""
@@ -151,11 +161,10 @@ class Call:
         """Whether no item can change, so that it does not matter when one is packed."""
         self.packing = threading.RLock()
         """Held while something of this call is packed: by the caller's thread, or the engine's."""
-        self.is_one_moment = False
+        self._is_one_moment = False
         """Whether nothing can change between one task and the next that are packed now."""
-        self._function_once = function_once
-        """Whether the function is sent as it was at first, whatever becomes of it."""
-        self._by_reference = pickled_by_reference(function)
+        self._has_one_function = function_once or pickled_by_reference(function)
+        """Whether it is sent as it was at first: it cannot change, or is not to."""
         self._packed: Part | None = None
         self._packed_state: tuple[Any, ...] | None = None
         """Of which the pickle was made."""
@@ -166,7 +175,23 @@ class Call:
     @property
     def is_frozen(self) -> bool:
         """Whether neither function nor items can change: nothing must be packed in time."""
-        return self.has_frozen_items and (self._by_reference or self._function_once)
+        return self.has_frozen_items and self._has_one_function
+
+    def freeze_function(self, writer: Writer) -> Part | None:
+        """Send the function as it is now, whatever becomes of it; return it if it is small."""
+        self._has_one_function = True
+        try:
+            part, lasts = self.function_in(writer)
+        except Exception:  # told of each task, which fails for the same reason
+            return None
+        writer.give_back(tokens_of(part.lent))
+        return part if lasts and not part.lent else None
+
+    def is_quick(self, tasks: list[Task]) -> bool:
+        """Whether to pack what must be packed in time takes no time, and calls no script's code."""
+        if len(tasks) == 1 and self._has_one_function:
+            return is_plain(tasks[0].arguments)
+        return self.is_frozen
 
     def is_joint(self) -> bool:
         """Whether the function is pickled anew for each task, and together with its arguments.
@@ -174,7 +199,7 @@ class Call:
         So it is with multiprocessing: the function has the state that it had when the item was
         made, each task has a copy of its own, and what function and items share they share there.
         """
-        if self._by_reference or self._function_once:
+        if self._has_one_function:
             return False
         return _state_of_partial(self.function) is None
 
@@ -183,10 +208,12 @@ class Call:
 
         Not of a joint call. Its blocks have one more holder.
         """
+        if self._has_one_function and self._packed is not None:
+            if self._packed.lent:
+                writer.keep(self._packed.lent)
+            return self._packed, True
         with self.packing:
-            state = None
-            if not (self._by_reference or self._function_once):
-                state = _state_of_partial(self.function)
+            state = None if self._has_one_function else _state_of_partial(self.function)
             if self._packed is None or not _are_same(state, self._packed_state):
                 part, lasts = self._pack_function(writer)
                 if not lasts:
@@ -209,11 +236,25 @@ class Call:
 
     def arguments_in(self, writer: Writer, payload: Any) -> tuple[Part, bool]:
         """The arguments of one task, and whether they can be sent again."""
+        if is_plain(payload):
+            return Part(pickle.dumps(payload, 5), []), True
         with self.packing:
             memo = self.memo_in(writer)
-            if not self.is_one_moment:
+            if not self._is_one_moment:
                 memo.forget_trusted()
             return packed(payload, memo)
+
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """While tasks are packed one after the other: no buffer is changed between them."""
+        with self.packing:
+            self._is_one_moment = True
+            try:
+                yield
+            finally:
+                self._is_one_moment = False
+                if self._memo is not None:
+                    self._memo.forget_trusted()
 
     def memo_in(self, writer: Writer) -> _Memo:
         """What this call has sent."""
@@ -322,7 +363,8 @@ class Task:
         call = self.call
         if not call.is_joint():
             self.function, self.lasts = call.function_in(writer)
-            self.lent = list(self.function.lent)
+            if self.function.lent:
+                self.lent = list(self.function.lent)
             if call.has_frozen_items or _is_frozen_item(self.arguments):
                 self.is_prepared = True
                 return
@@ -335,11 +377,21 @@ class Task:
             payload = self.arguments if self.function is not None else self._jointly()
             self.part, lasts = self.call.arguments_in(writer, payload)
             self.lasts = self.lasts and lasts
-            self.lent += self.part.lent
-            self.prepared_bytes = len(self.part.data) + sum(one.size for one in self.part.lent)
+            if len(self.part.data) > _COUNTED:
+                self.prepared_bytes = len(self.part.data)
+            if self.part.lent:
+                self.lent += self.part.lent
+                self.prepared_bytes += sum(one.size for one in self.part.lent)
             if self.lasts:
                 self.arguments = None
         return self.part
+
+    def is_packed_as(self, data: bytes, function: Part | None) -> None:
+        """Give it arguments that have been packed already, and its function if that has been."""
+        self.part = Part(data, [])
+        if function is not None:
+            self.function = function
+            self.is_prepared = True
 
     def prepare_outside(self) -> None:
         """Prepare it without shared memory, of which there is no more."""
@@ -359,9 +411,10 @@ class Task:
     def pack(self, writer: Writer) -> bytearray:
         """Its packet, made once."""
         if self.packet is None:
-            self.prepare(writer)
+            if not self.is_prepared:
+                self.prepare(writer)
             kind = self.call.kind
-            part = self.pack_arguments(writer)
+            part = self.part or self.pack_arguments(writer)
             self._seal(writer, kind if self.function is not None else JOINT[kind], part)
         assert self.packet is not None
         return self.packet
@@ -416,6 +469,7 @@ class Bundle(Task):
     def __init__(self, tasks: list[Task]) -> None:
         first = tasks[0]
         super().__init__(first.call, first.index, first.first, None)
+        self.is_prepared = first.is_prepared
         self.tasks = tasks
         self.revoked: tuple[int, int] | None = None
         """Since when (nanoseconds) and from which item on the rest is wanted back."""
@@ -428,8 +482,15 @@ class Bundle(Task):
 
     def _arguments(self, writer: Writer) -> tuple[Kind, Part]:
         """Each task's are a pickle of their own, as if it went alone, unless all are atoms."""
+        if self.call.is_frozen:
+            items = [task.arguments[0] for task in self.tasks if task.arguments]
+            if len(items) == len(self.tasks) and all(map(is_atom, items)):
+                self.function, self.lasts = self.call.function_in(writer)
+                self.lent = list(self.function.lent)
+                return Kind.ATOMS, Part(pickle.dumps(items, 5), [])
         for task in self.tasks:
-            task.prepare(writer)
+            if not task.is_prepared:
+                task.prepare(writer)
         self.function = self.tasks[0].function
         if any(task.function is not self.function for task in self.tasks):
             raise _FunctionChanged
@@ -437,7 +498,7 @@ class Bundle(Task):
             items = [task.arguments[0] for task in self.tasks]
             if all(map(is_atom, items)):
                 return Kind.ATOMS, Part(pickle.dumps(items, 5), [])
-        parts = [task.pack_arguments(writer) for task in self.tasks]
+        parts = [task.part or task.pack_arguments(writer) for task in self.tasks]
         data = pickle.dumps([(bytes(part.data), len(part.lent)) for part in parts], 5)
         kind = Kind.APART if self.function is not None else Kind.JOINT_APART
         return kind, Part(data, [one for part in parts for one in part.lent])
@@ -487,16 +548,21 @@ def pickled_by_reference(function: Any) -> bool:
     if kind is BuiltinFunctionType:  # a method of an object, unless that is a module
         return function.__self__ is None or isinstance(function.__self__, ModuleType)
     if isinstance(function, type):
-        return type(function) not in _reducers()
-    return kind in _REFERENCES and kind not in _reducers()
+        return not _has_reducer(type(function))
+    return kind in _REFERENCES and not _has_reducer(kind)
 
 
 _REFERENCES = (FunctionType, MethodDescriptorType, WrapperDescriptorType)
 
 
-def _reducers() -> Any:
-    """What is pickled in another way than by default."""
-    return {**copyreg.dispatch_table, **ForkingPickler._extra_reducers}  # type: ignore[attr-defined]
+def _has_reducer(kind: type) -> bool:
+    """Whether things of this type are pickled in another way than by default."""
+    return kind in copyreg.dispatch_table or kind in ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+
+
+def is_stateless(function: Any) -> bool:
+    """Whether no call of it changes it, so that tasks need no copies of their own."""
+    return pickled_by_reference(function) or _state_of_partial(function) is not None
 
 
 def _state_of_partial(function: Any) -> tuple[Any, ...] | None:
@@ -516,6 +582,11 @@ def _are_same(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> boo
 
 
 _IMMUTABLE = frozenset((int, float, complex, bool, str, bytes, type(None)))
+
+
+def small_arguments(items: list[Any]) -> bytes | None:
+    """The pickle of a task's items, if they are small and plain."""
+    return pickle.dumps(items, 5) if is_plain(items) else None
 
 
 def are_frozen(items: Any) -> bool:

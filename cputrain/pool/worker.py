@@ -31,6 +31,7 @@ from cputrain.pool.packets import (
     pointed_to,
 )
 from cputrain.pool.seeds import seed_all
+from cputrain.pool.tasks import is_stateless
 from cputrain.shared import (
     PrivateReader,
     Writer,
@@ -202,6 +203,8 @@ class _Worker:
             function, buffers = self._function_and_buffers(packet, lent)
         except BaseException as error:
             return Status.RAISED, *self.packed(_explained(error))
+        is_shared = packet.kind is Kind.JOINT_APART or is_stateless(function)
+        work: Any = None
         outcomes: list[Any] = []
         lents: list[Lent] = []
         for number, item in enumerate(pickle.loads(packet.arguments.data)):
@@ -209,13 +212,16 @@ class _Worker:
                 if self._slot.is_limited(packet.ticket, number):
                     break  # the pool has another worker do the rest
                 self._slot.begin_item(number)
-            if packet.kind is Kind.ATOMS:
-                work = partial(function, item)
-            else:
-                data, blocks = item
-                work = partial(_apply, function, data, buffers[:blocks])
-                del buffers[:blocks]
             try:
+                if number and not is_shared:  # a copy of its own, as if it went alone
+                    function = work = None  # who holds its buffers would have them copied
+                    function = self._function_of(packet)
+                if packet.kind is Kind.ATOMS:
+                    work = partial(function, item)
+                else:
+                    data, blocks = item
+                    work = partial(_apply, function, data, buffers[:blocks])
+                    del buffers[:blocks]
                 value = work()
             except BaseException as error:
                 outcome: Outcome = Status.RAISED, *self.packed(_explained(error))
@@ -249,6 +255,9 @@ class _Worker:
             return None, buffers
         of_function = len(packet.function.lent)
         return self._function(packet.function, buffers[:of_function]), buffers[of_function:]
+
+    def _function_of(self, packet: TaskPacket) -> Any:
+        return self._function(packet.function, self._reader.leases(packet.function.lent))
 
     def _value(self, packet: TaskPacket, lent: list[Lent]) -> Any:
         function, buffers = self._function_and_buffers(packet, lent)
