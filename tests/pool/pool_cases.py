@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 METHODS = (
-    "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered", "apply", "apply_async",
+    "map", "map_async", "starmap", "starmap_async",
+    "imap", "imap_unordered", "apply", "apply_async",
 )  # fmt: skip
 FUNCTIONS = (
     "plain",
