@@ -149,7 +149,7 @@ class _Redelivery:
             return
         try:
             # from a thread: a signal of this one would be raised here, and be lost again
-            _thread.start_new_thread(_interrupt, (threading.main_thread().ident,))
+            _thread.start_new_thread(_interrupt, (_thread.get_ident(),))
         except RuntimeError:  # the system has no more threads for us
             self._previous(unraisable)
 

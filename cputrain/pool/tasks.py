@@ -557,7 +557,7 @@ _REFERENCES = (FunctionType, MethodDescriptorType, WrapperDescriptorType)
 
 def _has_reducer(kind: type) -> bool:
     """Whether things of this type are pickled in another way than by default."""
-    return kind in copyreg.dispatch_table or kind in ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    return kind in copyreg.dispatch_table or kind in ForkingPickler._extra_reducers
 
 
 def is_stateless(function: Any) -> bool:
