@@ -219,7 +219,7 @@ def is_plain(thing: Any) -> bool:
     kind = type(thing)
     if kind is list or kind is tuple:
         return len(thing) <= _FEW and all(map(is_plain, thing))
-    return is_atom(thing)
+    return is_atom(thing) or (kind is dict and not thing)
 
 
 _FEW = 8
