@@ -126,14 +126,15 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
             self._begin()
         try:
             if self._known is not None:
-                rows = next(self._known, None)
+                rows = self._next_rows(self._known)
                 if rows is not None and not is_profiled():
                     batch = self._gather(rows)
                     if batch is not None:
                         self._num_yielded += 1
                         self._count(begin)
                         return batch
-                self._sampler_iter = iter(() if rows is None else (as_list(rows),))
+                if self._known is not None:
+                    self._sampler_iter = iter(() if rows is None else (as_list(rows),))
             batch = super().__next__()
         except BaseException as error:
             self.is_over = isinstance(error, StopIteration)
@@ -141,6 +142,14 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
             raise
         self._count(begin)
         return batch
+
+    def _next_rows(self, known: Iterator[Any]) -> Any:
+        """Return the next batch's rows; None at the end, or where torch's step raises an error."""
+        try:
+            return next(known, None)
+        except Exception as error:  # of the script's data set: raised where a sampler would
+            self._known, self._sampler_iter = None, _raising(error)
+            return None
 
     def _begin(self) -> None:
         """Torch's sampler begins to draw now."""
@@ -156,6 +165,11 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
 
 
 uncounted(MemoryIterator.__next__)
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
 
 
 def _profile_name(kind: type) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from cputrain.errors import ResourceError
 from cputrain.pool.outcomes import terminated
-from cputrain.pool.packets import LONGEST, STOP, Part, with_ticket
+from cputrain.pool.packets import LONGEST, STOP, with_ticket
 from cputrain.pool.tasks import Bundle, tokens_of
-from cputrain.shared import ArenaFullError, End, Memory, Writer, pack, pipe
+from cputrain.shared import ArenaFullError, End, Memory, Writer, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,6 +60,10 @@ class Dispatch:
         self.sent: dict[int, Task] = {}
         """On their way, by their tickets."""
         self._bytes = 0
+        self._prepared_bytes = 0
+        """Of tasks that wait and have been packed already."""
+        self._counting = threading.Lock()
+        """Held for the moment in which that is changed."""
         self.timed = 0
         """How many of them may take only so long."""
         self.bundles = 0
@@ -80,10 +84,9 @@ class Dispatch:
         if not self.lock.acquire(blocking=False):
             return False
         try:
-            self.send()
+            return self.send(packs=False)
         finally:
             self.lock.release()
-        return True
 
     def again(self, tasks: list[Task]) -> None:
         """Tasks to be done before all others, as they have been on their way already."""
@@ -92,29 +95,54 @@ class Dispatch:
                 task.unpack(self.writer)
             self._waiting.extendleft(reversed(tasks))
 
-    def prepare(self, task: Task) -> None:
-        """Pack its arguments as they are now, since they may change before there is room."""
-        with self.lock:
-            try:
-                task.prepare(self.writer)
-            except ArenaFullError:
-                task.part = Part(*pack(task.arguments, None, sharing=True))
-            except Exception as error:  # whatever cannot be pickled: told when its turn comes
-                task.failure = error
-            task.call.weighs(sum(one.size for one in task.lent))
+    def prepare(self, task: Task, *, now: bool) -> bool:
+        """Pack what may change of a task before there is room for it.
 
-    def send(self) -> None:
-        """Put waiting tasks into the pipe."""
+        False if memory for that is used up, unless it must be `now`. As many as multiprocessing
+        would pack at once always are: one for each worker, and the next one.
+        """
+        enough = len(self.sent) + len(self._waiting) > self._processes + 1
+        if not now and enough and self._prepared_bytes >= AHEAD_BYTES:
+            return False
+        try:
+            task.prepare(self.writer)
+        except ArenaFullError:
+            if not now:
+                return False
+            task.prepare_outside()
+        except Exception as error:  # whatever cannot be pickled: told when its turn comes
+            task.failure = error
+        if task.prepared_bytes:
+            with self._counting:
+                self._prepared_bytes += task.prepared_bytes
+            task.call.weighs(sum(one.size for one in task.lent))
+        return True
+
+    def _waits_no_more(self, task: Task) -> None:
+        if task.prepared_bytes:
+            with self._counting:
+                self._prepared_bytes -= task.prepared_bytes
+                task.prepared_bytes = 0
+
+    def send(self, *, packs: bool = True) -> bool:
+        """Put waiting tasks into the pipe; false if one must be packed first, and may not be.
+
+        To pack calls whatever a script has written, so the engine's thread does it: it is not to
+        be interrupted.
+        """
         with self.lock:
             while self._waiting and not self._closed and self._has_room():
+                if not (packs or self._waiting[0].is_prepared or self._waiting[0].is_ready):
+                    return False
                 task = self._next()
                 try:
                     if not self._send(task):
-                        return  # when something has ended there will be room
+                        return True  # when something has ended there will be room
                 except BaseException:  # an interrupt of the thread that submits, say
                     self.take_out(task)
                     self._waiting.appendleft(task)
                     raise
+        return True
 
     def _send(self, task: Task) -> bool:
         """False if it must wait, and waits."""
@@ -129,6 +157,9 @@ class Dispatch:
         task.ticket = self._ticket
         self.sent[task.ticket] = task
         self._count(task, 1)
+        if task.is_prepared:  # what others hold is known to be little
+            for one in task.each():
+                self._waits_no_more(one)
         try:
             os.write(self._write.fileno(), with_ticket(packet, self._ticket))
         except BlockingIOError:
@@ -143,15 +174,23 @@ class Dispatch:
 
     def _next(self) -> Task:
         """The next task, or a bundle of the next ones."""
-        task = self._waiting.popleft()
-        most = task.call.bundle(len(self._waiting) + 1, self._processes)
+        waiting = self._waiting
+        task = waiting.popleft()
+        call, function, is_prepared = task.call, task.function, task.is_prepared
+        most = call.bundle(len(waiting) + 1, self._processes)
         if most == 1 or isinstance(task, Bundle):
             return task
         tasks = [task]
-        while self._waiting and len(tasks) < most and self._waiting[0].call is task.call:
-            if isinstance(self._waiting[0], Bundle):
+        while waiting and len(tasks) < most:
+            following = waiting[0]
+            if (
+                following.call is not call
+                or following.function is not function
+                or following.is_prepared is not is_prepared
+                or type(following) is Bundle
+            ):
                 break
-            tasks.append(self._waiting.popleft())
+            tasks.append(waiting.popleft())
         return Bundle(tasks) if len(tasks) > 1 else task
 
     def _packet_of(self, task: Task) -> bytearray | None:
@@ -216,8 +255,15 @@ class Dispatch:
         """Those of one call that will not be done again."""
         with self.lock:
             for task in tasks:
+                if task.prepared_bytes:
+                    self._waits_no_more(task)
                 task.release(self.writer)
             tasks[0].call.ended(len(tasks), self.writer)
+
+    def discard(self, task: Task) -> None:
+        """One that was prepared, and will not be submitted."""
+        self._waits_no_more(task)
+        task.release(self.writer)
 
     def clear(self) -> list[Task]:
         """All of them; none is left."""

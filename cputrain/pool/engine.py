@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,16 @@ from cputrain.pool.callbacks import Callbacks
 from cputrain.pool.crew import Crew
 from cputrain.pool.dispatch import Dispatch
 from cputrain.pool.feed import Feed
+from cputrain.pool.interrupts import DeferredInterrupts, OnceEvent
 from cputrain.pool.outcomes import fate_of, lost_with, not_set_up, outcome_of, said, terminated
 from cputrain.pool.packets import Part, ResultPacket, Status
-from cputrain.pool.tasks import Bundle, packed, tokens_of
+from cputrain.pool.tasks import (
+    SUBMITTED_BYTES,
+    SUBMITTED_TOGETHER,
+    Bundle,
+    packed,
+    tokens_of,
+)
 from cputrain.shared import End, pipe, start_thread
 
 if TYPE_CHECKING:
@@ -65,6 +73,8 @@ class Engine:
         self._over = False
         """Nothing is sent any more."""
         self._thread: threading.Thread | None = None
+        self._has_ended = OnceEvent()
+        """Set when all workers have ended, and all descriptors have been closed."""
         self._broken: CputrainError | None = None
         """Why no worker can be started."""
         self._asked: deque[Callable[[], None]] = deque()
@@ -87,18 +97,31 @@ class Engine:
     # -- what a pool asks for
 
     def start(self) -> None:
-        """Start the workers, and the thread."""
+        """Start the workers, and the thread; if either fails, nothing is left."""
         setup = self.crew.setup
         if not setup.forked and setup.initializer is not None:
             self.crew.setup = self._packed(setup)
         self._thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
+        # forks take milliseconds; a fork server may have to import torch first
+        with DeferredInterrupts() if setup.forked else nullcontext():
+            try:
+                self.crew.start()
+                with DeferredInterrupts():
+                    start_thread(self._thread, "a pool")
+            except BaseException:
+                with DeferredInterrupts():
+                    self._abandon()
+                raise
+
+    def _abandon(self) -> None:
+        if self._thread is not None and self._thread.ident is not None:
+            return  # an interrupt when all had been started: the pool is terminated
+        self._thread = None
         try:
-            self.crew.start()
-            start_thread(self._thread, "a pool")
-        except Exception:
             self.crew.abandon()
+        finally:
             self._close_ends()
-            raise
+            self._has_ended.set()
 
     def _packed(self, setup: Setup) -> Setup:
         """Have all workers read the same, instead of one after the other its own."""
@@ -123,6 +146,44 @@ class Engine:
         elif not sent or self._dispatch.timed or self._dispatch.bundles:
             self.wake()  # there is something to send, or to wait for that no worker tells of
 
+    def begin(self, make: Callable[[], tuple[Call, list[Task]]]) -> None:
+        """Have a whole call done; its tasks are packed now, as far as memory for that allows.
+
+        An interrupt while they are packed leaves none behind of which the pool does not know.
+        """
+        call: Call | None = None
+        tasks: list[Task] = []
+        begun = 0
+        try:
+            with DeferredInterrupts():
+                call, tasks = make()
+                if call.is_quick(tasks):
+                    if len(tasks) == 1:
+                        self._dispatch.prepare(tasks[0], now=False)
+                    whole, call = call, None
+                    self.submit(whole, tasks, complete=True)
+                    return
+            if len(tasks) == 1:
+                self._dispatch.prepare(tasks[0], now=False)
+                return
+            size = 0
+            with call.one_moment():
+                for count, task in enumerate(tasks, 1):
+                    if not self._dispatch.prepare(task, now=False):
+                        return
+                    size += task.prepared_bytes
+                    if size >= SUBMITTED_BYTES or count - begun >= SUBMITTED_TOGETHER:
+                        with DeferredInterrupts():
+                            self.submit(call, tasks[begun:count], complete=False)
+                            begun, size = count, 0
+        finally:
+            if call is not None:
+                with DeferredInterrupts():
+                    if begun < len(tasks):
+                        self.submit(call, tasks[begun:], complete=True)
+                    else:
+                        self.complete(call)
+
     def do(self, action: Callable[[], None]) -> None:
         """Have something done by the thread; can be asked for anywhere, by a finalizer too."""
         self._asked.append(action)
@@ -140,9 +201,17 @@ class Engine:
         call.begun(0, complete=True)
         call.ended(0, self._dispatch.writer)
 
-    def prepare(self, task: Task) -> None:
-        """Pack what a task is given, as it is now."""
-        self._dispatch.prepare(task)
+    def prepare(self, task: Task, *, now: bool) -> bool:
+        """Pack what a task is given, as it is now; false if there is no memory for it."""
+        return self._dispatch.prepare(task, now=now)
+
+    def freeze_function(self, call: Call) -> Part | None:
+        """Have a call send its function as it is now; return it if it is small."""
+        return call.freeze_function(self._dispatch.writer)
+
+    def discard(self, task: Task) -> None:
+        """One that was prepared, and will not be submitted."""
+        self._dispatch.discard(task)
 
     def forget(self, call: Call) -> None:
         """Nobody waits for what is still to come of a call: what has not been sent is lost."""
@@ -173,13 +242,15 @@ class Engine:
         if not self.is_ours:
             return
         self.end_soon()
-        if self._thread is None or self._thread.ident is None:
-            self._run()  # the start was interrupted before there was a thread
         self._join_thread()
 
     def _join_thread(self) -> None:
-        if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join()
+        thread = self._thread
+        if thread is None or threading.current_thread() is thread:
+            return
+        # not Thread.join alone: interrupted, it takes the thread for ended
+        self._has_ended.wait()
+        thread.join()
 
     def end_soon(self) -> None:
         """End everything; called by the collector, too, in whichever thread that runs.
@@ -209,6 +280,7 @@ class Engine:
             finally:
                 self._callbacks.end()
                 self._close_ends()
+                self._has_ended.set()
 
     def _is_done(self) -> bool:
         if self._terminated:

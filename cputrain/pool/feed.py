@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from itertools import islice
 from multiprocessing import TimeoutError as PoolTimeout
 from multiprocessing import pool as multiprocessing_pool
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cputrain.errors import ResourceError, TaskLost
-from cputrain.pool.tasks import Call, Task
+from cputrain.errors import TaskLost
+from cputrain.pool.interrupts import DeferredInterrupts, Notifier
+from cputrain.pool.outcomes import stopped
+from cputrain.pool.tasks import SUBMITTED_BYTES, Call, Task, are_frozen, small_arguments
 from cputrain.shared import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cputrain.pool.engine import Engine
+    from cputrain.pool.packets import Part
     from cputrain.pool.progress import Bar
 
 _AT_ONCE = (list, tuple, range, str, bytes)
@@ -37,6 +41,9 @@ _AT_ONCE_MOST = 256
 
 _PARTS = 8
 """How often new tasks are begun while as many as may be open end."""
+
+_PACKED_AHEAD_BYTES = 64 << 20
+"""Bytes of small arguments that are packed at the begin of a call, beyond those that have room."""
 
 
 class Outcome(NamedTuple):
@@ -70,16 +77,29 @@ class Feed:
         self._bar = bar
         self._engine = engine
         self._job = next(multiprocessing_pool.job_counter)
-        self._items = iter(items)
         self._chunksize = chunksize
         self._ahead: int | None = None if ahead is None else max(ahead, chunksize)
         self._ordered = ordered
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Notifier()
+        """Of `_lock`."""
         self._taking = threading.RLock()
+        """Held by the thread that cuts items into tasks."""
+        self._prepared: deque[Task] = deque()
+        """Tasks that have not been submitted; their arguments are packed, or will never change."""
+        self._packed: deque[Task | tuple[bytes, int]] = deque()
+        """What will be such tasks, packed at the begin of the call.
+
+        Pickles and numbers of items, as many objects would burden the collector.
+        """
+        self._function: Part | None = None
+        """For these, if it is small."""
+        self._has_source_ended = False
+        self._num_items = 0
+        """In all tasks, submitted or not."""
+        self._num_tasks = 0
         self._taken = 0
-        """Items that have been taken."""
-        self._tasks = 0
+        """Items of tasks that have been submitted."""
         self._consumed = 0
         self._fill_at = 0
         """When so many have been consumed, it is time to take more."""
@@ -91,32 +111,45 @@ class Feed:
         self._ready: deque[Outcome] = deque()
         self._sizes: dict[int, int] = {}
         self._part: deque[Any] = deque()
-        engine.calls[self._job] = self
+        self._threaded = type(items) not in _AT_ONCE
+        # what the script does to its list from now on is of no concern to the tasks
+        self._items = _iterated(items) if self._threaded else iter(_snapshot(items))
         self._call = call(self)
-        self._threaded = not isinstance(items, _AT_ONCE)
-        self._plain = type(items) in _AT_ONCE
-        if self._threaded:
-            thread = threading.Thread(target=self._run, name="imap's iterator", daemon=True)
-            try:
-                start_thread(thread, "imap")
-            except ResourceError:
-                del engine.calls[self._job]
-                raise
-        else:
-            self._fill()
+        self._call.has_frozen_items = not self._threaded and are_frozen(items)
+        if not self._threaded and (self._call.has_frozen_items or not self._call.is_joint()):
+            # it shares nothing with items that are all here: as it is now will do
+            self._function = engine.freeze_function(self._call)
+        engine.calls[self._job] = self
+        try:
+            if self._threaded:
+                thread = threading.Thread(target=self._run, name="imap's iterator", daemon=True)
+                with DeferredInterrupts():
+                    start_thread(thread, "imap")
+            else:
+                self._fill()
+                if not self._call.is_frozen:
+                    self._prepare_ahead()
+        except BaseException:  # the system refuses a thread, or an interrupt
+            with DeferredInterrupts():
+                self.stop()
+            raise
 
     # -- taking items
 
     def _run(self) -> None:
         while self._wait_for_room():
-            self._take(1)
+            self._take_next()
         del self._items
 
     def _wait_for_room(self) -> bool:
-        with self._changed:
-            while not self._exhausted and not self._room():
-                self._changed.wait()
-            return not self._exhausted
+        while True:
+            with self._lock:
+                if self._exhausted:
+                    return False
+                if self._room():
+                    return True
+                ticket = self._changed.ticket()
+            self._changed.wait(ticket)
 
     def _most(self) -> int:
         """How many items may have been taken beyond those whose results were asked for."""
@@ -129,74 +162,150 @@ class Feed:
         """How many more tasks may be begun."""
         return (self._most() - self._taken + self._consumed) // self._chunksize
 
+    def _take_next(self) -> None:
+        """Take the items of one task from the script's iterator, and have it done."""
+        try:
+            items = list(islice(self._items, self._chunksize))
+        except BaseException as error:  # by the script's iterator: its consumer is told
+            with self._lock:
+                number = self._begin(self._task(None, 1))
+            self._exhaust()
+            self.set_each([number], False, error)
+            return
+        if not items:
+            self._exhaust()
+            return
+        task = self._task(items, len(items))
+        # an iterator may hand out the same thing again, changed, or change the function
+        self._engine.prepare(task, now=True)
+        with self._lock:
+            if self._exhausted:  # nothing more is wanted since it was asked
+                return
+            self._begin(task)
+        self._engine.submit(self._call, [task], complete=False)
+
     def _fill(self) -> None:
+        """Have as many tasks done as there is room for, of items that nobody can change."""
         # several tasks at once: a lock and a look at the pipe for each would cost more than they
         with self._taking:
             while not self._exhausted and (room := self._room()) >= 1:
                 self._take(min(room, _AT_ONCE_MOST))
             self._fill_at = self._taken - self._most() + self._most() // _PARTS
+            if self._exhausted:
+                self._discard_prepared()
 
     def _take(self, most: int) -> None:
-        """Take the items of some tasks, and have them done."""
-        if self._plain:
-            self._take_together(most)
+        with DeferredInterrupts():
+            self._cut(most - len(self._prepared))
+        count = min(most, len(self._prepared))
+        if not self._call.is_frozen:
+            count = self._prepare_some(count)
+        with DeferredInterrupts():
+            with self._lock:
+                if self._exhausted:
+                    return
+                prepared = self._prepared
+                tasks = [prepared.popleft() for _ in range(count)]
+                sizes = {task.index: task.num_items for task in tasks}
+                self._sizes.update(sizes)
+                self._taken += sum(sizes.values())
+                self._open += count
+            if tasks:
+                self._engine.submit(self._call, tasks, complete=False)
+            if self._has_source_ended and not (self._prepared or self._packed):
+                self._exhaust()
+
+    def _cut(self, count: int) -> None:
+        """Cut so many more tasks, or as many as there are."""
+        while count > 0 and self._packed:
+            packed = self._packed.popleft()
+            if isinstance(packed, Task):
+                self._num_tasks += 1
+                self._num_items += packed.num_items
+                self._prepared.append(packed)
+            else:
+                data, num_items = packed
+                task = self._task(None, num_items)
+                task.is_packed_as(data, self._function)
+                self._prepared.append(task)
+            count -= 1
+        if count <= 0:
             return
-        tasks: list[Task] = []
-        error: BaseException | None = None
-        ended = False
-        for _ in range(most):
-            try:
-                items = list(islice(self._items, self._chunksize))
-            except BaseException as raised:  # by the script's iterator: its consumer is told
-                error = raised
-                break
-            if not items:
-                ended = True
-                break
-            with self._changed:
-                if self._exhausted:  # nothing more is wanted since it was asked
-                    break
-                first = self._taken
-                tasks.append(Task(self._call, self._begin(len(items)), first, items))
-            if self._threaded:  # an iterator may hand out the same thing again, changed
-                self._engine.prepare(tasks[-1])
-        if tasks:
-            self._engine.submit(self._call, tasks, complete=False)
-        if error is not None:
-            with self._changed:
-                index = self._begin(1)
-            self._exhaust()
-            self.set_each([index], False, error)
-        elif ended:
-            self._exhaust()
-
-    def _take_together(self, most: int) -> None:
-        """The same from what cannot fail."""
         size = self._chunksize
-        items = list(islice(self._items, size * most))
-        parts = [items[at : at + size] for at in range(0, len(items), size)]
-        with self._lock:
-            if self._exhausted:
-                return
-            tasks = [
-                Task(self._call, self._begin(len(part)), self._taken - len(part), part)
-                for part in parts
+        items = list(islice(self._items, size * count))
+        self._has_source_ended = len(items) < size * count
+        if size == 1:
+            chunks = [[item] for item in items]
+        else:
+            chunks = [items[first : first + size] for first in range(0, len(items), size)]
+        call, first, number = self._call, self._num_items, self._num_tasks
+        self._prepared.extend(
+            [
+                Task(call, number + index, first + index * size, chunk, len(chunk))
+                for index, chunk in enumerate(chunks)
             ]
-        if tasks:
-            self._engine.submit(self._call, tasks, complete=False)
-        if len(items) < size * most:
-            self._exhaust()
+        )
+        self._num_items += len(items)
+        self._num_tasks += len(chunks)
 
-    def _begin(self, items: int) -> int:
-        index = self._tasks
-        self._sizes[index] = items
-        self._tasks += 1
-        self._taken += items
+    def _prepare_some(self, most: int) -> int:
+        """Prepare the next tasks, but so few that workers need not wait; return how many."""
+        size = 0
+        with self._call.one_moment():
+            for count, task in enumerate(islice(self._prepared, most), 1):
+                if not task.is_prepared:
+                    self._engine.prepare(task, now=False)
+                size += task.prepared_bytes
+                if size >= SUBMITTED_BYTES:
+                    return count
+        return most
+
+    def _prepare_ahead(self) -> None:
+        """Pack arguments that wait for room as they are now, as far as memory allows.
+
+        multiprocessing packs them as fast as its workers take them.
+        """
+        is_joint = self._call.is_joint()
+        size = 0
+        index, first = self._num_tasks, self._num_items
+        with self._taking, self._call.one_moment():
+            while not self._exhausted and size < _PACKED_AHEAD_BYTES:
+                chunk = list(islice(self._items, self._chunksize))
+                if not chunk:
+                    return
+                data = None if is_joint else small_arguments(chunk)
+                if data is not None:
+                    size += len(data)
+                    self._packed.append((data, len(chunk)))
+                else:
+                    task = Task(self._call, index, first, chunk, len(chunk))
+                    self._packed.append(task)
+                    if not self._engine.prepare(task, now=False):
+                        return
+                index, first = index + 1, first + len(chunk)
+
+    def _discard_prepared(self) -> None:
+        self._prepared.extend(task for task in self._packed if isinstance(task, Task))
+        self._packed.clear()
+        while self._prepared:
+            self._engine.discard(self._prepared.popleft())
+
+    def _task(self, items: list[Any] | None, num_items: int) -> Task:
+        task = Task(self._call, self._num_tasks, self._num_items, items, num_items)
+        self._num_tasks += 1
+        self._num_items += num_items
+        return task
+
+    def _begin(self, task: Task) -> int:
+        """A task is about to be submitted; called with the lock held."""
+        count = task.num_items
+        self._sizes[task.index] = count
+        self._taken += count
         self._open += 1
-        return index
+        return task.index
 
     def _exhaust(self) -> None:
-        with self._changed:
+        with self._lock:
             self._exhausted = True
             self._changed.notify_all()
         self._engine.complete(self._call)
@@ -204,7 +313,7 @@ class Feed:
 
     def _settle(self) -> None:
         """Once nothing more can come, the pool has one call less."""
-        with self._changed:
+        with self._lock:
             if self._exhausted and not self._open and self._job in self._engine.calls:
                 del self._engine.calls[self._job]
                 if self._bar is not None:
@@ -215,6 +324,9 @@ class Feed:
     def set_each(self, numbers: Sequence[int], success: bool, value: Any) -> None:
         """What came of these tasks: a list of all results, or the error of each."""
         several = success and len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
+        if isinstance(value, StopIteration) and not success:
+            # to raise it would say that there are no more results (PEP 479)
+            value = stopped(self._call.name, value)
         with self._lock:
             counts = [self._sizes.pop(number) for number in numbers]
             self._open -= len(numbers)
@@ -245,24 +357,35 @@ class Feed:
 
     def next(self, timeout: float | None = None) -> Any:
         """The next result; an error in its place is raised."""
-        with self._lock:
-            if not self._part:
-                outcome = self._awaited(timeout)
-                if not outcome.success:
-                    self._consume(outcome.items)
-                    raise outcome.value
-                self._part.extend(outcome.value)
-            value = self._part.popleft()
-            self._consume(1)
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if not self._part and self._ready:
+                    outcome = self._ready.popleft()
+                    if not outcome.success:
+                        self._consume(outcome.items)
+                        raise outcome.value
+                    self._part.extend(outcome.value)
+                if self._part:
+                    value = self._part.popleft()
+                    self._consumed += 1
+                    if self._threaded:
+                        self._changed.notify_all()
+                    break
+            self._wait_for_outcome(end)
         if self._consumed >= self._fill_at and not self._threaded:
             self._fill()
         return value
 
     def next_outcome(self) -> Outcome:
         """What came of the next task, whether it is an error or not."""
-        with self._lock:
-            outcome = self._awaited(None)
-            self._consume(outcome.items)
+        while True:
+            with self._lock:
+                if self._ready:
+                    outcome = self._ready.popleft()
+                    self._consume(outcome.items)
+                    break
+            self._wait_for_outcome(None)
         if not self._threaded:
             self._fill()
         return outcome
@@ -272,16 +395,18 @@ class Feed:
         if self._threaded:
             self._changed.notify_all()
 
-    def _awaited(self, timeout: float | None) -> Outcome:
-        if not self._ready:
-            if not self._changed.wait_for(self._has_next, timeout):
-                raise PoolTimeout
-            if not self._ready:
+    def _wait_for_outcome(self, end: float | None) -> None:
+        """Wait until there may be one; StopIteration if there never will be, or PoolTimeout."""
+        with self._lock:
+            if self._ready or self._part:
+                return
+            if self._exhausted and not self._open:
                 raise StopIteration
-        return self._ready.popleft()
-
-    def _has_next(self) -> bool:
-        return bool(self._ready) or (self._exhausted and not self._open)
+            remaining_s = None if end is None else end - time.monotonic()
+            if remaining_s is not None and remaining_s <= 0:
+                raise PoolTimeout
+            ticket = self._changed.ticket()
+        self._changed.wait(ticket, remaining_s)
 
     def bundle(self, nanoseconds: int) -> None:
         """Have so much work travel together: nobody waits for one of the results.
@@ -295,7 +420,7 @@ class Feed:
 
     def lift(self, *, discards: bool = False) -> None:
         """Have all that is left done, without waiting for anybody to ask for it."""
-        with self._changed:
+        with self._lock:
             self._ahead = sys.maxsize
             self._discards = discards
             self._changed.notify_all()
@@ -304,13 +429,28 @@ class Feed:
 
     def stop(self, error: BaseException | None = None) -> None:
         """Take no more items."""
-        with self._changed:
+        with self._lock:
             if error is not None and not self._exhausted:
                 self._ready.append(Outcome(self._tasks, 1, 0, False, error))
             self._exhausted = True
             self._changed.notify_all()
         self._engine.forget(self._call)
+        if self._taking.acquire(blocking=False):  # else who takes items sees that it is over
+            try:
+                self._discard_prepared()
+            finally:
+                self._taking.release()
         self._settle()
+
+
+def _snapshot(items: Any) -> Any:
+    """The items as they are now, of a container that can be iterated without calling a script."""
+    return items[:] if type(items) is list else items
+
+
+def _iterated(items: Iterable[Any]) -> Iterator[Any]:
+    """An iterator whose first step is the first thing that can fail, as multiprocessing's."""
+    yield from items
 
 
 class LazyResults:

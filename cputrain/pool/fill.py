@@ -92,7 +92,7 @@ def fill(
     )
     with pool, Bar(name_of(fn, "fill"), rows, shown=progress) as bar:
         bar.advance(rows - sum(len(part.rows) for part in parts))
-        outcomes = pool.imap_unordered(call, parts).bundled(TOGETHER)
+        outcomes = pool._fill(call, parts).bundled(TOGETHER)
         try:
             left = len(parts)
             while left:

@@ -37,7 +37,7 @@ def _as_raised(raised: Raised) -> BaseException:
         except BaseException as reason:  # whatever the exception is made of: the caller is told
             why = f"cannot be made here ({type(reason).__name__}: {reason})"
         if error is not None and not isinstance(error, Exception):
-            error, why = None, "would end this process"
+            error, why = None, "is no Exception and would end this process"
     if error is None:
         error = TaskError(
             "a task",
@@ -46,6 +46,18 @@ def _as_raised(raised: Raised) -> BaseException:
         )
     error.__cause__ = multiprocessing_pool.RemoteTraceback(f'\n"""\n{raised.traceback}"""')
     return error
+
+
+def stopped(name: str, error: StopIteration) -> TaskError:
+    """Stand for a StopIteration of a task where it would end an iterator without a word."""
+    made = TaskError(
+        f"a task of {name}",
+        "must not raise StopIteration",
+        found=f"StopIteration: {error}",
+        do="An iterator of results would seem to be at its end: raise another exception.",
+    )
+    made.__cause__ = error
+    return made
 
 
 def not_set_up(cause: BaseException) -> TaskLost:

@@ -41,9 +41,25 @@ class Kind(IntEnum):
     """The same, of items that can share a pickle."""
     STOP = 5
     """Nothing: the worker ends."""
+    JOINT_CALL = 6
+    """As CALL, with the function in one pickle with the arguments."""
+    JOINT_EACH = 7
+    JOINT_STAR = 8
+    JOINT_APART = 9
+    """As APART, with a function of its own in each item's pickle."""
 
 
 _KINDS = tuple(Kind)
+
+JOINT = {
+    Kind.CALL: Kind.JOINT_CALL,
+    Kind.EACH: Kind.JOINT_EACH,
+    Kind.STAR: Kind.JOINT_STAR,
+    Kind.APART: Kind.JOINT_APART,
+}
+
+APPLIED_AS = {joint: kind for kind, joint in JOINT.items()}
+"""How a function is applied that comes with its arguments."""
 
 
 class Part(NamedTuple):

@@ -9,7 +9,7 @@ import warnings
 from functools import partial
 from multiprocessing import pool as multiprocessing_pool
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,16 +18,19 @@ from cputrain.machine import read_machine
 from cputrain.pool.callbacks import guarded
 from cputrain.pool.engine import Engine
 from cputrain.pool.feed import Feed, LazyResults
+from cputrain.pool.interrupts import DeferredInterrupts, OnceEvent, redeliver_lost_interrupts
 from cputrain.pool.packets import Kind
 from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.start import context_for, starting
-from cputrain.pool.tasks import Call, Options, Task, name_of, whole_number
+from cputrain.pool.tasks import Call, Options, Task, are_frozen, name_of, whole_number
 from cputrain.pool.worker import Setup
 from cputrain.shared import pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+_FEW_CHUNKS = 64
 
 _pools = itertools.count()
 
@@ -60,6 +63,7 @@ class Pool(multiprocessing_pool.Pool):
         progress: bool = False,
     ) -> None:
         self._state = multiprocessing_pool.INIT
+        redeliver_lost_interrupts()
         if processes is not None:
             if not hasattr(processes, "__index__"):
                 raise UsageError(
@@ -99,10 +103,8 @@ class Pool(multiprocessing_pool.Pool):
         self._terminate = util.Finalize(self, self._engine.end_soon, exitpriority=15)
         try:
             self._engine.start()
-        except Exception:  # nothing of it is left
+        except BaseException:  # nothing of it is left, unless it is an interrupt after the start
             self._terminate.cancel()
-            raise
-        except BaseException:
             self._engine.terminate()
             raise
         self._state = multiprocessing_pool.RUN
@@ -153,9 +155,16 @@ class Pool(multiprocessing_pool.Pool):
         """Have `func(*args, **kwds)` called; the result is asked for with `get()`."""
         self._check_running()
         options = self._options.changed(timeout, retries)
-        result = multiprocessing_pool.ApplyResult(self, guarded(callback), guarded(error_callback))
-        call = Call(result, func, Kind.CALL, f"apply({name_of(func)})", options)
-        self._engine.submit(call, [Task(call, 0, 0, (tuple(args), dict(kwds)))], complete=True)
+        given = tuple(args), dict(kwds)
+        result: Any = None
+
+        def make() -> tuple[Call, list[Task]]:
+            nonlocal result
+            result = _Result(self, guarded(callback), guarded(error_callback))
+            call = Call(result, func, Kind.CALL, f"apply({name_of(func)})", options)
+            return call, [Task(call, 0, 0, given)]
+
+        self._engine.begin(make)
         return result
 
     def apply(
@@ -213,8 +222,8 @@ class Pool(multiprocessing_pool.Pool):
     ) -> Any:
         """As map, without waiting: the list is asked for with `get()`."""
         options = self._options.changed(timeout, retries)
-        result = _listed(self, iterable, chunksize, callback, error_callback)
-        return self._begin(Kind.EACH, func, result, options)
+        listed = _listed(self, iterable, chunksize, callback, error_callback)
+        return self._begin(Kind.EACH, func, listed, options)
 
     def starmap_async(
         self,
@@ -229,8 +238,8 @@ class Pool(multiprocessing_pool.Pool):
     ) -> Any:
         """As starmap, without waiting."""
         options = self._options.changed(timeout, retries)
-        result = _listed(self, iterable, chunksize, callback, error_callback)
-        return self._begin(Kind.STAR, func, result, options)
+        listed = _listed(self, iterable, chunksize, callback, error_callback)
+        return self._begin(Kind.STAR, func, listed, options)
 
     def _list(
         self,
@@ -240,24 +249,32 @@ class Pool(multiprocessing_pool.Pool):
         chunksize: int | None,
         options: Options,
     ) -> list[Any]:
-        result = _listed(self, iterable, chunksize)
-        with Bar(name_of(func), len(result.items), shown=options.progress) as bar:
-            result.bar = bar
-            made: list[Any] = self._begin(kind, func, result, options).get()
+        listed = _listed(self, iterable, chunksize)
+        with Bar(name_of(func), len(listed.items), shown=options.progress) as bar:
+            made: list[Any] = self._begin(kind, func, listed._replace(bar=bar), options).get()
             return made
 
     def _begin(
-        self, kind: Kind, func: Callable[..., Any], result: _ListResult, options: Options
+        self, kind: Kind, func: Callable[..., Any], listed: _Listed, options: Options
     ) -> _ListResult:
         name = f"{'map' if kind is Kind.EACH else 'starmap'}({name_of(func)})"
-        call = Call(result, func, kind, name, options)
-        tasks = [
-            Task(call, index, first, result.items[first : first + result.chunksize])
-            for index, first in enumerate(range(0, len(result.items), result.chunksize or 1))
-        ]
-        result.items = ()
-        self._engine.submit(call, tasks, complete=True)
-        return result
+        items, size = listed.items, listed.chunksize
+        result: Any = None
+
+        def make() -> tuple[Call, list[Task]]:
+            nonlocal result
+            result = _ListResult(self, listed)
+            call = Call(result, func, kind, name, options)
+            # to look takes as long as to pack a few chunks, which are all sent at once anyway
+            call.has_frozen_items = len(items) > _FEW_CHUNKS * size and are_frozen(items)
+            chunks = [items[first : first + size] for first in range(0, len(items), size or 1)]
+            return call, [
+                Task(call, index, index * size, chunk, len(chunk))
+                for index, chunk in enumerate(chunks)
+            ]
+
+        self._engine.begin(make)
+        return result  # type: ignore[no-any-return]
 
     # -- one by one
 
@@ -304,6 +321,7 @@ class Pool(multiprocessing_pool.Pool):
         options: Options,
         *,
         ordered: bool,
+        function_once: bool = False,
     ) -> LazyResults:
         self._check_running()
         chunksize = 1 if chunksize is None else chunksize
@@ -320,8 +338,8 @@ class Pool(multiprocessing_pool.Pool):
                 Kind.EACH,
                 name,
                 options,
-                same_items=False,
                 bundles=chunksize == 1,
+                function_once=function_once,
             ),
             iterable,
             chunksize=chunksize,
@@ -333,6 +351,10 @@ class Pool(multiprocessing_pool.Pool):
         )
         return LazyResults(feed, self._engine, self)
 
+    def _fill(self, func: Callable[[Any], Any], parts: Sequence[Any]) -> LazyResults:
+        """As imap_unordered, with the function as it is now for all of the parts."""
+        return self._lazy(func, parts, 1, None, self._options, ordered=False, function_once=True)
+
     # -- the end
 
     def close(self) -> None:
@@ -343,8 +365,10 @@ class Pool(multiprocessing_pool.Pool):
 
     def terminate(self) -> None:
         """End all workers now; what is still waited for raises."""
-        self._state = multiprocessing_pool.TERMINATE
-        self._terminate()
+        with DeferredInterrupts():
+            self._state = multiprocessing_pool.TERMINATE
+            self._terminate()
+            self._engine.end_soon()
         self._engine.terminate()
 
     def join(self) -> None:
@@ -354,17 +378,46 @@ class Pool(multiprocessing_pool.Pool):
         self._engine.join()
 
 
+class _Result(multiprocessing_pool.ApplyResult):  # type: ignore[type-arg]
+    """The result of one call; an interrupt of a thread that waits leaves it intact."""
+
+    def __init__(self, pool: Pool, callback: Any, error_callback: Any) -> None:
+        super().__init__(pool, callback, error_callback)
+        self._event: Any = OnceEvent()
+
+
+class _Listed(NamedTuple):
+    """The items of a call with a list, and who is told of its results."""
+
+    items: list[Any]
+    chunksize: int
+    callback: Callable[[Any], None] | None
+    error_callback: Callable[[Any], None] | None
+    bar: Bar | None = None
+
+
 class _ListResult(multiprocessing_pool.MapResult):  # type: ignore[type-arg]
     """The result of a call with a list, chunk by chunk."""
 
-    items: Sequence[Any] = ()
-    length = 0
-    chunksize = 0
-    bar: Bar | None = None
+    def __init__(self, pool: Pool, listed: _Listed) -> None:
+        length = len(listed.items)
+        super().__init__(
+            pool,
+            listed.chunksize,
+            length,
+            listed.callback,
+            error_callback=listed.error_callback,
+        )
+        self._event: Any = OnceEvent()
+        if not length:
+            self._event.set()
+        self._chunk = listed.chunksize
+        self._length = length
+        self._bar = listed.bar
 
     def _set(self, i: int, success_result: tuple[bool, Any]) -> None:
-        if self.bar is not None and not isinstance(success_result[1], TaskLost):
-            self.bar.advance(min(self.chunksize, self.length - i * self.chunksize))
+        if self._bar is not None and not isinstance(success_result[1], TaskLost):
+            self._bar.advance(min(self._chunk, self._length - i * self._chunk))
         super()._set(i, success_result)  # type: ignore[misc]
 
 
@@ -374,7 +427,7 @@ def _listed(
     chunksize: int | None,
     callback: Callable[[Any], Any] | None = None,
     error_callback: Callable[[BaseException], Any] | None = None,
-) -> _ListResult:
+) -> _Listed:
     pool._check_running()
     items = list(iterable)
     if chunksize is None:
@@ -383,11 +436,7 @@ def _listed(
         raise ValueError(f"Chunksize must be 1+, not {chunksize}")
     if not items:
         chunksize = 0
-    result = _ListResult(
-        pool, chunksize, len(items), guarded(callback), error_callback=guarded(error_callback)
-    )
-    result.items, result.length, result.chunksize = items, len(items), chunksize
-    return result
+    return _Listed(items, chunksize, guarded(callback), guarded(error_callback))
 
 
 def _cores() -> int:

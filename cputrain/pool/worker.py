@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from functools import partial
-from itertools import count, starmap
+from itertools import count
 from multiprocessing import pool as multiprocessing_pool
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from cputrain.pool.packets import (
+    APPLIED_AS,
     LONGEST,
     TICKET,
     TOKEN,
@@ -29,6 +30,7 @@ from cputrain.pool.packets import (
     pointed_to,
 )
 from cputrain.pool.seeds import seed_all
+from cputrain.pool.tasks import is_stateless
 from cputrain.shared import (
     PrivateReader,
     Writer,
@@ -192,12 +194,14 @@ class _Worker:
 
     def _run(self, packet: TaskPacket, lent: list[Lent]) -> Outcome:
         """What came of a task; nothing else of it is held any more."""
-        if packet.kind not in (Kind.APART, Kind.ATOMS):
+        if packet.kind not in (Kind.APART, Kind.ATOMS, Kind.JOINT_APART):
             return self._outcome(partial(self._value, packet, lent))
         try:
             function, buffers = self._function_and_buffers(packet, lent)
         except BaseException as error:
             return Status.RAISED, *self.packed(_explained(error))
+        is_shared = packet.kind is Kind.JOINT_APART or is_stateless(function)
+        work: Any = None
         outcomes: list[Any] = []
         lents: list[Lent] = []
         for number, item in enumerate(pickle.loads(packet.arguments.data)):
@@ -205,13 +209,16 @@ class _Worker:
                 if self._slot.is_limited(packet.ticket, number):
                     break  # the pool has another worker do the rest
                 self._slot.begin_item(number)
-            if packet.kind is Kind.ATOMS:
-                work = partial(function, item)
-            else:
-                data, blocks = item
-                work = partial(_apply, function, data, buffers[:blocks])
-                del buffers[:blocks]
             try:
+                if number and not is_shared:  # a copy of its own, as if it went alone
+                    function = work = None  # who holds its buffers would have them copied
+                    function = self._function_of(packet)
+                if packet.kind is Kind.ATOMS:
+                    work = partial(function, item)
+                else:
+                    data, blocks = item
+                    work = partial(_apply, function, data, buffers[:blocks])
+                    del buffers[:blocks]
                 value = work()
             except BaseException as error:
                 outcome: Outcome = Status.RAISED, *self.packed(_explained(error))
@@ -241,19 +248,31 @@ class _Worker:
     def _function_and_buffers(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Any, list[Any]]:
         """What is called, and what its arguments lie on."""
         buffers = self._reader.leases(lent)
+        if packet.kind in APPLIED_AS:
+            return None, buffers
         of_function = len(packet.function.lent)
         return self._function(packet.function, buffers[:of_function]), buffers[of_function:]
+
+    def _function_of(self, packet: TaskPacket) -> Any:
+        return self._function(packet.function, self._reader.leases(packet.function.lent))
 
     def _value(self, packet: TaskPacket, lent: list[Lent]) -> Any:
         function, buffers = self._function_and_buffers(packet, lent)
         arguments = _unpacked(packet.arguments, buffers)
         del buffers
-        if packet.kind is Kind.CALL:
+        kind = packet.kind
+        if kind in APPLIED_AS:
+            kind = APPLIED_AS[kind]
+            function, arguments = arguments
+        if kind is Kind.CALL:
             args, kwds = arguments
             return function(*args, **kwds)
         if packet.timed:
             arguments = self._each_told(arguments)
-        return list((map if packet.kind is Kind.EACH else starmap)(function, arguments))
+        # not list(map(...)), which ends without a word where the function raises StopIteration
+        if kind is Kind.EACH:
+            return [function(item) for item in arguments]
+        return [function(*item) for item in arguments]
 
     def _function(self, part: Part, buffers: list[Any]) -> Any:
         """What a task calls; one that is found by its name is looked up once."""
@@ -326,8 +345,12 @@ def _flush() -> None:
 
 
 def _apply(function: Any, item: bytes, buffers: list[Any]) -> Any:
-    (argument,) = unpack(item, buffers)
+    arguments = unpack(item, buffers)
     del buffers
+    if function is None:  # it comes with its arguments
+        function, arguments = arguments
+    (argument,) = arguments
+    del arguments
     return function(argument)
 
 

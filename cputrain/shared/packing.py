@@ -229,7 +229,7 @@ def pack(thing: Any, writer: Writes | None, *, sharing: bool = False) -> tuple[b
 
     With `sharing`, a tensor in shared memory stays shared; otherwise it is copied, as others are.
     """
-    if _is_plain(thing):
+    if is_plain(thing):
         return pickle.dumps(thing, 5), []
     data, lent, unions = _pack_once(thing, writer, sharing, {})
     if unions:  # once more, so that tensors which share memory still do
@@ -302,12 +302,12 @@ def room_for(shape: Sequence[int], dtype: torch.dtype, writer: Writer | None) ->
 _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
-def _is_plain(thing: Any) -> bool:
+def is_plain(thing: Any) -> bool:
     """Whether this is so small a thing that a pickler of our own would cost more than the rest."""
     kind = type(thing)
     if kind is list or kind is tuple:
-        return len(thing) <= _FEW and all(map(_is_plain, thing))
-    return is_atom(thing)
+        return len(thing) <= _FEW and all(map(is_plain, thing))
+    return is_atom(thing) or (kind is dict and not thing)
 
 
 _FEW = 8

@@ -101,8 +101,8 @@ def test_tables_say_what_was_run_and_that_little_work_says_nothing_of_speed(monk
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("pools", "--cases", "tensor"), "tensors, big, fill, tiny, start"),
-        (("pools", "tensor"), "tensors, big, fill, tiny, start"),
+        (("pools", "--cases", "tensor"), "tensors, big, fill, tiny, arrays, huge, start"),
+        (("pools", "tensor"), "tensors, big, fill, tiny, arrays, huge, start"),
         (("pools", "--rounds", "0"), "--rounds must be a whole number from 1"),
         (("pools", "--processes", "two"), "--processes must be a whole number from 1"),
         (("--repeats", "0", "pools"), "--repeats must be a whole number from 1"),
@@ -206,7 +206,9 @@ def test_names_of_cases_are_unique_with_and_without_quick():
 
 
 def test_a_group_that_is_not_known_is_named():
-    with pytest.raises(UsageError, match="must be out of tensors, big, fill, tiny, start"):
+    with pytest.raises(
+        UsageError, match="must be out of tensors, big, fill, tiny, arrays, huge, start"
+    ):
         compare_pools(["tensor"])
 
 

@@ -429,6 +429,8 @@ def _error(error: BaseException) -> str:
         # cputrain.DataLoader, which the script itself has asked for, and what it stands for
         if not (frame.filename == LOADER_FILE and frame.name in ("__init__", "__iter__"))
         and frame.name != "_get_iterator"
+        # rows are drawn without torch's samplers where their order is known
+        and not frame.filename.endswith("utils/data/sampler.py")
         # torch's own __init__ of an iterator is not run where no worker is started
         and not (frame.name == "__init__" and frame.filename.endswith("data/dataloader.py"))
         and not frame.filename.endswith("cputrain/data/workers.py")

@@ -28,6 +28,10 @@ NAMES = ("Pool", "TestInitializers", "TestStdinBadfiledescriptor")
 """What is in the names of their classes that test a pool."""
 
 
+SINGLE_TESTS = {"TestSyncManagerTypes": ("test_pool",)}
+"""Tests of pools in classes that are about something else."""
+
+
 def of_pools(name: str, case: Any) -> bool:
     """Whether a class of theirs tests a process pool."""
     return (
@@ -58,6 +62,13 @@ if __name__ == "__main__":
         for name, case in kept.items()
         if not names or any(part in name for part in names)
     )
+    suite.addTests(
+        globals()[case](test)
+        for case, tests in SINGLE_TESTS.items()
+        for test in tests
+        if hasattr(globals().get(case), test) and (not names or any(part in case for part in names))
+    )
+    print("classes:", *sorted({*kept, *SINGLE_TESTS}))
     setUpModule()  # type: ignore[name-defined]  # noqa: F821
     outcome = unittest.TextTestRunner(verbosity=2).run(suite)
     tearDownModule()  # type: ignore[name-defined]  # noqa: F821

@@ -146,6 +146,13 @@ def raises(kind: str) -> Any:
     raise made
 
 
+def stops(kind: str) -> str:
+    """Raises that kind of exception, or returns what it was given if it is empty."""
+    if kind:
+        raises(kind)
+    return kind
+
+
 def leaves(code: int) -> None:
     sys.exit(code)
 

@@ -16,6 +16,19 @@ SECONDS = {"fork": 120, "forkserver": 240, "spawn": 540}
 """The time in which each start method's tests must be over."""
 
 
+CLASSES = {
+    "WithProcessesTestPool",
+    "WithManagerTestPool",
+    "WithProcessesTestPoolWorkerErrors",
+    "WithProcessesTestPoolWorkerLifetime",
+    "TestInitializers",
+    "TestPoolNotLeakOnFailure",
+    "TestStdinBadfiledescriptor",
+    "TestSyncManagerTypes",
+}
+"""What there is of CPython's that tests a process pool; its test of fork bombs has none."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", SECONDS)
 def test_cpythons_own_tests_pass(method: str, tmp_path: Path) -> None:
@@ -37,6 +50,9 @@ def test_cpythons_own_tests_pass(method: str, tmp_path: Path) -> None:
         said, _ = process.communicate()
         pytest.fail(f"not over after {SECONDS[method]} seconds:\n{said[-4000:]}")
     assert process.returncode == 0, said[-4000:]
+    classes = re.search(r"^classes: (.*)$", said, re.MULTILINE)
+    assert classes is not None, said[-4000:]
+    assert set(classes[1].split()) >= CLASSES
     ran = re.search(r"^(\d+) ran, (\d+) skipped$", said, re.MULTILINE)
     assert ran is not None, said[-4000:]
     assert int(ran[1]) - int(ran[2]) >= 40

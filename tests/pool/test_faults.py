@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import pickle
 import random
@@ -24,6 +25,7 @@ import torch
 from cputrain import Pool
 from cputrain.errors import CputrainError, TaskError, TaskLost, TaskTimeout, WorkerDied
 from cputrain.machine import read_machine
+from cputrain.pool.interrupts import DeferredInterrupts
 from tests.pool import functions as f
 from tests.pool.functions import METHODS, ended, gone, in_session, runs, started, until
 
@@ -1127,3 +1129,130 @@ def test_a_nested_pool_draws_numbers_of_its_own() -> None:
 def _draws_in_a_pool(_: object) -> list[Any]:
     with Pool(2, context="fork") as pool:
         return pool.map(f.draws, range(4), chunksize=1)
+
+
+# StopIteration says that an iterator is at its end, and a task's must not be taken for that
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_a_stop_iteration_of_a_task_is_an_error_and_no_end(chunksize: int) -> None:
+    items = ["StopIteration" if number == 5 else "" for number in range(12)]
+    with Pool(2) as pool:
+        with pytest.raises(StopIteration, match="stop"):
+            pool.apply(f.raises, ("StopIteration",))
+        with pytest.raises(StopIteration, match="stop"):
+            pool.map(f.stops, items, chunksize)
+        with pytest.raises(StopIteration, match="stop"):
+            pool.starmap(f.stops, [(item,) for item in items], chunksize)
+        for method in ("imap", "imap_unordered"):
+            for source in (items, iter(items)):
+                results = getattr(pool, method)(f.stops, source, chunksize)
+                seen: list[Any] = []
+                with pytest.raises(TaskError, match="must not raise StopIteration") as raised:
+                    seen.extend(results)
+                assert isinstance(raised.value.__cause__, StopIteration)
+                left = [*seen, *results]
+                assert len(left) == 12 - chunksize or method == "imap_unordered"
+
+
+def test_thousands_of_tasks_survive_a_stop_iteration_of_one() -> None:
+    items = ["StopIteration" if number == 2112 else "" for number in range(6000)]
+    with Pool(2) as pool:
+        results = pool.imap(f.stops, items)
+        assert sum(1 for _ in itertools.islice(results, 2112)) == 2112
+        with pytest.raises(TaskError):
+            next(results)
+        assert sum(1 for _ in results) == 6000 - 2113
+
+
+@pytest.mark.parametrize("kind", ["GeneratorExit", "KeyboardInterrupt", "SystemExit", "deadly"])
+def test_an_exception_that_is_none_ends_neither_worker_nor_script(kind: str) -> None:
+    with Pool(1) as pool:
+        for method in ("map", "imap", "imap_unordered"):
+            with pytest.raises(TaskError, match="is no Exception"):
+                list(getattr(pool, method)(f.raises, [kind]))
+        with pytest.raises(TaskError, match="is no Exception"):
+            pool.apply(f.raises, (kind,))
+        assert pool.map(f.double, [1]) == [2]
+
+
+# interrupts
+
+
+def test_an_interrupt_in_a_finalizer_is_raised_after_it(tmp_path: Path) -> None:
+    text = """
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000): pass
+if __name__ == "__main__":
+    with Pool(1) as pool:
+        pool.map(f.double, [1])
+    try:
+        Finalized()
+        for _ in range(50): time.sleep(0.1)
+        print("lost")
+    except KeyboardInterrupt:
+        print("raised")
+"""
+    assert ended(tmp_path, text) == (0, "raised\n", "")
+
+
+def test_a_deferred_interrupt_is_raised_once_at_the_end() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with DeferredInterrupts():
+            with DeferredInterrupts():
+                signal.raise_signal(signal.SIGINT)
+                done.append("inner")
+            signal.raise_signal(signal.SIGINT)
+            done.append("outer")
+        done.append("after")
+    assert done == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupted_call_leaves_the_pool_usable() -> None:
+    with Pool(2) as pool:
+        for wait in (
+            lambda: pool.map(f.nap, [0.5] * 2),
+            lambda: next(pool.imap(f.nap, [0.5])),
+            lambda: pool.apply_async(f.nap, (0.5,)).get(),
+            lambda: pool.apply_async(f.nap, (0.5,)).wait(5),
+        ):
+            timer = threading.Timer(0.1, signal.pthread_kill, (_MAIN, signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+            timer.join()
+            assert pool.map(f.double, range(9)) == list(range(0, 18, 2))
+        pool.close()
+        pool.join()
+
+
+_MAIN = threading.main_thread().ident or 0
+
+
+class Interrupting:
+    """Interrupts the script while it is packed, once."""
+
+    armed = True
+
+    def __reduce__(self) -> Any:
+        if Interrupting.armed:
+            Interrupting.armed = False
+            signal.raise_signal(signal.SIGINT)
+        return int, (3,)
+
+
+@pytest.mark.parametrize("method", ["map_async", "imap", "imap_unordered"])
+def test_an_interrupt_while_arguments_are_packed_leaves_a_pool_that_can_be_joined(
+    method: str,
+) -> None:
+    Interrupting.armed = True
+    pool = Pool(2)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(pool, method)(f.double, [1, Interrupting(), 2] * 50, 1)
+    assert pool.map(f.double, [1]) == [2]
+    pool.close()
+    pool.join()

@@ -21,6 +21,8 @@ CASES = {
     "big": "a tensor of 256 MiB goes to each of 200 tasks: in a partial, and as an argument",
     "fill": "a tensor of 40,000 rows is filled, each in 100 µs",
     "tiny": "tasks of 10 µs: 100,000 in a map, 5,000 in an imap",
+    "arrays": "NumPy arrays go out and come back: 400 of 1 MB, 6 of 100 MB",
+    "huge": "results of 2 GiB: 2 tensors, taken one by one",
     "start": "from the constructor to the first result: in a fresh process, and after torch.mm",
 }
 """The groups of cases, and what each is about."""
@@ -49,6 +51,12 @@ class Case(Record):
 
     elements: int = 0
     """Of the big tensor, float32; 0 where there is none."""
+
+    array_bytes: int = 0
+    """Of the array that is the item of each task; 0 where the items are numbers."""
+
+    warmed_with: Callable[..., Any] | None = None
+    """What is called before the clock runs, if that is not `function`."""
 
     alone: bool = False
     """Whether the same is also done without a pool."""
@@ -115,6 +123,34 @@ def cases(group: str, quick: bool = False) -> list[Case]:
                 (400, 100) if quick else (100_000, 5_000),
                 _ways(("map", "kept", "map"), ("imap", "one by one", "imap")),
                 strict=True,
+            )
+        ]
+    if group == "arrays":
+        sizes = ((24, 10_000), (4, 1_000_000)) if quick else ((400, 1_000_000), (6, 100_000_000))
+        return [
+            Case(
+                name=f"arrays-{name}",
+                title=f"arrays out and back: {count} of {size:,} bytes, chunks of 1 (map)",
+                way="kept",
+                function=tasks.incremented,
+                count=count,
+                chunksize=1,
+                array_bytes=size,
+                alone=True,
+            )
+            for name, (count, size) in zip(("small", "large"), sizes, strict=True)
+        ]
+    if group == "huge":
+        return [
+            Case(
+                name="huge-results",
+                title=f"huge results: 2 tensors of {'16 KiB' if quick else '2 GiB'} come back, "
+                "taken one by one (imap)",
+                way="one by one",
+                function=tasks.page if quick else tasks.two_gibibytes,
+                count=2,
+                chunksize=1,
+                warmed_with=tasks.page,
             )
         ]
     # a function that no worker has to import anything for

@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -48,7 +49,7 @@ def run(case: Case, contender: Contender, processes: int) -> Run:
     # a worker that is forked has the threads that we have: two workers with two each would disturb
     # one another, which is a matter of a setting and not of a pool
     torch.set_num_threads(1)
-    items = range(case.count)
+    items = _items(case, case.count)
     big = torch.arange(case.elements, dtype=torch.float32) if case.elements else None
     results: Any
     out = torch.zeros(case.count, tasks.WIDTH, dtype=torch.uint8) if case.way == "fill" else None
@@ -98,8 +99,10 @@ def _start(case: Case, contender: Contender, processes: int) -> Run:
 
 def _warm(case: Case, contender: Contender, ways: Ways, big: Any, processes: int) -> None:
     """A few tasks, so that every worker runs; their results are compared, too."""
-    items = range(4 * processes)
+    items = _items(case, 4 * processes, most_bytes=4096)
     results: Any
+    if case.warmed_with is not None:
+        case = case.replace(function=case.warmed_with)
     if case.way == "fill":
         results = torch.zeros(len(items), tasks.WIDTH, dtype=torch.uint8)
         ways.filled(case.function, results)
@@ -111,6 +114,13 @@ def _warm(case: Case, contender: Contender, ways: Ways, big: Any, processes: int
     _check(case, contender, results, big, items)
 
 
+def _items(case: Case, count: int, most_bytes: int = 1 << 62) -> Sequence[Any]:
+    if not case.array_bytes:
+        return range(count)
+    elements = min(case.array_bytes, most_bytes) // 8
+    return [np.full(elements, number, np.int64) for number in range(count)]
+
+
 def _taken(results: Iterable[Any]) -> list[Any]:
     """Of tensors, as they come, the first and the last element; of all else, all."""
     return [
@@ -119,7 +129,7 @@ def _taken(results: Iterable[Any]) -> list[Any]:
 
 
 def _check(
-    case: Case, contender: Contender, results: Sequence[Any], big: Any, items: Sequence[int]
+    case: Case, contender: Contender, results: Sequence[Any], big: Any, items: Sequence[Any]
 ) -> None:
     function = case.function if big is None else partial(case.function, big)
     if case.way == "fill":
@@ -128,7 +138,9 @@ def _check(
         raise _wrong(case, contender, f"{len(items)} results", str(len(results)))
     for result, item in zip(results, items, strict=True):
         expected = function(item)
-        if isinstance(result, torch.Tensor):
+        if isinstance(expected, np.ndarray):
+            right = np.array_equal(result, expected)
+        elif isinstance(result, torch.Tensor):
             right = torch.equal(result, expected)
         elif isinstance(expected, torch.Tensor):
             right = result == (expected[0].item(), expected[-1].item())

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    import numpy
     import torch
 
 WIDTH = 64
@@ -29,6 +30,18 @@ def page(number: int) -> torch.Tensor:
     import torch
 
     return torch.full((1 << 12,), number, dtype=torch.float32)
+
+
+def two_gibibytes(number: int) -> torch.Tensor:
+    """The same with 2 GiB."""
+    import torch
+
+    return torch.full((1 << 29,), number, dtype=torch.float32)
+
+
+def incremented(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+    """Another array of the same size."""
+    return array + 1
 
 
 def some_of(big: Any, number: int) -> float:
