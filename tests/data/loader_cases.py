@@ -115,7 +115,7 @@ SAMPLERS = (
 COLLATES = ("default_collate", "default_convert", "as_is", "first_and_all", "None")
 
 BATCH_CHANGES = (
-    "first(batch).fill_(7)", "first(batch).zero_()", "first(batch).resize_(3).fill_(4)",
+    "first(batch).fill_(7)", "first(batch).zero_()", "first(batch).resize_(1)",
     "first(batch).set_(torch.rand(2))", "first(batch).share_memory_()", "kept.append(batch)",
     "first(batch).requires_grad_()", "note(pickle.loads(pickle.dumps(batch)))",
     "note(copy.deepcopy(batch))", "first(batch).transpose_(0, -1)", "del batch",

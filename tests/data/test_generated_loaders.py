@@ -55,7 +55,7 @@ def test_scripts_with_workers_see_the_same(chunk: int, workers: int) -> None:
         check(f"{SEED}-{chunk}-{number}", workers)
 
 
-def _find(limit: int = 150) -> bool:
+def _find(limit: int = 500) -> bool:
     return any(compare(generate(f"mutants-{number}")) for number in range(limit))
 
 
