@@ -148,7 +148,7 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
         try:
             return next(known, None)
         except Exception as error:  # of the script's data set: raised where a sampler would
-            self._known, self._sampler_iter = None, _raising(error)
+            self._known, self._sampler_iter = None, _Raising(error)
             return None
 
     def _begin(self) -> None:
@@ -167,9 +167,14 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
 uncounted(MemoryIterator.__next__)
 
 
-def _raising(error: Exception) -> Iterator[Any]:
-    raise error
-    yield
+class _Raising:
+    """A sampler that cannot go on."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __next__(self) -> Any:
+        raise self._error
 
 
 def _profile_name(kind: type) -> str:

@@ -1,8 +1,7 @@
-"""Ctrl-C: deferred while a pool changes its state, and never lost in a finalizer.
+"""Ctrl-C while a pool changes its state: deferred until it has, and no lock is left held.
 
-Python raises KeyboardInterrupt between any two instructions of the main thread. Two places are
-bad for it: halfway through a change of state, and within a finalizer (`__del__`, the callback of
-a weak reference, a hook of `os.fork`), where Python prints the exception and goes on.
+Python raises KeyboardInterrupt between any two instructions of the main thread. What it drops in
+finalizers is delivered again by `shared.interrupts`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,8 @@ from __future__ import annotations
 import _signal  # signal.signal converts to enums and back, which takes longer than all the rest
 import _thread
 import signal
-import sys
 import threading
-from multiprocessing import util
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 _SIGINT = int(signal.SIGINT)
 
@@ -131,35 +125,3 @@ class Notifier:
         """Wake all threads; called with the lock held."""
         while self._waiters:
             self._waiters.pop().release()
-
-
-class _Redelivery:
-    """An unraisable hook that delivers the main thread's interrupts again."""
-
-    def __init__(self, previous: Callable[[Any], Any]) -> None:
-        self._previous = previous
-
-    def __call__(self, unraisable: Any) -> None:
-        if (
-            not issubclass(unraisable.exc_type, KeyboardInterrupt)
-            or _thread.get_ident() != threading.main_thread().ident
-            or util.is_exiting()
-        ):
-            self._previous(unraisable)
-            return
-        try:
-            # from a thread: a signal of this one would be raised here, and be lost again
-            _thread.start_new_thread(_interrupt, (_thread.get_ident(),))
-        except RuntimeError:  # the system has no more threads for us
-            self._previous(unraisable)
-
-
-def _interrupt(thread: int) -> None:
-    # a signal proper: it also ends a call of the system in which the thread waits by now
-    signal.pthread_kill(thread, signal.SIGINT)
-
-
-def redeliver_lost_interrupts() -> None:
-    """Have an interrupt that arrives within a finalizer raised again right after it."""
-    if not isinstance(sys.unraisablehook, _Redelivery):
-        sys.unraisablehook = _Redelivery(sys.unraisablehook)

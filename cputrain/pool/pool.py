@@ -18,14 +18,14 @@ from cputrain.machine import read_machine
 from cputrain.pool.callbacks import guarded
 from cputrain.pool.engine import Engine
 from cputrain.pool.feed import Feed, LazyResults
-from cputrain.pool.interrupts import DeferredInterrupts, OnceEvent, redeliver_lost_interrupts
+from cputrain.pool.interrupts import DeferredInterrupts, OnceEvent
 from cputrain.pool.packets import Kind
 from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.start import context_for, starting
 from cputrain.pool.tasks import Call, Options, Task, are_frozen, name_of, whole_number
 from cputrain.pool.worker import Setup
-from cputrain.shared import pipe
+from cputrain.shared import keep_interrupts, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,7 +63,7 @@ class Pool(multiprocessing_pool.Pool):
         progress: bool = False,
     ) -> None:
         self._state = multiprocessing_pool.INIT
-        redeliver_lost_interrupts()
+        keep_interrupts()
         if processes is not None:
             if not hasattr(processes, "__index__"):
                 raise UsageError(

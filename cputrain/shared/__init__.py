@@ -12,6 +12,7 @@ from cputrain.shared.arena import (
     starting_workers,
 )
 from cputrain.shared.exit_with_owner import OwnerPipe, exit_with_owner
+from cputrain.shared.interrupts import keep_interrupts
 from cputrain.shared.links import End, Inbox, Outbox, Sender, pipe
 from cputrain.shared.nameless import nameless
 from cputrain.shared.one_thread import one_thread
@@ -34,6 +35,7 @@ __all__ = [
     "are_kept",
     "exit_with_owner",
     "forget_opened",
+    "keep_interrupts",
     "lay_apart",
     "nameless",
     "one_thread",

@@ -15,6 +15,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -113,21 +114,24 @@ _finalizers: set[CodeType] = set()
 def keep_interrupts() -> None:
     """Have Ctrl-C delivered once more where Python drops it: before or after all else is deferred.
 
-    That is so in finalizers of the standard library, too.
+    That is so in finalizers of the standard library, too. A hook that a script has put there since
+    stays: it may call this one.
     """
-    if sys.unraisablehook is not _deliver_again:
-        global _previous_hook
-        _previous_hook = sys.unraisablehook
-        sys.unraisablehook = _deliver_again
+    global _previous_hook
+    if _previous_hook is None or sys.unraisablehook is _previous_hook:
+        _previous_hook, sys.unraisablehook = sys.unraisablehook, _deliver_again
 
 
-_previous_hook = sys.unraisablehook
+_previous_hook: Callable[[Any], Any] | None = None
 
 
 def _deliver_again(unraisable: Any) -> None:
+    assert _previous_hook is not None
     if (
         not issubclass(unraisable.exc_type, KeyboardInterrupt)
+        or threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        or util.is_exiting()
     ):
         _previous_hook(unraisable)
         return
@@ -138,7 +142,12 @@ def _deliver_again(unraisable: Any) -> None:
             with deferred_signals():
                 frame.f_locals["work"](frame.f_locals["self"])
         traceback = traceback.tb_next
-    [*map(_trip, (signal.SIGINT,))]  # see finalizer()
+    try:
+        # a signal proper, which ends a call of the system in which this thread waits by then; from
+        # another thread, as it would be raised here, and dropped again
+        _thread.start_new_thread(signal.pthread_kill, (_thread.get_ident(), signal.SIGINT))
+    except RuntimeError:  # the system has no more threads for us
+        [*map(_trip, (signal.SIGINT,))]  # see finalizer()
 
 
 @contextmanager
