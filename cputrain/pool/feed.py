@@ -76,7 +76,7 @@ class Feed:
     ) -> None:
         self._bar = bar
         self._engine = engine
-        self._job = next(multiprocessing_pool.job_counter)
+        self._job = next(multiprocessing_pool.job_counter)  # type: ignore[attr-defined]
         self._chunksize = chunksize
         self._ahead: int | None = None if ahead is None else max(ahead, chunksize)
         self._ordered = ordered
@@ -431,7 +431,7 @@ class Feed:
         """Take no more items."""
         with self._lock:
             if error is not None and not self._exhausted:
-                self._ready.append(Outcome(self._tasks, 1, 0, False, error))
+                self._ready.append(Outcome(self._num_tasks, 1, 0, False, error))
             self._exhausted = True
             self._changed.notify_all()
         self._engine.forget(self._call)

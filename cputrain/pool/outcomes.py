@@ -44,7 +44,7 @@ def _as_raised(raised: Raised) -> BaseException:
             f"raised {raised.kind}, which {why}",
             found=raised.says or "no text",
         )
-    error.__cause__ = multiprocessing_pool.RemoteTraceback(f'\n"""\n{raised.traceback}"""')
+    error.__cause__ = multiprocessing_pool.RemoteTraceback(f'\n"""\n{raised.traceback}"""')  # type: ignore[attr-defined]
     return error
 
 

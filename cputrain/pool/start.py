@@ -46,7 +46,7 @@ def context_for(asked: Any) -> Any:
 def others_run() -> str:
     """What else runs in this process, so that a fork would not be a whole one; empty if nothing."""
     # multiprocessing's server of descriptors waits in accept(), and is made anew after a fork
-    harmless = (threading.current_thread(), resource_sharer._resource_sharer._thread)
+    harmless = (threading.current_thread(), resource_sharer._resource_sharer._thread)  # type: ignore[attr-defined]
     for thread in threading.enumerate():
         if thread not in harmless and not thread.name.startswith(_OURS):
             return f"the thread {thread.name!r} runs"
@@ -84,7 +84,7 @@ def _prepare_server(context: Any) -> None:
     Ctrl-C is blocked until it has: the server would break off with a traceback of its own.
     """
     server = forkserver._forkserver
-    preload = [*server._preload_modules]
+    preload = [*server._preload_modules]  # type: ignore[attr-defined]
     if _PRELOADED not in preload:
         context.set_forkserver_preload([*preload, _PRELOADED])
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

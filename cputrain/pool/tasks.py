@@ -534,7 +534,7 @@ def packed(thing: Any, writer: Writer | _Memo) -> tuple[Part, bool]:
 
 
 def _handed_out() -> int:
-    return int(resource_sharer._resource_sharer._key)
+    return int(resource_sharer._resource_sharer._key)  # type: ignore[attr-defined]
 
 
 def tokens_of(lent: list[Lent]) -> list[tuple[int, int]]:
@@ -557,7 +557,7 @@ _REFERENCES = (FunctionType, MethodDescriptorType, WrapperDescriptorType)
 
 def _has_reducer(kind: type) -> bool:
     """Whether things of this type are pickled in another way than by default."""
-    return kind in copyreg.dispatch_table or kind in ForkingPickler._extra_reducers
+    return kind in copyreg.dispatch_table or kind in ForkingPickler._extra_reducers  # type: ignore[attr-defined]
 
 
 def is_stateless(function: Any) -> bool:

@@ -166,7 +166,7 @@ class Template:
     def bear(self, slot: Slot, seed: int, memory: Memory, descriptors: list[int]) -> Born:
         """Ask for a worker."""
         # its number and name are those that it would have as this process's own child
-        count = next(processes._process_counter)
+        count = next(processes._process_counter)  # type: ignore[attr-defined]
         identity = (*processes.current_process()._identity, count)
         born = Born(self, f"ForkPoolWorker-{':'.join(map(str, identity))}")
         with self._lock:

@@ -362,9 +362,9 @@ def _unpacked(part: Part, buffers: list[Any]) -> Any:
 
 def _unsent(error: Exception, value: Any) -> Exception:
     try:
-        unsent: Exception = multiprocessing_pool.MaybeEncodingError(error, value)
+        unsent: Exception = multiprocessing_pool.MaybeEncodingError(error, value)  # type: ignore[attr-defined]
     except Exception:  # of the value's own description: its type must do
-        unsent = multiprocessing_pool.MaybeEncodingError(error, type(value))
+        unsent = multiprocessing_pool.MaybeEncodingError(error, type(value))  # type: ignore[attr-defined]
     return unsent
 
 

@@ -330,6 +330,16 @@ def test_an_initializer_that_raises_is_told_with_its_traceback_and_not_tried_for
         assert time.monotonic() - begin < 3
 
 
+def test_a_pool_that_cannot_work_ends_the_results_of_an_endless_iterator(
+    tmp_path: Path, nothing_left: None
+) -> None:
+    with Pool(2, f.noisy_initializer, (str(tmp_path),)) as pool:
+        results = pool.imap(f.same, itertools.count())
+        with pytest.raises(TaskLost, match="no such data"):
+            for _ in results:
+                pass
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_an_initializer_that_ends_its_process_is_told_and_not_tried_for_ever(
     tmp_path: Path, method: str
