@@ -468,6 +468,8 @@ class Reader:
         self._held = 0
         self._fences: list[_Fence] = []
         self._forked = False
+        self._has_ended = False
+        """Whether nothing is given back any more: leases may live on."""
         self._live: Counter[tuple[int, int]] = Counter()
         """How often each block, by its offset and generation, is on lease."""
         self._sizes: dict[int, int] = {}
@@ -515,7 +517,9 @@ class Reader:
         """Nothing more is written: give back to the system all but what is still held."""
         self.returned()
         with self._lock:
+            self._has_ended = True
             if self._forked or self._fences:
+                self._fences = []
                 return  # others may be reading the rest
             live = {offset for offset, _ in self._live}
             for offset in self._isolated.keys() - live:  # a private mapping cannot be emptied
@@ -543,6 +547,10 @@ class Reader:
         return copied
 
     def _fence_fork(self, over: Callable[[], bool] | None = None) -> None:
+        if self._has_ended:
+            self.returned()
+            self._isolate()
+            return
         self._isolate()
         if over is None:
             # a child may read what is lent now for as long as it lives, and nobody will tell us
@@ -560,8 +568,9 @@ class Reader:
             self._ended.extend(_drained(fence.ended))
             self._fences.append(fence)
         for fence in self._fences:
-            if over not in fence.until:
-                fence.until.append(over)
+            # what is over stays over, and would be kept for as long as the lease
+            fence.until = [other for other in fence.until if other != over and not other()]
+            fence.until.append(over)
 
     def _isolate(self) -> None:
         """Keep apart what this process and a child that is about to be forked write to arrays.

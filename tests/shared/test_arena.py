@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import threading
+import weakref
 from functools import partial
 from itertools import pairwise
 from multiprocessing.reduction import ForkingPickler
@@ -539,6 +540,23 @@ def test_what_workers_inherit_is_used_again_when_they_are_over() -> None:
     assert reader.returned() == [tokens[2]]
     assert reader._held == 0
     assert reader._fences == []
+
+
+def test_workers_that_are_over_are_forgotten_whatever_they_have_inherited() -> None:
+    writer, reader = ends()
+    leases = reader.leases([writer.lend(block(1))])
+    events = [threading.Event() for _ in range(3)]
+    references = [weakref.ref(event) for event in events]
+    while events:
+        with starting_workers(events[-1].is_set):
+            os.waitpid(_fork_and_leave(), 0)
+        events.pop().set()
+    gc.collect()
+    assert sum(reference() is not None for reference in references) == 1  # the latest
+    reader.end()
+    gc.collect()
+    assert not any(reference() for reference in references)
+    assert set(leases[0]) == {1}
 
 
 def test_starting_workers_is_told_by_thread() -> None:
