@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import _remove_worker_pids
+from torch.utils.data import _utils
 from torch.utils.data._utils.worker import _ResumeIteration
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -231,7 +232,9 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         """Wait until the workers have ended; kill them if the script has been interrupted."""
         if os.getpid() != self._owner:
             return
-        if self._interrupted and not self._shutdown:
+        # (at the interpreter's end multiprocessing does so, before modules are taken down)
+        is_exiting = getattr(_utils, "python_exit_status", None) is not False
+        if self._interrupted and not self._shutdown and not is_exiting:
             self._kill_workers()
         try:
             super()._shutdown_workers()

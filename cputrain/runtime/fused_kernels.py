@@ -75,8 +75,9 @@ class FusedKernel:
         self._names = (*self.numbers, *self.flags)
         self._num_options = len(self._names) + len(self.absent)
         self._number_types = {float, int}
-        if "numpy" in sys.modules:  # schedules that were computed with numpy give its floats
-            self._number_types.add(sys.modules["numpy"].float64)
+        numpy: Any = sys.modules.get("numpy")  # None where a script hides it
+        if numpy is not None:  # schedules that were computed with numpy give its floats
+            self._number_types.add(numpy.float64)
         self._one = torch.tensor(1.0, dtype=torch.float32, device="cpu")
         self._increments: dict[tuple[Any, ...], Increments | None] = {}
 

@@ -91,7 +91,7 @@ def test_a_verdict_that_holds_is_acted_upon(here):
     verdict_on("counts", training=WRONG, evaluation=RIGHT)
     done = here("x.py")
     assert done.stdout == here("x.py", verb_=plain).stdout
-    assert "counts in evaluation" in done.stderr
+    assert "counts in evaluation" in planned(here, "--json")
     assert "for evaluation, counts was right, 1.50 times as fast" in planned(here, "--json")
     assert "counts" not in here("--backend", "default", "x.py").stderr
     verdict_on("counts", training=WRONG, evaluation={"speedup": 0.9})

@@ -35,7 +35,7 @@ def check(seed: str, workers: int = 0) -> None:
     while workers and not is_in_memory(lines):
         seed += "+"
         lines = generate(seed, workers)
-    if compare(lines):
+    if compare(lines) and compare(lines):  # a worker that a busy machine delays is no difference
         fewest = reduce(lines)
         told = "\n".join(line[:2000] for line in compare(fewest))
         case = "\n".join(fewest)
