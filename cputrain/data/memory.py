@@ -30,7 +30,8 @@ from cputrain.data.torch_step import (
     hide_frames,
     is_profiled,
     is_watched,
-    raise_as_torch,
+    next_batch,
+    profile_name,
     refusal_to_pickle,
 )
 from cputrain.data.worker_errors import Worker, fetch_as_worker
@@ -107,7 +108,7 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
 
     def __init__(self, loader: Any, columns: Columns, statistics: Statistics) -> None:
         super().__init__(loader)
-        self._profile_name = _profile_name(_SingleProcessDataLoaderIter)
+        self._profile_name = profile_name(_SingleProcessDataLoaderIter)
         self._statistics = statistics
         self._gather = Gatherer(columns)
         self._dataset_fetcher = _Fetcher(self._gather, self._dataset_fetcher)
@@ -148,7 +149,7 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
         try:
             return next(known, None)
         except Exception as error:  # of the script's data set: raised where a sampler would
-            self._known, self._sampler_iter = None, _Raising(error)
+            self._known, self._sampler_iter = None, _raising(error)
             return None
 
     def _begin(self) -> None:
@@ -167,19 +168,10 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
 uncounted(MemoryIterator.__next__)
 
 
-class _Raising:
-    """A sampler that cannot go on."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __next__(self) -> Any:
-        raise self._error
-
-
-def _profile_name(kind: type) -> str:
-    """Return what torch calls a batch of this iterator when it tells a profiler."""
-    return f"enumerate(DataLoader)#{kind.__name__}.__next__"
+def _raising(error: Exception) -> Iterator[Any]:
+    """Raise an error once, and end, as a sampler that is a generator does."""
+    raise error
+    yield
 
 
 class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
@@ -198,7 +190,7 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
         dataset = snapshot_of(loader.dataset)
         columns = columns_of(dataset, with_lists=True)
         assert columns is not None
-        self._profile_name = _profile_name(_MultiProcessingDataLoaderIter)
+        self._profile_name = profile_name(_MultiProcessingDataLoaderIter)
         self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
         self._worker_init_fn = loader.worker_init_fn
@@ -238,14 +230,7 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
     def __next__(self) -> Any:
         begin = perf_counter()
         try:
-            if is_profiled():
-                batch = super().__next__()
-            else:
-                try:
-                    batch = self._next_data()
-                except BaseException as error:
-                    raise_as_torch(self, error)
-                self._num_yielded += 1
+            batch = next_batch(self)
         except BaseException as error:
             self.is_over = isinstance(error, StopIteration)
             hide_frames(error)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from cputrain.data.torch_step import hide_frames, is_profiled, raise_as_torch, refusal_to_pickle
+from cputrain.data.torch_step import hide_frames, next_batch, profile_name, refusal_to_pickle
 from cputrain.runtime.exchange import uncounted
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
 
     def __init__(self, loader: Any, statistics: Statistics) -> None:
         super().__init__(loader)
-        self._profile_name = (
-            f"enumerate(DataLoader)#{_SingleProcessDataLoaderIter.__name__}.__next__"
-        )
+        self._profile_name = profile_name(_SingleProcessDataLoaderIter)
         self._statistics = statistics
         self._collation = _TimedCollation(self._dataset_fetcher.collate_fn)
         self._dataset_fetcher.collate_fn = self._collation
@@ -56,14 +54,7 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
     def __next__(self) -> Any:
         begin = perf_counter()
         try:
-            if self._is_counted or is_profiled():
-                batch = super().__next__()
-            else:
-                try:
-                    batch = self._next_data()
-                except BaseException as error:
-                    raise_as_torch(self, error)
-                self._num_yielded += 1
+            batch = next_batch(self, is_counted=self._is_counted)
         except BaseException as error:
             self.is_over = isinstance(error, StopIteration)
             hide_frames(error)

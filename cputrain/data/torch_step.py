@@ -8,7 +8,7 @@ import torch
 from torch.autograd import profiler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cputrain.runtime.exchange import PACKAGE
+from cputrain.runtime.exchange import PACKAGE, uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,31 @@ def is_watched() -> bool:
 def is_profiled() -> bool:
     """Return whether somebody is told when a batch begins and ends."""
     return profiler._is_profiler_enabled or is_watched()
+
+
+def profile_name(kind: type) -> str:
+    """Return what torch calls a batch of this iterator when it tells a profiler."""
+    return f"enumerate(DataLoader)#{kind.__name__}.__next__"
+
+
+def next_batch(iterator: Any, *, is_counted: bool = False) -> Any:
+    """Return the next batch of one of torch's iterators, telling a profiler only if there is one.
+
+    Args:
+        iterator: The iterator that is asked.
+        is_counted: Whether torch counts its batches, and warns of too many.
+    """
+    if is_counted or is_profiled():
+        return _BaseDataLoaderIter.__next__(iterator)
+    try:
+        batch = iterator._next_data()
+    except BaseException as error:
+        raise_as_torch(iterator, error)
+    iterator._num_yielded += 1
+    return batch
+
+
+uncounted(next_batch)
 
 
 def raise_as_torch(iterator: Any, error: BaseException) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.data.messages import Result
 from cputrain.data.payload import Payload
-from cputrain.data.worker import READY, prepare_to_fork, serve
+from cputrain.data.worker import READY, serve
 from cputrain.errors import ResourceError
 from cputrain.shared.arena import Memory, Reader, starting_workers
 from cputrain.shared.exit_with_owner import OwnerPipe
@@ -49,9 +49,7 @@ class Transport:
         self._links: list[Link] = []
         self._started: list[tuple[Link, Any]] = []
         """Links and their processes."""
-        if context.get_start_method() == "fork":
-            prepare_to_fork()
-        elif _is_worker_importing_main():
+        if context.get_start_method() != "fork" and _is_worker_importing_main():
             os._exit(0)  # the loader's process sees that this worker was never ready, and says why
 
     def Queue(self) -> Any:  # noqa: N802  (so torch's engine calls it)

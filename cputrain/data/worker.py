@@ -269,9 +269,3 @@ def _can_stack_like(first: torch.Tensor) -> bool:
         and not first.is_conj()  # of these, torch's makes no room in a worker
         and not first.is_neg()
     )
-
-
-def prepare_to_fork() -> None:
-    """Load once, in the parent, what every forked worker would load for itself."""
-    if "numpy" in sys.modules:
-        import numpy.random  # noqa: F401  (NumPy itself loads it late, and torch's loop needs it)

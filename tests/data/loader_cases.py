@@ -12,6 +12,7 @@ import contextlib
 import gc
 import hashlib
 import io
+import math
 import os
 import random
 import re
@@ -115,7 +116,7 @@ SAMPLERS = (
 COLLATES = ("default_collate", "default_convert", "as_is", "first_and_all", "None")
 
 BATCH_CHANGES = (
-    "first(batch).fill_(7)", "first(batch).zero_()", "first(batch).resize_(1)",
+    "first(batch).fill_(7)", "first(batch).zero_()", "resize(first(batch), 1)",
     "first(batch).set_(torch.rand(2))", "first(batch).share_memory_()", "kept.append(batch)",
     "first(batch).requires_grad_()", "note(pickle.loads(pickle.dumps(batch)))",
     "note(copy.deepcopy(batch))", "first(batch).transpose_(0, -1)", "del batch",
@@ -139,9 +140,9 @@ LOADER_CHANGES = (
 CONTENT_CHANGES = (
     "first(ds.tensors).mul_(2)", "first(ds.tensors)[2:5] = 1", "base.fill_(3)", "base += 1",
     "ds.indices[0] = 4", "ds.indices[:] = ds.indices[::-1]", "ds[1] = ds[0]", "ds.append(ds[0])",
-    "ds.reverse()", "first(ds.tensors).requires_grad_()", "first(ds.tensors).resize_(20, 3).fill_(9)",
+    "ds.reverse()", "first(ds.tensors).requires_grad_()", "resize(first(ds.tensors), 20, 3)",
     "first(ds.tensors).t_()", "first(ds.tensors).set_(torch.rand(9, 2))", "ds.setflags(write=False)",
-    "first(ds.tensors).data = torch.rand(9, 2)", "ds.shape = (-1, 1, 3)", "ds.resize_(5, 2)",
+    "first(ds.tensors).data = torch.rand(9, 2)", "ds.shape = (-1, 1, 3)", "resize(ds, 5, 2)",
     "ds.indices.pop()", "ds.indices.append(40)", "ds.fill_(1)", "ds[...] = 2", "ds.dtype = np.int64",
     "ds.dataset.indices[1] = 0", "first(ds.dataset.tensors).zero_()", "ds.requires_grad_()",
     "ds.datasets[0].tensors[0].fill_(9)", "first(ds.tensors).data = torch.rand(12, 2).double()",
@@ -276,7 +277,7 @@ class _Notes:
 
     def __init__(self, has_workers: bool) -> None:
         self.notes: list[str] = []
-        self._has_workers = has_workers
+        self.has_workers = has_workers
         self._storages: list[tuple[torch.UntypedStorage, str]] = []
 
     def name_memory(self, thing: Any, name: str) -> None:
@@ -316,7 +317,7 @@ class _Notes:
             storage = tensor.untyped_storage()
             if storage.nbytes():
                 place = self._name_storage(storage, f"m{len(self._storages)}")
-                if not self._has_workers:
+                if not self.has_workers:
                     facts += [tensor.is_shared(), tensor.storage_offset(), tensor._version]
                     facts += [place, storage.nbytes()]
                 facts.append(_values(tensor))
@@ -350,6 +351,15 @@ def _first(thing: Any) -> Any:
     return _first(thing[0]) if isinstance(thing, list | tuple) else thing
 
 
+def _resize(tensor: torch.Tensor, *shape: int) -> None:
+    """Resize a tensor to memory whose contents are the same in every run."""
+    held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    if math.prod(shape) <= held:
+        tensor.resize_(shape)
+    elif not tensor.is_shared():  # growing shared memory ends plain torch by a signal
+        tensor.resize_(shape).fill_(9)
+
+
 def _fork(function: Any) -> str:
     read, write = os.pipe()
     child = os.fork()
@@ -381,7 +391,7 @@ def _run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
     notes = _Notes(any("num_workers" in line for line in lines))
     said: list[str] = []
     names: dict[str, Any] = {
-        "LOADER": loader, "kept": [], "first": _first, "fork": _fork,
+        "LOADER": loader, "kept": [], "first": _first, "fork": _fork, "resize": _resize,
         "note": lambda thing: said.append(notes.describe(thing)),
         "OURS": {"_auto", "_latest", "_resume_at", "_epoch_at"},
     }  # fmt: skip
@@ -395,7 +405,9 @@ def _run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
                 exec(compile(line, "<case>", "exec"), names)
             except Exception as error:
                 said.append(_error(error))
-        said += [str(w.message) for w in warned if "multi-threaded" not in str(w.message)]
+        # what a worker warns of goes to its stderr
+        if not (notes.has_workers and line.startswith("batch =")):
+            said += [str(w.message) for w in warned if "multi-threaded" not in str(w.message)]
         if line.startswith("ds ="):
             notes.name_memory(names.get("ds"), "d")
             notes.name_memory(names.get("base"), "b")
@@ -424,7 +436,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+|pid(?:\(s\))? [\d, ]+")
 
 def _error(error: BaseException) -> str:
     frames = [
-        f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}"
+        f"{frame.filename.rpartition('/')[2]}:{_line_number(frame)} {frame.name}"
         for frame in traceback.extract_tb(error.__traceback__)[1:]
         # cputrain.DataLoader, which the script itself has asked for, and what it stands for
         if not (frame.filename == LOADER_FILE and frame.name in ("__init__", "__iter__"))
@@ -436,6 +448,11 @@ def _error(error: BaseException) -> str:
         and not frame.filename.endswith("cputrain/data/workers.py")
     ]
     return _ADDRESS.sub("…", f"{type(error).__name__}: {error}\n    {' '.join(frames)}")
+
+
+def _line_number(frame: traceback.FrameSummary) -> int | str:
+    """Return a frame's line; torch takes another one for a batch that arrived before its turn."""
+    return "-" if frame.name == "_next_data" else frame.lineno or 0
 
 
 def compare(lines: Lines) -> list[str]:

@@ -35,9 +35,9 @@ def check(seed: str, workers: int = 0) -> None:
     while workers and not is_in_memory(lines):
         seed += "+"
         lines = generate(seed, workers)
-    if compare(lines) and compare(lines):  # a worker that a busy machine delays is no difference
+    if compare(lines) and (difference := compare(lines)):  # of two, one may be a delayed worker's
         fewest = reduce(lines)
-        told = "\n".join(line[:2000] for line in compare(fewest))
+        told = "\n".join(line[:2000] for line in compare(fewest) or difference)
         case = "\n".join(fewest)
         pytest.fail(f"CASES_SEED={SEED}, case {seed}:\n{told}\n\n{case}", pytrace=False)
 
@@ -48,6 +48,8 @@ def test_scripts_see_the_same(chunk: int) -> None:
         check(f"{SEED}-{number}")
 
 
+# of torch's own iterator, where its __init__ has raised an error
+@pytest.mark.filterwarnings("ignore:.*_MultiProcessingDataLoaderIter.__del__")
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("chunk", range(5))
 def test_scripts_with_workers_see_the_same(chunk: int, workers: int) -> None:
