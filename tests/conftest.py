@@ -33,6 +33,17 @@ def _threads_as_they_were():
     assert before in {None, _threads()}
 
 
+@pytest.fixture
+def one_thread():
+    """Have torch take one thread: small tensors have no work for two."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _threads() -> int | None:
     torch = sys.modules.get("torch")
     return (

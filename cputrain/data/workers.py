@@ -30,9 +30,9 @@ from cputrain.data.next_epoch import (
 )
 from cputrain.data.random_states import SamplerStates
 from cputrain.data.resume import StandIn
+from cputrain.data.torch_step import hide_frames
 from cputrain.data.transport import Transport
 from cputrain.errors import UnguardedMain
-from cputrain.runtime.exchange import without_ours
 from cputrain.shared.interrupts import deferred_signals, finalizer, keep_interrupts
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         except RuntimeError as error:
             # found when torch looked at its workers, or by its handler of SIGCHLD, anywhere in here
             if not str(error).startswith("DataLoader worker (pid"):
-                error.__traceback__ = without_ours(error)
+                hide_frames(error)
                 raise
             if self._transport is not None and self._transport.has_unguarded_main():
                 self._interrupted = True  # those that still import the script have nothing to end
@@ -112,7 +112,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             raise RuntimeError(f"{error}: {self._deaths()}") from error.__cause__
         except BaseException as error:
             self._interrupted = isinstance(error, KeyboardInterrupt)
-            error.__traceback__ = without_ours(error)
+            hide_frames(error)
             raise
 
     def _next_data(self) -> Any:
@@ -121,9 +121,6 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             data = super()._next_data()
         except StopIteration:
             self.is_over = True
-            raise
-        except BaseException as error:
-            error.__traceback__ = without_ours(error)
             raise
         finally:
             self._statistics.waited_s += time.perf_counter() - begin

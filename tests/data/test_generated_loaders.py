@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +20,7 @@ SEED = int(os.environ.get("CASES_SEED") or random.SystemRandom().randrange(1 << 
 
 CHUNKS, CASES, CASES_WITH_WORKERS = 10, 60, 3
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def check(seed: str, workers: int = 0) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import re
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -174,7 +175,7 @@ PLACES: dict[str, Callable[[Callable[[], None]], dict[str, Any]]] = {
 
 
 def _told(kind: Any, options: dict[str, Any]) -> list[Any]:
-    """Every batch and error of one epoch, as long as there are any."""
+    """Every batch and error of one epoch with its frames, as long as there are any."""
     told: list[Any] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -184,17 +185,23 @@ def _told(kind: Any, options: dict[str, Any]) -> list[Any]:
             try:
                 batch = next(iterator)
             except StopIteration as error:
-                told.append(("StopIteration", _comparable(str(error))))
+                told.append(("StopIteration", _comparable(str(error)), _frames(error)))
                 break
             except BaseException as error:
                 errors += 1
-                told.append((type(error).__name__, _comparable("".join(map(str, error.args)))))
+                text = _comparable("".join(map(str, error.args)))
+                told.append((type(error).__name__, text, _frames(error)))
             else:
                 told.append(batch)
     del iterator
     gc.collect()
     assert not multiprocessing.active_children()
     return told
+
+
+def _frames(error: BaseException) -> list[str]:
+    """Name the functions that a traceback shows below the script's own."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)[1:]]
 
 
 def _comparable(text: str) -> str:
@@ -224,7 +231,7 @@ def test_errors_of_workers_are_those_of_torch(raised: str, place: str) -> None:
     options |= PLACES[place](RAISES[raised])
     theirs, ours = (_told(kind, options) for kind in (TorchLoader, DataLoader))
     if raised in ENDS_WORKERS:  # how soon it is noticed decides how much had come
-        theirs, ours = ([t for t in told if type(t) is tuple][:1] for told in (theirs, ours))
+        theirs, ours = ([t[:2] for t in told if type(t) is tuple][:1] for told in (theirs, ours))
     assert ours == theirs
 
 

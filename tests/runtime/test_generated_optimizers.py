@@ -11,7 +11,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,14 +22,7 @@ SEED = int(os.environ.get("CASES_SEED") or random.SystemRandom().randrange(1 << 
 
 CHUNKS, CASES = 20, 100
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small have no work for two; cases that ask for two get them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -80,7 +80,7 @@ def resnet(depth: int, classes: int = 1000) -> nn.Sequential:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps (default: 3)")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
     parser.add_argument("--batch", type=int, default=16, help="pictures in a step (default: 16)")
     parser.add_argument("--image", type=int, default=224, help="pixels of a side (default: 224)")
     parser.add_argument("--depth", type=int, default=50, choices=(18, 50), help="(default: 50)")
