@@ -149,7 +149,8 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
         try:
             return next(known, None)
         except Exception as error:  # of the script's data set: raised where a sampler would
-            self._known, self._sampler_iter = None, _raising(error)
+            # once, and then it has ended, as a sampler that is a generator has
+            self._known, self._sampler_iter = None, map(_raise, (error,))
             return None
 
     def _begin(self) -> None:
@@ -168,10 +169,8 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
 uncounted(MemoryIterator.__next__)
 
 
-def _raising(error: Exception) -> Iterator[Any]:
-    """Raise an error once, and end, as a sampler that is a generator does."""
+def _raise(error: Exception) -> Any:
     raise error
-    yield
 
 
 class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
