@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,12 @@ LACKING = (
 
 SKIPPED = 9
 """The exit code if one could have: none of pytest's own."""
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C where a shell has started the tests in the background, and had it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

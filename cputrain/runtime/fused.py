@@ -35,6 +35,10 @@ CHOOSER = "_default_to_fused_or_foreach"
 """The function of torch.optim that is asked where a script chose no implementation."""
 
 
+MIN_SMALL, MIN_SMALL_BY_THREADS = 8, 64
+"""Small tensors, and these times threads, from which on a call of their own is faster."""
+
+
 class Patch:
     """A function of ours in the place of a module's."""
 
@@ -173,14 +177,20 @@ class FusedOptimizers:
         self, columns: list[Column], steps: Column, numels: list[int]
     ) -> list[tuple[bool, list[Column], Column]] | None:
         """Return tensors to update on one thread, and those for all threads; None for neither."""
-        if self._torch.get_num_threads() == 1:
+        num_threads = self._torch.get_num_threads()
+        if num_threads == 1:
             return [(False, columns, steps)]
         small = [count <= GRAIN_SIZE for count in numels]
-        if not any(small):
+        num_small = sum(small)
+        # few small ones beside large ones, for which threads are woken anyway, are not worth a call
+        if not num_small or (
+            num_small < len(small)
+            and (num_small < MIN_SMALL or num_small * num_threads < MIN_SMALL_BY_THREADS)
+        ):
             return [(False, columns, steps)]
         if not self._threads.can_limit():
             return None
-        if all(small):
+        if num_small == len(small):
             return [(True, columns, steps)]
         groups = []
         for is_small in (True, False):

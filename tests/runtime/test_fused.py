@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from cputrain.runtime.fused import FusedOptimizers
 from tests.launch.programs import launch, plain, script
 from tests.runtime.conftest import SCRIPT, Trained
 
@@ -173,3 +175,37 @@ def test_off_means_off_and_undoing_puts_back_what_was_there(tmp_path: Path) -> N
     assert len(done.stderr.splitlines()) == 1
     assert "fused" not in done.stderr
     assert "denormals" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("num_small", "num_threads", "sizes_of_calls"),
+    [(7, 16, [8]), (8, 4, [9]), (8, 8, [8, 1]), (40, 2, [40, 1])],
+)
+def test_small_tensors_get_a_call_of_their_own_where_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch, num_small: int, num_threads: int, sizes_of_calls: list[int]
+) -> None:
+    params = [torch.ones(4, requires_grad=True) for _ in range(num_small)]
+    params.append(torch.ones(50_000, requires_grad=True))
+    sizes: list[int] = []
+    kernel = torch._fused_adam_
+
+    def fused_adam(params: Any, *lists: Any, **options: Any) -> None:
+        sizes.append(len(params))
+        kernel(params, *lists, **options)
+
+    monkeypatch.setattr(torch, "_fused_adam_", fused_adam)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    fused = FusedOptimizers(torch)
+    try:
+        optimizer = torch.optim.Adam(params)
+        for _ in range(2):  # the first one observes what the kernel does
+            sizes.clear()
+            for param in params:
+                param.grad = torch.ones_like(param)
+            optimizer.step()
+    finally:
+        fused.undo()
+        torch.set_num_threads(before)
+    assert sizes == sizes_of_calls
+    assert all(param[0].item() == pytest.approx(0.998, abs=1e-6) for param in params)
