@@ -34,9 +34,11 @@ POLICY = "fused_optimizer"
 CHOOSER = "_default_to_fused_or_foreach"
 """The function of torch.optim that is asked where a script chose no implementation."""
 
+MIN_SMALL_TENSORS = 8
+"""Small tensors beside large ones, from which on a kernel call of their own can be faster."""
 
-MIN_SMALL, MIN_SMALL_BY_THREADS = 8, 64
-"""Small tensors, and these times threads, from which on a call of their own is faster."""
+MIN_SMALL_TENSORS_TIMES_THREADS = 64
+"""What their number times the number of threads must reach as well: docs/benchmarks."""
 
 
 class Patch:
@@ -185,7 +187,10 @@ class FusedOptimizers:
         # few small ones beside large ones, for which threads are woken anyway, are not worth a call
         if not num_small or (
             num_small < len(small)
-            and (num_small < MIN_SMALL or num_small * num_threads < MIN_SMALL_BY_THREADS)
+            and (
+                num_small < MIN_SMALL_TENSORS
+                or num_small * num_threads < MIN_SMALL_TENSORS_TIMES_THREADS
+            )
         ):
             return [(False, columns, steps)]
         if not self._threads.can_limit():

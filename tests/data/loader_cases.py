@@ -404,7 +404,7 @@ def _run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
             try:
                 exec(compile(line, "<case>", "exec"), names)
             except Exception as error:
-                said.append(_error(error))
+                said.append(_error(error, notes.has_workers))
         # what a worker warns of goes to its stderr
         if not (notes.has_workers and line.startswith("batch =")):
             said += [str(w.message) for w in warned if "multi-threaded" not in str(w.message)]
@@ -434,9 +434,9 @@ def _state(state: Any) -> Any:
 _ADDRESS = re.compile(r"0x[0-9a-f]+|pid(?:\(s\))? [\d, ]+")
 
 
-def _error(error: BaseException) -> str:
+def _error(error: BaseException, has_workers: bool) -> str:
     frames = [
-        f"{frame.filename.rpartition('/')[2]}:{_line_number(frame)} {frame.name}"
+        f"{frame.filename.rpartition('/')[2]}:{_line_number(frame, has_workers)} {frame.name}"
         for frame in traceback.extract_tb(error.__traceback__)[1:]
         # cputrain.DataLoader, which the script itself has asked for, and what it stands for
         if not (frame.filename == LOADER_FILE and frame.name in ("__init__", "__iter__"))
@@ -450,9 +450,9 @@ def _error(error: BaseException) -> str:
     return _ADDRESS.sub("…", f"{type(error).__name__}: {error}\n    {' '.join(frames)}")
 
 
-def _line_number(frame: traceback.FrameSummary) -> int | str:
-    """Return a frame's line; torch takes another one for a batch that arrived before its turn."""
-    return "-" if frame.name == "_next_data" else frame.lineno or 0
+def _line_number(frame: traceback.FrameSummary, has_workers: bool) -> int | str:
+    """Return a frame's line, or "-" where torch's depends on which worker is first."""
+    return "-" if has_workers and frame.name == "_next_data" else frame.lineno or 0
 
 
 def compare(lines: Lines) -> list[str]:
