@@ -12,6 +12,7 @@ import torch.utils.data
 from cputrain.data import paths
 from cputrain.data.choose import first_choice, next_choice
 from cputrain.data.resume import Position
+from cputrain.data.sample_sharing import SampleSharing
 from cputrain.data.torch_step import hide_frames
 
 if TYPE_CHECKING:
@@ -36,6 +37,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     It does where its order is certain, and nothing is seen that workers share with the script. Set
     it to False where workers read what changes between epochs unseen: from a file, say.
+    """
+
+    shares_samples = True
+    """Whether samples in a list, dict or array of objects are laid out once in shared memory.
+
+    They are where workers would need more memory without. Set it to False where laying them out
+    takes longer than the memory is worth.
     """
 
     def __init__(
@@ -90,6 +98,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._latest: weakref.ref[Any] | None = None
         self._resume_at: Position | None = None
         self._epoch_at: Position | None = None
+        self._sharing = SampleSharing()
         if reason:
             self.stats().workers_reason = reason
 
@@ -140,7 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._resume_at = Position.read(state, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None}
+        return {**self.__dict__, "_latest": None, "_sharing": SampleSharing()}
 
     def _choose_again(self, epoch: _Epoch) -> None:
         now = time.perf_counter()

@@ -95,8 +95,13 @@ def _begin(loader: Any, statistics: Statistics) -> Any:
 
     statistics.path, statistics.workers = "workers", loader.num_workers
     statistics.reason = f"num_workers is {loader.num_workers}"
-    # a script that does not know of it has no way to say that it minds
-    return WorkersIterator(loader, statistics, looks_ahead=getattr(loader, "begins_early", False))
+    # a script that does not know of them has no way to say that it minds
+    return WorkersIterator(
+        loader,
+        statistics,
+        looks_ahead=getattr(loader, "begins_early", False),
+        sharing=loader._sharing if getattr(loader, "shares_samples", False) else None,
+    )
 
 
 def is_over(iterator: Any) -> bool:

@@ -15,11 +15,17 @@ import pickle
 import socket
 from multiprocessing import connection, reduction
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cputrain.data.sample_memory import SampleMemory
 from cputrain.shared import nameless
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cputrain.data.sample_sharing import Replacement
 
 
 class Payload:
@@ -27,23 +33,24 @@ class Payload:
 
     _close = staticmethod(os.close)
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, replacements: Sequence[Replacement] = ()) -> None:
         self._descriptor = descriptor
+        self._replacements = replacements
         self._size = 0
         self._apart: list[Any] = []
 
     @classmethod
-    def reserve(cls) -> Payload | None:
+    def reserve(cls, replacements: Sequence[Replacement]) -> Payload | None:
         """An empty one; None if the system refuses."""
         try:
-            return cls(nameless())
+            return cls(nameless(), replacements)
         except OSError:
             return None
 
     def fill(self, arguments: dict[int, Any]) -> bool:
         """Whether they could be pickled; if not, multiprocessing may try, and tell."""
         file = io.BytesIO()
-        pickler = _Pickler(file)
+        pickler = _Pickler(file, self._replacements)
         try:
             pickler.dump(arguments)
             data = file.getbuffer()
@@ -84,14 +91,25 @@ def _receive(duplicate: Any) -> Payload:
 class _Pickler(ForkingPickler):
     """Leaves out what is sent by a descriptor: each worker is given its own."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, replacements: Sequence[Replacement]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.apart: list[Any] = []
+        self._shared: dict[int, dict[str, Any]] = {}
+        """By the identity of an object: attributes that hold samples in shared memory."""
+        for holder, names, _, shared in replacements:
+            if holder is not None:
+                self._shared.setdefault(id(holder), {}).update(dict.fromkeys(names, shared))
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, _APART):
             self.apart.append(thing)
             return _Apart, (len(self.apart) - 1,)
+        shared = self._shared.get(id(thing))
+        if shared is not None:
+            make, args, state, *others = thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            attributes, *slots = state if type(state) is tuple else (state,)
+            attributes = {**attributes, **shared}
+            return make, args, (attributes, *slots) if slots else attributes, *others
         return NotImplemented
 
 
@@ -101,6 +119,7 @@ _APART = (
     torch.TypedStorage,
     socket.socket,
     connection.Connection,
+    SampleMemory,
 )
 """What is sent by a descriptor. What only a process's start can share, as locks, says so itself."""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.data.messages import Result
 from cputrain.data.payload import Payload
+from cputrain.data.sample_sharing import collections_paused
 from cputrain.data.worker import READY, serve
 from cputrain.errors import ResourceError
 from cputrain.shared.arena import Memory, Reader, starting_workers
@@ -29,17 +30,26 @@ from cputrain.shared.packing import pack, unpack
 from cputrain.shared.shared_tensors import forget_opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from cputrain.data.sample_sharing import Replacement
     from cputrain.data.statistics import Statistics
 
 
 class Transport:
     """Stands for the multiprocessing context of one iterator."""
 
-    def __init__(self, context: Any, collate: Callable[..., Any], statistics: Statistics) -> None:
+    def __init__(
+        self,
+        context: Any,
+        collate: Callable[..., Any],
+        statistics: Statistics,
+        replacements: Sequence[Replacement],
+    ) -> None:
         self._context = context
         self._collate = collate
+        self._is_forked = context.get_start_method() == "fork"
+        self._replacements = replacements
         self.results = Results(statistics)
         self.done = DoneEvent()
         self.owner = OwnerPipe(of="a DataLoader")
@@ -84,8 +94,11 @@ class Transport:
         """Start the process of a worker, and hear it."""
         target, args, roles = job
         first = self._first is None
-        if first and self._context.get_start_method() != "fork":
-            self._payload = Payload.reserve()
+        is_forked = self._is_forked
+        if not is_forked:
+            args = _with_shared_samples(args, self._replacements)
+        if first and not is_forked:
+            self._payload = Payload.reserve(self._replacements)
         if first:
             self._first = args
         if self._payload is not None:
@@ -93,7 +106,7 @@ class Transport:
                 None if _is_large(one) and one is of_first else one
                 for one, of_first in zip(args, self._first or (), strict=True)
             )
-            process = self._begin((ends, target, own, roles, self._payload))
+            process = self._begin((ends, (), target, own, roles, self._payload))
             if not first or self._payload.fill(
                 {i: one for i, one in enumerate(args) if _is_large(one)}
             ):
@@ -106,7 +119,8 @@ class Transport:
             process.join()
             self._payload.close()
             self._payload = None
-        process = self._begin((ends, target, args, roles, None))
+        replacements = self._replacements if is_forked else ()
+        process = self._begin((ends, replacements, target, args, roles, None))
         self.results.listen(link, process)
         self._started.append((link, process))
         return process
@@ -137,7 +151,7 @@ class Transport:
                 process = self._context.Process(target=serve, args=(takes_interrupts, *args))
                 process._name = _WorkerName(process._name)
                 process.daemon = True
-                with starting_workers(self.done.is_set):
+                with starting_workers(self.done.is_set), collections_paused(self._replacements):
                     process.start()
         except OSError as error:
             signals.deliver()  # Ctrl-C ends a fork server that is starting, and that is the error
@@ -173,6 +187,14 @@ def _is_worker_importing_main() -> bool:
     """
     process: Any = multiprocessing.current_process()
     return bool(getattr(process, "_inheriting", False) and process._config.get(_MARK))
+
+
+def _with_shared_samples(
+    args: tuple[Any, ...], replacements: Sequence[Replacement]
+) -> tuple[Any, ...]:
+    """Return the arguments of a worker with shared samples in the place of a list of them."""
+    lists = {id(one.container): one.shared for one in replacements if one.holder is None}
+    return tuple(lists.get(id(arg), arg) for arg in args) if lists else args
 
 
 def _is_large(arg: Any) -> bool:

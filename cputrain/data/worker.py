@@ -16,7 +16,9 @@ from torch.utils.data._utils import collate
 
 from cputrain.data.messages import Result
 from cputrain.data.next_epoch import Ahead, Forget
+from cputrain.data.packed_samples import settle, without_frames
 from cputrain.data.random_states import ProcessStates
+from cputrain.data.sample_sharing import leave_objects_alone, replace_in_worker
 from cputrain.runtime.exchange import uncounted, without_ours
 from cputrain.shared.arena import Writer
 from cputrain.shared.exit_with_owner import exit_with_owner
@@ -25,17 +27,24 @@ from cputrain.shared.packing import lay_apart, pack, room_for, unpack
 from cputrain.shared.shared_tensors import take_sent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from cputrain.data.sample_sharing import Replacement
     from cputrain.data.transport import DoneEvent, WorkerEnds
 
+
+_DATASET = 1
+"""The place of the dataset among the arguments of torch's loop."""
 
 READY = b"\1"
 """What a worker that has been started says first."""
 
 
-def serve(takes_interrupts: bool, ends: WorkerEnds, *job: Any) -> None:
+def serve(
+    takes_interrupts: bool, ends: WorkerEnds, replacements: Sequence[Replacement], *job: Any
+) -> None:
     """Make batches until the loader wants no more, or its process ends, or Ctrl-C is pressed."""
+    leave_objects_alone(replacements)
     exit_with_owner(ends.owner)
     ends.close_others()
     try:
@@ -43,7 +52,7 @@ def serve(takes_interrupts: bool, ends: WorkerEnds, *job: Any) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         with suppress(BrokenPipeError):  # nobody reads: the first look at the tasks tells
             ends.send.send_bytes(READY)
-        _make_batches(ends, *job)
+        _make_batches(ends, replacements, *job)
     except KeyboardInterrupt:
         return  # the script's process raises it
     finally:
@@ -52,10 +61,11 @@ def serve(takes_interrupts: bool, ends: WorkerEnds, *job: Any) -> None:
 
 def _make_batches(
     ends: WorkerEnds,
+    replacements: Sequence[Replacement],
     loop: Callable[..., None],
     args: tuple[Any, ...],
     roles: dict[int, str],
-    shared: Any,
+    payload: Any,
 ) -> None:
     writer = Writer(ends.memory)
     clock = _Clock()
@@ -63,14 +73,15 @@ def _make_batches(
     results = _Results(ends, writer, clock)
     tasks = _Tasks(ends, writer, clock, done, results)
     arguments = list(args)
-    if shared is not None:
+    if payload is not None:
         try:
             notice = ends.take.recv_bytes()
         except (EOFError, OSError):  # the loader's process has ended
             return
-        for place, argument in shared.load(notice).items():
+        for place, argument in payload.load(notice).items():
             arguments[place] = argument
-        shared.close()
+        payload.close()
+    arguments[_DATASET] = replace_in_worker(replacements, arguments[_DATASET])
     ours = {"tasks": tasks, "results": results, "done": done}
     for place, role in roles.items():
         arguments[place] = ours[role] if role in ours else _timed(arguments[place], clock)
@@ -144,6 +155,7 @@ class _Tasks:
                 self._done.orphaned = self.are_over = True
                 return None
             returned, num_taken, task = unpack(message, ())
+            settle()
             self._writer.give_back(returned)
             self._results.release(num_taken)
             if self._is_wanted(task):
@@ -186,6 +198,8 @@ class _Results:
 
     def put(self, result: tuple[Any, Any]) -> None:
         now = time.perf_counter()
+        if isinstance(result[1], ExceptionWrapper):
+            result[1].exc_msg = without_frames(result[1].exc_msg)
         making = now - self._clock.begun - self._clock.collating
         try:
             data, lent = pack(result, self._writer, sharing=True)

@@ -36,6 +36,7 @@ from cputrain.errors import UnguardedMain
 from cputrain.shared.interrupts import deferred_signals, finalizer, keep_interrupts
 
 if TYPE_CHECKING:
+    from cputrain.data.sample_sharing import SampleSharing
     from cputrain.data.statistics import Statistics
 
 
@@ -55,7 +56,14 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
     _sigchld_handler: Any = None
     """The script's handler, while workers are killed."""
 
-    def __init__(self, loader: Any, statistics: Statistics, *, looks_ahead: bool) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        statistics: Statistics,
+        *,
+        looks_ahead: bool,
+        sharing: SampleSharing | None,
+    ) -> None:
         begin = time.perf_counter()
         self._workers_status = [
             True
@@ -68,7 +76,15 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             _forgets_at_exit.append(True)
         self._statistics = statistics
         context = loader.multiprocessing_context or torch.multiprocessing
-        transport = self._transport = Transport(context, loader.collate_fn, statistics)
+        replacements = []
+        if sharing is not None and loader._dataset_kind == _DatasetKind.Map:
+            is_forked = context.get_start_method() == "fork"
+            replacements = sharing.replacements(
+                loader.dataset, statistics.notes, is_forked=is_forked
+            )
+        transport = self._transport = Transport(
+            context, loader.collate_fn, statistics, replacements
+        )
         self._next_epoch: NextEpoch | None = None
         self._epoch = 0
         """The number of this epoch, if any of it was sent before it began."""

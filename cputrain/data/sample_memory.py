@@ -1,0 +1,81 @@
+"""Shared memory that holds samples: written once by the loader, mapped by its workers."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from multiprocessing import reduction
+from typing import TYPE_CHECKING, Any
+
+from cputrain.data.sample_columns import Span
+from cputrain.shared.nameless import nameless
+
+if TYPE_CHECKING:
+    from array import array
+
+_ALIGNMENT = 64
+
+
+class SampleMemory:
+    """Anonymous memory that workers map to read."""
+
+    _close = staticmethod(os.close)
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self.size = size
+
+    def open(self) -> memoryview:
+        """Map the memory, and return its bytes."""
+        return memoryview(mmap.mmap(self._descriptor, self.size, prot=mmap.PROT_READ))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (reduction.DupFd(self._descriptor), self.size)
+
+    def __del__(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._close(descriptor)
+
+
+def _receive(duplicate: Any, size: int) -> SampleMemory:
+    return SampleMemory(duplicate.detach(), size)
+
+
+class SampleWriter:
+    """Writes buffers, one behind the other, into memory of their own. Raises OSError."""
+
+    def __init__(self) -> None:
+        self._memory = SampleMemory(nameless(), 0)
+
+    def add(self, buffer: bytes | array[Any]) -> Span:
+        """Write a buffer, and return where it is."""
+        begin = self.begin()
+        view = memoryview(buffer)
+        self.extend(view.cast("B"))
+        return self.span_from(begin)._replace(format=view.format)
+
+    def begin(self) -> int:
+        """Return where the next buffer begins."""
+        if padding := -self._memory.size % _ALIGNMENT:
+            self.extend(bytes(padding))
+        return self._memory.size
+
+    def extend(self, data: bytes | memoryview) -> None:
+        """Write bytes behind the last ones."""
+        view = memoryview(data)
+        while view:
+            written = os.write(self._memory._descriptor, view[: 1 << 30])
+            self._memory.size += written
+            view = view[written:]
+
+    def span_from(self, begin: int) -> Span:
+        """Return the bytes from `begin` to here."""
+        return Span(begin, self._memory.size, "B")
+
+    def finish(self) -> SampleMemory:
+        """Return the memory with all that was written."""
+        self.begin()
+        if not self._memory.size:
+            self.extend(bytes(_ALIGNMENT))
+        return self._memory
