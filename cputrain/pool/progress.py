@@ -6,6 +6,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cputrain.pool.interrupts import DeferredInterrupts
 from cputrain.report.terminal import console
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ class Bar:
         self._closed = False
 
     def __enter__(self) -> Bar:
-        self._show()
-        return self
+        return self  # what is shown before the block would stay if an interrupt came between
 
     def __exit__(
         self,
@@ -52,7 +52,7 @@ class Bar:
         """Leave the bar as it is."""
         self._closed = True
         if self._progress is not None:
-            with self._unseen():
+            with DeferredInterrupts(), self._unseen():
                 self._progress.stop()
 
     @contextmanager
@@ -94,5 +94,5 @@ class Bar:
             console=console(sys.stderr, aside=True),
         )
         self._task = self._progress.add_task(self._name, total=self._total)
-        with self._unseen():
+        with DeferredInterrupts(), self._unseen():
             self._progress.start()

@@ -6,15 +6,18 @@ of an earlier run, whose seed its failure names.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from cputrain.pool.progress import Bar
 from tests.launch.programs import PYTHON, environment
 from tests.pool.functions import HEAD
 from tests.pool.interrupting import WITHIN_S
@@ -94,3 +97,24 @@ def test_ctrl_c_is_never_lost_and_leaves_nothing(tmp_path: Path, kind: str) -> N
         assert "rror" not in "".join(raised), about
         assert "ignored in" not in shown, about
         assert result["left_in_shm"] == [], about
+
+
+class _Terminal(io.StringIO):
+    """Presses Ctrl-C when something is written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().write(text)
+
+
+def test_ctrl_c_while_a_bar_appears_leaves_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pytest.raises(KeyboardInterrupt), Bar("make", 9) as bar:
+        bar.advance(0)
+    assert sys.stderr is terminal
+    shown = terminal.getvalue()
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0  # the cursor is seen again
