@@ -80,7 +80,7 @@ class Engine:
         self._asked: deque[Callable[[], None]] = deque()
         self._callbacks = Callbacks()
         self._owner = os.getpid()
-        self._dispatch = Dispatch(processes, self._cannot_be_sent)
+        self._dispatch = Dispatch(processes, _weakly(self._cannot_be_sent))
         self.crew = Crew(
             processes, process, setup, starting, self._dispatch.pipe, self._dispatch.arguments
         )
@@ -446,8 +446,8 @@ class Engine:
 
     def _finish(self, tasks: list[Task], success: bool, value: Any) -> None:
         """Tasks of one call: a list of all their results, or the error of each."""
-        self._dispatch.end(tasks)
         result = tasks[0].call.result
+        self._dispatch.end(tasks)
         if isinstance(result, Feed):
             result.set_each([task.index for task in tasks], success, value)
             return
@@ -536,6 +536,21 @@ class Engine:
         if not self.is_ours:
             self.crew.close_in_child()
             self._dispatch.close_in_child()
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls a method, and does not keep its object.
+
+    So a pool's memory and pipes go in the moment in which nobody holds the pool any more.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        bound = reference()
+        if bound is not None:
+            bound(*args)
+
+    return call
 
 
 class _Calls(dict[int, Any]):

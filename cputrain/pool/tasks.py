@@ -133,7 +133,7 @@ class Call:
         function_once: bool = False,
     ) -> None:
         self.result = result
-        """Where what comes of tasks goes, as one of multiprocessing's pool."""
+        """Where what comes of tasks goes, as one of multiprocessing's pool. None at the end."""
         self.function = function
         self.kind = kind
         self.name = name
@@ -302,6 +302,7 @@ class Call:
         if self._memo is not None:
             self._memo.release()
             self._memo = None
+        self.result = None  # which may hold this call, and with it the pool
 
 
 class Task:

@@ -276,9 +276,10 @@ def test_a_tensor_in_shared_memory_stays_shared(method: str) -> None:
         for index in range(20):
             counts.append(pool.apply(f.add_at, (shared[5:], index)))
         assert shared[5:25].tolist() == [3] * 20
-        assert (
-            max(counts) - min(counts) <= 8
-        )  # a few are kept open, as they are likely to come again
+        for worker in {pid for pid, _ in counts}:  # one that starts later inherits more
+            of_it = [count for pid, count in counts if pid == worker]
+            # a few are kept open, as they are likely to come again
+            assert max(of_it) - min(of_it) <= 4
         assert f.descriptors() <= before + 1
 
 
@@ -288,12 +289,35 @@ def test_many_shared_tensors_cost_no_descriptors_once_they_are_gone() -> None:
         before = _descriptors_at_work(pool)
         for number in range(200):
             shared = torch.zeros(3000, dtype=torch.int64).share_memory_()
-            counts.append(pool.apply(f.add_at, (shared, number)))
+            counts.append(pool.apply(f.add_at, (shared, number))[1])
             assert shared[number].item() == shared.sum().item() == 1
             del shared
         assert max(counts[50:]) <= max(counts[:50])
         gc.collect()
         assert f.descriptors() <= before
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_pool_that_is_let_go_takes_its_memory_along(method: str) -> None:
+    """Not only when garbage is collected."""
+    with Pool(2, context=method) as pool:
+        pool.map(f.filled, range(9))
+    del pool
+    gc.collect()
+    gc.disable()
+    try:
+        before = f.descriptors()
+        pool = Pool(2, context=method)
+        assert len(pool.map(f.filled, range(9))) == 9
+        assert len(list(pool.imap(f.filled, range(9)))) == 9
+        assert pool.apply_async(f.add_at, (torch.zeros(9), 1)).get()
+        assert f.descriptors() > before
+        pool.terminate()
+        pool.join()
+        del pool
+        assert f.descriptors() <= before
+    finally:
+        gc.enable()
 
 
 def _descriptors_at_work(pool: Pool) -> int:
