@@ -300,7 +300,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def _can_gather(tensor: torch.Tensor) -> bool:
-    return tensor.dim() > 0 and len(tensor) > 0 and _gathers_as_stack(tensor.dtype)
+    return tensor.dim() > 0 and tensor.shape[0] > 0 and _gathers_as_stack(tensor.dtype)
 
 
 def _is_usable(tensor: Any) -> bool:
@@ -377,7 +377,7 @@ def _take(tensor: torch.Tensor, rows: range | torch.Tensor) -> torch.Tensor | No
     if dim > 4 and not (tensor.is_contiguous() and min(tensor.shape) > 1):
         return None
     if type(rows) is range:
-        if rows.step != 1 or not 0 <= rows.start < rows.stop <= len(tensor):
+        if rows.step != 1 or not 0 <= rows.start < rows.stop <= tensor.shape[0]:
             rows = as_index(rows)
         else:
             part = tensor[rows.start : rows.stop]

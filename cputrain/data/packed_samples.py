@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cputrain.data.sample_columns import Encoded, encode
+from cputrain.data.sample_columns import Encoded, encode_each
 from cputrain.data.sample_kinds import NotSharableError, require_sharable
 
 if TYPE_CHECKING:
@@ -60,13 +60,17 @@ class _Rows:
 
     def __init__(self, column: Column, memory: memoryview, num_rows: int, can_change: bool) -> None:
         self.num_rows = num_rows
-        self._read = column.reader(memory)
         self._can_change = can_change
-        if isinstance(column, Encoded):
+        if isinstance(column, Encoded) and can_change:
             self._encoded = column.bytes_reader(memory)
+            self._decode = column.decoder
             self._is_builtin = column.is_builtin
+        else:
+            self._read = column.reader(memory)
         self._handed: dict[int, Any] = {}
         """Of the batch that is being made."""
+        self._handed_bytes: list[bytes] = []
+        """The same samples as they were encoded."""
         self._kept: dict[int, Any] = {}
         """Changed by the worker, or held by something in it."""
 
@@ -74,29 +78,36 @@ class _Rows:
         """Return the sample in a row, from 0 to `num_rows - 1`."""
         if not self._can_change:
             return self._read(row)
-        for known in (self._handed, self._kept):
-            if row in known:
-                return known[row]
+        if row in self._handed:
+            return self._handed[row]
+        if row in self._kept:
+            return self._kept[row]
         if not self._handed:
             _unsettled.append(self)
-        sample = self._handed[row] = self._read(row)
+        encoded = self._encoded(row)
+        self._handed_bytes.append(encoded)
+        sample = self._handed[row] = self._decode(encoded)
         return sample
 
     def settle(self) -> None:
         """Keep the samples that would differ, were they rebuilt."""
-        rows, samples = list(self._handed), list(self._handed.values())
+        samples, encoded = list(self._handed.values()), self._handed_bytes
+        rows = list(self._handed)
         self._handed.clear()
-        are_alone = self._are_alone(samples)
+        self._handed_bytes = []
+        if self._are_alone(samples) and self._encode(samples) == encoded:
+            return
         while rows:
-            row, sample = rows.pop(), [samples.pop()]
-            if not (are_alone or self._are_alone(sample)) or self._is_changed(row, sample[0]):
+            row, sample, before = rows.pop(), [samples.pop()], encoded.pop()
+            if not self._are_alone(sample) or self._is_changed(sample, before):
                 self._kept[row] = sample[0]
 
-    def _is_changed(self, row: int, sample: Any) -> bool:
-        encoded = encode(sample, is_builtin=self._is_builtin)
-        return self._encoded(row) != encoded and encoded != encode(
-            self._read(row), is_builtin=self._is_builtin
-        )
+    def _is_changed(self, sample: list[Any], before: bytes) -> bool:
+        after = self._encode(sample)
+        return after != [before] and after != self._encode([self._decode(before)])
+
+    def _encode(self, samples: list[Any]) -> list[bytes]:
+        return encode_each(samples, is_builtin=self._is_builtin)
 
     def _are_alone(self, samples: list[Any]) -> bool:
         """Return whether nothing but this list holds what can be changed of samples."""

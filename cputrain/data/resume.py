@@ -109,7 +109,9 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     for owner in (loader, loader.batch_sampler, loader.sampler):
         for thing in (owner, getattr(owner, "sampler", None)):
             generator = getattr(thing, "generator", None)
-            if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
+            if generator is None or not isinstance(generator, torch.Generator):
+                continue
+            if all(generator is not known for known in found):
                 found.append(generator)
     return found
 

@@ -74,19 +74,19 @@ def require_sharable(samples: Sequence[Any], num_holders: int) -> Kinds:
         kinds = {kind: _kind(kind) for kind in set(map(type, level))}
         is_builtin = is_builtin and _MARSHALED.issuperset(kinds)
         mutable = {kind for kind, (is_mutable, _) in kinds.items() if is_mutable}
-        if mutable:
+        containers = {kind for kind, (_, is_container) in kinds.items() if is_container}
+        held = [thing for thing in level if type(thing) in mutable] if mutable else []
+        if held:
             can_change = True
-            held = [thing for thing in level if type(thing) in mutable]
             if max(map(sys.getrefcount, held)) > expected:
                 raise NotSharableError("something else holds them too, and could change them")
             if np.ndarray in mutable:
                 _require_plain_arrays(held)
-            del held
-        containers = {kind for kind, (_, is_container) in kinds.items() if is_container}
-        holders = [thing for thing in level if type(thing) in containers]
-        level = gc.get_referents(*holders)
+        if containers != mutable:
+            held = [thing for thing in level if type(thing) in containers] if containers else []
+        level = gc.get_referents(*held)
         expected = counted_alone + 2  # in `level` and in its container
-        del holders
+        del held
         if any(kind.__flags__ & _HEAP_TYPE for kind in containers):  # which hold their class
             level = [thing for thing in level if not isinstance(thing, type)]
         depth += 1

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from cputrain.bench.tree_memory import own_bytes
 from cputrain.data import DataLoader, sample_sharing
 from tests.data.alike import assert_alike
 from tests.data.both import Loader, assert_same
@@ -397,24 +398,8 @@ def test_it_can_be_switched_off() -> None:
     assert not loader.stats().notes
 
 
-def _private_bytes() -> int:
-    """Memory of this process that no other one shares.
-
-    What is laid out counts for nobody: the system calls it private for as long as one worker alone
-    has looked at it.
-    """
-    total, is_laid_out = 0, False
-    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
-        name, *fields = line.split()
-        if not name.endswith(":"):
-            is_laid_out = "memfd:" in line
-        elif name.startswith("Private_") and not is_laid_out:
-            total += int(fields[0]) << 10
-    return total
-
-
 def _measured(sample: Any) -> int:
-    return _private_bytes() if random.random() < 0.001 else 0
+    return own_bytes(os.getpid()) if random.random() < 0.001 else 0
 
 
 def _most(dataset: Any, method: str) -> int:
