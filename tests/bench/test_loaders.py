@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import subprocess
 import sys
 
@@ -16,6 +18,7 @@ from cputrain.bench.loaders.cases import Case, cases
 from cputrain.bench.loaders.comparison import summarise
 from cputrain.bench.loaders.contenders import CONTENDERS
 from cputrain.bench.loaders.runs import cpu_seconds, sums
+from cputrain.bench.tree_memory import own_bytes
 from cputrain.errors import CputrainError
 
 
@@ -47,7 +50,14 @@ def test_every_case_runs_torchs_loader_and_ours(found):
         "tensors-64-2",
         "tensors-256-0",
         "tensors-256-2",
-        "pictures",
+        "rows-0",
+        "rows-2",
+        "subset",
+        "pictures-2",
+        "pictures-0",
+        "objects-strings-fork",
+        "objects-dicts-fork",
+        "objects-dicts-spawn",
         "start",
     ]
     for case in found["cases"]:
@@ -61,12 +71,12 @@ def test_every_case_runs_torchs_loader_and_ours(found):
 
 def test_an_epoch_has_all_its_batches(found):
     """The last one, which is not full, too."""
-    assert [case["batches"] for case in found["cases"]] == [8, 8, 2, 2, 8, 1]
+    assert [case["batches"] for case in found["cases"]] == [8, 8, 2, 2, 64, 64, 1, 8, 8, 8, 8, 8, 1]
 
 
 def test_processor_time_is_told_with_and_without_that_of_the_samples(found):
     """Workers have ended when it is read, so theirs is in it."""
-    pictures = next(case for case in found["cases"] if case["name"] == "pictures")
+    pictures = next(case for case in found["cases"] if case["name"] == "pictures-2")
     alone, torchs = side(pictures, "samples alone"), side(pictures, "torch")
     assert 0 < alone["cpu_seconds"] < torchs["cpu_seconds"]
     assert torchs["cpu_seconds_beyond_samples"] == pytest.approx(
@@ -75,6 +85,26 @@ def test_processor_time_is_told_with_and_without_that_of_the_samples(found):
     assert alone["speedup"] is None
     start = found["cases"][-1]
     assert side(start, "torch")["cpu_seconds"] is None
+
+
+def test_the_memory_of_workers_is_told_beside_that_of_empty_ones(found):
+    for case in found["cases"]:
+        for one in (side(case, "torch"), side(case, "cputrain")):
+            told = one["worker_bytes"], one["empty_worker_bytes"]
+            if case["name"].startswith("objects"):
+                assert min(told) > 1 << 20
+            else:
+                assert told == (None, None)
+
+
+def test_the_memory_of_a_process_is_what_it_has_for_itself():
+    """Memory that is there to be shared is counted for nobody."""
+    before = own_bytes(os.getpid())
+    own = bytearray(b"1") * (50 << 20)
+    assert own_bytes(os.getpid()) - before > 45 << 20
+    shared = mmap.mmap(-1, 50 << 20)
+    shared.write(own)
+    assert own_bytes(os.getpid()) - before < 55 << 20
 
 
 def test_tables_say_what_was_run_and_that_quick_data_says_nothing_of_speed():
@@ -92,7 +122,7 @@ def test_tables_say_what_was_run_and_that_quick_data_says_nothing_of_speed():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("loaders", "tensor"), "tensors, pictures, start"),
+        (("loaders", "tensor"), "tensors, rows, subset, pictures, objects, start"),
         (("loaders", "--repeats", "0"), "whole number from 1"),
         (("loaders", "--quik"), "Did you mean --quick?"),
         (("--launch-args", "-q", "loaders"), "no effect on loaders"),
@@ -166,7 +196,14 @@ def test_a_ratio_is_taken_within_its_round():
         ]
     ]  # fmt: skip
     case = summarise(
-        {"name": "start", "title": "first", "timed": "first batch", "left_out": {}, "runs": runs}
+        {
+            "name": "start",
+            "title": "first",
+            "timed": "first batch",
+            "memory": {},
+            "left_out": {},
+            "runs": runs,
+        }
     )
     assert case.side("cputrain").speedup.as_json() == {"median": 2, "lowest": 2, "highest": 2}
     head, rows = case_table(case)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import sys
 import warnings
@@ -19,7 +20,7 @@ import torch
 from cputrain import __version__
 from cputrain.bench.loaders.cases import Case, cases, tensors
 from cputrain.bench.loaders.contenders import CONTENDERS, Contender
-from cputrain.bench.loaders.runs import Run, every_sum, run, samples_alone
+from cputrain.bench.loaders.runs import Run, every_sum, run, samples_alone, worker_bytes
 from cputrain.errors import CputrainError
 
 
@@ -61,6 +62,7 @@ def compared(case: Case, repeats: int) -> dict[str, Any]:
         "name": case.name,
         "title": case.title,
         "timed": case.timed,
+        "memory": _memory(case, present, data),
         "left_out": {name: reason for name, reason in left_out.items() if reason},
         "runs": [one.as_json() for one in runs],
     }
@@ -84,6 +86,18 @@ def _check_all(
                 (len(reference), *reference[first:][:1]),
             )  # fmt: skip
     return None if reference is None else (len(reference), reference[-1])
+
+
+def _memory(case: Case, contenders: list[Contender], data: Any) -> dict[str, list[int]]:
+    """Return the memory of a worker of each loader, and of one without samples."""
+    if case.empty is None or not os.path.isdir("/proc"):
+        return {}
+    print(f"{case.title}: the memory of workers", file=sys.stderr)
+    empty = case.empty()
+    return {
+        one.name: [worker_bytes(case, one, data), worker_bytes(case, one, empty)]
+        for one in contenders
+    }
 
 
 def _differ(case: Case, name: str, found: object, expected: object) -> CputrainError:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from cputrain.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Literal
 
 SEED = 11
@@ -31,8 +31,8 @@ class Case(Record):
     dataset: Callable[[], Any]
     """Makes the data, once."""
 
-    batch: int
-    """Rows in a batch."""
+    batch: int | None
+    """Rows in a batch; None for rows that are not collated."""
 
     workers: int
     """Processes or threads that each loader may start."""
@@ -40,11 +40,24 @@ class Case(Record):
     timed: Literal["epoch", "first batch"] = "epoch"
     """From `iter()` to the end of all batches, or from making the loader to the first one."""
 
+    is_shuffled: bool = True
+    """Whether rows are taken in random order."""
+
     start_method: str | None = None
     """How workers start; None for the system's way."""
 
+    times: int = 1
+    """How often it is done in one run."""
+
     samples_alone: bool = False
     """Whether making the samples is also measured alone."""
+
+    empty: Callable[[], Any] | None = None
+    """Makes data without samples, where the memory of workers is to be compared with empty ones."""
+
+    def num_batches(self, data: Any) -> int:
+        """Return how many batches an epoch has."""
+        return -(-len(data) // (self.batch or 1))
 
 
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
@@ -66,13 +79,45 @@ class Names(Dataset[torch.Tensor]):
     """A long list of Python strings, which every spawned worker has to be given."""
 
     def __init__(self, count: int) -> None:
-        self.names = [f"pictures/{number:032d}.jpg" for number in range(count)]
+        self.names = [_name(number) for number in range(count)]
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([index, len(self.names[index])])
+
+
+class Objects(Dataset[torch.Tensor]):
+    """Python objects in a list, of which a sample reads one."""
+
+    def __init__(self, records: Sequence[Any]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        record = self.records[index]
+        return torch.tensor([index, len(record) if isinstance(record, str) else record["label"]])
+
+
+def _objects(make: Callable[[int], Any], count: int) -> Objects:
+    return Objects([make(number) for number in range(count)])
+
+
+def _name(number: int) -> str:
+    return f"pictures/{number:032d}.jpg"
+
+
+def _annotation(number: int) -> dict[str, Any]:
+    box = [number / 7, number / 5, number / 3, 1.0]
+    return {"file": _name(number), "label": number % 1000, "boxes": [box]}
+
+
+def _shared(data: TensorDataset) -> TensorDataset:
+    copies: list[Any] = [tensor.clone() for tensor in data.tensors]
+    return TensorDataset(*(copy.share_memory_() for copy in copies))
 
 
 @cache
@@ -104,14 +149,62 @@ def cases(group: str, quick: bool = False) -> list[Case]:
         count, side, batch = (64, 16, 8) if quick else (2048, 224, 32)
         return [
             Case(
-                name="pictures",
+                name=f"pictures-{workers}",
                 title=f"pictures made in Python: {count:,} × 3 × {side} × {side} bytes, "
-                f"batch {batch}, 2 workers",
+                f"batch {batch}, {workers or 'no'} workers",
                 dataset=lambda: Pictures(count, side),
                 batch=batch,
-                workers=2,
-                samples_alone=True,
+                workers=workers,
+                samples_alone=workers > 0,
             )
+            for workers in (2, 0)
+        ]
+    if group == "rows":
+        rows, width = (64, 16) if quick else (5_000, 512)
+        return [
+            Case(
+                name="rows-0",
+                title=f"rows that are not collated: {rows:,} × {width}, no workers",
+                dataset=lambda: tensors(rows, width),
+                batch=None,
+                workers=0,
+            ),
+            Case(
+                name="rows-2",
+                title=f"rows that are not collated: {rows:,} × {width} in shared memory, 2 workers",
+                dataset=lambda: _shared(tensors(rows, width)),
+                batch=None,
+                workers=2,
+            ),
+        ]
+    if group == "subset":
+        rows, times = (900, 1) if quick else (900_000, 50)
+        return [
+            Case(
+                name="subset",
+                title=f"first batch: a Subset of {rows:,} rows, no workers, {times} times",
+                dataset=lambda: Subset(tensors(rows, 4), list(reversed(range(rows)))),
+                batch=64,
+                workers=0,
+                timed="first batch",
+                times=times,
+                is_shuffled=False,
+            )
+        ]
+    if group == "objects":
+        count = 2_000 if quick else 1_000_000
+        kinds: dict[str, Callable[[int], Any]] = {"strings": _name, "dicts": _annotation}
+        return [
+            Case(
+                name=f"objects-{kind}-{method}",
+                title=f"a list of {count:,} {kind}, batch 256, 2 workers by {method}",
+                dataset=partial(_objects, kinds[kind], count),
+                batch=256,
+                workers=2,
+                start_method=method,
+                empty=lambda: Pictures(512, 1),
+            )
+            for kind, method in (("strings", "fork"), ("dicts", "fork"), ("dicts", "spawn"))
         ]
     count = 2_000 if quick else 500_000
     return [

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 CASES = {
     "tensors": "rows of tensors in memory; batches of 64 and 256, 0 and 2 workers",
-    "pictures": "pictures made in Python by 2 workers; CPU time too",
+    "rows": "rows that are not collated: in process, and in shared memory with 2 workers",
+    "subset": "the first batch of a Subset of 900,000 rows",
+    "pictures": "pictures made in Python by 2 workers and by none; CPU time too",
+    "objects": "a million Python objects in a list; the memory of a worker too",
     "start": "the first batch from 2 spawned workers that are given a long list",
 }
 """The groups of cases, and what each is about."""
@@ -59,6 +62,12 @@ class LoaderSide(Record):
 
     cpu_seconds_beyond_samples: float | None
     """Less what the samples alone cost in the same round: the median of the differences."""
+
+    worker_bytes: int | None
+    """That the largest worker has for itself at the end of an epoch; None if not measured."""
+
+    empty_worker_bytes: int | None
+    """The same of a worker whose dataset holds nothing."""
 
 
 class CaseResult(Record):
@@ -148,7 +157,9 @@ def summarise(case: dict[str, Any]) -> CaseResult:
         title=case["title"],
         timed=case["timed"],
         batches=of[AGAINST][0]["batches"],
-        sides=tuple(_side(name, of, case["timed"]) for name in names),
+        sides=tuple(
+            _side(name, of, case["timed"], case["memory"].get(name, (None, None))) for name in names
+        ),
         left_out=case["left_out"],
     )
 
@@ -157,7 +168,12 @@ ORDER = (AGAINST, "cputrain", "spdl", "spdl threads", "by hand", SAMPLES_ALONE)
 """In which loaders are shown."""
 
 
-def _side(name: str, of: dict[str, list[dict[str, Any]]], timed: str) -> LoaderSide:
+def _side(
+    name: str,
+    of: dict[str, list[dict[str, Any]]],
+    timed: str,
+    memory: Sequence[int | None],
+) -> LoaderSide:
     runs, reference, alone = of[name], of[AGAINST], of.get(SAMPLES_ALONE)
     seconds = tuple(run["seconds"] for run in runs)
     ratios = [other["seconds"] / run["seconds"] for run, other in zip(runs, reference, strict=True)]
@@ -182,4 +198,6 @@ def _side(name: str, of: dict[str, list[dict[str, Any]]], timed: str) -> LoaderS
         else Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
         cpu_seconds=median(run["cpu_seconds"] for run in runs) if counted else None,
         cpu_seconds_beyond_samples=beyond,
+        worker_bytes=memory[0],
+        empty_worker_bytes=memory[1],
     )

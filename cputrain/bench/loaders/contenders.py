@@ -15,7 +15,14 @@ from typing import Any
 
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, RandomSampler, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from cputrain.bench.loaders.cases import SEED, Case
 from cputrain.data import DataLoader
@@ -37,14 +44,16 @@ class Contender(Record):
     """Why it takes no part; empty if it does."""
 
 
-def _order(data: Any) -> RandomSampler:
+def _order(case: Case, data: Any) -> Sampler[int]:
+    if not case.is_shuffled:
+        return SequentialSampler(data)
     return RandomSampler(data, generator=torch.Generator().manual_seed(SEED))
 
 
 def _arguments(case: Case, data: Any) -> dict[str, Any]:
     return {
         "batch_size": case.batch,
-        "sampler": _order(data),
+        "sampler": _order(case, data),
         "num_workers": case.workers,
         "multiprocessing_context": case.start_method if case.workers else None,
     }
@@ -80,6 +89,8 @@ def _why_not_spdl(case: Case, data: Any) -> str:
         return reason
     if case.workers == 0:
         return "without workers it starts one all the same"
+    if case.batch is None:
+        return "it has batches only"
     if isinstance(data, TensorDataset) and os.path.isdir("/dev/shm"):
         wanted = sum(tensor.nbytes for tensor in data.tensors)
         free = shutil.disk_usage("/dev/shm").free
@@ -101,7 +112,7 @@ def _spdl_threads(case: Case, data: Any) -> Iterator[Batches]:
     def batches() -> Iterator[Any]:
         pipeline = (
             PipelineBuilder()
-            .add_source(BatchSampler(_order(data), case.batch, drop_last=False))
+            .add_source(BatchSampler(_order(case, data), case.batch or 1, drop_last=False))
             .pipe(fetch, concurrency=threads, output_order="input")
             .add_sink(2 * threads)
             .build(num_threads=threads)
@@ -121,10 +132,8 @@ def _why_not_spdl_threads(case: Case, _data: Any) -> str:
 @contextmanager
 def _by_hand(case: Case, data: Any) -> Iterator[Batches]:
     def batches() -> Iterator[Any]:
-        generator = torch.Generator().manual_seed(SEED)
-        order = torch.randperm(len(data), generator=generator)
-        for begin in range(0, len(data), case.batch):
-            rows = order[begin : begin + case.batch]
+        order: Any = torch.randperm(len(data), generator=torch.Generator().manual_seed(SEED))
+        for rows in order.split(case.batch):
             if isinstance(data, TensorDataset):
                 yield [tensor.index_select(0, rows) for tensor in data.tensors]
             else:
@@ -134,7 +143,10 @@ def _by_hand(case: Case, data: Any) -> Iterator[Batches]:
 
 
 def _why_not_by_hand(case: Case, _data: Any) -> str:
-    return "it starts no processes" if case.timed == "first batch" else ""
+    if case.batch is None:
+        return "it has batches only"
+    # of a first batch, or of the memory of workers, it has nothing to tell
+    return "it starts no processes" if case.timed == "first batch" or case.empty else ""
 
 
 def _always(_case: Case, _data: Any) -> str:

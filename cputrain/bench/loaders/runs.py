@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cputrain.bench.loaders.comparison import SAMPLES_ALONE
+from cputrain.bench.tree_memory import own_bytes
 from cputrain.record import Record
 
 if TYPE_CHECKING:
@@ -33,30 +35,32 @@ class Run(Record):
     """In this process and in those it started, until they had ended; None for a first batch."""
 
     batches: int
-    """How many there were."""
+    """How many there were in an epoch."""
 
     last: Sums
     """The sums of the last batch."""
 
 
 def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
-    """Iterate once."""
-    made = time.perf_counter()
-    with contender.loader(case, data) as loader:
-        cpu = cpu_seconds()
-        # a first batch is also waited for while a loader prepares its workers' data as it is made
-        begin = time.perf_counter() if case.timed == "epoch" else made
-        iterator = iter(loader)
-        batch, batches = next(iterator), 1
-        if case.timed == "epoch":
-            for batch in iterator:  # noqa: B007  (the last one is looked at afterwards)
-                batches += 1
-        seconds = time.perf_counter() - begin
-        if hasattr(iterator, "close"):
-            iterator.close()
-        del iterator  # its workers end here at the latest
-        multiprocessing.active_children()  # which collects those that have ended
-        used = cpu_seconds() - cpu
+    """Iterate, as often as the case says."""
+    seconds = used = 0.0
+    for _ in range(case.times):
+        made = time.perf_counter()
+        with contender.loader(case, data) as loader:
+            cpu = cpu_seconds()
+            # for a first batch one also waits while a loader prepares its workers' data
+            begin = time.perf_counter() if case.timed == "epoch" else made
+            iterator = iter(loader)
+            batch, batches = next(iterator), 1
+            if case.timed == "epoch":
+                for batch in iterator:  # noqa: B007  (the last one is looked at afterwards)
+                    batches += 1
+            seconds += time.perf_counter() - begin
+            if hasattr(iterator, "close"):
+                iterator.close()
+            del iterator  # its workers end here at the latest
+            multiprocessing.active_children()  # which collects those that have ended
+            used += cpu_seconds() - cpu
     return Run(
         case=case.name,
         contender=contender.name,
@@ -72,6 +76,22 @@ def every_sum(case: Case, contender: Contender, data: Any) -> list[Sums]:
     """The sums of each batch of an epoch, in order; this also warms the loader up."""
     with contender.loader(case, data) as loader:
         return [sums(batch) for batch in loader]
+
+
+def worker_bytes(case: Case, contender: Contender, data: Any) -> int:
+    """Return the memory of its own that the largest worker has at the end of an epoch."""
+    most, last = 0, case.num_batches(data)
+    with contender.loader(case, data) as loader:
+        for number, _ in enumerate(loader, 1):
+            if number == last:
+                most = max(map(own_bytes, _children()), default=0)
+    return most
+
+
+def _children() -> list[str]:
+    """Return the processes that this one has started, and that still run."""
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        return file.read().split()
 
 
 def sums(batch: Any) -> Sums:
@@ -99,7 +119,7 @@ def samples_alone(case: Case, data: Any, number: int) -> Run:
         round_number=number,
         seconds=seconds,
         cpu_seconds=cpu_seconds() - cpu,
-        batches=-(-len(data) // case.batch),
+        batches=case.num_batches(data),
         last=(),
     )
 

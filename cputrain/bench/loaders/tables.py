@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.bench.markdown import digits, duration
+from cputrain.bench.markdown import digits, duration, size
 from cputrain.bench.tables import NOTHING, below, known, measured, page, spread
 
 TYPE_CHECKING = False
@@ -18,6 +18,8 @@ COLUMNS = (
     "batches/s",
     "CPU time",
     "CPU time beyond the samples'",
+    "memory of a worker",
+    "of an empty worker",
 )
 
 
@@ -52,6 +54,8 @@ def _row(side: LoaderSide) -> tuple[str, ...]:
         known(side.batches_per_second, digits),
         known(side.cpu_seconds, _time),
         known(side.cpu_seconds_beyond_samples, _time),
+        known(side.worker_bytes, size),
+        known(side.empty_worker_bytes, size),
     )
 
 
