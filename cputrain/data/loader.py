@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch.utils.data
 
 from cputrain.data import paths
+from cputrain.data.cache import SampleCache
 from cputrain.data.choose import first_choice, next_choice
 from cputrain.data.resume import Position
 from cputrain.data.sample_sharing import SampleSharing
 from cputrain.data.torch_step import hide_frames
+from cputrain.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +32,13 @@ _T_co = TypeVar("_T_co", covariant=True)
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader: the same arguments, the same batches in the same order, less waiting.
 
-    Beyond torch's arguments, `num_workers` may be "auto".
+    Beyond torch's arguments, `num_workers` may be "auto", and samples that come out the same each
+    time may be kept.
+
+    Args:
+        cache: "memory", or a folder: where samples are kept. None to make them in each epoch.
+        cache_bytes: that may be kept; by default a quarter of the memory, or half of what is free
+            where the folder lies.
     """
 
     begins_early = True
@@ -66,6 +75,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         plain: dict[str, Any] = {
             "batch_size": batch_size,
@@ -99,6 +110,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._resume_at: Position | None = None
         self._epoch_at: Position | None = None
         self._sharing = SampleSharing()
+        self._cache: SampleCache | None = None
+        if cache is not None:
+            self._cache = SampleCache(dataset, cache, cache_bytes)
+        elif cache_bytes is not None:
+            raise UsageError(
+                "cache_bytes", "has no effect without cache", do='Pass cache="memory" or a folder.'
+            )
         if reason:
             self.stats().workers_reason = reason
 
@@ -127,7 +145,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def stats(self) -> Statistics:
         """Where the time went since this loader was made."""
-        return paths.statistics_of(self)
+        statistics = paths.statistics_of(self)
+        if self._cache is not None:
+            self._cache.tell(statistics)
+        return statistics
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is, for `load_state_dict` of one that is made alike."""

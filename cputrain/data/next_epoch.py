@@ -104,7 +104,7 @@ def may_change_between_epochs(*things: Any) -> bool:
     seen: set[int] = set()
     level = list(things)
     while level:
-        if any(_is_live(thing) for thing in level):
+        if any(is_live(thing) for thing in level):
             return True
         seen.update(map(id, level))
         if len(seen) > _MOST:
@@ -152,10 +152,10 @@ _LEAVES = (torch.Tensor, str, bytes, int, float, type, type(None), ModuleType)
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
-def _is_live(thing: Any) -> bool:
+def is_live(thing: Any) -> bool:
     """Whether it changes by itself, or by what another process does."""
     if isinstance(thing, torch.Tensor):
-        return thing.is_shared()
+        return thing.layout is not torch.strided or thing.is_shared()
     if isinstance(thing, type):
         return False
     home = type(thing).__module__.partition(".")[0]

@@ -10,7 +10,6 @@ and the list or dict has them as any other.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -280,11 +279,3 @@ class PackedArray:
                 array[row] = self._rows.sample(row)
             self._array = array
         return self._array
-
-
-def without_frames(text: str) -> str:
-    """Return the text of a traceback without the frames of this file."""
-    return _FRAME.sub("", text)
-
-
-_FRAME = re.compile(rf'  File "{re.escape(__file__)}", line \d+, in .*\n(?:    .*\n)*')

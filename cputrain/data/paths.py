@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    from cputrain.data.cache import SampleCache
+    from cputrain.data.cached_dataset import CachedDataset
     from cputrain.data.columns import Columns
     from cputrain.data.resume import Position
 
@@ -79,6 +81,8 @@ def _begin(loader: Any, statistics: Statistics) -> Any:
         statistics.path, statistics.workers = "memory", 0
         statistics.reason = "the data is in memory, and rows are gathered in one call"
         statistics.spared = loader.num_workers
+        if getattr(loader, "_cache", None) is not None and _NEEDS_NONE not in statistics.notes:
+            statistics.notes.append(_NEEDS_NONE)
         if not loader.num_workers:
             return MemoryIterator(loader, columns, statistics)
         statistics.reason += f"; {loader.num_workers} workers would only make it slower"
@@ -90,7 +94,7 @@ def _begin(loader: Any, statistics: Statistics) -> Any:
     if loader.num_workers == 0:
         statistics.path, statistics.workers = "process", 0
         statistics.reason = "num_workers is 0"
-        return ProcessIterator(loader, statistics)
+        return ProcessIterator(loader, statistics, _cached(loader, statistics))
     from cputrain.data.workers import WorkersIterator
 
     statistics.path, statistics.workers = "workers", loader.num_workers
@@ -101,7 +105,16 @@ def _begin(loader: Any, statistics: Statistics) -> Any:
         statistics,
         looks_ahead=getattr(loader, "begins_early", False),
         sharing=loader._sharing if getattr(loader, "shares_samples", False) else None,
+        cached=_cached(loader, statistics),
     )
+
+
+_NEEDS_NONE = "the samples need no cache: the data is in memory"
+
+
+def _cached(loader: Any, statistics: Statistics) -> CachedDataset | None:
+    cache: SampleCache | None = getattr(loader, "_cache", None)
+    return None if cache is None else cache.dataset_for(loader, statistics.notes)
 
 
 def is_over(iterator: Any) -> bool:

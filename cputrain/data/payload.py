@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cputrain.data.sample_files import SampleFile
 from cputrain.data.sample_memory import SampleMemory
+from cputrain.data.sample_store import Board
 from cputrain.shared import nameless
 
 if TYPE_CHECKING:
@@ -120,6 +122,8 @@ _APART = (
     socket.socket,
     connection.Connection,
     SampleMemory,
+    SampleFile,
+    Board,
 )
 """What is sent by a descriptor. What only a process's start can share, as locks, says so itself."""
 

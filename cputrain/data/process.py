@@ -12,6 +12,7 @@ from cputrain.data.torch_step import hide_frames, next_batch, profile_name, refu
 from cputrain.runtime.exchange import uncounted
 
 if TYPE_CHECKING:
+    from cputrain.data.cached_dataset import CachedDataset
     from cputrain.data.statistics import Statistics
 
 
@@ -37,8 +38,13 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
 
     is_over = False
 
-    def __init__(self, loader: Any, statistics: Statistics) -> None:
+    def __init__(
+        self, loader: Any, statistics: Statistics, cached: CachedDataset | None = None
+    ) -> None:
         super().__init__(loader)
+        if cached is not None:
+            cached.open(0, is_scripts=True)
+            self._dataset_fetcher.dataset = cached
         self._profile_name = profile_name(_SingleProcessDataLoaderIter)
         self._statistics = statistics
         self._collation = _TimedCollation(self._dataset_fetcher.collate_fn)

@@ -41,6 +41,10 @@ class Statistics:
     """In the loader, taking them over."""
     bytes_moved: int = 0
     """From workers to the loader."""
+    cached: int = 0
+    """Samples that were read from the cache."""
+    cache_bytes: int = 0
+    """In the cache."""
     notes: list[str] = field(default_factory=list)
     """Decisions taken on the way."""
 

@@ -14,11 +14,13 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate
 
+from cputrain.data.cached_dataset import CachedDataset
 from cputrain.data.messages import Result
 from cputrain.data.next_epoch import Ahead, Forget
-from cputrain.data.packed_samples import settle, without_frames
+from cputrain.data.packed_samples import settle
 from cputrain.data.random_states import ProcessStates
 from cputrain.data.sample_sharing import leave_objects_alone, replace_in_worker
+from cputrain.data.worker_errors import without_frames
 from cputrain.runtime.exchange import uncounted, without_ours
 from cputrain.shared.arena import Writer
 from cputrain.shared.exit_with_owner import exit_with_owner
@@ -81,7 +83,11 @@ def _make_batches(
         for place, argument in payload.load(notice).items():
             arguments[place] = argument
         payload.close()
-    arguments[_DATASET] = replace_in_worker(replacements, arguments[_DATASET])
+    dataset = arguments[_DATASET]
+    if isinstance(dataset, CachedDataset):
+        dataset.dataset = replace_in_worker(replacements, dataset.dataset)
+    else:
+        arguments[_DATASET] = replace_in_worker(replacements, dataset)
     ours = {"tasks": tasks, "results": results, "done": done}
     for place, role in roles.items():
         arguments[place] = ours[role] if role in ours else _timed(arguments[place], clock)

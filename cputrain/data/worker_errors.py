@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torchs
 
-from cputrain.runtime.exchange import without_ours
+from cputrain.runtime.exchange import PACKAGE, without_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,3 +81,11 @@ def _compiled(statement: ast.Assign, file: str) -> Callable[[Any, Any], Any]:
     exec(compile(shell, file, "exec"), names)
     loop: Callable[[Any, Any], Any] = names["_worker_loop"]
     return loop
+
+
+def without_frames(text: str) -> str:
+    """Return the text of a worker's traceback without the frames of this package."""
+    return _FRAME.sub("", text)
+
+
+_FRAME = re.compile(rf'  File "{re.escape(PACKAGE)}data/[^"]*", line \d+, in .*\n(?:    .*\n)*')

@@ -21,6 +21,7 @@ from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
 )
 
+from cputrain.data.cached_dataset import WorkerInit
 from cputrain.data.next_epoch import (
     Ahead,
     Forget,
@@ -36,6 +37,7 @@ from cputrain.errors import UnguardedMain
 from cputrain.shared.interrupts import deferred_signals, finalizer, keep_interrupts
 
 if TYPE_CHECKING:
+    from cputrain.data.cached_dataset import CachedDataset
     from cputrain.data.sample_sharing import SampleSharing
     from cputrain.data.statistics import Statistics
 
@@ -63,6 +65,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         *,
         looks_ahead: bool,
         sharing: SampleSharing | None,
+        cached: CachedDataset | None,
     ) -> None:
         begin = time.perf_counter()
         self._workers_status = [
@@ -99,7 +102,11 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             )
         )
         try:
-            super().__init__(StandIn(loader, multiprocessing_context=transport))
+            changed: dict[str, Any] = {"multiprocessing_context": transport}
+            if cached is not None:
+                changed["dataset"] = cached
+                changed["worker_init_fn"] = WorkerInit(cached, loader.worker_init_fn)
+            super().__init__(StandIn(loader, **changed))
         except KeyboardInterrupt:
             self._interrupted = True
             raise

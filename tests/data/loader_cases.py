@@ -393,7 +393,7 @@ def _run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
     names: dict[str, Any] = {
         "LOADER": loader, "kept": [], "first": _first, "fork": _fork, "resize": _resize,
         "note": lambda thing: said.append(notes.describe(thing)),
-        "OURS": {"_auto", "_latest", "_resume_at", "_epoch_at", "_sharing"},
+        "OURS": {"_auto", "_latest", "_resume_at", "_epoch_at", "_sharing", "_cache"},
     }  # fmt: skip
     exec(HEADER, names)
     result = []

@@ -188,6 +188,7 @@ def test_what_workers_share_with_the_script_is_found() -> None:
         partial(len, collate_with_shared),
         lambda samples: (samples, shared),
         ReadsShared(3),
+        torch.eye(3).to_sparse(),  # of which torch cannot tell
     ):
         assert may_change_between_epochs(Augmented(3), thing), thing
 
