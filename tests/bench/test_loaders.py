@@ -55,6 +55,8 @@ def test_every_case_runs_torchs_loader_and_ours(found):
         "subset",
         "pictures-2",
         "pictures-0",
+        "cached-epoch",
+        "cached-second",
         "objects-strings-fork",
         "objects-dicts-fork",
         "objects-dicts-spawn",
@@ -71,7 +73,23 @@ def test_every_case_runs_torchs_loader_and_ours(found):
 
 def test_an_epoch_has_all_its_batches(found):
     """The last one, which is not full, too."""
-    assert [case["batches"] for case in found["cases"]] == [8, 8, 2, 2, 64, 64, 1, 8, 8, 8, 8, 8, 1]
+    assert [case["batches"] for case in found["cases"]] == [
+        8,
+        8,
+        2,
+        2,
+        64,
+        64,
+        1,
+        8,
+        8,
+        1,
+        1,
+        8,
+        8,
+        8,
+        1,
+    ]
 
 
 def test_processor_time_is_told_with_and_without_that_of_the_samples(found):
@@ -122,7 +140,7 @@ def test_tables_say_what_was_run_and_that_quick_data_says_nothing_of_speed():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("loaders", "tensor"), "tensors, rows, subset, pictures, objects, start"),
+        (("loaders", "tensor"), "tensors, rows, subset, pictures, cached, objects, start"),
         (("loaders", "--repeats", "0"), "whole number from 1"),
         (("loaders", "--quik"), "Did you mean --quick?"),
         (("--launch-args", "-q", "loaders"), "no effect on loaders"),

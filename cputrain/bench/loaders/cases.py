@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +15,6 @@ from cputrain.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Literal
 
 SEED = 11
 """Of the order in which every loader takes the rows."""
@@ -37,8 +38,12 @@ class Case(Record):
     workers: int
     """Processes or threads that each loader may start."""
 
-    timed: Literal["epoch", "first batch"] = "epoch"
-    """From `iter()` to the end of all batches, or from making the loader to the first one."""
+    timed: Literal["epoch", "first batch", "second epoch"] = "epoch"
+    """From `iter()` to the end of all batches, of the first or the second time, or from making the
+    loader to the first batch."""
+
+    cache: bool = False
+    """Whether our loader keeps samples in memory."""
 
     is_shuffled: bool = True
     """Whether rows are taken in random order."""
@@ -88,6 +93,32 @@ class Names(Dataset[torch.Tensor]):
         return torch.tensor([index, len(self.names[index])])
 
 
+class Photos(Dataset[tuple[torch.Tensor, int]]):
+    """JPEG files, decoded and made smaller."""
+
+    def __init__(self, count: int, size: tuple[int, int], side: int) -> None:
+        from PIL import Image
+
+        self.side = side
+        generator = np.random.default_rng(0)
+        self.files = []
+        for _ in range(count):
+            few = generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(few).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG")
+            self.files.append(file.getvalue())
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self.files[index])) as picture:
+            small = picture.resize((self.side, self.side), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(small)).permute(2, 0, 1).contiguous(), index % 10
+
+
 class Objects(Dataset[torch.Tensor]):
     """Python objects in a list, of which a sample reads one."""
 
@@ -128,6 +159,9 @@ def tensors(rows: int, width: int) -> TensorDataset:
         torch.randn(rows, width, generator=generator),
         torch.randint(10, (rows,), generator=generator),
     )
+
+
+_EPOCHS: tuple[Literal["epoch"], Literal["second epoch"]] = ("epoch", "second epoch")
 
 
 def cases(group: str, quick: bool = False) -> list[Case]:
@@ -190,6 +224,24 @@ def cases(group: str, quick: bool = False) -> list[Case]:
                 times=times,
                 is_shuffled=False,
             )
+        ]
+    if group == "cached":
+        if find_spec("PIL") is None:
+            return []
+        count, size, side = (32, (50, 40), 16) if quick else (2000, (500, 375), 224)
+        return [
+            Case(
+                name=f"cached-{timed.partition(' ')[0]}",
+                title=f"{count:,} JPEG files of {size[0]} × {size[1]}, decoded and made {side} × "
+                f"{side}, batch 32, 2 workers: {'the first' if timed == 'epoch' else 'a later'} "
+                'epoch; cputrain with cache="memory"',
+                dataset=lambda: Photos(count, size, side),
+                batch=32,
+                workers=2,
+                timed=timed,
+                cache=True,
+            )
+            for timed in _EPOCHS
         ]
     if group == "objects":
         count = 2_000 if quick else 1_000_000

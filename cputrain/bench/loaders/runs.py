@@ -47,12 +47,15 @@ def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
     for _ in range(case.times):
         made = time.perf_counter()
         with contender.loader(case, data) as loader:
+            if case.timed == "second epoch":
+                for _ in loader:
+                    pass
             cpu = cpu_seconds()
             # for a first batch one also waits while a loader prepares its workers' data
-            begin = time.perf_counter() if case.timed == "epoch" else made
+            begin = made if case.timed == "first batch" else time.perf_counter()
             iterator = iter(loader)
             batch, batches = next(iterator), 1
-            if case.timed == "epoch":
+            if case.timed != "first batch":
                 for batch in iterator:  # noqa: B007  (the last one is looked at afterwards)
                     batches += 1
             seconds += time.perf_counter() - begin
@@ -66,7 +69,7 @@ def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
         contender=contender.name,
         round_number=number,
         seconds=seconds,
-        cpu_seconds=used if case.timed == "epoch" else None,
+        cpu_seconds=None if case.timed == "first batch" else used,
         batches=batches,
         last=sums(batch),
     )

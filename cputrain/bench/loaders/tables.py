@@ -39,7 +39,8 @@ def reading(comparison: LoaderComparison) -> str:
     rounds = "1 round" if comparison.repeats == 1 else f"{comparison.repeats} rounds, interleaved"
     small = "Quick: the data is too small to say anything about speed. " if comparison.quick else ""
     return (
-        f"{small}{rounds}; an epoch is timed from iter() of a fresh loader, a first batch from "
+        f"{small}{rounds}; an epoch is timed from iter() of a fresh loader, a later one "
+        "from its second iter(), a first batch from "
         'making the loader. "Against torch" is the median of the rounds\' ratios, with its ends. '
         "Every loader handed out the same batches in the same order."
     )
