@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, Subset
 
 from cputrain.data.cached_dataset import CachedDataset
-from cputrain.data.fingerprint import Fingerprint, NoKeyError
+from cputrain.data.fingerprint import Fingerprint, Known, NoKeyError
 from cputrain.data.notices import say
 from cputrain.data.sample_files import SampleFile
 from cputrain.data.sample_store import Board, SampleStore
@@ -48,6 +48,7 @@ class SampleCache:
                 do="cache_bytes=8 << 30 keeps 8 GiB.",
             )
         self._max_bytes = max_bytes if max_bytes is not None else _default_bytes(self._folder)
+        self._known_lists: dict[int, Known] = {}
         self._key = ""
         self._store: SampleStore | None = None
         self._board: Board | None = None
@@ -64,7 +65,7 @@ class SampleCache:
         if self._refused:
             return None
         try:
-            found = Fingerprint(dataset, by_identity=self._folder is None)
+            found = Fingerprint(dataset, by_identity=self._folder is None, known=self._known_lists)
             reason = _reason_against(dataset, found)
         except NoKeyError as error:
             reason = str(error)

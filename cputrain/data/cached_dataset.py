@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from cputrain.data.notices import say
-from cputrain.data.sample_format import NotPackableError, packed, unpacked
+from cputrain.data.sample_format import NotPackableError, packed, packed_parts, unpacked
 from cputrain.data.sample_watch import DRAWS, SampleWatch, attributes_of, file_state
 from cputrain.runtime.exchange import uncounted
 
@@ -80,7 +80,7 @@ class CachedDataset:
     def _made(self, index: int) -> Any:
         """Make a sample, and keep it if it comes out the same twice."""
         sample, reason, files = self._watch.make(self.dataset, index)
-        self._attributes = attributes_of(self.dataset)
+        self._attributes = self._watch.attributes
         if reason:
             who = self._watch.who_draws(self.dataset, index) if reason is DRAWS else ""
             self.refuse(who or reason)
@@ -88,7 +88,7 @@ class CachedDataset:
         if not self._store.has_room:
             return sample
         try:
-            data = packed((files, sample))
+            parts = packed_parts((files, sample))
         except NotPackableError as error:
             self.refuse(f"they hold {error}")
             return sample
@@ -99,7 +99,7 @@ class CachedDataset:
             if not _are_same(again, reason, packed(sample)):
                 self.refuse("two that were made of one index differ")
                 return sample
-        self._store.keep(index, data)
+        self._store.keep(index, parts)
         return sample
 
     def _made_again(self, index: int, kept: bytes) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import marshal
+import operator
 import os
 import random
 import re
@@ -53,6 +54,20 @@ class NoKeyError(Exception):
     """Something has no key: another one may be equal to it, or not. The text says what."""
 
 
+Known = tuple[Any, tuple[Any, ...], bytes]
+"""A long list, its elements, none of which can change, and their digest."""
+
+
+def _are_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _is_constant(element: Any) -> bool:
+    return type(element) in _NUMBERS or (
+        type(element) is tuple and all(type(one) in _NUMBERS for one in element)
+    )
+
+
 def _shared(where: str) -> NoKeyError:
     return NoKeyError(f"{where} is shared with other processes, which may change it unseen")
 
@@ -64,9 +79,13 @@ class Fingerprint:
         dataset: of which samples are made.
         by_identity: whether objects of unknown kinds are themselves part of the key, which holds in
             this process alone; else `NoKeyError` is raised.
+        known: long lists that were looked at before; those that are looked at now are added.
     """
 
-    def __init__(self, dataset: Any, *, by_identity: bool) -> None:
+    def __init__(
+        self, dataset: Any, *, by_identity: bool, known: dict[int, Known] | None = None
+    ) -> None:
+        self._known = {} if known is None else known
         self._digest = hashlib.blake2b(digest_size=16)
         self._by_identity = by_identity
         self._seen: dict[int, int] = {}
@@ -148,10 +167,17 @@ class Fingerprint:
 
     def _add_at_once(self, container: Any) -> bool:
         """Add a container of numbers and strings, and others of these; False if it holds more."""
-        try:
-            self._put("values", marshal.dumps(container, _MARSHAL_VERSION))
-        except ValueError:
-            return False
+        known = self._known.get(id(container))
+        elements = tuple(container) if type(container) is not dict else ()
+        if known is None or known[0] is not container or not _are_same(known[1], elements):
+            try:
+                data = marshal.dumps(container, _MARSHAL_VERSION)
+            except ValueError:
+                return False
+            known = container, elements, hashlib.blake2b(data, digest_size=16).digest()
+            if elements and all(map(_is_constant, elements)):
+                self._known[id(container)] = known
+        self._put("values", known[2])
         return True
 
     def _add_code_or_object(self, value: Any, where: str) -> None:

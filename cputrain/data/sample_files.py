@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import zlib
 from multiprocessing import reduction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cputrain.shared.nameless import nameless
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ENTRY = np.dtype(
     [("row", "<i8"), ("begin", "<i8"), ("size", "<i8"), ("checksum", "<u4"), ("entry", "<u4")]
@@ -30,9 +33,11 @@ class SampleFile:
 
     _close = staticmethod(os.close)
 
-    def __init__(self, samples: int, entries: int) -> None:
+    def __init__(self, samples: int, entries: int, *, has_checksums: bool) -> None:
         self.samples, self.entries = samples, entries
         """Descriptors."""
+        self.has_checksums = has_checksums
+        """Whether samples have: not in memory, which ends with those who write to it."""
         self._num_read = 0
 
     @classmethod
@@ -40,7 +45,7 @@ class SampleFile:
         """Make both in memory. Raises OSError."""
         samples = nameless()
         try:
-            return cls(samples, nameless())
+            return cls(samples, nameless(), has_checksums=False)
         except OSError:
             os.close(samples)
             raise
@@ -50,7 +55,8 @@ class SampleFile:
         """Open those of another process to read them. Raises OSError."""
         samples = os.open(path + SAMPLES, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return cls(samples, os.open(path + ENTRIES, os.O_RDONLY | os.O_CLOEXEC))
+            entries = os.open(path + ENTRIES, os.O_RDONLY | os.O_CLOEXEC)
+            return cls(samples, entries, has_checksums=True)
         except OSError:
             os.close(samples)
             raise
@@ -61,13 +67,15 @@ class SampleFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         samples = os.open(path + SAMPLES, flags, 0o644)
         try:
-            return cls(samples, os.open(path + ENTRIES, flags, 0o644))
+            entries = os.open(path + ENTRIES, flags, 0o644)
+            return cls(samples, entries, has_checksums=True)
         except OSError:
             os.close(samples)
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (reduction.DupFd(self.samples), reduction.DupFd(self.entries))
+        descriptors = reduction.DupFd(self.samples), reduction.DupFd(self.entries)
+        return _receive, (*descriptors, self.has_checksums)
 
     def new_entries(self) -> np.ndarray[Any, Any]:
         """Return the entries that have been added since this was last asked."""
@@ -94,6 +102,7 @@ class SampleFile:
             if not count:
                 return None
             done += count
+        checked = checked or not self.has_checksums
         return None if not checked and zlib.crc32(view) != entry["checksum"] else buffer
 
     def close(self) -> None:
@@ -108,8 +117,8 @@ class SampleFile:
         self.close()
 
 
-def _receive(samples: Any, entries: Any) -> SampleFile:
-    return SampleFile(samples.detach(), entries.detach())
+def _receive(samples: Any, entries: Any, has_checksums: bool) -> SampleFile:
+    return SampleFile(samples.detach(), entries.detach(), has_checksums=has_checksums)
 
 
 SAMPLES, ENTRIES = ".samples", ".entries"
@@ -126,13 +135,16 @@ class SampleFileWriter:
         os.ftruncate(file.entries, num_entries * ENTRY.itemsize)
         self._entries_end = num_entries * ENTRY.itemsize
 
-    def add(self, row: int, data: bytes) -> None:
-        """Append a sample, and then its entry."""
-        begin = self._end
-        self._end += _write_all(self._file.samples, data, begin)
+    def add(self, row: int, parts: Sequence[bytes]) -> None:
+        """Append a sample, which is in parts, and then its entry."""
+        begin, checksum = self._end, 0
+        for part in parts:
+            if self._file.has_checksums:
+                checksum = zlib.crc32(part, checksum)
+            self._end += _write_all(self._file.samples, part, self._end)
         entry = np.zeros((), ENTRY)
-        entry["row"], entry["begin"], entry["size"] = row, begin, len(data)
-        entry["checksum"] = zlib.crc32(data)
+        entry["row"], entry["begin"], entry["size"] = row, begin, self._end - begin
+        entry["checksum"] = checksum
         whole = _entry(entry).tobytes()
         self._entries_end += _write_all(self._file.entries, whole, self._entries_end)
 

@@ -24,6 +24,9 @@ _ALIGNMENT = 16
 
 _MAX_DEPTH = 32
 
+_LARGE = 4096
+"""Bytes that are a part of their own."""
+
 _NUMBER = struct.Struct("<q")
 _COMPLEX = struct.Struct("<dd")
 
@@ -46,9 +49,15 @@ class NotPackableError(Exception):
 
 def packed(sample: Any) -> bytes:
     """Return a sample as bytes; equal samples give equal bytes."""
+    return b"".join(packed_parts(sample))
+
+
+def packed_parts(sample: Any) -> list[bytes]:
+    """Return the same as few parts, so that large ones need not be copied."""
     packer = _Packer()
     packer.add(sample, 0)
-    return b"".join(packer.parts)
+    packer.close_part()
+    return packer.parts
 
 
 def unpacked(buffer: np.ndarray[Any, Any]) -> Any:
@@ -63,6 +72,7 @@ def unpacked(buffer: np.ndarray[Any, Any]) -> Any:
 class _Packer:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
+        self._small: list[bytes] = []
         self._size = 0
         self._held: set[int] = set()
         """Of arrays and tensors: where their memory begins."""
@@ -153,8 +163,14 @@ class _Packer:
         self._held.add(address)
 
     def _put(self, data: bytes) -> None:
-        self.parts.append(data)
+        self._small.append(data)
         self._size += len(data)
+
+    def close_part(self) -> None:
+        """What is put next is another part."""
+        if self._small:
+            self.parts.append(b"".join(self._small))
+            self._small.clear()
 
     def _put_bytes(self, letter: bytes, data: bytes) -> None:
         self._put(letter + _NUMBER.pack(len(data)) + data)
@@ -168,7 +184,12 @@ class _Packer:
     def _put_data(self, data: bytes) -> None:
         self._put(_NUMBER.pack(len(data)))
         self._put(bytes(-self._size % _ALIGNMENT))
-        self._put(data)
+        if len(data) < _LARGE:
+            self._put(data)
+            return
+        self.close_part()
+        self.parts.append(data)
+        self._size += len(data)
 
 
 class _Unpacker:

@@ -9,14 +9,17 @@ import secrets
 import struct
 import time
 from multiprocessing import reduction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cputrain.data.sample_files import ENTRIES, ENTRY, SampleFile, SampleFileWriter
 from cputrain.shared.nameless import nameless
 
-_PATIENCE = 20
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PATIENCE = 200
 """Files are looked at again after so many times what the last look took."""
 
 
@@ -209,15 +212,15 @@ class SampleStore:
             self._where[row] = -1  # it is made and written again
         return data
 
-    def keep(self, row: int, data: bytes) -> None:
+    def keep(self, row: int, parts: Sequence[bytes]) -> None:
         """Write a sample, if there is room."""
         try:
-            if self.num_bytes() + len(data) + ENTRY.itemsize > self._max_bytes:
+            if self.num_bytes() + sum(map(len, parts)) + ENTRY.itemsize > self._max_bytes:
                 self._stop_writing()
                 return
             if self._writer is None:
                 self._writer = self._create()
-            self._writer.add(row, data)
+            self._writer.add(row, parts)
         except OSError:  # a full disk
             self._stop_writing()
 

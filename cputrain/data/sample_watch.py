@@ -37,22 +37,25 @@ class SampleWatch:
             torch.default_generator,
             *generators,
         ]
+        self.attributes: dict[str, Any] = {}
+        """Of the dataset, after the latest sample."""
 
     def make(self, dataset: Any, index: int) -> tuple[Any, str, tuple[FileState, ...]]:
         """Make a sample; return it, what makes it another one each time, and the files it is of.
 
         The second is empty if nothing is known to.
         """
-        before, attributes = self._states(), attributes_of(dataset)
+        before, self.attributes = self._states(), attributes_of(dataset)
         _install()
         opened = _watching.opened = []
         try:
             sample = dataset[index]
         finally:
             _watching.opened = None
+        attributes, self.attributes = self.attributes, attributes_of(dataset)
         if not self._are_at(before):
             return sample, DRAWS, ()
-        changed = _first_change(attributes, attributes_of(dataset))
+        changed = _first_change(attributes, self.attributes)
         if changed:
             return sample, f"making one changes {changed}", ()
         return sample, "", tuple(map(file_state, dict.fromkeys(opened)))

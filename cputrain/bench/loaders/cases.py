@@ -240,6 +240,7 @@ def cases(group: str, quick: bool = False) -> list[Case]:
                 workers=2,
                 timed=timed,
                 cache=True,
+                is_shuffled=timed == "epoch",  # else each epoch has an order of its own
             )
             for timed in _EPOCHS
         ]

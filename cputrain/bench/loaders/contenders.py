@@ -91,6 +91,8 @@ def _why_not_spdl(case: Case, data: Any) -> str:
         return "without workers it starts one all the same"
     if case.batch is None:
         return "it has batches only"
+    if case.empty:
+        return "its workers are not children of the process, whose memory is looked at"
     if isinstance(data, TensorDataset) and os.path.isdir("/dev/shm"):
         wanted = sum(tensor.nbytes for tensor in data.tensors)
         free = shutil.disk_usage("/dev/shm").free
