@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from cputrain.opencl.between import Passage
 
+    Block = tuple[int, Any, Any]
+    """Its size, its buffer, and the same bytes on the host."""
+
 PAGE = 4096
 """What memory that host and device share is aligned to."""
 
@@ -31,6 +35,9 @@ machine want it, too."""
 
 LEAST = 512
 """Bytes of the smallest block."""
+
+NAN = b"\xff" * 8
+"""In every type of floating-point numbers."""
 
 
 class Memory:
@@ -87,6 +94,35 @@ class Here(threading.local):
 HERE = Here()
 
 
+class Operator(threading.local):
+    """The operator that this thread is at: memory that is let go of meanwhile is free at its end.
+
+    A kernel is asked for with buffers, which say nothing of the tensors that they were taken from.
+    Such a tensor may be gone before the kernel is asked for, and its memory must not be given to
+    another one until then.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[list[tuple[Device, Block]]] = []
+
+    def __enter__(self) -> None:
+        self._blocks.append([])
+
+    def __exit__(self, *_: object) -> None:
+        for device, block in self._blocks.pop():
+            device.release(block)
+
+    def keeps(self, device: Device, block: Block) -> bool:
+        """Keep a block until the operator's end; return False if there is none."""
+        if not self._blocks:
+            return False
+        self._blocks[-1].append((device, block))
+        return True
+
+
+OPERATOR = Operator()
+
+
 class Brought:
     """What was brought from the host, by all devices."""
 
@@ -111,6 +147,9 @@ class Stats(Record):
 
 class Device:
     """One, with a queue in which everything is done in its order."""
+
+    poisons = False
+    """Whether memory that is let go of is filled with NaN: a test sees who reads it still."""
 
     def __init__(self, index: int, found: Any) -> None:
         self.index = index
@@ -226,15 +265,25 @@ class Device:
         """It is free: for what is asked of the queue from now on."""
         if not self._is_ours:
             return
-        size = memory.size
+        block = (memory.size, memory.buffer, memory.host)
+        if not OPERATOR.keeps(self, block):
+            self.release(block)
+
+    def release(self, block: Block) -> None:
+        """Have a block used again, by what is asked of the queue from now on."""
+        size, buffer, host = block
         self._allocated -= size
+        if self.poisons:
+            _fill(self.queue, buffer, NAN, 0, size)
         kept = self._free.get(size)
         if kept is None:
             kept = self._free[size] = []
-        kept.append((memory.buffer, memory.host))
+        kept.append((buffer, host))
 
     def _leave(self) -> None:
         self._is_ours = False
+        self.__class__ = Forked
+        _end_without_drivers()
 
     def empty_cache(self) -> None:
         """Nothing is kept for the next tensor."""
@@ -255,7 +304,45 @@ class Device:
         return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
 
 
+class Forked(Device):
+    """One in a process that was forked: drivers have threads, which are not forked along."""
+
+    def allocate(self, size: int) -> Memory:
+        raise self._error(f"allocate {size} bytes")
+
+    def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:  # noqa: ARG002
+        raise self._error(f"run {kernel.function_name}")
+
+    def constant(self, host: Any) -> Any:
+        raise self._error(f"allocate {len(host)} bytes")
+
+    def bring(self, memory: Memory) -> None:
+        raise self._error(f"write {memory.size} bytes")
+
+    def finish(self) -> None:
+        raise self._error("finish")
+
+    def _error(self, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"ocl:{self.index} cannot {what} in a forked subprocess: {self.name} is in use by the "
+            "process that was forked. To use it with multiprocessing, you must use the 'spawn' "
+            "start method"
+        )
+
+
+@cache
+def _end_without_drivers() -> None:
+    """Have this process, which was forked, end without what drivers do at its end.
+
+    They wait for their threads, for ever. What is registered last is called first.
+    """
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # not every C library has it
+        libc.on_exit(libc._exit, None)
+
+
 _enqueue: Any = cl().enqueue_nd_range_kernel
+_fill: Any = cl().enqueue_fill_buffer
 
 _types: dict[Any, list[Any]] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cputrain.opencl.device import in_clear
+from cputrain.opencl.device import OPERATOR, in_clear
 from cputrain.opencl.errors import stand_in
 from cputrain.opencl.fallback import on_cpu
 from cputrain.opencl.pending import in_backward, keep
@@ -35,7 +35,8 @@ def dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) 
 def _done(func: Any, args: Any, kwargs: Any) -> Any:
     run = KERNELS.get(func)
     if run is not None:
-        found = run(*args, **kwargs)
+        with OPERATOR:
+            found = run(*args, **kwargs)
         if found is not NotImplemented:
             return found
     if is_made_of_others(func):
@@ -44,12 +45,12 @@ def _done(func: Any, args: Any, kwargs: Any) -> Any:
         return viewed(func, args, kwargs)
     if func in IN_PLACE:
         return reform(func, args, kwargs)
-    with torch._C._DisableTorchDispatch():
+    with torch._C._DisableTorchDispatch(), OPERATOR:
         return on_cpu(func, args, kwargs)
 
 
 def _chosen_for_cpu(func: Any, args: Any, kwargs: Any) -> Any:
-    with torch._C._DisableTorchDispatch():
+    with torch._C._DisableTorchDispatch(), OPERATOR:
         return on_cpu(func, args, kwargs, chosen=True)
 
 

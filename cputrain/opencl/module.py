@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.device import HERE, devices
+from cputrain.opencl.device import HERE, Forked, devices
 from cputrain.opencl.generator import generator_of
 
 made: Any = ModuleType("torch.ocl")
@@ -109,7 +109,7 @@ class device:  # noqa: N801  (torch's name)
 
 
 def _is_in_bad_fork() -> bool:
-    return False
+    return any(isinstance(one, Forked) for one in devices())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -106,6 +106,7 @@ def source_of(
     outer: int, inner: int,
 ) -> str:  # fmt: skip
     """The kernel's, for so many dimensions that stay and that are reduced, the innermost first."""
+    in_blocks = start == "0" and step.startswith("A + ")
     parameters = [
         "const long items", "const long chunks", "const long count", "const long COUNT",
         f"__global {written}* out", "const long out_at", f"__global const {read}* in",
@@ -125,16 +126,25 @@ __kernel void reduced({", ".join(parameters)})
   long begin = in_at;
   {_places("k", "begin", outer)}
   T A = {start};
+  {"T B = A, C = A; N added = 0;" if in_blocks else ""}
   for (N number = chunk; number < (N)count; number += (N)chunks) {{
     long place = begin;
     at = number;
     {_places("r", "place", inner)}
     const T X = (T)in[place];
     A = {step};
+    {_BLOCKS if in_blocks else ""}
   }}
+  {"A += B + C;" if in_blocks else ""}
   out[out_at + item] = ({written})({end});
 }}
 """
+
+
+_BLOCKS = (
+    """if ((++added & 63) == 0) { B += A; A = 0; if ((added & 4095) == 0) { C += B; B = 0; } }"""
+)
+"""Sums of sums: one of many numbers, one after the other, loses the digits of the small ones."""
 
 
 def _places(name: str, place: str, many: int) -> str:

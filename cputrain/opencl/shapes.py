@@ -53,3 +53,29 @@ def is_another_part(out: OclTensor, one: OclTensor) -> bool:
         or one.stride() != out.stride()
         or one.size() != out.size()
     )
+
+
+def require_apart(out: OclTensor, one: OclTensor) -> None:
+    """Raise what torch raises for operators that write to an element and read it as another one."""
+    if any(n > 1 and not step for n, step in zip(out.size(), out.stride(), strict=True)):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a "
+            "single memory location. Please clone() the tensor before performing the operation."
+        )
+    if not is_another_part(out, one) or not (
+        is_dense(out.size(), out.stride()) and is_dense(one.size(), one.stride())
+    ):
+        return
+    (begin, end), (other_begin, other_end) = _reach(out), _reach(one)
+    if begin < other_end and other_begin < end and not out.size().numel() == 0:
+        raise RuntimeError(
+            "unsupported operation: some elements of the input tensor and the written-to tensor "
+            "refer to a single memory location. Please clone() the tensor before performing the "
+            "operation."
+        )
+
+
+def _reach(one: OclTensor) -> tuple[int, int]:
+    """Return the bytes of its memory between which a dense tensor lies."""
+    begin = int(one.storage_offset()) * one.itemsize
+    return begin, begin + one.numel() * one.itemsize

@@ -14,6 +14,12 @@ if os.environ.get("CPUTRAIN_TEST_APART"):
         _one.shares = False
 
 
+if os.environ.get("CPUTRAIN_TEST_POISON"):
+    from cputrain.opencl.device import Device
+
+    Device.poisons = True
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

@@ -76,6 +76,15 @@ def test_sums_over_any_dimensions(size, data):
             )  # fmt: skip
 
 
+@pytest.mark.parametrize("shape", [(3_000_000,), (3_000_000, 2), (20_000, 150)])
+def test_sums_of_many_lose_no_digits(shape):
+    x = torch.full(shape, 0.1)
+    for dim in (0, tuple(range(len(shape)))):
+        found = x.to("ocl").sum(dim).cpu().double()
+        torch.testing.assert_close(found, x.double().sum(dim), rtol=2e-6, atol=0)
+        torch.testing.assert_close(x.to("ocl").mean(dim).cpu(), x.mean(dim), rtol=2e-6, atol=0)
+
+
 def test_sums_are_the_same_in_every_run():
     x = torch.randn(1 << 18).to("ocl")
     assert len({x.sum().item() for _ in range(5)}) == 1
@@ -226,6 +235,23 @@ def test_losses_of_classes(reduction, shape):
     agree(lambda one: functional.cross_entropy(
         one, target.to(one.device), weight.to(one.device), reduction=reduction
     ), x)  # fmt: skip
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_of_what_lies_apart_in_memory(reduction, weighted):
+    """What is made dense for a kernel lives until it is through."""
+    targets, weights = torch.randint(5, (33, 3)), torch.rand(5, 2, dtype=torch.float64)
+    x = torch.randn(5, 33, dtype=torch.float64).t()
+
+    def loss(one):
+        weight = weights.to(one.device)[:, 0] if weighted else None
+        return functional.cross_entropy(
+            one, targets.to(one.device)[:, 0], weight, reduction=reduction
+        )
+
+    for _ in range(4):  # the later ones are repeated
+        agree(loss, x)
 
 
 def test_a_target_that_is_no_class_shows():

@@ -369,3 +369,66 @@ def test_tensors_of_two_devices_do_not_go_together():
     assert lines[:2] == ["[2.0, 2.0, 2.0]", "ocl:1"]
     assert len(lines) == 4
     assert all("at least two devices, ocl:0 and ocl:1" in one for one in lines[2:])
+
+
+WRITES = {
+    "copy_": lambda x: x[1:].copy_(x[:-1]),
+    "add_": lambda x: x[1:].add_(x[:-1]),
+    "mul_": lambda x: x[:-1].mul_(x[1:]),
+    "to all": lambda x: x[:1].expand(3, 1).copy_(torch.ones(3, 1).to(x.device)),
+    "apart": lambda x: x[:3].copy_(x[3:6]),
+    "itself": lambda x: x.copy_(x),
+    "steps": lambda x: x[::2].add_(x[1::2]),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_to_what_is_read_is_refused_as_on_the_cpu(name):
+    found = []
+    for where in ("cpu", "ocl"):
+        x = torch.arange(8.0).to(where)
+        try:
+            WRITES[name](x)
+            found.append((None, x.tolist()))
+        except RuntimeError as error:
+            found.append((str(error), x.tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["hardtanh", "relu6", "leaky_relu", "silu", "elu", "softplus"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+def test_functions_of_whole_numbers_are_the_cpus(name, dtype):
+    function = getattr(torch.nn.functional, name)
+    x = torch.arange(-3, 4).to(dtype)
+    try:
+        expected = function(x)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            function(x.to("ocl"))
+        return
+    found = function(x.to("ocl"))
+    assert found.dtype is expected.dtype
+    assert found.tolist() == expected.tolist()
+
+
+FORKING = """
+import os, sys, torch, cputrain.opencl
+x = torch.arange(3.0).to("ocl")
+if os.fork() == 0:
+    for use in (lambda: x + 1, lambda: x.cpu(), lambda: torch.zeros(3, device="ocl")):
+        try:
+            use()
+        except RuntimeError as error:
+            assert "'spawn' start method" in str(error)
+        else:
+            sys.exit(5)
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.wait()[1]), (x + 1).tolist())
+"""
+
+
+def test_a_forked_child_is_told_so_and_ends():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "7 [1.0, 2.0, 3.0]", done.stderr

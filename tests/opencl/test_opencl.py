@@ -32,15 +32,22 @@ def _there():
 
 
 @pytest.mark.parametrize(
-    ("name", "apart"), [*((name, "") for name in FILES), ("tensors", "1"), ("moved", "1")]
+    ("name", "how"),
+    [
+        *((name, "") for name in FILES),
+        ("tensors", "CPUTRAIN_TEST_APART"),
+        ("moved", "CPUTRAIN_TEST_APART"),
+        ("kernels", "CPUTRAIN_TEST_POISON"),
+        ("operators", "CPUTRAIN_TEST_POISON"),
+    ],
 )
-def test_in_a_process_of_its_own(name, apart):
-    """Also as if the device had memory of its own, as a GPU has."""
+def test_in_a_process_of_its_own(name, how):
+    """Also as if the device had memory of its own, as a GPU has; and with NaN in what is free."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
          str(Path(__file__).with_name(f"{name}.py"))],
         capture_output=True, text=True, timeout=600, check=False,
-        env={**os.environ, "CPUTRAIN_TEST_APART": apart},
+        env={**os.environ, **({how: "1"} if how else {})},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

@@ -10,7 +10,13 @@ import torch
 from cputrain.opencl.elementwise import run
 from cputrain.opencl.fallback import sent
 from cputrain.opencl.recorded import cannot_be_repeated
-from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
+from cputrain.opencl.shapes import (
+    broadcast,
+    contiguous,
+    is_another_part,
+    is_dense,
+    require_apart,
+)
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import (
     OclTensor,
@@ -171,6 +177,7 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
         src.memory.device.finish()
         fill(self, on_host(src))
         return self
+    require_apart(self, src)
     if (
         is_another_part(self, src)
         or not are_known(self.memory.device, self.dtype, src.dtype)

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 
 from cputrain.opencl.elementwise import run
-from cputrain.opencl.shapes import broadcast, contiguous, is_another_part, is_dense
+from cputrain.opencl.shapes import (
+    broadcast,
+    contiguous,
+    is_another_part,
+    is_dense,
+    require_apart,
+)
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
 from cputrain.opencl.types import are_known, holds
@@ -171,6 +177,11 @@ def computed(
 ) -> Any:
     """What the expression gives, in a new tensor or in `out`."""
     device = tensors[0][1].memory.device
+    if kind == "floats" and not all(one.is_floating_point() for _, one in tensors):
+        return NotImplemented
+    if out is not None:
+        for _, one in tensors:
+            require_apart(out, one)
     if kind.startswith("float") and not computes.is_floating_point:
         if kind == "floats":
             return NotImplemented
