@@ -11,7 +11,6 @@ from torch.utils.data import IterableDataset, Subset
 from cputrain.data.cached_dataset import CachedDataset
 from cputrain.data.fingerprint import Fingerprint, Known, NoKeyError
 from cputrain.data.notices import say
-from cputrain.data.sample_files import SampleFile
 from cputrain.data.sample_store import Board, SampleStore
 from cputrain.errors import UsageError
 from cputrain.machine import read_machine
@@ -20,6 +19,12 @@ if TYPE_CHECKING:
     from cputrain.data.statistics import Statistics
 
 MEMORY = "memory"
+
+_MAX_PROCESSES = 1024
+"""Workers of a loader that are counted on."""
+
+_MAX_ROWS = 1 << 24
+"""Of a dataset: each process has a table of them."""
 
 
 class SampleCache:
@@ -52,7 +57,6 @@ class SampleCache:
         self._key = ""
         self._store: SampleStore | None = None
         self._board: Board | None = None
-        self._num_slots = 0
         self._counted = 0
         self._refused = ""
 
@@ -74,28 +78,25 @@ class SampleCache:
         if reason:
             self._refuse(f"the samples of {type(dataset).__name__} are not kept: {reason}", notes)
             return None
-        if self._store is None or found.key != self._key or num_slots > self._num_slots:
-            try:
+        try:
+            if self._store is None or found.key != self._key:
                 self._begin(dataset, found.key, num_slots)
-            except OSError as error:
-                self._refuse(f"samples are not kept: {error}", notes)
-                return None
-        assert self._store is not None
+            assert self._store is not None
+            self._store.make_room(num_slots)
+        except OSError as error:
+            self._refuse(f"samples are not kept: {error}", notes)
+            return None
         return CachedDataset(dataset, self._store, found.generators)
 
     def _begin(self, dataset: Any, key: str, num_slots: int) -> None:
-        files: list[SampleFile] = []
         folder = None
-        if self._folder is None:
-            files = [SampleFile.nameless() for _ in range(num_slots)]
-        else:
+        if self._folder is not None:
             folder = os.path.join(self._folder, f"{type(dataset).__name__}-{key}")
-            os.makedirs(folder, exist_ok=True)
         if self._board is not None:
             self._counted += self._board.num_hits
-        self._board = Board.create(num_slots)
-        self._key, self._num_slots = key, num_slots
-        self._store = SampleStore(len(dataset), self._max_bytes, self._board, files, folder)
+        self._board = Board.create(max(_MAX_PROCESSES, num_slots))
+        self._key = key
+        self._store = SampleStore(len(dataset), self._max_bytes, self._board, folder)
 
     def _refuse(self, text: str, notes: list[str]) -> None:
         self._refused = text
@@ -127,6 +128,8 @@ def _reason_against(dataset: Any, found: Fingerprint) -> str:
         return "its code asks which worker makes them (get_worker_info)"
     if not hasattr(dataset, "__len__"):
         return "it has no length"
+    if len(dataset) > _MAX_ROWS:
+        return f"it has {len(dataset):,} of them, more than {_MAX_ROWS:,}"
     inner = dataset
     while isinstance(inner, Subset) and type(inner).__getitems__ is Subset.__getitems__:
         inner = inner.dataset

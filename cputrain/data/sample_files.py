@@ -77,6 +77,10 @@ class SampleFile:
         descriptors = reduction.DupFd(self.samples), reduction.DupFd(self.entries)
         return _receive, (*descriptors, self.has_checksums)
 
+    def rewind(self) -> None:
+        """Have all entries be new again."""
+        self._num_read = 0
+
     def new_entries(self) -> np.ndarray[Any, Any]:
         """Return the entries that have been added since this was last asked."""
         size = os.fstat(self.entries).st_size // ENTRY.itemsize

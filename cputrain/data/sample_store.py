@@ -8,6 +8,7 @@ import os
 import secrets
 import struct
 import time
+from contextlib import suppress
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +120,8 @@ class SampleStore:
         num_rows: of the dataset; samples of other indices are not kept.
         max_bytes: that all files of the key may take.
         board: of the loader.
-        files: in memory, one for each process that may write; none where `folder` is given.
-        folder: in which files of the key lie.
+        folder: in which files of the key lie; None for memory.
+        files: in memory, one for each process that may write.
     """
 
     def __init__(
@@ -128,11 +129,11 @@ class SampleStore:
         num_rows: int,
         max_bytes: int,
         board: Board,
-        files: list[SampleFile],
         folder: str | None,
+        files: Sequence[SampleFile] = (),
     ) -> None:
         self._num_rows, self._max_bytes, self._board = num_rows, max_bytes, board
-        self._files, self._folder = files, folder
+        self._folder, self._files = folder, list(files)
         self._slot = 0
         self._writer: SampleFileWriter | None = None
         self._opened_by = 0
@@ -142,7 +143,7 @@ class SampleStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         files = [] if self._folder else self._files
-        return SampleStore, (self._num_rows, self._max_bytes, self._board, files, self._folder)
+        return SampleStore, (self._num_rows, self._max_bytes, self._board, self._folder, files)
 
     def open(self, slot: int) -> None:
         """Begin to read, and to write as the process of that number, unless another one does."""
@@ -151,7 +152,9 @@ class SampleStore:
             self._opened_by, self._writer = os.getpid(), None
             self._entries, self._file_of = np.empty(0, ENTRY), np.empty(0, np.int64)
             self._is_checked = np.empty(0, bool)
-            self._where = np.full(self._num_rows, -1, np.int64)
+            self._where = np.full(self._num_rows, -1, np.int32)
+            for file in self._files:
+                file.rewind()
             if self._folder is None:
                 self._can_write = self._open_own(self._files[slot])
             else:
@@ -176,6 +179,14 @@ class SampleStore:
     def has_room(self) -> bool:
         """Whether this process may keep samples; one that it has forked may not."""
         return self._can_write and self._opened_by == os.getpid()
+
+    def make_room(self, num_slots: int) -> None:
+        """Have so many processes write, if they do so in memory. Raises OSError."""
+        if self._folder is not None:
+            os.makedirs(self._folder, exist_ok=True)
+            return
+        while len(self._files) < num_slots:
+            self._files.append(SampleFile.nameless())
 
     def may_hold(self, row: int) -> bool:
         """Return whether the sample of a row could be kept."""
@@ -238,9 +249,13 @@ class SampleStore:
 
     def num_bytes(self) -> int:
         """Return the bytes of all that is kept, whoever wrote it."""
+        total = 0
         if self._folder is not None:
-            with os.scandir(self._folder) as found:
-                return sum(one.stat().st_size for one in found)
+            with suppress(FileNotFoundError), os.scandir(self._folder) as found:
+                for one in found:
+                    with suppress(FileNotFoundError):  # they may be deleted at any time
+                        total += one.stat().st_size
+            return total
         return sum(
             os.fstat(one).st_size for file in self._files for one in (file.samples, file.entries)
         )
@@ -268,7 +283,10 @@ class SampleStore:
         self._look_at = end + _PATIENCE * (end - begin)
 
     def _find_files(self, folder: str) -> None:
-        for name in sorted(os.listdir(folder)):
+        names: list[str] = []
+        with suppress(FileNotFoundError):  # it has been deleted
+            names = sorted(os.listdir(folder))
+        for name in names:
             if name.endswith(ENTRIES) and name not in self._known:
                 self._known.add(name)
                 try:

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,8 +158,10 @@ def attributes_of(dataset: Any) -> dict[str, Any]:
             if isinstance(value, (bool, int, float, str, bytes, type(None))):
                 found[at] = value
                 continue
-            found[at] = id(value), _length(value), getattr(value, "_version", 0)
-            if hasattr(value, "__dict__") and not isinstance(value, type) and len(seen) < _MAX_SEEN:
+            found[at] = id(value), _length(value)
+            if isinstance(value, _WITHOUT_PARTS):
+                continue
+            if hasattr(value, "__dict__") and len(seen) < _MAX_SEEN:
                 pending.append((at, value))
     return found
 
@@ -167,7 +170,13 @@ _MAX_SEEN = 100
 """Objects that a dataset holds that are looked at."""
 
 
+_WITHOUT_PARTS = (type, ModuleType, FunctionType, torch.Tensor, np.ndarray, list, dict)
+
+
 def _length(value: Any) -> int:
+    """Return what changes with what a container holds."""
+    if isinstance(value, torch.Tensor):
+        return -1 if value.is_inference() else value._version
     return len(value) if isinstance(value, (list, tuple, dict, set, np.ndarray)) else 0
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from cputrain.data import DataLoader, cached_dataset, sample_format
+from cputrain.data import DataLoader, cached_dataset, sample_format, sample_sharing
+from cputrain.data.sample_watch import attributes_of
 from cputrain.errors import UsageError
 from tests.data.alike import assert_alike
 from tests.data.both import Loader, assert_same
@@ -571,6 +573,78 @@ def test_no_more_is_kept_than_was_allowed(where: str, tmp_path: Path) -> None:
     assert 3000 < loader.stats().cache_bytes <= 4000 + 500  # (two may write at once)
     assert loader.stats().cached
     assert "(cache_bytes) are reached" in loader.stats().notes[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_folder_may_be_deleted_at_any_time(workers: int, tmp_path: Path) -> None:
+    loader = DataLoader(Samples(_image), cache=tmp_path / "cache", num_workers=workers)
+    expected = list(DataLoader(Samples(_image)))
+    for _ in range(2):
+        for _ in range(2):
+            assert_alike(list(loader), expected)
+        batches = []
+        for number, batch in enumerate(loader):
+            batches.append(batch)
+            if number == 9:
+                shutil.rmtree(tmp_path / "cache")
+                assert loader.stats().cache_bytes == 0
+        assert_alike(batches, expected)
+
+
+def test_more_workers_find_what_fewer_have_kept() -> None:
+    loader = DataLoader(Samples(_image), cache="memory")
+    expected = list(loader)
+    assert _num_cached(loader) == 0
+    loader.num_workers, loader.prefetch_factor = 2, 2
+    assert_alike(list(loader), expected)
+    assert _num_cached(loader) >= 0.9 * COUNT
+
+
+def _num_cached(loader: DataLoader[Any]) -> int:
+    return loader.stats().cached
+
+
+class Holder(Samples):
+    """Holds what is not to be looked into for each sample, or cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__(_image)
+        self.module = np
+        with torch.inference_mode():
+            self.table = torch.zeros(3)
+        self.names = np.array([f"sample {row}" for row in range(COUNT)] + [None], dtype=object)
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.names[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_whatever_a_dataset_holds(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_sharing, "MIN_ROWS", COUNT)
+    monkeypatch.setattr(sample_sharing, "MIN_BYTES", 0)
+    dataset = Holder()
+    assert not [name for name in attributes_of(dataset) if name.startswith("Holder.module.")]
+
+    def work(loader: Loader) -> Any:
+        own = {"cache": "memory"} if loader is DataLoader else {}
+        made: Any = loader(dataset, num_workers=workers, **own)
+        batches = [list(made) for _ in range(3)]
+        if loader is DataLoader:
+            assert made.stats().cached
+        return batches
+
+    assert_same(work)
+
+
+class Endlessly(Samples):
+    def __len__(self) -> int:
+        return sys.maxsize
+
+
+def test_a_length_that_means_no_end() -> None:
+    loader = DataLoader(Endlessly(_image), cache="memory", sampler=range(5))
+    assert len(list(loader)) == 5
+    assert "more than" in loader.stats().notes[0]
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:
