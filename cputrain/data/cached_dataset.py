@@ -51,6 +51,10 @@ class CachedDataset:
         self._attributes = attributes_of(self.dataset)
         self._store.open(slot)
 
+    def look_again(self) -> None:
+        """Learn of the samples that other processes have kept."""
+        self._store.refresh()
+
     def __len__(self) -> int:
         return len(self.dataset)
 

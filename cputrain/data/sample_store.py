@@ -20,7 +20,7 @@ from cputrain.shared.nameless import nameless
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PATIENCE = 200
+_PATIENCE = 50
 """Files are looked at again after so many times what the last look took."""
 
 
@@ -160,7 +160,7 @@ class SampleStore:
             else:
                 self._files, self._known, self._can_write = [], set(), True
             self._look_at = 0.0
-        self._refresh()
+        self.refresh()
 
     def _open_own(self, file: SampleFile) -> bool:
         try:
@@ -209,7 +209,7 @@ class SampleStore:
         if number < 0:
             if time.monotonic() < self._look_at:
                 return None
-            self._refresh()
+            self.refresh()
             number = self._where[row]
             if number < 0:
                 return None
@@ -260,8 +260,10 @@ class SampleStore:
             os.fstat(one).st_size for file in self._files for one in (file.samples, file.entries)
         )
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Learn of what other processes have written."""
+        if self._opened_by != os.getpid():
+            return
         begin = time.monotonic()
         if self._folder is not None:
             self._find_files(self._folder)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate
+from torch.utils.data._utils.worker import _ResumeIteration
 
 from cputrain.data.cached_dataset import CachedDataset
 from cputrain.data.messages import Result
@@ -86,6 +87,7 @@ def _make_batches(
     dataset = arguments[_DATASET]
     if isinstance(dataset, CachedDataset):
         dataset.dataset = replace_in_worker(replacements, dataset.dataset)
+        tasks.begins_epoch = dataset.look_again
     else:
         arguments[_DATASET] = replace_in_worker(replacements, dataset)
     ours = {"tasks": tasks, "results": results, "done": done}
@@ -148,6 +150,8 @@ class _Tasks:
         self._done = done
         self.are_over = False
         """Whether the loader has said that no more will come."""
+        self.begins_epoch: Callable[[], None] | None = None
+        """What is done before the tasks of another epoch."""
         self._before: tuple[int, ProcessStates] | None = None
         """The random states before the first task of an epoch that had not begun."""
 
@@ -182,7 +186,14 @@ class _Tasks:
                 return False
             if self._before is None or self._before[0] != epoch:
                 self._before = (epoch, ProcessStates())
+                self._begin_epoch()
+        elif isinstance(task, _ResumeIteration):
+            self._begin_epoch()
         return True
+
+    def _begin_epoch(self) -> None:
+        if self.begins_epoch is not None:
+            self.begins_epoch()
 
 
 class _Results:

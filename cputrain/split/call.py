@@ -401,6 +401,11 @@ class Whole(torch.autograd.Function):
             for number, gradient in zip(ctx.numbers, gradients, strict=True)
             if gradient is not None
         ]
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        # what this backward does not go through, as a second head, may have one of its own
+        has_more = any(
+            gradient is None and ctx.attempts.call.needs(number)
+            for number, gradient in zip(ctx.numbers, gradients, strict=True)
+        )
+        keep = has_more or torch._C._autograd._get_current_graph_task_keep_graph()
         found = ctx.attempts.backward(given, ctx.needs_input_grad[2:], keep=keep)
         return None, None, *found

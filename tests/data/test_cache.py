@@ -61,6 +61,10 @@ def _counted_image(index: int) -> tuple[torch.Tensor, int]:
     return _image(index)
 
 
+def _large(index: int) -> torch.Tensor:
+    return torch.full((10_000,), float(index))
+
+
 def _many_types(index: int) -> dict[str, Any]:
     picture = torch.arange(60.0).reshape(3, 4, 5) + index
     return {
@@ -550,9 +554,9 @@ def test_what_was_damaged_is_made_again(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_writing_and_nothing_else(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    loader = DataLoader(Samples(_image), cache=tmp_path)
-    expected = list(DataLoader(Samples(_image)))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    loader = DataLoader(Samples(_large), cache=tmp_path)
+    expected = list(DataLoader(Samples(_large)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         epochs = [list(loader) for _ in range(3)]
     finally:
@@ -561,7 +565,7 @@ def test_a_full_disk_ends_the_writing_and_nothing_else(tmp_path: Path) -> None:
     assert_alike(epochs, [expected] * 3)
     assert 0 < loader.stats().cached < COUNT
     assert "no more samples are kept" in loader.stats().notes[0]
-    assert_alike([list(DataLoader(Samples(_image), cache=tmp_path))], [expected])
+    assert_alike([list(DataLoader(Samples(_large), cache=tmp_path))], [expected])
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])

@@ -422,14 +422,14 @@ def test_an_end_is_closed_once_however_often_it_is_told() -> None:
 def test_ends_that_are_forgotten_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
     read, write = pipe()
-    both = [Inbox(read), Outbox(write), Memory.create(8192), Payload.reserve()]
+    both = [Inbox(read), Outbox(write), Memory.create(8192), Payload.reserve(())]
     assert len(os.listdir("/proc/self/fd")) == before + 5
     both.clear()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def filled(arguments: dict[int, Any]) -> Payload:
-    payload = Payload.reserve()
+    payload = Payload.reserve(())
     assert payload is not None
     assert payload.fill(arguments)
     return payload
@@ -457,7 +457,7 @@ def test_a_payload_shares_the_memory_of_tensors() -> None:
 def test_what_cannot_be_pickled_or_only_be_inherited_makes_no_payload() -> None:
     lock = torch.multiprocessing.get_context("spawn").Lock()
     for arguments in ({0: lambda: None}, {0: [{"lock": lock}]}):
-        payload = Payload.reserve()
+        payload = Payload.reserve(())
         assert payload is not None
         assert not payload.fill(arguments)
         payload.close()

@@ -127,6 +127,30 @@ def test_a_graph_that_is_kept_can_be_gone_back_through_again():
         out.backward()
 
 
+class Heads(nn.Module):
+    """Two networks, of which each has an output."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh())
+        self.other = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.one(x), self.other(x)
+
+
+def test_outputs_may_go_backward_one_after_the_other():
+    whole, split = pair(Heads())
+    x = torch.randn(6, 4)
+    for model in (whole, split):
+        one, other = model(x)
+        one.square().sum().backward()
+        other.square().sum().backward()
+    assert split.calls_divided == 1
+    for a, b in zip(whole.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
 def test_without_gradients_and_in_inference():
     whole, split = pair(nn.Linear(4, 2))
     x = torch.randn(6, 4)
