@@ -78,7 +78,7 @@ class KeptMemory:
         self._budget_bytes = self._keep_bytes
         self._next_budget = 0.0
         self._next_check = 0.0
-        self._next_probe = 0.0
+        self._trimmed_at = 0.0
         self._resident_after_trim = 0
         self._max_in_use = 0
 
@@ -95,7 +95,7 @@ class KeptMemory:
         elif self.is_keeping:
             self._advise_huge_pages()
             if self._num_steps == 2:
-                self._trim(time.monotonic(), 0)
+                self._trim(time.monotonic())
 
     def _keep(self) -> None:
         if _is_address_space_limited():
@@ -126,8 +126,10 @@ class KeptMemory:
             self._next_budget = now + BUDGET_INTERVAL_S
             self._share_budget()
         has_shrunk = in_use < self._max_in_use - MIN_KEPT_BYTES
-        if has_shrunk or kept > self._budget_bytes or now >= self._next_probe:
-            self._trim(now, kept)
+        probe_after = max(BUDGET_INTERVAL_S, kept / TOUCHED_BYTES_PER_S / MAX_OVERHEAD)
+        is_probed = now >= self._trimmed_at + probe_after
+        if has_shrunk or kept > self._budget_bytes or is_probed:
+            self._trim(now)
 
     def _share_budget(self) -> None:
         budget_bytes = self._keep_bytes // num_programs()
@@ -135,12 +137,12 @@ class KeptMemory:
             self._budget_bytes = budget_bytes
             self._malloc.keep(budget_bytes)
 
-    def _trim(self, now: float, kept: int) -> None:
-        """Return what is kept; the more bytes that was, the longer until this is done again."""
+    def _trim(self, now: float) -> None:
+        """Return what is kept, and begin to watch anew."""
         self._malloc.trim()
         self._resident_after_trim = _resident_bytes()
         self._max_in_use = self._malloc.in_use_bytes() or 0
-        self._next_probe = now + max(BUDGET_INTERVAL_S, kept / TOUCHED_BYTES_PER_S / MAX_OVERHEAD)
+        self._trimmed_at = now
 
     def _advise_huge_pages(self) -> None:
         if self.uses_huge_pages:
