@@ -11,7 +11,7 @@ from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     Range = tuple[int, int]
@@ -52,8 +52,8 @@ class Arguments:
         leaves = tuple(
             (leaf.dim(), leaf.dtype, leaf.device.type, dim)
             if isinstance(leaf, torch.Tensor)
-            else leaf  # what a model decides by; a number may be another in each call
-            if isinstance(leaf, str | bool | None)
+            else leaf  # what a model decides by
+            if isinstance(leaf, str | bool | int | float | None)
             else type(leaf)
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         )
@@ -77,13 +77,31 @@ class Arguments:
     def first(self, count: int, *, exactly: bool) -> Arguments:
         """The same with fewer samples; `exactly` in float64."""
         leaves = [
-            leaf.detach().double().requires_grad_(leaf.requires_grad)
-            if exactly and isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-            else leaf
+            leaf
+            if not isinstance(leaf, torch.Tensor)
+            else leaf.detach().double().requires_grad_(leaf.requires_grad)
+            if exactly and leaf.is_floating_point()
+            else leaf.detach().clone().requires_grad_(leaf.requires_grad)
             for leaf in self.part((0, count))
         ]
+        return self._like(leaves, count)
+
+    def some(self, pick: Callable[[int], torch.Tensor]) -> Arguments:
+        """The same with the samples whose numbers `pick` returns for their count."""
+        numbers = pick(self.size)
+        leaves = [
+            leaf.detach().index_select(dim, numbers.to(leaf.device)).requires_grad_(
+                leaf.requires_grad
+            )
+            if isinstance(leaf, torch.Tensor) and dim is not None
+            else leaf
+            for leaf, dim in zip(self.leaves, self.dims, strict=True)
+        ]
+        return self._like(leaves, len(numbers))
+
+    def _like(self, leaves: Sequence[Any], size: int) -> Arguments:
         few = Arguments(*self.built(leaves), self.dim)
-        few.size, few.dims = count, self.dims  # with fewer samples, others might look like them
+        few.size, few.dims = size, self.dims  # with fewer samples, others might look like them
         return few
 
 

@@ -51,12 +51,15 @@ def _functional(own: Own) -> Own:
         number = part.met
         part.met += 1
         apply: Any = WholeBatchNorm.apply
-        normalised, mean, variance, count = apply(input, weight, bias, eps, part, number)
-        if running_mean is not None and running_var is not None:
-            with torch.no_grad():
-                running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
-                unbiased = variance * (count / (count - 1))
-                running_var.mul_(1 - momentum).add_(unbiased, alpha=momentum)
+        with part.untraced():
+            normalised, mean, variance, count = apply(input, weight, bias, eps, part, number)
+            if running_mean is not None and running_var is not None:
+                with torch.no_grad():
+                    running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
+                    unbiased = variance * (count / (count - 1))
+                    running_var.mul_(1 - momentum).add_(unbiased, alpha=momentum)
+        if part.trace is not None:
+            part.trace.batch_norm(input, normalised, running_mean, running_var)
         return normalised  # type: ignore[no-any-return]
 
     return batch_norm

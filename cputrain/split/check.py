@@ -18,6 +18,8 @@ from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split.compare import CannotSplitError, Compared, Way
 from cputrain.split.devices import CPU
 from cputrain.split.draws import Generators
+from cputrain.split.model_state import StateCopier
+from cputrain.split.proof import Proof
 from cputrain.split.views import home_of, is_plain
 
 TYPE_CHECKING = False
@@ -47,21 +49,37 @@ def find_way(
     arguments: Arguments,
     crew: Crew,
     devices: Sequence[torch.device] = (),
-) -> Way:
-    """How to divide such calls. Raises CannotSplitError, or what the model itself raises.
+) -> tuple[Proof, Way]:
+    """Return the proof that such calls can be divided, and how they are.
 
-    With `devices`, members of the crew compute there: one part is tried on each kind of device.
+    Raises CannotSplitError, or what the model itself raises. With `devices`, members of the crew
+    compute there: one part is tried on each kind of device.
     """
     look_at(model, anywhere=bool(devices))
     numbers = Numbers(home_of(model))
     try:
-        with suppress(RuntimeError, TypeError):  # float64 may not be what it takes
-            return _agreed(model, call, arguments, crew, devices, exactly=True)
+        proof = Proof(model, call, arguments)
         numbers.put_back()
-        return _agreed(model, call, arguments, crew, devices, exactly=False)
+        copied = StateCopier().copy(model)
+        return proof, _way(copied, call, arguments, crew, devices, numbers)
     finally:
         if numbers.put_back():  # which explains whatever differs
             raise CannotSplitError("it draws random numbers from Python or NumPy as well")
+
+
+def _way(
+    model: nn.Module,
+    call: Calls,
+    arguments: Arguments,
+    crew: Crew,
+    devices: Sequence[torch.device],
+    numbers: Numbers,
+) -> Way:
+    """Compare a few samples, whole and in parts; in float64 where the model can."""
+    with suppress(RuntimeError, TypeError):  # float64 may not be what it takes
+        return _agreed(model, call, arguments, crew, devices, exactly=True)
+    numbers.put_back()
+    return _agreed(model, call, arguments, crew, devices, exactly=False)
 
 
 def look_at(model: nn.Module, *, anywhere: bool = False) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import torch
 from torch.compiler import is_compiling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from cputrain.split.batch import Range
     from cputrain.split.draws import Draws
     from cputrain.split.meeting import Meeting
+    from cputrain.split.trace import Recorder
 
 
 class _Now(threading.local):
@@ -36,6 +39,7 @@ class Part:
         *,
         device: torch.device | None = None,
         apart: bool = False,
+        trace: Recorder | None = None,
     ) -> None:
         self.number = number
         self.begin, self.end = range_
@@ -47,6 +51,8 @@ class Part:
         """Whether parts are on several devices: what they bring to a meeting is in host memory."""
         self.meeting = meeting
         self.draws = draws
+        self.trace = trace
+        """Records the forward, where it is run for a proof."""
         self.drawn = 0
         """How often it has drawn random numbers."""
         self.met = 0
@@ -61,6 +67,10 @@ class Part:
             tuple(one.to(self.device) if isinstance(one, torch.Tensor) else one for one in values)
             for values in self.meeting.meet(key, self.number, brought)
         ]
+
+    def untraced(self) -> AbstractContextManager[Any]:
+        """Hide single operators from a recorder, which is told of all of them as one."""
+        return nullcontext() if self.trace is None else self.trace.opaque()
 
     def __enter__(self) -> Part:
         _now.part = self

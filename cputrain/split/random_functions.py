@@ -82,7 +82,11 @@ def drawn(part: Part, like: torch.Tensor, fill: Callable[[torch.Tensor], Any]) -
             fill(empty)
         return empty
 
-    return part.draws.take(part, like.shape, order_of(like), like.device, whole)
+    with part.untraced():
+        found = part.draws.take(part, like.shape, order_of(like), like.device, whole)
+    if part.trace is not None:
+        part.trace.drawn(found, like)
+    return found
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -98,11 +102,15 @@ def contiguous(
 ) -> Any:
     """The part of a tensor that `make` makes for the whole batch, with these options."""
     order = tuple(range(len(shape)))
-    device = torch.empty(0, device=options.get("device")).device
-    return part.draws.take(
-        part, shape, order, device,
-        lambda whole, _, there: make(whole, {**options, "device": there}),
-    )  # fmt: skip
+    with part.untraced():
+        device = torch.empty(0, device=options.get("device")).device
+        found = part.draws.take(
+            part, shape, order, device,
+            lambda whole, _, there: make(whole, {**options, "device": there}),
+        )  # fmt: skip
+    if part.trace is not None:
+        part.trace.drawn(found)
+    return found
 
 
 @_in_part
@@ -131,7 +139,8 @@ def _like(own: Own, part: Part) -> Own:
 @_in_part
 def _sized_first(own: Own, part: Part) -> Own:
     def ours(*args: Any, **options: Any) -> Any:
-        shape = own(*args, **{**options, "device": "meta"}).shape
+        with part.untraced():
+            shape = own(*args, **{**options, "device": "meta"}).shape
         options.pop("size", None)
         return contiguous(part, shape, options, lambda whole, given: own(whole, **given))
 
@@ -141,7 +150,8 @@ def _sized_first(own: Own, part: Part) -> Own:
 @_in_part
 def _sized_last(own: Own, part: Part) -> Own:
     def ours(*args: Any, **options: Any) -> Any:
-        shape = own(*args, **{**options, "device": "meta"}).shape
+        with part.untraced():
+            shape = own(*args, **{**options, "device": "meta"}).shape
         if "size" not in options:
             args = args[:-1]
         return contiguous(

@@ -11,18 +11,21 @@ from functools import cache, partial
 
 import torch
 
+from cputrain.record import Record
 from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split import batch_norm, random_functions
 from cputrain.split.again import Again, Attempts, Kept
 from cputrain.split.batch import DIMS, Arguments
 from cputrain.split.call import Call, States, Whole
-from cputrain.split.check import FEWEST, find_way
+from cputrain.split.check import FEWEST, Numbers, find_way
 from cputrain.split.compare import CannotSplitError, Way
 from cputrain.split.crew import Alone, crew_of, within
 from cputrain.split.devices import is_elsewhere, is_watched
 from cputrain.split.draws import Draws
+from cputrain.split.model_state import changes, outline_of, structure
 from cputrain.split.team import Team
 from cputrain.split.views import Mirrors, View, home_of, shape_of
+from cputrain.split.watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,9 +38,20 @@ if TYPE_CHECKING:
     from cputrain.split.call import Calls
     from cputrain.split.choose import Choice, Sizes
     from cputrain.split.crew import Crew
+    from cputrain.split.proof import Proof
 
     Places = list[tuple[Cpus, ...]]
 
+
+KINDS = 32
+"""Kinds of calls whose proofs are kept."""
+
+MAX_REFUSALS = 3
+"""Proofs in a row that may fail: a model that is refused and sets attributes differs in every call."""
+
+FREE_PROOFS = 8
+CALLS_FOR_PROOF = 20
+"""Divided calls that pay for one more proof, beyond the free ones."""
 
 SHAPES = 3
 """Views are kept for so many: a model in training, and in evaluation."""
@@ -52,6 +66,19 @@ ENDING = 0.01
 """Seconds for autograd's threads when a script has ended."""
 
 _jit: Any = torch.jit
+
+
+class Known(Record):
+    """What is known of calls of one kind."""
+
+    dim: int
+    """The dimension of the first argument along which samples lie."""
+
+    way: Way
+    """How the batch is divided."""
+
+    proof: Proof
+    """That it can be."""
 
 
 class Splitter:
@@ -83,7 +110,14 @@ class Splitter:
         self._say = say
         self._falls_back = falls_back
         self._owner = os.getpid()
-        self._ways: dict[Any, tuple[int, Way] | None] = {}
+        self._ways: dict[Any, Known | None] = {}
+        self._outline: dict[str, Any] = {}
+        """What the model was when it was proved last, by name."""
+        self._num_proofs = 0
+        self._num_refusals = 0
+        """Proofs in a row that have failed."""
+        self._told: set[str] = set()
+        self._watch = Watch()
         self._views: dict[Any, list[View]] = {}
         self._mirrors: dict[torch.device, Mirrors] = {}
         self._crews: dict[int, Crew] = {}
@@ -109,9 +143,14 @@ class Splitter:
         found = None if shape is None else self._way(call, args, options)
         if found is None:
             return call(self._model, *args, **options)
-        arguments, way = found
+        arguments, known = found
+        way = known.way
         sizes = self._choice.sizes(arguments.size, trains=trains)
         if self._is_undivided(sizes) and not self.measures:
+            return call(self._model, *args, **options)
+        if known.proof.needs_two_samples and 1 in sizes:
+            return call(self._model, *args, **options)
+        if trains and self._watch.is_due() and not self._still_holds(call, args, options, known):
             return call(self._model, *args, **options)
         if not self._falls_back:
             return self._divided(call, arguments, way, sizes, shape)
@@ -140,7 +179,9 @@ class Splitter:
 
     def _refuse(self, reason: str) -> None:
         self.refused = reason
-        self._tell(reason)
+        if reason not in self._told:
+            self._told.add(reason)
+            self._tell(reason)
 
     @property
     def _model(self) -> nn.Module:
@@ -195,22 +236,76 @@ class Splitter:
 
     def _way(
         self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[Arguments, Way] | None:
+    ) -> tuple[Arguments, Known] | None:
         first = Arguments(args, options, DIMS[0])
         kind = (
-            first.kind, self._model.training, torch.is_grad_enabled(), home_of(self._model),
+            first.kind, structure(self._model), torch.is_grad_enabled(), home_of(self._model),
             States(home_of(self._model)).casts_to,
         )  # fmt: skip
         if kind not in self._ways:
             if first.size < FEWEST:  # too few to tell: perhaps there are more next time
                 return None
+            if not self._may_prove():
+                return None
             self._find(kind, call, args, options)
         known = self._ways.get(kind)
         if known is None:
             return None
-        dim, way = known
+        dim = known.dim
         arguments = first if dim == first.dim else Arguments(args, options, dim)
-        return (arguments, way) if arguments.size > 1 else None
+        if arguments.size <= 1:
+            return None
+        if arguments.size > known.proof.largest and not self._extend(kind, known, arguments):
+            return None
+        return arguments, known
+
+    def _may_prove(self) -> bool:
+        """Whether another proof is worth its time; a model that differs in every call has none."""
+        if self._num_refusals >= MAX_REFUSALS:
+            return False
+        outline = outline_of(self._model)
+        differs = changes(self._outline, outline) if self._outline else []
+        self._outline = outline
+        if self._num_proofs < FREE_PROOFS or self.divided >= CALLS_FOR_PROOF * self._num_proofs:
+            self._num_proofs += 1
+            return True
+        what = f"{differs[0]} is another" if differs else "it is called in another way"
+        self._refuse(f"{what} in too many calls")
+        return False
+
+    def _extend(self, kind: Any, known: Known, arguments: Arguments) -> bool:
+        """Prove a way for a larger batch than those before."""
+        numbers = Numbers(home_of(self._model))
+        try:
+            known.proof.extend(self._model, arguments)
+        except CannotSplitError as refusal:
+            self._ways[kind] = None
+            self._refuse(str(refusal))
+            return False
+        finally:
+            numbers.put_back()
+        return True
+
+    def _still_holds(
+        self, call: Calls, args: tuple[Any, ...], options: dict[str, Any], known: Known
+    ) -> bool:
+        """Compare some samples of this batch once more, whole and divided."""
+        with self._watch.measured():
+            arguments = Arguments(args, options, known.dim).some(self._watch.pick)
+            try:
+                find_way(
+                    self._model, call, arguments, self._crew(next(iter(self._places))),
+                    self._devices,
+                )  # fmt: skip
+            except CannotSplitError as refusal:
+                fault = str(refusal)
+            except Exception as error:  # noqa: BLE001  (told below)
+                fault = _short(error)
+            else:
+                return True
+        self._ways = dict.fromkeys(self._ways)
+        self._refuse(f"from call {self.divided + 1} on: {fault}")
+        return False
 
     def _find(self, kind: Any, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Raises nothing: what cannot be divided is called as it is."""
@@ -227,14 +322,24 @@ class Splitter:
             if arguments.size < FEWEST:
                 continue
             try:
-                self._ways[kind] = dim, find_way(self._model, call, arguments, crew, self._devices)
+                proof, way = find_way(self._model, call, arguments, crew, self._devices)
+                self._ways[kind] = Known(dim=dim, way=way, proof=proof)
+                self._forget_ways()
+                self._num_refusals = 0
                 return
             except CannotSplitError as refusal:
                 reasons.append(str(refusal))
             except Exception as error:  # (a part alone does not fit it: told below)
                 reasons.append(_short(error))
         self._ways[kind] = None
+        self._forget_ways()
+        self._num_refusals += 1
         self._refuse(reasons[0])
+
+    def _forget_ways(self) -> None:
+        """Keep the last few: a model that was changed is seldom changed back."""
+        while len(self._ways) > KINDS:
+            del self._ways[next(iter(self._ways))]
 
     def _divided(
         self, call: Calls, arguments: Arguments, way: Way, sizes: Sizes, shape: Any

@@ -106,7 +106,7 @@ def verify(
             if arguments.size < FEWEST:
                 continue
             try:
-                way = find_way(model, call, arguments, crew)
+                _, way = find_way(model, call, arguments, crew)
                 differences = _differences(model, call, arguments, crew, numbers, replicas, way)
                 return found.replace(differences=differences)
             except CannotSplitError as refusal:

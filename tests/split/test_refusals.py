@@ -64,13 +64,13 @@ def with_python(_model, x):
 WHOLE = nn.Parameter(torch.randn(4))
 
 CASES = {
-    "its output differs": (lambda: Of(lambda _, x: x - x.mean(0)), None),
-    "made of the whole batch": (lambda: Of(lambda _, x: x.square().mean()), None),
+    "the operator mean in Of reduces the batch": (lambda: Of(lambda _, x: x - x.mean(0)), None),
+    "mean in Of reduces the batch": (lambda: Of(lambda _, x: x.square().mean()), None),
     "from Python or NumPy": (lambda: Of(with_python), None),
     "has a hook": (hooked, None),
     "Keeps sets self.kept": (lambda: Keeps(None), None),
     "Assigns sets self.average": (Assigns, None),
-    "the buffer average differs": (Averages, None),
+    "the operator mean in Averages reduces the batch": (Averages, None),
     "cannot be divided (an nn.LSTM": (
         lambda: nn.LSTM(4, 3, 2, dropout=0.5, batch_first=True),
         lambda: torch.randn(9, 5, 4),

@@ -1,0 +1,366 @@
+"""Copies everything that a model can reach, and tells what a forward has changed of it.
+
+A proof runs on copies, so nothing of it stays where a model is refused: tensors, random generators,
+lists, dicts and objects in attributes and closures are copied, however deep they lie. `snapshot` holds
+the values of all of them, and `changes` names the attribute that differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import OrderedDict, defaultdict, deque
+from functools import partial
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import nn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ATOMS = (
+    int, float, complex, bool, str, bytes, type(None), type, ModuleType, BuiltinFunctionType,
+    CodeType, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, slice,
+    type(...), ReferenceType, GeneratorType,
+)  # fmt: skip
+"""What has no state, or none that can be copied."""
+
+HOOK_TABLES = frozenset({
+    "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_forward_hooks",
+    "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set",
+    "_parameters", "_buffers", "_modules", "_version", "call_super_init",
+})  # fmt: skip
+"""Of a module, what `structure` does not look at: other checks do."""
+
+MAX_DEPTH = 40
+MAX_VALUES = 200_000
+"""Of a snapshot; what is beyond is not looked at."""
+
+
+class StateCopier:
+    """Copies a model with all that can be reached from it."""
+
+    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> None:
+        """`convert` makes the copy of each tensor, of another type or on another device say."""
+        self._convert = convert
+        self._memo: dict[int, Any] = {}
+        self._alive: list[Any] = []
+
+    def copy(self, value: Any) -> Any:
+        """Return a copy; what has no state, or cannot be copied, is the same object."""
+        if isinstance(value, ATOMS):
+            return value
+        key = id(value)
+        if key in self._memo:
+            return self._memo[key]
+        self._alive.append(value)
+        return self._copied(value, key)
+
+    def _copied(self, value: Any, key: int) -> Any:  # noqa: PLR0911
+        if isinstance(value, torch.Tensor):
+            self._memo[key] = made = self._tensor(value)
+            return made
+        if isinstance(value, nn.Module):
+            return self._module(value, key)
+        if isinstance(value, torch.Generator):
+            made = torch.Generator(value.device)
+            made.set_state(value.get_state())
+            self._memo[key] = made
+            return made
+        if isinstance(value, FunctionType):
+            return self._function(value, key)
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self.copy(value.__self__))
+        if type(value) is partial:
+            args = [self.copy(one) for one in value.args]
+            return partial(self.copy(value.func), *args, **self._dict(value.keywords))
+        if isinstance(value, dict):
+            return self._mapping(value, key)
+        if isinstance(value, list | deque):
+            made = self._memo[key] = copy.copy(value)
+            for number, one in enumerate(value):
+                made[number] = self.copy(one)
+            self._attributes(value, made)
+            return made
+        if isinstance(value, tuple):
+            inside = [self.copy(one) for one in value]
+            if all(one is other for one, other in zip(inside, value, strict=True)):
+                return value
+            return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+        if isinstance(value, set | frozenset):
+            return type(value)(self.copy(one) for one in value)
+        return self._object(value, key)
+
+    def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.copy(one) for name, one in value.items()}
+
+    def _mapping(self, value: dict[Any, Any], key: int) -> Any:
+        made: Any
+        if type(value) in (dict, OrderedDict):
+            made = type(value)()
+        elif isinstance(value, defaultdict):
+            made = defaultdict(value.default_factory)
+        else:
+            made = copy.copy(value)
+        self._memo[key] = made
+        for name, one in value.items():
+            dict.__setitem__(made, self.copy(name), self.copy(one))
+        self._attributes(value, made)
+        return made
+
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.inference_mode(False):
+            made = self._convert(value.detach())
+            if made is value or made.data_ptr() == value.data_ptr() != 0:
+                made = made.clone()
+        if isinstance(value, nn.Parameter):
+            kept = nn.Parameter(made, value.requires_grad)
+            kept.__dict__.update({k: v for k, v in value.__dict__.items() if not callable(v)})
+            return kept
+        return made.requires_grad_(value.requires_grad and made.is_floating_point())
+
+    def _module(self, module: nn.Module, key: int) -> nn.Module:
+        if isinstance(module, torch.jit.ScriptModule):
+            self._memo[key] = module
+            return module
+        made = object.__new__(type(module))
+        self._memo[key] = made
+        held = made.__dict__
+        for name, value in module.__dict__.items():
+            held[name] = value if name.endswith("_hooks") and not value else self.copy(value)
+        if isinstance(made, nn.RNNBase):
+            weights = [held["_parameters"].get(name) for name in made._flat_weights_names]
+            held["_flat_weights"] = weights
+            held["_flat_weight_refs"] = [None if one is None else ref(one) for one in weights]
+        return made
+
+    def _function(self, function: FunctionType, key: int) -> FunctionType:
+        """Functions keep state in closures and defaults."""
+        cells = function.__closure__ or ()
+        inside = [_content(cell) for cell in cells]
+        self._memo[key] = function
+        copied = [self.copy(one) for one in inside]
+        defaults = self.copy(function.__defaults__)
+        if defaults is function.__defaults__ and all(
+            one is other for one, other in zip(inside, copied, strict=True)
+        ):
+            return function
+        closure = tuple(
+            cell if one is other else CellType(other)
+            for cell, one, other in zip(cells, inside, copied, strict=True)
+        )
+        made = FunctionType(
+            function.__code__, function.__globals__, function.__name__, defaults, closure or None
+        )
+        made.__kwdefaults__ = self.copy(function.__kwdefaults__)
+        made.__dict__.update(function.__dict__)
+        self._memo[key] = made
+        return made
+
+    def _object(self, value: Any, key: int) -> Any:
+        held = getattr(value, "__dict__", None)
+        if held is not None and type(value).__new__ is object.__new__:
+            made = self._memo[key] = object.__new__(type(value))
+            for name, one in held.items():
+                made.__dict__[name] = self.copy(one)
+            for name in _slots(type(value)):
+                if hasattr(value, name):
+                    object.__setattr__(made, name, self.copy(getattr(value, name)))
+            return made
+        try:
+            made = copy.deepcopy(value, self._memo)
+        except Exception:  # noqa: BLE001  (anything: a lock, a file, a socket; it is shared then)
+            made = value
+        self._memo[key] = made
+        return made
+
+    def _attributes(self, value: Any, made: Any) -> None:
+        """Copy what an instance of a subclass has beside its items."""
+        if type(value).__dictoffset__ and getattr(value, "__dict__", None):
+            made.__dict__.update(self._dict(value.__dict__))
+
+
+def _slots(kind: type) -> list[str]:
+    found: list[str] = []
+    for one in kind.__mro__:
+        slots = one.__dict__.get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else slots
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+def reachable(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Go through all values that can be reached, with a name for each; every object once."""
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any, int]] = [(name, value, 0)]
+    count = 0
+    while waiting and count < MAX_VALUES:
+        where, one, depth = waiting.pop()
+        count += 1
+        if not isinstance(one, ATOMS):
+            if id(one) in seen or depth > MAX_DEPTH:
+                continue
+            seen.add(id(one))
+        yield where, one
+        waiting += [(inner, each, depth + 1) for inner, each in _inside(where, one)]
+
+
+def _inside(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, ATOMS) or isinstance(value, torch.Tensor | torch.Generator):
+        return
+    if isinstance(value, nn.Module):
+        for name, one in value.__dict__.items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                yield from ((_join(where, inner), each) for inner, each in one.items())
+            else:
+                yield _join(where, name), one
+        return
+    if isinstance(value, dict):
+        yield from ((f"{where}[{name!r}]", one) for name, one in list(value.items()))
+    elif isinstance(value, list | tuple | deque):
+        yield from ((f"{where}[{number}]", one) for number, one in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from ((where, one) for one in value)
+    elif isinstance(value, FunctionType):
+        for number, cell in enumerate(value.__closure__ or ()):
+            yield f"{where} ({value.__code__.co_freevars[number]})", _content(cell)
+        yield from ((where, one) for one in value.__defaults__ or ())
+        return
+    elif isinstance(value, MethodType):
+        yield where, value.__self__
+        return
+    elif type(value) is partial:
+        yield from ((where, one) for one in (value.func, *value.args, *value.keywords.values()))
+        return
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict):
+        yield from ((_join(where, str(name)), one) for name, one in list(held.items()))
+    for name in _slots(type(value)):
+        if hasattr(value, name):
+            yield _join(where, name), getattr(value, name)
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def snapshot(value: Any) -> dict[str, Any]:
+    """Return every value that can be reached, by name, as something that can be compared."""
+    found: dict[str, Any] = {}
+    for name, one in reachable(value):
+        key = name
+        while key in found:
+            key += "'"
+        found[key] = _fingerprint(one)
+    return found
+
+
+def _fingerprint(value: Any) -> Any:  # noqa: PLR0911
+    if isinstance(value, torch.Tensor):
+        version = None if value.is_inference() else value._version
+        grad = id(value.grad) if value.is_leaf and value.grad is not None else None
+        return id(value), version, tuple(value.shape), value.requires_grad, grad, _address(value)
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        if isinstance(value, numpy.random.Generator):
+            return repr(value.bit_generator.state)
+        if isinstance(value, numpy.random.RandomState):
+            return repr(value.get_state())
+        if isinstance(value, numpy.ndarray):
+            return id(value), value.tobytes() if value.dtype != object else repr(value)
+    if isinstance(value, float) and value != value:
+        return "nan"
+    if isinstance(value, int | float | complex | bool | str | bytes | None):
+        return type(value), value
+    if isinstance(value, dict):
+        return type(value), tuple(map(_name, value))
+    if isinstance(value, list | tuple | deque):
+        return type(value), len(value)
+    if isinstance(value, set | frozenset):
+        return type(value), tuple(sorted(map(_name, value)))
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return id(value), None if frame is None else (frame.f_lasti, repr(frame.f_locals))
+    return type(value)
+
+
+def _name(key: Any) -> str:
+    return repr(key) if isinstance(key, str | int | float | bytes | bool | None) else str(id(key))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names of the values that differ, are new, or are gone."""
+    return [name for name in {**before, **after} if before.get(name, _MISSING) != after.get(name)]
+
+
+_MISSING = object()
+
+
+def structure(model: nn.Module) -> tuple[Any, ...]:
+    """Return what a proof is valid for: modules, flags, numbers and functions, by value or identity.
+
+    Parameters and buffers are left out: their values may be others in each call.
+    """
+    found: list[Any] = []
+    for module in model.modules():
+        found.append(id(module))
+        for name, value in module.__dict__.items():
+            if name not in HOOK_TABLES:
+                found.append(_outline(value, 0))
+    return tuple(found)
+
+
+def outline_of(model: nn.Module) -> dict[str, Any]:
+    """Return the same by name."""
+    return {
+        _join(where, name): _outline(value, 0)
+        for where, module in model.named_modules()
+        for name, value in module.__dict__.items()
+        if name not in HOOK_TABLES
+    }
+
+
+def _outline(value: Any, depth: int) -> Any:
+    if isinstance(value, int | float | str | bytes | None) or depth > 4:  # noqa: PLR2004
+        return value if value == value else "nan"
+    if isinstance(value, torch.Tensor):
+        return id(value), value.requires_grad
+    if isinstance(value, nn.Module):
+        return id(value)
+    if isinstance(value, dict):
+        return tuple((_name(key), _outline(one, depth + 1)) for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_outline(one, depth + 1) for one in value)
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict) and held and not isinstance(value, type | FunctionType | ModuleType):
+        return id(value), _outline(held, depth + 1)
+    return id(value)

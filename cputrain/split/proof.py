@@ -1,0 +1,152 @@
+"""Proves by a model's structure that its batch can be divided, on copies of the model.
+
+A forward with two samples and one with the whole batch pass a `Recorder`: each operator must keep
+samples apart, and be the same for both. Whatever can be reached from the model must be afterwards
+what it was before, but for the buffers of batch norm and those that all replicas write alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils import _pytree as tree
+
+from cputrain.split.compare import CannotSplitError
+from cputrain.split.devices import CPU
+from cputrain.split.draws import Draws
+from cputrain.split.meeting import Meeting
+from cputrain.split.model_state import StateCopier, changes, reachable, snapshot
+from cputrain.split.part import Part
+from cputrain.split.sharding_rules import Opaque, SampleIndex, Shard
+from cputrain.split.trace import CannotShard, Recorder
+from cputrain.split.views import home_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from cputrain.split.batch import Arguments
+    from cputrain.split.call import Calls
+
+FEW = 2
+"""Samples of the forward that the whole batch is compared with."""
+
+WITH_STORAGE = ("cpu", "cuda", "xpu", "mps")
+"""Devices whose tensors have storages that views share; models elsewhere are proved on the CPU."""
+
+
+class Proof:
+    """What holds for calls of one kind."""
+
+    def __init__(self, model: nn.Module, call: Calls, arguments: Arguments) -> None:
+        """Raises CannotSplitError, or what the model itself raises. Nothing of it stays."""
+        self._call = call
+        self._reference = self._run(model, arguments, FEW, None)
+        self.largest = FEW
+        """The number of samples of the largest batch that was proved."""
+        self.extend(model, arguments)
+
+    def extend(self, model: nn.Module, arguments: Arguments) -> None:
+        """Prove it for a batch of another size."""
+        recorder = self._run(model, arguments, arguments.size, self._reference)
+        self.needs_two_samples = recorder.needs_two_samples
+        self.largest = max(self.largest, arguments.size)
+
+    def _run(
+        self, model: nn.Module, arguments: Arguments, size: int, reference: Recorder | None
+    ) -> Recorder:
+        home = home_of(model)
+        if home.type not in WITH_STORAGE:
+            home = CPU
+        copier = StateCopier(lambda value: value.to(home, copy=True))
+        copied = copier.copy(model)
+        leaves = [
+            _copied(leaf, home) if isinstance(leaf, torch.Tensor) else copier.copy(leaf)
+            for leaf in arguments.part((0, size))
+        ]
+        args, options = arguments.built(leaves)
+        recorder = Recorder(copied, size, _tensors(copied), reference)
+        for leaf, dim in zip(leaves, arguments.dims, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                recorder.place(leaf, dim)
+        others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        before = snapshot(copied), snapshot(others)
+        part = Part(0, (0, size), size, Meeting(1), Draws(1, None, home), trace=recorder)
+        try:
+            with part, recorder:
+                output = self._call(copied, *args, **options)
+            recorder.finish()
+        except CannotShard as refusal:
+            raise CannotSplitError(str(refusal)) from None
+        _same_state(copied, before[0], before[1], others)
+        if reference is not None:
+            _look_at_outputs(recorder, output)
+        return recorder
+
+
+def _copied(leaf: torch.Tensor, home: torch.device) -> torch.Tensor:
+    return leaf.detach().to(home, copy=True).requires_grad_(leaf.requires_grad)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, value in reachable(model):
+        if isinstance(value, torch.Tensor):
+            yield name, value
+
+
+def _same_state(
+    model: nn.Module, before: dict[str, Any], arguments: dict[str, Any], others: list[Any]
+) -> None:
+    """Raise where a forward has changed what a divided one would change in every replica."""
+    if changes(arguments, snapshot(others)):
+        raise CannotSplitError("it changes an argument that is no tensor")
+    buffers = {id(buffer) for buffer in model.buffers()}
+    values = dict(reachable(model))
+    after = snapshot(model)
+    for name in changes(before, after):
+        value = values.get(name.rstrip("'"))
+        is_same = name in before and name in after and before[name][0] == after[name][0]
+        if isinstance(value, torch.Tensor) and id(value) in buffers and is_same:
+            continue  # the recorder has seen what was written
+        raise CannotSplitError(_changed(model, name, value, is_same=is_same))
+
+
+def _changed(model: nn.Module, name: str, value: Any, *, is_same: bool) -> str:
+    modules = dict(model.named_modules())
+    owner, _, attribute = name.rstrip("'").rpartition(".")
+    if isinstance(value, torch.Tensor) and is_same:
+        return f"it writes to {name} while it runs"
+    if owner not in modules or "[" in attribute:
+        return f"it changes {name} while it runs"
+    kind = type(modules[owner]).__name__
+    where = f"{owner} ({kind})" if owner else kind
+    return f"{where} sets self.{attribute} while it runs"
+
+
+def _look_at_outputs(recorder: Recorder, output: Any) -> None:
+    """Raise where outputs cannot be put together, or gradients take a way that is not known."""
+    leaves = [leaf for leaf in tree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    for number, leaf in enumerate(leaves):
+        name = f"its output {number}" if len(leaves) > 1 else "its output"
+        layout = recorder.layout(leaf)
+        if isinstance(layout, SampleIndex | Opaque):
+            raise CannotSplitError(f"{name} has the numbers of samples")
+        if isinstance(layout, Shard) and leaf.shape[layout.dim] != (
+            recorder.num_samples * layout.inner
+        ):
+            raise CannotSplitError(f"{name} has samples in an order that cannot be put together")
+    waiting: list[Any] = [leaf.grad_fn for leaf in leaves]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [after for after, _ in node.next_functions]
+        function = getattr(type(node), "_forward_cls", None)
+        if function is not None and not function.__module__.startswith("cputrain."):
+            raise CannotSplitError(
+                f"its backward has a function of its own ({function.__qualname__}), which may "
+                "combine gradients of samples"
+            )
