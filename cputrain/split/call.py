@@ -10,7 +10,7 @@ import torch
 
 from cputrain.errors import DifferentiatedTwice
 from cputrain.runtime.openmp import end_team
-from cputrain.split.batch import leaves_of, ranges
+from cputrain.split.batch import REDUCED, leaves_of, ranges
 from cputrain.split.devices import Stopwatch, default_device, finish
 from cputrain.split.meeting import Meeting
 from cputrain.split.mirror import Packed
@@ -269,7 +269,7 @@ class Call:
                     if not output.requires_grad or (dim is None and part.number):
                         continue
                     outputs.append(output)
-                    if dim is not None:
+                    if dim is not None and dim != REDUCED:
                         each = gradient.size(dim) // size
                         gradient = gradient.narrow(dim, begin * each, (end - begin) * each)
                     if gradient.device != output.device:

@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from cputrain.split.call import Calls
     from cputrain.split.crew import Crew
 
-SAMPLES = 8
+SAMPLES = 5
 """So many are tried."""
 
 FEWEST = 3
 """Of fewer than these there are no two uneven parts."""
 
-EXACTLY = 1e-8
-"""How far two results in float64 may be apart, relative to the norm."""
+EXACTLY = 1e-6
+"""How far two results in float64 may be apart, relative to the norm: some models compute parts of
+them in float32."""
 
 ROUGHLY = 5e-2
 """How far those in other types may: batch norm of few samples blows up what rounding does."""
@@ -61,7 +62,7 @@ def find_way(
         proof = Proof(model, call, arguments)
         numbers.put_back()
         copied = StateCopier().copy(model)
-        return proof, _way(copied, call, arguments, crew, devices, numbers)
+        return proof, _way(copied, call, arguments, crew, devices, numbers, proof.reduced)
     finally:
         if numbers.put_back():  # which explains whatever differs
             raise CannotSplitError("it draws random numbers from Python or NumPy as well")
@@ -74,12 +75,13 @@ def _way(
     crew: Crew,
     devices: Sequence[torch.device],
     numbers: Numbers,
+    reduced: frozenset[int],
 ) -> Way:
     """Compare a few samples, whole and in parts; in float64 where the model can."""
     with suppress(RuntimeError, TypeError):  # float64 may not be what it takes
-        return _agreed(model, call, arguments, crew, devices, exactly=True)
+        return _agreed(model, call, arguments, crew, devices, reduced, exactly=True)
     numbers.put_back()
-    return _agreed(model, call, arguments, crew, devices, exactly=False)
+    return _agreed(model, call, arguments, crew, devices, reduced, exactly=False)
 
 
 def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
@@ -115,6 +117,7 @@ def _agreed(
     arguments: Arguments,
     crew: Crew,
     devices: Sequence[torch.device],
+    reduced: frozenset[int],
     *,
     exactly: bool,
 ) -> Way:
@@ -127,7 +130,9 @@ def _agreed(
     ones = [1] * (len(kinds) - 2)
     less = max(1, (few.size - 1) // 2 - len(ones))
     sizes = [*ones, less, few.size - less - len(ones)]
-    compared = Compared(model, call, few, crew, sizes, exactly=exactly, devices=kinds)
+    compared = Compared(
+        model, call, few, crew, sizes, exactly=exactly, devices=kinds, reduced=reduced
+    )
     for pair in compared.pairs():
         far = pair.difference
         if far > (EXACTLY if pair.whole.dtype == torch.float64 else ROUGHLY):

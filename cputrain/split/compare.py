@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils import _pytree as tree
 
 from cputrain.record import Record
-from cputrain.split.batch import Together, leaves_of
+from cputrain.split.batch import REDUCED, Together, leaves_of
 from cputrain.split.call import Call
 from cputrain.split.draws import Divided, Draws, Generators, divided_dim
 from cputrain.split.team import Team
@@ -92,11 +93,13 @@ class Compared:
         exactly: bool,
         way: Way | None = None,
         devices: Sequence[torch.device] = (),
+        reduced: frozenset[int] = frozenset(),
     ) -> None:
         """Raises CannotSplitError where the two cannot be put beside each other.
 
         Without a way, parts must be of different sizes: these show it. `devices` are where each
-        part is computed, where the model is by default.
+        part is computed, where the model is by default. `reduced` are the numbers of outputs that
+        are losses of the whole batch.
         """
         self._model = model
         self._arguments = arguments
@@ -106,7 +109,7 @@ class Compared:
         every = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
         self._alone = View(model, every, exactly=exactly)
         args, options = arguments.built(arguments.part((0, arguments.size)))
-        self._inside, _ = leaves_of((args, options))
+        self._inside = tree.tree_leaves((args, options))
         self._leaves, form = leaves_of(call(self._alone.model, *args, **options))
         after = generators.get()
         generators.set(before)
@@ -131,7 +134,7 @@ class Compared:
             )
         self._first = views[0].model
         self.way = way or Way(
-            together=self._together(form, list(sizes)),
+            together=self._together(form, list(sizes), reduced),
             draws=tuple(draws.found),
             changing=self._changing(),
         )
@@ -153,7 +156,7 @@ class Compared:
             )  # fmt: skip
         yield from self._gradients()
 
-    def _together(self, form: Any, sizes: Sequence[int]) -> Together:
+    def _together(self, form: Any, sizes: Sequence[int], reduced: frozenset[int]) -> Together:
         """Along which dimension the parts of each output lie."""
         if self._divided.form != form:
             raise CannotSplitError("the form of its output depends on the size of the batch")
@@ -166,6 +169,9 @@ class Compared:
                         f"its output {number} is {leaf!r}, and {parts[0]!r} for a part of the batch"
                     )
                 dims.append(None)
+                continue
+            if number in reduced:
+                dims.append(REDUCED)
                 continue
             dim = divided_dim([part.shape for part in parts], list(sizes))
             if dim is None and leaf.requires_grad and leaf.is_floating_point() and not leaf.dim():

@@ -1,8 +1,8 @@
 """Copies everything that a model can reach, and tells what a forward has changed of it.
 
-A proof runs on copies, so nothing of it stays where a model is refused: tensors, random generators,
-lists, dicts and objects in attributes and closures are copied, however deep they lie. `snapshot` holds
-the values of all of them, and `changes` names the attribute that differs.
+A proof runs on copies, so nothing of it stays where a model is refused: tensors, random
+generators, lists, dicts and objects in attributes and closures are copied, however deep they lie.
+`snapshot` holds the values of all of them, and `changes` names the attribute that differs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
-from functools import partial
+from functools import cache, partial
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -29,14 +29,17 @@ from torch import nn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 ATOMS = (
     int, float, complex, bool, str, bytes, type(None), type, ModuleType, BuiltinFunctionType,
-    CodeType, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, slice,
-    type(...), ReferenceType, GeneratorType,
+    CodeType, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range,
+    slice, type(...), ReferenceType, GeneratorType,
 )  # fmt: skip
 """What has no state, or none that can be copied."""
+
+SIMPLE = frozenset({int, float, bool, str, bytes, type(None), type})
+"""The most frequent of them."""
 
 HOOK_TABLES = frozenset({
     "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_forward_hooks",
@@ -61,6 +64,11 @@ class StateCopier:
         self._memo: dict[int, Any] = {}
         self._alive: list[Any] = []
 
+    def put(self, value: Any, copied: Any) -> None:
+        """Say what stands for a value in the copy."""
+        self._alive.append(value)
+        self._memo[id(value)] = copied
+
     def copy(self, value: Any) -> Any:
         """Return a copy; what has no state, or cannot be copied, is the same object."""
         if isinstance(value, ATOMS):
@@ -71,7 +79,8 @@ class StateCopier:
         self._alive.append(value)
         return self._copied(value, key)
 
-    def _copied(self, value: Any, key: int) -> Any:  # noqa: PLR0911
+    def _copied(self, value: Any, key: int) -> Any:
+        made: Any
         if isinstance(value, torch.Tensor):
             self._memo[key] = made = self._tensor(value)
             return made
@@ -174,17 +183,18 @@ class StateCopier:
 
     def _object(self, value: Any, key: int) -> Any:
         held = getattr(value, "__dict__", None)
-        if held is not None and type(value).__new__ is object.__new__:
+        new: Any = type(value).__new__
+        if held is not None and new is object.__new__:
             made = self._memo[key] = object.__new__(type(value))
             for name, one in held.items():
                 made.__dict__[name] = self.copy(one)
-            for name in _slots(type(value)):
+            for name in _slots(type(value)):  # type: ignore[arg-type]
                 if hasattr(value, name):
                     object.__setattr__(made, name, self.copy(getattr(value, name)))
             return made
         try:
             made = copy.deepcopy(value, self._memo)
-        except Exception:  # noqa: BLE001  (anything: a lock, a file, a socket; it is shared then)
+        except Exception:
             made = value
         self._memo[key] = made
         return made
@@ -195,9 +205,10 @@ class StateCopier:
             made.__dict__.update(self._dict(value.__dict__))
 
 
-def _slots(kind: type) -> list[str]:
+@cache
+def _slots(kind: Hashable) -> list[str]:
     found: list[str] = []
-    for one in kind.__mro__:
+    for one in kind.__mro__:  # type: ignore[attr-defined]
         slots = one.__dict__.get("__slots__", ())
         found += [slots] if isinstance(slots, str) else slots
     return [name for name in found if name not in ("__dict__", "__weakref__")]
@@ -218,22 +229,23 @@ def reachable(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     while waiting and count < MAX_VALUES:
         where, one, depth = waiting.pop()
         count += 1
-        if not isinstance(one, ATOMS):
-            if id(one) in seen or depth > MAX_DEPTH:
-                continue
-            seen.add(id(one))
+        if type(one) in SIMPLE or isinstance(one, ATOMS):
+            yield where, one
+            continue
+        if id(one) in seen or depth > MAX_DEPTH:
+            continue
+        seen.add(id(one))
         yield where, one
-        waiting += [(inner, each, depth + 1) for inner, each in _inside(where, one)]
+        if not isinstance(one, torch.Tensor | torch.Generator):
+            waiting += [(inner, each, depth + 1) for inner, each in _inside(where, one)]
 
 
 def _inside(where: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, ATOMS) or isinstance(value, torch.Tensor | torch.Generator):
-        return
     if isinstance(value, nn.Module):
         for name, one in value.__dict__.items():
             if name in ("_parameters", "_buffers", "_modules"):
                 yield from ((_join(where, inner), each) for inner, each in one.items())
-            else:
+            elif one or name not in HOOK_TABLES:
                 yield _join(where, name), one
         return
     if isinstance(value, dict):
@@ -256,7 +268,7 @@ def _inside(where: str, value: Any) -> Iterator[tuple[str, Any]]:
     held = getattr(value, "__dict__", None)
     if isinstance(held, dict):
         yield from ((_join(where, str(name)), one) for name, one in list(held.items()))
-    for name in _slots(type(value)):
+    for name in _slots(type(value)):  # type: ignore[arg-type]
         if hasattr(value, name):
             yield _join(where, name), getattr(value, name)
 
@@ -276,7 +288,9 @@ def snapshot(value: Any) -> dict[str, Any]:
     return found
 
 
-def _fingerprint(value: Any) -> Any:  # noqa: PLR0911
+def _fingerprint(value: Any) -> Any:
+    if type(value) in SIMPLE:
+        return type(value), "nan" if value != value else value
     if isinstance(value, torch.Tensor):
         version = None if value.is_inference() else value._version
         grad = id(value.grad) if value.is_leaf and value.grad is not None else None
@@ -326,7 +340,7 @@ _MISSING = object()
 
 
 def structure(model: nn.Module) -> tuple[Any, ...]:
-    """Return what a proof is valid for: modules, flags, numbers and functions, by value or identity.
+    """Return what a proof is valid for: modules, flags, numbers, functions; by value or identity.
 
     Parameters and buffers are left out: their values may be others in each call.
     """
@@ -350,7 +364,7 @@ def outline_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _outline(value: Any, depth: int) -> Any:
-    if isinstance(value, int | float | str | bytes | None) or depth > 4:  # noqa: PLR2004
+    if isinstance(value, int | float | str | bytes | None) or depth > 4:
         return value if value == value else "nan"
     if isinstance(value, torch.Tensor):
         return id(value), value.requires_grad

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils import _pytree as tree
 
+from cputrain.split.batch import leaves_of
 from cputrain.split.compare import CannotSplitError
 from cputrain.split.devices import CPU
 from cputrain.split.draws import Draws
 from cputrain.split.meeting import Meeting
 from cputrain.split.model_state import StateCopier, changes, reachable, snapshot
 from cputrain.split.part import Part
-from cputrain.split.sharding_rules import Opaque, SampleIndex, Shard
+from cputrain.split.sharding_rules import Opaque, Reduced, SampleIndex, Shard
 from cputrain.split.trace import CannotShard, Recorder
 from cputrain.split.views import home_of
 
@@ -71,7 +71,7 @@ class Proof:
             if isinstance(leaf, torch.Tensor):
                 recorder.place(leaf, dim)
         others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-        before = snapshot(copied), snapshot(others)
+        before = ({}, {}) if reference is None else (snapshot(copied), snapshot(others))
         part = Part(0, (0, size), size, Meeting(1), Draws(1, None, home), trace=recorder)
         try:
             with part, recorder:
@@ -79,9 +79,10 @@ class Proof:
             recorder.finish()
         except CannotShard as refusal:
             raise CannotSplitError(str(refusal)) from None
-        _same_state(copied, before[0], before[1], others)
         if reference is not None:
-            _look_at_outputs(recorder, output)
+            _same_state(copied, before[0], before[1], others)
+            self.reduced = _look_at_outputs(recorder, output)
+            """The numbers of outputs that are losses of the whole batch."""
         return recorder
 
 
@@ -102,9 +103,10 @@ def _same_state(
     if changes(arguments, snapshot(others)):
         raise CannotSplitError("it changes an argument that is no tensor")
     buffers = {id(buffer) for buffer in model.buffers()}
-    values = dict(reachable(model))
     after = snapshot(model)
-    for name in changes(before, after):
+    differ = changes(before, after)
+    values = dict(reachable(model)) if differ else {}
+    for name in differ:
         value = values.get(name.rstrip("'"))
         is_same = name in before and name in after and before[name][0] == after[name][0]
         if isinstance(value, torch.Tensor) and id(value) in buffers and is_same:
@@ -124,12 +126,21 @@ def _changed(model: nn.Module, name: str, value: Any, *, is_same: bool) -> str:
     return f"{where} sets self.{attribute} while it runs"
 
 
-def _look_at_outputs(recorder: Recorder, output: Any) -> None:
-    """Raise where outputs cannot be put together, or gradients take a way that is not known."""
-    leaves = [leaf for leaf in tree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    for number, leaf in enumerate(leaves):
+def _look_at_outputs(recorder: Recorder, output: Any) -> frozenset[int]:
+    """Raise where outputs cannot be put together, or gradients take a way that is not known.
+
+    Return the numbers of those that are losses.
+    """
+    every = leaves_of(output)[0]
+    leaves = [leaf for leaf in every if isinstance(leaf, torch.Tensor)]
+    losses: set[int] = set()
+    for number, leaf in enumerate(every):
+        if not isinstance(leaf, torch.Tensor):
+            continue
         name = f"its output {number}" if len(leaves) > 1 else "its output"
         layout = recorder.layout(leaf)
+        if isinstance(layout, Reduced):
+            losses.add(number)
         if isinstance(layout, SampleIndex | Opaque):
             raise CannotSplitError(f"{name} has the numbers of samples")
         if isinstance(layout, Shard) and leaf.shape[layout.dim] != (
@@ -150,3 +161,4 @@ def _look_at_outputs(recorder: Recorder, output: Any) -> None:
                 f"its backward has a function of its own ({function.__qualname__}), which may "
                 "combine gradients of samples"
             )
+    return frozenset(losses)

@@ -16,7 +16,7 @@ import torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     Shape = Sequence[int]
@@ -41,11 +41,15 @@ class Opaque(NamedTuple):
     """An output that only a backward reads, a workspace for example."""
 
 
-Layout = Shard | SampleIndex | Opaque | None
+class Reduced(NamedTuple):
+    """One number of the whole batch that all replicas have; gradients go to each one's samples."""
+
+
+Layout = Shard | SampleIndex | Opaque | Reduced | None
 """None: replicated, the same for every shard of the batch."""
 
 
-class MixesSamples(Exception):
+class MixesSamples(Exception):  # noqa: N818  (a finding; nothing has failed)
     """What the operator does with the batch, as the end of a sentence about it."""
 
 
@@ -87,6 +91,8 @@ class Operator:
             raise MixesSamples("computes with the numbers of samples")
         if isinstance(layout, Opaque):
             raise MixesSamples("reads what was kept for a backward")
+        if isinstance(layout, Reduced):
+            raise MixesSamples("computes with a loss of the whole batch")
         return layout
 
     @property
@@ -135,6 +141,8 @@ def _together(layouts: Sequence[Layout]) -> Layout:
 def pointwise(op: Operator) -> list[Layout]:
     """Broadcast: dimensions are aligned at their ends."""
     num_dims = op.outputs[0].dim() if op.outputs else 0
+    if any(isinstance(op.layout(tensor), Reduced) for tensor in op.tensors):
+        return _of_losses(op)
     sharded: list[Layout] = []
     for tensor in op.tensors:
         layout = op.layout(tensor)
@@ -158,9 +166,13 @@ def pointwise(op: Operator) -> list[Layout]:
     return op.everywhere(found)
 
 
-def same_shape(op: Operator) -> list[Layout]:
-    """Return the layout of its input for an operator that is given nothing else of a batch."""
-    return op.everywhere(op.shard(op["self"]))
+def _of_losses(op: Operator) -> list[Layout]:
+    """A function of losses alone; what else learns would get its gradient from every replica."""
+    for tensor in op.tensors:
+        layout = op.layout(tensor)
+        if not isinstance(layout, Reduced) and (layout is not None or tensor.requires_grad):
+            raise MixesSamples("combines a loss of the whole batch with what is none")
+    return op.everywhere(Reduced())
 
 
 # -- tensors made from nothing
@@ -191,9 +203,9 @@ def arange(op: Operator) -> list[Layout]:
     if not op.scaled_dims():
         return [None]
     step = 1 if op["step"] is None else op["step"]
-    if op["start"] in (None, 0) and isinstance(step, int) and step > 0:
-        if op.outputs[0].numel() == op.num_samples:
-            return [SampleIndex(0, step)]
+    is_whole = isinstance(step, int) and step > 0 and op["start"] in (None, 0)
+    if is_whole and op.outputs[0].numel() == op.num_samples:
+        return [SampleIndex(0, step)]
     raise MixesSamples("numbers the samples")
 
 
@@ -211,8 +223,8 @@ def view(op: Operator) -> list[Layout]:
     """Elements keep their order: a sample's lie as far apart as before."""
     source, target = op["self"], op.outputs[0]
     layout = op.layout(source)
-    if layout is None:
-        return [None]
+    if layout is None or isinstance(layout, Opaque | Reduced):
+        return [layout]
     if isinstance(layout, SampleIndex):
         found = _viewed(Shard(layout.dim), source.shape, target.shape, op.num_samples)
         if found.inner != 1 or target.shape[found.dim] != op.num_samples:
@@ -250,14 +262,14 @@ def permute(op: Operator) -> list[Layout]:
     else:
         order = [_dim(dim, num_dims) for dim in op["dims"]]
     layout = op.layout(tensor)
-    if layout is None or isinstance(layout, Opaque):
+    if layout is None or isinstance(layout, Opaque | Reduced):
         return [layout]
     return [layout._replace(dim=order.index(layout.dim))]
 
 
 def unsqueeze(op: Operator) -> list[Layout]:
     layout = op.layout(op["self"])
-    if layout is None or isinstance(layout, Opaque):
+    if layout is None or isinstance(layout, Opaque | Reduced):
         return [layout]
     at = _dim(op["dim"], op["self"].dim() + 1)
     return [layout._replace(dim=layout.dim + (at <= layout.dim))]
@@ -266,7 +278,7 @@ def unsqueeze(op: Operator) -> list[Layout]:
 def squeeze(op: Operator) -> list[Layout]:
     tensor = op["self"]
     layout = op.layout(tensor)
-    if layout is None or isinstance(layout, Opaque):
+    if layout is None or isinstance(layout, Opaque | Reduced):
         return [layout]
     given = op["dim"]
     dims = range(tensor.dim()) if given is None else [given] if isinstance(given, int) else given
@@ -284,7 +296,7 @@ def expand(op: Operator) -> list[Layout]:
     layout = op.layout(tensor)
     if layout is None:
         return [_constant(op)]
-    if isinstance(layout, Opaque):
+    if isinstance(layout, Opaque | Reduced):
         return [layout]
     return [layout._replace(dim=layout.dim + target.dim() - tensor.dim())]
 
@@ -300,7 +312,7 @@ def repeat(op: Operator) -> list[Layout]:
 def select(op: Operator) -> list[Layout]:
     tensor = op["self"]
     layout = op.layout(tensor)
-    if layout is None or isinstance(layout, Opaque):
+    if layout is None or isinstance(layout, Opaque | Reduced):
         return [layout]
     dim = _dim(op["dim"], tensor.dim())
     if dim == layout.dim:
@@ -311,7 +323,7 @@ def select(op: Operator) -> list[Layout]:
 def slice_(op: Operator) -> list[Layout]:
     tensor = op["self"]
     layout = op.layout(tensor)
-    if layout is None or isinstance(layout, Opaque):
+    if layout is None or isinstance(layout, Opaque | Reduced):
         return [layout]
     dim = _dim(op["dim"] or 0, tensor.dim())
     if dim != layout.dim or op.outputs[0].shape == tensor.shape:
@@ -332,7 +344,7 @@ def slice_(op: Operator) -> list[Layout]:
 def split(op: Operator) -> list[Layout]:
     tensor = op["self"]
     layout = op.layout(tensor)
-    if layout is None or isinstance(layout, Opaque):
+    if layout is None or isinstance(layout, Opaque | Reduced):
         return op.everywhere(layout)
     dim = _dim(op["dim"] or 0, tensor.dim())
     if dim == layout.dim and len(op.outputs) > 1:
@@ -351,6 +363,23 @@ def unbind(op: Operator) -> list[Layout]:
     if dim == shard.dim:
         raise MixesSamples("takes samples one by one")
     return op.everywhere(shard._replace(dim=shard.dim - (dim < shard.dim)))
+
+
+def as_strided(op: Operator) -> list[Layout]:
+    """Only strides of dimensions with one element may be others, as average pooling has them."""
+    tensor, target = op["self"], op.outputs[0]
+    shard = op.shard(tensor)
+    if shard is None:
+        return only_replicated(op)
+    same = all(
+        size == 1 or one == other
+        for size, one, other in zip(tensor.shape, tensor.stride(), target.stride(), strict=False)
+    )
+    if tensor.shape != target.shape or not same or op["storage_offset"] not in (
+        None, tensor.storage_offset(),
+    ):  # fmt: skip
+        raise MixesSamples("looks at memory by strides of its own")
+    return [shard]
 
 
 def unfold(op: Operator) -> list[Layout]:
@@ -649,8 +678,7 @@ def index_fill(op: Operator) -> list[Layout]:
     if index is not None or (given is not None and given != shard):
         raise MixesSamples("writes to places that depend on the batch")
     if shard is not None and (
-        dim == shard.dim
-        or (isinstance(source, torch.Tensor) and source.dim() and given is None)
+        dim == shard.dim or (isinstance(source, torch.Tensor) and source.dim() and given is None)
     ):
         raise MixesSamples("writes to samples by their numbers")
     return op.everywhere(shard)
@@ -665,7 +693,9 @@ def index(op: Operator) -> list[Layout]:
     masks = [one for one in used if one.dtype in (torch.bool, torch.uint8)]
     if masks and any(op.layout(one) is not None for one in (tensor, *used)):
         return _masked(op, shard, masks[0], places)
-    shape = torch.broadcast_shapes(*(one.shape for one in used)) if used else ()
+    shape: tuple[int, ...] = ()
+    if used:
+        shape = torch.broadcast_shapes(*(one.shape for one in used))  # type: ignore[no-untyped-call]
     own: SampleIndex | None = None
     sharded: list[Layout] = []
     for dim, one in zip(places, used, strict=True):
@@ -674,7 +704,8 @@ def index(op: Operator) -> list[Layout]:
             if shard is not None and dim == shard.dim:
                 raise MixesSamples("picks samples by their numbers")
             continue
-        assert not isinstance(layout, Opaque)
+        if isinstance(layout, Opaque | Reduced):
+            raise MixesSamples("picks entries by numbers that are not those of samples")
         at = layout.dim + len(shape) - one.dim()
         if isinstance(layout, SampleIndex):
             if shard is None or dim != shard.dim or shard.inner != 1 or layout.step != 1:
@@ -688,17 +719,18 @@ def index(op: Operator) -> list[Layout]:
                 raise MixesSamples("picks samples by their numbers")
             sharded.append(Shard(at, layout.inner))
     found = _together(sharded)
+    assert isinstance(found, Shard | None)
     if shard is not None and found is not None and own is None:
         raise MixesSamples("picks entries across the batch")
-    if own is not None:
+    if own is not None and found is not None:
         for one in used:
-            dim = found.dim - len(shape) + one.dim()  # type: ignore[union-attr]
+            dim = found.dim - len(shape) + one.dim()
             if op.layout(one) is None and dim >= 0 and one.shape[dim] != 1:
                 raise MixesSamples("combines a batch with a tensor that has rows of its own")
     adjacent = places == list(range(places[0], places[-1] + 1)) if places else True
     first = (places[0] if adjacent else 0) if places else 0
     if found is not None:
-        result: Shard | None = found._replace(dim=found.dim + first)  # type: ignore[union-attr]
+        result: Shard | None = found._replace(dim=found.dim + first)
     elif shard is None:
         result = None
     else:
@@ -821,8 +853,8 @@ POINTWISE = (
 )  # fmt: skip
 
 REDUCTIONS = (
-    "sum", "mean", "prod", "amax", "amin", "any", "all", "max", "min", "median", "nanmedian", "mode",
-    "kthvalue", "argmax", "argmin", "norm", "linalg_vector_norm", "var", "std", "var_mean",
+    "sum", "mean", "prod", "amax", "amin", "any", "all", "max", "min", "median", "nanmedian",
+    "mode", "kthvalue", "argmax", "argmin", "norm", "linalg_vector_norm", "var", "std", "var_mean",
     "std_mean", "logsumexp", "count_nonzero", "aminmax", "nansum", "nanmean",
 )  # fmt: skip
 
@@ -905,6 +937,7 @@ RULES: dict[str, Any] = {
     "slice": slice_,
     "unbind": unbind,
     "unfold": unfold,
+    "as_strided": as_strided,
     "diagonal": diagonal,
     "mm": partial(matmul, left="self", right="mat2"),
     "bmm": partial(matmul, left="self", right="mat2"),
@@ -926,7 +959,7 @@ RULES: dict[str, Any] = {
 SIZES = frozenset({
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "slice", "arange",
     "split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "native_group_norm",
-    "affine_grid_generator", "chunk", "unsafe_chunk", *FACTORIES,
+    "affine_grid_generator", "chunk", "unsafe_chunk", "as_strided", *FACTORIES,
 })  # fmt: skip
 """Operators whose numbers may depend on the number of samples: their rules look at them."""
 

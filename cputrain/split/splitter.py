@@ -13,7 +13,7 @@ import torch
 
 from cputrain.record import Record
 from cputrain.runtime.module_hooks import ModuleHooks
-from cputrain.split import batch_norm, random_functions
+from cputrain.split import batch_norm, losses, random_functions
 from cputrain.split.again import Again, Attempts, Kept
 from cputrain.split.batch import DIMS, Arguments
 from cputrain.split.call import Call, States, Whole
@@ -47,7 +47,7 @@ KINDS = 32
 """Kinds of calls whose proofs are kept."""
 
 MAX_REFUSALS = 3
-"""Proofs in a row that may fail: a model that is refused and sets attributes differs in every call."""
+"""Proofs in a row that may fail: one that is refused as it sets attributes differs in each call."""
 
 FREE_PROOFS = 8
 CALLS_FOR_PROOF = 20
@@ -299,7 +299,7 @@ class Splitter:
                 )  # fmt: skip
             except CannotSplitError as refusal:
                 fault = str(refusal)
-            except Exception as error:  # noqa: BLE001  (told below)
+            except Exception as error:
                 fault = _short(error)
             else:
                 return True
@@ -363,7 +363,7 @@ class Splitter:
             whole = [next(found) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         else:
             whole = way.together.put(done.outputs)
-        return way.together.built(whole)
+        return done.form.built(whole)
 
     def _call(
         self,
@@ -477,5 +477,6 @@ def exchange() -> None:
         for place, name, ours_of in (
             *random_functions.replacements(),
             *batch_norm.replacements(),
+            *losses.replacements(),
         ):
             _exchanged.append(Exchanged(place, name, ours_of(getattr(place, name))))

@@ -1,9 +1,9 @@
 """Follows a batch through every operator of a forward, and stops at one that mixes samples.
 
-`Recorder` is a dispatch mode: each operator that reaches a kernel passes it, with the layout of every
-tensor that it is given (see `sharding_rules`). The same forward is run with two numbers of samples:
-operators, numbers and shapes must be the same but for the size of the batch, so what a model decides
-by the number of samples shows, and so does which dimension of a tensor is the batch.
+`Recorder` is a dispatch mode: each operator that reaches a kernel passes it, with the layout of
+every tensor that it is given (see `sharding_rules`). The same forward is run with two numbers of
+samples: operators, numbers and shapes must be the same but for the size of the batch, so what a
+model decides by the number of samples shows, and so does which dimension of a tensor is the batch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cputrain.split.sharding_rules import (
     Layout,
     MixesSamples,
     Operator,
+    Reduced,
     SampleIndex,
     Shard,
     base_name,
@@ -78,7 +79,7 @@ class Entry:
         self.shapes = shapes
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators of a forward, and follows the batch where there is a reference."""
 
     def __init__(
@@ -89,7 +90,7 @@ class Recorder(TorchDispatchMode):
         reference: Recorder | None = None,
     ) -> None:
         """`held` are the tensors that the model has beside parameters and buffers, by name."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_samples = num_samples
         self.entries: list[Entry] = []
         self.needs_two_samples = False
@@ -117,13 +118,13 @@ class Recorder(TorchDispatchMode):
                 self._known[self._storage(tensor)] = f"{kind} {name}"
 
     def __enter__(self) -> Recorder:
-        self._functions.__enter__()
-        super().__enter__()
+        self._functions.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._functions.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._functions.__exit__(*error)  # type: ignore[no-untyped-call]
 
     # -- what a forward is given, and what it returns
 
@@ -199,6 +200,21 @@ class Recorder(TorchDispatchMode):
                 raise MixesSamples("normalises what is no batch")
             self._set(output, layout)
 
+    def loss(self, name: str, tensors: Sequence[torch.Tensor], output: torch.Tensor) -> None:
+        """Record a loss over the whole batch, to which all shards contribute."""
+        with self._told(name):
+            layouts = [self.layout(tensor) for tensor in tensors]
+        if self._compare(Entry(name, None, [output.shape])) is None:
+            self._set(output, None)
+            return
+        with self._told(name):
+            sharded = [layout for layout in layouts if layout is not None]
+            if not sharded or not all(isinstance(layout, Shard) for layout in sharded):
+                raise MixesSamples("is no loss of a batch")
+            if layouts[0] is None or layouts[1] not in (None, layouts[0]):
+                raise MixesSamples("compares samples that lie in different dimensions")
+            self._set(output, Reduced())
+
     def one_hot(self, indices: torch.Tensor, output: torch.Tensor) -> None:
         """Record a one-hot encoding with a given number of classes."""
         if self._compare(Entry("one_hot", None, [output.shape])) is None:
@@ -212,19 +228,17 @@ class Recorder(TorchDispatchMode):
 
     # -- operators
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
         name = base_name(func)
         if rule_of(func) is None and _is_composite(func):
-            super().__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
             try:
                 return func.decompose(*args, **kwargs)
             finally:
-                super().__exit__(None, None, None)
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         arguments = _bound(func, args, kwargs)
         layouts: dict[int, Layout] = {}
         follows = self._reference is not None
@@ -298,9 +312,7 @@ class Recorder(TorchDispatchMode):
             elif size != other:
                 raise MixesSamples("has a result whose size depends on the batch")
 
-    def _check_write(
-        self, tensor: torch.Tensor, before: Layout, after: Sequence[Layout]
-    ) -> None:
+    def _check_write(self, tensor: torch.Tensor, before: Layout, after: Sequence[Layout]) -> None:
         if after and after[0] != before:
             raise MixesSamples("writes a batch into a tensor that has none")
         what = self._known.get(self._storage(tensor), "")
@@ -358,13 +370,13 @@ class Recorder(TorchDispatchMode):
     def place_of_call(self) -> str:
         """Return the innermost module whose forward is running, as text."""
         names = {id(module): name for name, module in self._model.named_modules()}
-        frame = sys._getframe()
+        frame: Any = sys._getframe()
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in names:
                 name = names[id(owner)]
                 return f"{name} ({type(owner).__name__})" if name else type(owner).__name__
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return type(self._model).__name__
 
     # -- where the samples of each tensor lie
@@ -400,9 +412,7 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
         if recorder._paused:
@@ -460,9 +470,11 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _constants(arguments: dict[str, Any], name: str) -> Any:
-    return [
-        (key, _plain(value)) for key, value in arguments.items() if key not in IGNORED
-    ] if name not in SIZES else None
+    return (
+        [(key, _plain(value)) for key, value in arguments.items() if key not in IGNORED]
+        if name not in SIZES
+        else None
+    )
 
 
 def _plain(value: Any) -> Any:

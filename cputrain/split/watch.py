@@ -1,7 +1,7 @@
 """Decides when a proof is repeated on samples of the batch at hand.
 
-A proof holds for what was proved; what it cannot see, a function that was replaced on a class say, a
-watch sees some steps later. It takes at most a hundredth of the time.
+A proof holds for what was proved; what it cannot see, a function that was replaced on a class say,
+a watch sees some steps later. It takes at most a hundredth of the time.
 """
 
 from __future__ import annotations
