@@ -56,7 +56,7 @@ def _functional(own: Own) -> Own:
             if running_mean is not None and running_var is not None:
                 with torch.no_grad():
                     running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
-                    unbiased = variance * (count / (count - 1))
+                    unbiased = variance * (count / max(count - 1, 1))
                     running_var.mul_(1 - momentum).add_(unbiased, alpha=momentum)
         if part.trace is not None:
             part.trace.batch_norm(input, normalised, running_mean, running_var)
@@ -82,7 +82,7 @@ class WholeBatchNorm(torch.autograd.Function):
         count = input.numel() // input.size(1)
         everybody = part.sums(f"batch norm {number + 1}", count, own_mean, own_variance)
         total = sum(one for one, _, _ in everybody)
-        if total < 2:
+        if total < 2 and part.trace is None:
             raise ValueError(
                 "Expected more than 1 value per channel when training, "
                 f"got input size {input.size()}"

@@ -41,6 +41,9 @@ ATOMS = (
 SIMPLE = frozenset({int, float, bool, str, bytes, type(None), type})
 """The most frequent of them."""
 
+VARIABLES = (int, float, list, dict, set, deque, torch.Tensor)
+"""Types of global variables and class attributes that are looked at."""
+
 HOOK_TABLES = frozenset({
     "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_forward_hooks",
     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
@@ -49,6 +52,9 @@ HOOK_TABLES = frozenset({
     "_parameters", "_buffers", "_modules", "_version", "call_super_init",
 })  # fmt: skip
 """Of a module, what `structure` does not look at: other checks do."""
+
+MAX_OUTLINE_DEPTH = 4
+"""How deep `structure` looks into containers and objects."""
 
 MAX_DEPTH = 40
 MAX_VALUES = 200_000
@@ -347,6 +353,7 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
     found: list[Any] = []
     for module in model.modules():
         found.append(id(module))
+        found.append(_surroundings(module))
         for name, value in module.__dict__.items():
             if name not in HOOK_TABLES:
                 found.append(_outline(value, 0))
@@ -355,17 +362,65 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
 
 def outline_of(model: nn.Module) -> dict[str, Any]:
     """Return the same by name."""
-    return {
-        _join(where, name): _outline(value, 0)
-        for where, module in model.named_modules()
-        for name, value in module.__dict__.items()
-        if name not in HOOK_TABLES
-    }
+    found: dict[str, Any] = {}
+    for where, module in model.named_modules():
+        found[_join(where, "forward")] = _surroundings(module)
+        for name, value in module.__dict__.items():
+            if name not in HOOK_TABLES:
+                found[_join(where, name)] = _outline(value, 0)
+    return found
+
+
+def objects_of(model: nn.Module) -> list[Any]:
+    """Return what `structure` names by its id: while it is held, no other object has that id."""
+    return [
+        value
+        for module in model.modules()
+        for value in (*module.__dict__.values(), type(module).forward)
+        if not isinstance(value, torch.Tensor) and type(value) not in SIMPLE
+    ]
+
+
+def _surroundings(module: nn.Module) -> tuple[Any, ...]:
+    """Return the module's forward, and the numbers and flags that its class reads elsewhere."""
+    kind = type(module)
+    read = _names_read(kind, kind.forward)  # type: ignore[arg-type]
+    return (id(kind.forward), *(_outline(places.get(name), 4) for places, name in read))
+
+
+def surroundings(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return class attributes and global variables that the methods of a model's classes name."""
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys(map(type, model.modules())):
+        for places, name in _names_read(kind, kind.forward):  # type: ignore[arg-type]
+            if name in places:
+                found[f"{kind.__qualname__}: {name}"] = places[name]
+    return list(found.items())
+
+
+@cache
+def _names_read(kind: Hashable, _forward: Hashable) -> tuple[tuple[Any, str], ...]:
+    """Return the namespaces and names of variables that may change, for a class of modules."""
+    found: dict[tuple[int, str], tuple[Any, str]] = {}
+    for one in kind.__mro__:  # type: ignore[attr-defined]
+        if one.__module__.startswith("torch."):
+            break
+        for name, value in vars(one).items():
+            if isinstance(value, FunctionType):
+                places = value.__globals__
+                for used in value.__code__.co_names:
+                    if isinstance(places.get(used), VARIABLES):
+                        found[id(places), used] = places, used
+            elif isinstance(value, VARIABLES) and not name.startswith("__"):
+                found[id(one), name] = vars(one), name
+    return tuple(found.values())
 
 
 def _outline(value: Any, depth: int) -> Any:
-    if isinstance(value, int | float | str | bytes | None) or depth > 4:
+    if isinstance(value, int | float | str | bytes | None):
         return value if value == value else "nan"
+    if depth > MAX_OUTLINE_DEPTH:
+        return id(value)
     if isinstance(value, torch.Tensor):
         return id(value), value.requires_grad
     if isinstance(value, nn.Module):

@@ -10,12 +10,19 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from cputrain.split import backward_functions
 from cputrain.split.batch import leaves_of
 from cputrain.split.compare import CannotSplitError
 from cputrain.split.devices import CPU
 from cputrain.split.draws import Draws
 from cputrain.split.meeting import Meeting
-from cputrain.split.model_state import StateCopier, changes, reachable, snapshot
+from cputrain.split.model_state import (
+    StateCopier,
+    changes,
+    reachable,
+    snapshot,
+    surroundings,
+)
 from cputrain.split.part import Part
 from cputrain.split.sharding_rules import Opaque, Reduced, SampleIndex, Shard
 from cputrain.split.trace import CannotShard, Recorder
@@ -43,6 +50,7 @@ class Proof:
         """Raises CannotSplitError, or what the model itself raises. Nothing of it stays."""
         self._call = call
         self._reference = self._run(model, arguments, FEW, None)
+        self.is_proved_for_one = False
         self.largest = FEW
         """The number of samples of the largest batch that was proved."""
         self.extend(model, arguments)
@@ -52,6 +60,17 @@ class Proof:
         recorder = self._run(model, arguments, arguments.size, self._reference)
         self.needs_two_samples = recorder.needs_two_samples
         self.largest = max(self.largest, arguments.size)
+
+    def extend_to_one(self, model: nn.Module, arguments: Arguments) -> None:
+        """Prove it for shards of one sample, or find out that they have to have two."""
+        if self.is_proved_for_one or self.needs_two_samples:
+            return
+        try:
+            self._run(model, arguments, 1, self._reference)
+        except Exception:  # the model's own, of which one sample may be too few
+            self.needs_two_samples = True
+        else:
+            self.is_proved_for_one = True
 
     def _run(
         self, model: nn.Module, arguments: Arguments, size: int, reference: Recorder | None
@@ -71,16 +90,22 @@ class Proof:
             if isinstance(leaf, torch.Tensor):
                 recorder.place(leaf, dim)
         others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-        before = ({}, {}) if reference is None else (snapshot(copied), snapshot(others))
+        around = surroundings(copied)
+        before = [{} if reference is None else snapshot(one) for one in (copied, others, around)]
         part = Part(0, (0, size), size, Meeting(1), Draws(1, None, home), trace=recorder)
         try:
             with part, recorder:
                 output = self._call(copied, *args, **options)
+            backward_functions.trace(recorder, leaves_of(output)[0])
             recorder.finish()
         except CannotShard as refusal:
             raise CannotSplitError(str(refusal)) from None
         if reference is not None:
-            _same_state(copied, before[0], before[1], others)
+            if changes(before[1], snapshot(others)):
+                raise CannotSplitError("it changes an argument that is no tensor")
+            if changes(before[2], snapshot(surroundings(copied))):
+                raise CannotSplitError("it changes a global variable or an attribute of a class")
+            _same_state(copied, before[0])
             self.reduced = _look_at_outputs(recorder, output)
             """The numbers of outputs that are losses of the whole batch."""
         return recorder
@@ -96,12 +121,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value
 
 
-def _same_state(
-    model: nn.Module, before: dict[str, Any], arguments: dict[str, Any], others: list[Any]
-) -> None:
+def _same_state(model: nn.Module, before: dict[str, Any]) -> None:
     """Raise where a forward has changed what a divided one would change in every replica."""
-    if changes(arguments, snapshot(others)):
-        raise CannotSplitError("it changes an argument that is no tensor")
     buffers = {id(buffer) for buffer in model.buffers()}
     after = snapshot(model)
     differ = changes(before, after)
@@ -127,14 +148,10 @@ def _changed(model: nn.Module, name: str, value: Any, *, is_same: bool) -> str:
 
 
 def _look_at_outputs(recorder: Recorder, output: Any) -> frozenset[int]:
-    """Raise where outputs cannot be put together, or gradients take a way that is not known.
-
-    Return the numbers of those that are losses.
-    """
-    every = leaves_of(output)[0]
-    leaves = [leaf for leaf in every if isinstance(leaf, torch.Tensor)]
+    """Raise where outputs cannot be put together; return the numbers of those that are losses."""
+    leaves = leaves_of(output)[0]
     losses: set[int] = set()
-    for number, leaf in enumerate(every):
+    for number, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
         name = f"its output {number}" if len(leaves) > 1 else "its output"
@@ -143,22 +160,10 @@ def _look_at_outputs(recorder: Recorder, output: Any) -> frozenset[int]:
             losses.add(number)
         if isinstance(layout, SampleIndex | Opaque):
             raise CannotSplitError(f"{name} has the numbers of samples")
+        if recorder.is_argument(leaf):
+            raise CannotSplitError(f"{name} is an argument, or a view of one")
         if isinstance(layout, Shard) and leaf.shape[layout.dim] != (
             recorder.num_samples * layout.inner
         ):
             raise CannotSplitError(f"{name} has samples in an order that cannot be put together")
-    waiting: list[Any] = [leaf.grad_fn for leaf in leaves]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [after for after, _ in node.next_functions]
-        function = getattr(type(node), "_forward_cls", None)
-        if function is not None and not function.__module__.startswith("cputrain."):
-            raise CannotSplitError(
-                f"its backward has a function of its own ({function.__qualname__}), which may "
-                "combine gradients of samples"
-            )
     return frozenset(losses)

@@ -22,7 +22,7 @@ from cputrain.split.compare import CannotSplitError, Way
 from cputrain.split.crew import Alone, crew_of, within
 from cputrain.split.devices import is_elsewhere, is_watched
 from cputrain.split.draws import Draws
-from cputrain.split.model_state import changes, outline_of, structure
+from cputrain.split.model_state import changes, objects_of, outline_of, structure
 from cputrain.split.team import Team
 from cputrain.split.views import Mirrors, View, home_of, shape_of
 from cputrain.split.watch import Watch
@@ -79,6 +79,9 @@ class Known(Record):
 
     proof: Proof
     """That it can be."""
+
+    held: list[Any]
+    """Objects by whose ids the kind is known."""
 
 
 class Splitter:
@@ -140,7 +143,9 @@ class Splitter:
             self._refuse(f"{hooked}, which would see parts of the batch")  # registered since
             may = False
         shape = shape_of(self._model, tensors=bool(self._devices)) if may else None
-        found = None if shape is None else self._way(call, args, options)
+        if shape is not None:
+            shape = shape, structure(self._model)
+        found = None if shape is None else self._way(call, args, options, shape[1])
         if found is None:
             return call(self._model, *args, **options)
         arguments, known = found
@@ -148,7 +153,7 @@ class Splitter:
         sizes = self._choice.sizes(arguments.size, trains=trains)
         if self._is_undivided(sizes) and not self.measures:
             return call(self._model, *args, **options)
-        if known.proof.needs_two_samples and 1 in sizes:
+        if 1 in sizes and not self._can_have_one(known, arguments):
             return call(self._model, *args, **options)
         if trains and self._watch.is_due() and not self._still_holds(call, args, options, known):
             return call(self._model, *args, **options)
@@ -235,11 +240,11 @@ class Splitter:
         return home.type == "cpu" or any(device != home for device in self._devices)
 
     def _way(
-        self, call: Calls, args: tuple[Any, ...], options: dict[str, Any]
+        self, call: Calls, args: tuple[Any, ...], options: dict[str, Any], structure: Any
     ) -> tuple[Arguments, Known] | None:
         first = Arguments(args, options, DIMS[0])
         kind = (
-            first.kind, structure(self._model), torch.is_grad_enabled(), home_of(self._model),
+            first.kind, structure, torch.is_grad_enabled(), home_of(self._model),
             States(home_of(self._model)).casts_to,
         )  # fmt: skip
         if kind not in self._ways:
@@ -272,6 +277,15 @@ class Splitter:
         what = f"{differs[0]} is another" if differs else "it is called in another way"
         self._refuse(f"{what} in too many calls")
         return False
+
+    def _can_have_one(self, known: Known, arguments: Arguments) -> bool:
+        """Whether shards of one sample are proved as well."""
+        numbers = Numbers(home_of(self._model))
+        try:
+            known.proof.extend_to_one(self._model, arguments)
+        finally:
+            numbers.put_back()
+        return not known.proof.needs_two_samples
 
     def _extend(self, kind: Any, known: Known, arguments: Arguments) -> bool:
         """Prove a way for a larger batch than those before."""
@@ -323,7 +337,8 @@ class Splitter:
                 continue
             try:
                 proof, way = find_way(self._model, call, arguments, crew, self._devices)
-                self._ways[kind] = Known(dim=dim, way=way, proof=proof)
+                held = objects_of(self._model)
+                self._ways[kind] = Known(dim=dim, way=way, proof=proof, held=held)
                 self._forget_ways()
                 self._num_refusals = 0
                 return

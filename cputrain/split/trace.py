@@ -102,6 +102,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._reference = reference
         self._paused = 0
         self._layouts: dict[Any, Layout] = {}
+        self._arguments: set[int] = set()
+        """Storages of what the forward was called with."""
         self._sharded: set[int] = set()
         """Storages that hold samples."""
         self._kept: list[Any] = []
@@ -132,6 +134,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Say where the batch lies in an argument; None where all shards are given it whole."""
         if dim is not None:
             self._set(tensor, Shard(dim))
+        self._arguments.add(self._storage(tensor))
         self._known[self._storage(tensor)] = "an argument" if dim is None else ""
 
     def layout(self, tensor: torch.Tensor) -> Layout:
@@ -146,6 +149,39 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known[storage] = "a tensor from elsewhere"
             self._compare(Entry("a constant", _values(tensor), [tensor.shape]))
         return None
+
+    def gradient(self, name: str, tensor: torch.Tensor) -> None:
+        """Say that this is the gradient of a result that has samples where its shape grows."""
+        reference = self._compare(Entry(f"the gradient of {name}", None, [tensor.shape]))
+        layout: Layout = None
+        if reference is not None:
+            with self.told(f"the gradient of {name}"):
+                layout = self._grown(tensor, reference.shapes[0])
+        self._set(tensor, layout)
+
+    def check_gradient(self, name: str, tensor: torch.Tensor) -> None:
+        """Raise unless samples are where the shape of a gradient grows, or it is the same for all."""
+        reference = self._compare(Entry(f"a gradient from {name}", None, [tensor.shape]))
+        if reference is None:
+            return
+        with self.told(f"the backward of {name}"):
+            found = self.layout(tensor)
+            if found is None or found != self._grown(tensor, reference.shapes[0]):
+                raise MixesSamples("does not keep the gradients of samples apart")
+
+    def _grown(self, tensor: torch.Tensor, reference: Sequence[int]) -> Layout:
+        grown = [
+            dim for dim in range(tensor.dim()) if tensor.shape[dim] != reference[dim]
+        ]
+        if not grown:
+            return None
+        if len(grown) > 1 or tensor.shape[grown[0]] != self.num_samples:
+            raise MixesSamples("has samples in an order that cannot be followed")
+        return Shard(grown[0])
+
+    def is_argument(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has the memory of what the forward was called with."""
+        return self._storage(tensor) in self._arguments
 
     @contextmanager
     def opaque(self) -> Iterator[None]:
@@ -165,7 +201,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if reference is None:
             self._set(tensor, None)
             return
-        with self._told("random numbers"):
+        with self.told("random numbers"):
             operator = Operator(
                 "random numbers", {}, {}, [tensor], self.num_samples, reference.shapes
             )  # fmt: skip
@@ -190,7 +226,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._reference is None:
             self._set(output, None)
             return
-        with self._told("batch norm"):
+        with self.told("batch norm"):
             layout = self.layout(tensor)
             if isinstance(layout, Shard) and layout.dim == 1:
                 raise MixesSamples("normalises channels that belong to single samples")
@@ -202,12 +238,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def loss(self, name: str, tensors: Sequence[torch.Tensor], output: torch.Tensor) -> None:
         """Record a loss over the whole batch, to which all shards contribute."""
-        with self._told(name):
+        with self.told(name):
             layouts = [self.layout(tensor) for tensor in tensors]
         if self._compare(Entry(name, None, [output.shape])) is None:
             self._set(output, None)
             return
-        with self._told(name):
+        with self.told(name):
             sharded = [layout for layout in layouts if layout is not None]
             if not sharded or not all(isinstance(layout, Shard) for layout in sharded):
                 raise MixesSamples("is no loss of a batch")
@@ -220,7 +256,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._compare(Entry("one_hot", None, [output.shape])) is None:
             self._set(output, None)
             return
-        with self._told("one_hot"):
+        with self.told("one_hot"):
             layout = self.layout(indices)
             if isinstance(layout, SampleIndex):
                 raise MixesSamples("computes with the numbers of samples")
@@ -242,7 +278,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         arguments = _bound(func, args, kwargs)
         layouts: dict[int, Layout] = {}
         follows = self._reference is not None
-        with self._told(name):
+        with self.told(name):
             for tensor in _tensors(arguments.values()):
                 layout = self.layout(tensor)
                 layouts[id(tensor)] = layout if follows else None
@@ -271,7 +307,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in outputs:
                 self._set(tensor, None)
             return
-        with self._told(name):
+        with self.told(name):
             operator = Operator(
                 func._schema.name.rpartition("::")[2], arguments, layouts, outputs,
                 self.num_samples, reference.shapes,
@@ -327,7 +363,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.entries.append(entry)
         if self._reference is None:
             return None
-        with self._told(entry.name):
+        with self.told(entry.name):
             others = self._reference.entries
             counts = f"{self.num_samples} samples and {self._reference.num_samples}"
             if number >= len(others) or others[number].name != entry.name:
@@ -359,7 +395,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise CannotShard(reason)
 
     @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def told(self, name: str) -> Iterator[None]:
         """Name the operator and its module with what is raised."""
         try:
             yield
@@ -420,7 +456,7 @@ class _Functions(TorchFunctionMode):
         if func in HOOKS:
             recorder.refuse(f"{recorder.place_of_call()} {HOOKS[func]}")
         if func in ESCAPES and args and isinstance(args[0], torch.Tensor):
-            with recorder._told(ESCAPES[func]):
+            with recorder.told(ESCAPES[func]):
                 if recorder._reference is not None and recorder.layout(args[0]) is not None:
                     raise MixesSamples("takes values of samples out of torch")
         if func is torch.nn.functional.one_hot:
