@@ -37,6 +37,8 @@ from cputrain.shared import End, deferred_signals, pipe, start_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
     from cputrain.pool.slots import Doing
     from cputrain.pool.tasks import Call, Task
     from cputrain.pool.worker import Setup
@@ -127,13 +129,14 @@ class Engine:
         """Have all workers read the same, instead of one after the other its own."""
         writer = self._dispatch.writer
         try:
-            part, lasts = packed((setup.initializer, setup.initargs), writer)
+            shared: list[torch.UntypedStorage] = []
+            part, lasts = packed((setup.initializer, setup.initargs), writer, shared)
         except Exception:  # what only a process's start can share, as locks, says so itself
             return setup
         if not lasts:
             writer.give_back(tokens_of(part.lent))
             return setup
-        self._original = setup  # holds what workers that start later may open
+        self._original = setup, shared  # holds what workers that start later may open
         block = writer.lend(memoryview(part.data))
         return setup._replace(initializer=None, initargs=(), packed=Part(b"", [*part.lent, block]))
 
