@@ -277,6 +277,10 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
 
     __del__ = finalizer(_end_workers, _kill_workers)
 
+    def __getstate__(self) -> Any:
+        """Raise torch's error, with the name of torch's class."""
+        raise NotImplementedError("{} cannot be pickled", _MultiProcessingDataLoaderIter.__name__)
+
     def _deaths(self) -> str:
         """How each worker that is gone ended."""
         return ", ".join(

@@ -100,7 +100,8 @@ class Pool(multiprocessing_pool.Pool):
             partial(starting, method, self._ctx),
         )
         self._cache = self._engine.calls
-        self._terminate = util.Finalize(self, self._engine.end_soon, exitpriority=15)
+        with deferred_signals():  # a Finalize without its number fails when it is called
+            self._terminate = util.Finalize(self, self._engine.end_soon, exitpriority=15)
         try:
             self._engine.start()
         except BaseException:  # nothing of it is left, unless it is an interrupt after the start
