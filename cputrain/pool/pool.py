@@ -50,6 +50,9 @@ class Pool(multiprocessing_pool.Pool):
     The last three can be given to each method, too, and hold for that call.
     """
 
+    _state: Any = multiprocessing_pool.INIT
+    """Also where an interrupt has ended `__init__` before anything else."""
+
     def __init__(
         self,
         processes: int | None = None,

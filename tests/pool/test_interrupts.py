@@ -124,6 +124,15 @@ def test_ctrl_c_while_a_pool_registers_its_end_leaves_nothing(
     assert capsys.readouterr().err == ""
 
 
+def test_ctrl_c_before_anything_of_a_pool_is_made_leaves_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pool = Pool.__new__(Pool)
+    del pool
+    gc.collect()
+    assert capsys.readouterr().err == ""
+
+
 class _Terminal(io.StringIO):
     """Presses Ctrl-C when something is written to it."""
 
