@@ -283,6 +283,20 @@ def test_a_tensor_in_shared_memory_stays_shared(method: str) -> None:
         assert f.descriptors() <= before + 1
 
 
+def test_no_worker_collects_what_the_script_has_left_to_the_collector() -> None:
+    """The first one is forked by the script, the others by a process of the pool."""
+    gc.disable()
+    try:
+        cycle: list[Any] = [torch.zeros(3000).share_memory_() for _ in range(11)]
+        cycle.append(cycle)
+        del cycle
+        with Pool(2, context="fork") as pool:
+            assert pool.map(f.descriptors_collected, range(20), chunksize=1) == [0] * 20
+    finally:
+        gc.enable()
+    gc.collect()
+
+
 def test_many_shared_tensors_cost_no_descriptors_once_they_are_gone() -> None:
     with Pool(1, context="fork") as pool:
         counts = []
