@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 
 # NumPy loads it when it is first used, and drops an interrupt that arrives meanwhile
-with deferred_signals() as _signals:
+with deferred_signals():
     importlib.import_module("numpy.random")
-_signals.deliver()
 
 
 class Ahead(NamedTuple):

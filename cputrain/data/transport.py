@@ -144,22 +144,17 @@ class Transport:
             resource_tracker.ensure_running()
         if method == "forkserver":
             forkserver.ensure_running()
-        signals = deferred_signals()
-        try:
-            # a forked copy of the script must not be interrupted before it has become a worker
-            with signals, interrupt_blocked() as takes_interrupts:
-                process = self._context.Process(target=serve, args=(takes_interrupts, *args))
-                process._name = _WorkerName(process._name)
-                process.daemon = True
+        # a forked copy of the script must not be interrupted before it has become a worker. Ctrl-C
+        # ends a fork server that is starting, too, and is raised in the place of that error
+        with deferred_signals(), interrupt_blocked() as takes_interrupts:
+            process = self._context.Process(target=serve, args=(takes_interrupts, *args))
+            process._name = _WorkerName(process._name)
+            process.daemon = True
+            try:
                 with starting_workers(self.done.is_set), collections_paused(self._replacements):
                     process.start()
-        except OSError as error:
-            signals.deliver()  # Ctrl-C ends a fork server that is starting, and that is the error
-            raise ResourceError.of(error, "a DataLoader's worker", "was not started") from error
-        except BaseException:
-            signals.deliver()
-            raise
-        signals.deliver()
+            except OSError as error:
+                raise ResourceError.of(error, "a DataLoader's worker", "was not started") from error
         return process
 
 

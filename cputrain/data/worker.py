@@ -27,7 +27,6 @@ from cputrain.shared.arena import Writer
 from cputrain.shared.exit_with_owner import exit_with_owner
 from cputrain.shared.one_thread import limit_numpy
 from cputrain.shared.packing import lay_apart, pack, room_for, unpack
-from cputrain.shared.shared_tensors import take_sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -206,7 +205,6 @@ class _Results:
         self._num_sent = 0
         self._unopened: deque[tuple[int, list[torch.UntypedStorage]]] = deque()
         """Shared tensors that the loader may have yet to open, by the number of their result."""
-        take_sent()
 
     def release(self, num_taken: int) -> None:
         """Let go of the shared tensors of so many results."""
@@ -218,13 +216,14 @@ class _Results:
         if isinstance(result[1], ExceptionWrapper):
             result[1].exc_msg = without_frames(result[1].exc_msg)
         making = now - self._clock.begun - self._clock.collating
+        shared: list[torch.UntypedStorage] = []
         try:
-            data, lent = pack(result, self._writer, sharing=True)
+            data, lent = pack(result, self._writer, shared=shared)
         except Exception as error:  # whatever the batch is made of: the loader must be told
             data, lent = pack((result[0], _unsendable(result[1], error)), self._writer)
         self._num_sent += 1
-        if storages := take_sent():
-            self._unopened.append((self._num_sent, storages))
+        if shared:
+            self._unopened.append((self._num_sent, shared))
         data = lay_apart(data, lent, self._writer)
         message = Result(
             making, self._clock.collating, time.perf_counter() - now, not data, lent, data

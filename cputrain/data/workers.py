@@ -244,9 +244,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             self._index_queues[place].put(Forget(coming.number))
 
     def _shutdown_workers(self) -> None:
-        with deferred_signals(self._kill_workers) as signals:
+        with deferred_signals(self._kill_workers):
             self._end_workers()
-        signals.deliver()
 
     def _end_workers(self) -> None:
         """Wait until the workers have ended; kill them if the script has been interrupted."""
@@ -277,6 +276,10 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             worker.kill()
 
     __del__ = finalizer(_end_workers, _kill_workers)
+
+    def __getstate__(self) -> Any:
+        """Raise torch's error, with the name of torch's class."""
+        raise NotImplementedError("{} cannot be pickled", _MultiProcessingDataLoaderIter.__name__)
 
     def _deaths(self) -> str:
         """How each worker that is gone ended."""

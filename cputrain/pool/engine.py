@@ -21,8 +21,8 @@ from cputrain.errors import CputrainError, InternalError, ResourceError
 from cputrain.pool.callbacks import Callbacks
 from cputrain.pool.crew import Crew
 from cputrain.pool.dispatch import Dispatch
+from cputrain.pool.events import OnceEvent
 from cputrain.pool.feed import Feed
-from cputrain.pool.interrupts import DeferredInterrupts, OnceEvent
 from cputrain.pool.outcomes import fate_of, lost_with, not_set_up, outcome_of, said, terminated
 from cputrain.pool.packets import Part, ResultPacket, Status
 from cputrain.pool.tasks import (
@@ -32,10 +32,12 @@ from cputrain.pool.tasks import (
     packed,
     tokens_of,
 )
-from cputrain.shared import End, pipe, start_thread
+from cputrain.shared import End, deferred_signals, pipe, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from cputrain.pool.slots import Doing
     from cputrain.pool.tasks import Call, Task
@@ -103,13 +105,13 @@ class Engine:
             self.crew.setup = self._packed(setup)
         self._thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
         # forks take milliseconds; a fork server may have to import torch first
-        with DeferredInterrupts() if setup.forked else nullcontext():
+        with deferred_signals() if setup.forked else nullcontext():
             try:
                 self.crew.start()
-                with DeferredInterrupts():
+                with deferred_signals():
                     start_thread(self._thread, "a pool")
             except BaseException:
-                with DeferredInterrupts():
+                with deferred_signals():
                     self._abandon()
                 raise
 
@@ -127,13 +129,14 @@ class Engine:
         """Have all workers read the same, instead of one after the other its own."""
         writer = self._dispatch.writer
         try:
-            part, lasts = packed((setup.initializer, setup.initargs), writer)
+            shared: list[torch.UntypedStorage] = []
+            part, lasts = packed((setup.initializer, setup.initargs), writer, shared)
         except Exception:  # what only a process's start can share, as locks, says so itself
             return setup
         if not lasts:
             writer.give_back(tokens_of(part.lent))
             return setup
-        self._original = setup  # holds what workers that start later may open
+        self._original = setup, shared  # holds what workers that start later may open
         block = writer.lend(memoryview(part.data))
         return setup._replace(initializer=None, initargs=(), packed=Part(b"", [*part.lent, block]))
 
@@ -155,7 +158,7 @@ class Engine:
         tasks: list[Task] = []
         begun = 0
         try:
-            with DeferredInterrupts():
+            with deferred_signals():
                 call, tasks = make()
                 if call.is_quick(tasks):
                     if len(tasks) == 1:
@@ -173,12 +176,12 @@ class Engine:
                         return
                     size += task.prepared_bytes
                     if size >= SUBMITTED_BYTES or count - begun >= SUBMITTED_TOGETHER:
-                        with DeferredInterrupts():
+                        with deferred_signals():
                             self.submit(call, tasks[begun:count], complete=False)
                             begun, size = count, 0
         finally:
             if call is not None:
-                with DeferredInterrupts():
+                with deferred_signals():
                     if begun < len(tasks):
                         self.submit(call, tasks[begun:], complete=True)
                     else:

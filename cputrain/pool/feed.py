@@ -12,10 +12,10 @@ from multiprocessing import pool as multiprocessing_pool
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.errors import TaskLost
-from cputrain.pool.interrupts import DeferredInterrupts, Notifier
+from cputrain.pool.events import Notifier
 from cputrain.pool.outcomes import stopped
 from cputrain.pool.tasks import SUBMITTED_BYTES, Call, Task, are_frozen, small_arguments
-from cputrain.shared import start_thread
+from cputrain.shared import deferred_signals, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -123,14 +123,14 @@ class Feed:
         try:
             if self._threaded:
                 thread = threading.Thread(target=self._run, name="imap's iterator", daemon=True)
-                with DeferredInterrupts():
+                with deferred_signals():
                     start_thread(thread, "imap")
             else:
                 self._fill()
                 if not self._call.is_frozen:
                     self._prepare_ahead()
         except BaseException:  # the system refuses a thread, or an interrupt
-            with DeferredInterrupts():
+            with deferred_signals():
                 self.stop()
             raise
 
@@ -195,12 +195,12 @@ class Feed:
                 self._discard_prepared()
 
     def _take(self, most: int) -> None:
-        with DeferredInterrupts():
+        with deferred_signals():
             self._cut(most - len(self._prepared))
         count = min(most, len(self._prepared))
         if not self._call.is_frozen:
             count = self._prepare_some(count)
-        with DeferredInterrupts():
+        with deferred_signals():
             with self._lock:
                 if self._exhausted:
                     return

@@ -17,15 +17,15 @@ from cputrain.errors import SourceError, TaskLost, UsageError
 from cputrain.machine import read_machine
 from cputrain.pool.callbacks import guarded
 from cputrain.pool.engine import Engine
+from cputrain.pool.events import OnceEvent
 from cputrain.pool.feed import Feed, LazyResults
-from cputrain.pool.interrupts import DeferredInterrupts, OnceEvent
 from cputrain.pool.packets import Kind
 from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.start import context_for, starting
 from cputrain.pool.tasks import Call, Options, Task, are_frozen, name_of, whole_number
 from cputrain.pool.worker import Setup
-from cputrain.shared import keep_interrupts, pipe
+from cputrain.shared import deferred_signals, keep_interrupts, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,6 +49,9 @@ class Pool(multiprocessing_pool.Pool):
 
     The last three can be given to each method, too, and hold for that call.
     """
+
+    _state: Any = multiprocessing_pool.INIT
+    """Also where an interrupt has ended `__init__` before anything else."""
 
     def __init__(
         self,
@@ -100,7 +103,8 @@ class Pool(multiprocessing_pool.Pool):
             partial(starting, method, self._ctx),
         )
         self._cache = self._engine.calls
-        self._terminate = util.Finalize(self, self._engine.end_soon, exitpriority=15)
+        with deferred_signals():  # a Finalize without its number fails when it is called
+            self._terminate = util.Finalize(self, self._engine.end_soon, exitpriority=15)
         try:
             self._engine.start()
         except BaseException:  # nothing of it is left, unless it is an interrupt after the start
@@ -365,7 +369,7 @@ class Pool(multiprocessing_pool.Pool):
 
     def terminate(self) -> None:
         """End all workers now; what is still waited for raises."""
-        with DeferredInterrupts():
+        with deferred_signals():
             self._state = multiprocessing_pool.TERMINATE
             self._terminate()
             self._engine.end_soon()

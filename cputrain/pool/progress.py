@@ -6,8 +6,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cputrain.pool.interrupts import DeferredInterrupts
 from cputrain.report.terminal import console
+from cputrain.shared import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Bar:
         """Leave the bar as it is."""
         self._closed = True
         if self._progress is not None:
-            with DeferredInterrupts(), self._unseen():
+            with deferred_signals(), self._unseen():
                 self._progress.stop()
 
     @contextmanager
@@ -94,5 +94,5 @@ class Bar:
             console=console(sys.stderr, aside=True),
         )
         self._task = self._progress.add_task(self._name, total=self._total)
-        with DeferredInterrupts(), self._unseen():
+        with deferred_signals(), self._unseen():
             self._progress.start()

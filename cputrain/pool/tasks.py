@@ -29,7 +29,9 @@ from cputrain.shared.arena import address_of
 from cputrain.shared.packing import is_atom, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
 
 REMEMBERED = 1 << 20
 """Bytes from which on a buffer is looked for among those that a call has sent before."""
@@ -171,6 +173,8 @@ class Call:
         self._superseded: list[Part] = []
         """Pickles of earlier states, which tasks may still refer to."""
         self._memo: _Memo | None = None
+        self._shared: list[torch.UntypedStorage] = []
+        """Storages in shared memory that the function has referred to when it was packed."""
 
     @property
     def is_frozen(self) -> bool:
@@ -225,7 +229,7 @@ class Call:
             return self._packed, True
 
     def _pack_function(self, writer: Writer) -> tuple[Part, bool]:
-        part, lasts = packed(self.function, self.memo_in(writer))
+        part, lasts = packed(self.function, self.memo_in(writer), self._shared)
         if len(part.data) > _IN_PLACE:
             try:
                 part = Part(b"", [*part.lent, writer.lend(memoryview(part.data))])
@@ -234,15 +238,17 @@ class Call:
                 raise
         return part, lasts
 
-    def arguments_in(self, writer: Writer, payload: Any) -> tuple[Part, bool]:
-        """The arguments of one task, and whether they can be sent again."""
+    def arguments_in(
+        self, writer: Writer, payload: Any, shared: list[torch.UntypedStorage]
+    ) -> tuple[Part, bool]:
+        """The arguments of one task, and whether they can be sent again; see `packed`."""
         if is_plain(payload):
             return Part(pickle.dumps(payload, 5), []), True
         with self.packing:
             memo = self.memo_in(writer)
             if not self._is_one_moment:
                 memo.forget_trusted()
-            return packed(payload, memo)
+            return packed(payload, memo, shared)
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
@@ -298,6 +304,7 @@ class Call:
         for part in (*self._superseded, *([self._packed] if self._packed else ())):
             writer.give_back(tokens_of(part.lent))
         self._superseded.clear()
+        self._shared.clear()
         self._packed = None
         if self._memo is not None:
             self._memo.release()
@@ -324,6 +331,7 @@ class Task:
         "packet",
         "part",
         "prepared_bytes",
+        "shared",
         "ticket",
     )
 
@@ -344,6 +352,8 @@ class Task:
         """The function, unless it is packed together with the arguments."""
         self.part: Part | None = None
         """The arguments, once they have been packed."""
+        self.shared: Sequence[torch.UntypedStorage] = ()
+        """Storages in shared memory that they refer to, and a worker has yet to open."""
         self.failure: Exception | None = None
         """Why they cannot be."""
         self.lasts = True
@@ -376,7 +386,9 @@ class Task:
         """The arguments, and with them the function of a joint call, packed once."""
         if self.part is None:
             payload = self.arguments if self.function is not None else self._jointly()
-            self.part, lasts = self.call.arguments_in(writer, payload)
+            shared: list[torch.UntypedStorage] = []
+            self.part, lasts = self.call.arguments_in(writer, payload, shared)
+            self.shared = shared
             self.lasts = self.lasts and lasts
             if len(self.part.data) > _COUNTED:
                 self.prepared_bytes = len(self.part.data)
@@ -397,7 +409,9 @@ class Task:
     def prepare_outside(self) -> None:
         """Prepare it without shared memory, of which there is no more."""
         payload = self.arguments if self.function is not None else self._jointly()
-        self.part = Part(*pack(payload, None, sharing=True))
+        shared: list[torch.UntypedStorage] = []
+        self.part = Part(*pack(payload, None, shared=shared))
+        self.shared = shared
         self.prepared_bytes = len(self.part.data)
         self.is_prepared = True
 
@@ -450,6 +464,7 @@ class Task:
             writer.give_back(tokens_of(self.lent))
             self.lent = []
         self.packet = self.part = self.function = self.arguments = None
+        self.shared = ()
 
     def named(self, item: int = 0) -> str:
         """As messages call it."""
@@ -524,13 +539,17 @@ class Bundle(Task):
         return rest
 
 
-def packed(thing: Any, writer: Writer | _Memo) -> tuple[Part, bool]:
+def packed(
+    thing: Any, writer: Writer | _Memo, shared: list[torch.UntypedStorage]
+) -> tuple[Part, bool]:
     """Something packed, and whether it can be unpacked more than once.
+
+    Storages in shared memory are appended to `shared`, to be held until it is unpacked.
 
     What multiprocessing sends by a descriptor is handed out by a server, to whoever asks first.
     """
     before = _handed_out()
-    data, lent = pack(thing, writer, sharing=True)
+    data, lent = pack(thing, writer, shared=shared)
     return Part(data, lent), _handed_out() == before
 
 

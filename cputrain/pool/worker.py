@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import select
@@ -107,6 +108,10 @@ def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | Non
     """Run tasks until there are no more."""
     if close_others is not None:
         close_others()
+    if setup.forked:
+        # what the script has left to the collector is not this process's to finalize or close, and
+        # a collection would copy the pages of all that it looks at
+        gc.freeze()
     leave_signals_to_the_pool(ends.life)
     ends.life.close()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while it started

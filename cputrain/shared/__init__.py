@@ -12,7 +12,7 @@ from cputrain.shared.arena import (
     starting_workers,
 )
 from cputrain.shared.exit_with_owner import OwnerPipe, exit_with_owner
-from cputrain.shared.interrupts import keep_interrupts
+from cputrain.shared.interrupts import deferred_signals, keep_interrupts
 from cputrain.shared.links import End, Inbox, Outbox, Sender, pipe
 from cputrain.shared.nameless import nameless
 from cputrain.shared.one_thread import one_thread
@@ -33,6 +33,7 @@ __all__ = [
     "Sender",
     "Writer",
     "are_kept",
+    "deferred_signals",
     "exit_with_owner",
     "forget_opened",
     "keep_interrupts",

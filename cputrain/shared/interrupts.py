@@ -1,4 +1,4 @@
-"""Signals that arrive while something must be finished: held back, and delivered afterwards.
+"""Signals that arrive while something must be finished: deferred, and delivered afterwards.
 
 Python runs the handlers of signals between any two instructions of the main thread. An exception
 that one of them raises, as Ctrl-C does, is printed and dropped where nobody can catch it: in
@@ -8,11 +8,13 @@ then runs on as if nothing had been typed.
 
 from __future__ import annotations
 
+import _signal  # signal.signal converts to enums and back, which takes longer than all the rest
 import _thread
 import os
 import signal
 import sys
 import threading
+from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import util
@@ -22,23 +24,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
-_DEFERRED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
+_DEFERRED = tuple(
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
+    if hasattr(signal, name)
 )
 """Signals whose handlers raise exceptions in scripts that stop, save themselves or time out."""
 
 
 class deferred_signals:  # noqa: N801  (used as a statement)
-    """Hold back the script's handlers of signals; call `on_interrupt` at once on Ctrl-C.
+    """Defer the script's signal handlers to the end of the block; call `on_interrupt` at once.
 
-    Outside of the main thread no handler runs, and nothing is done. What has arrived is delivered
-    by `deliver()` behind the statement.
+    A no-op outside of the main thread, where no handler runs. Blocking the signals would not do:
+    another thread receives them then, and Python calls the handlers in the main thread all the
+    same. Statements may be nested: the outermost one calls the script's handlers.
+
+    Args:
+        on_interrupt: Called on Ctrl-C, where that would raise KeyboardInterrupt.
     """
+
+    __slots__ = ("_handlers", "_on_interrupt", "arrived")
 
     def __init__(self, on_interrupt: Callable[[], None] | None = None) -> None:
         self._on_interrupt = on_interrupt
@@ -47,24 +52,40 @@ class deferred_signals:  # noqa: N801  (used as a statement)
         """Numbers of signals, each once."""
 
     def __enter__(self) -> deferred_signals:
-        if threading.current_thread() is threading.main_thread():
+        if _thread.get_ident() != threading.main_thread().ident:
+            return self
+        try:
             _active.append(self)
             for number in _DEFERRED:
-                handler = signal.getsignal(number)
+                handler = _signal.getsignal(number)
                 if callable(handler):  # the system's own actions are numbers
                     self._handlers[number] = handler
-                    signal.signal(number, self._arrive)
+                    _signal.signal(number, self._arrive)
+        except BaseException:  # raised by a handler that was still the script's
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.restore_handlers()
+        try:
+            self.restore_handlers()
+        finally:
+            # Python runs handlers when a call is over, and keeps those that are left when one
+            # raises; so all signals are tripped in one call
+            if self.arrived:
+                deque(map(_trip, self.arrived), maxlen=0)
 
     def restore_handlers(self) -> None:
-        """Put the script's handlers back."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if self in _active:
-            _active.remove(self)
+        """Put the script's handlers back, except where it has set others meanwhile."""
+        try:
+            for number, handler in self._handlers.items():
+                if _signal.getsignal(number) == self._arrive:
+                    _signal.signal(number, handler)
+            if self in _active:
+                _active.remove(self)
+        except BaseException:  # raised by one that has just been put back
+            self.restore_handlers()
+            raise
 
     def _arrive(self, number: int, _: FrameType | None) -> None:
         if number not in self.arrived:
@@ -72,18 +93,14 @@ class deferred_signals:  # noqa: N801  (used as a statement)
         if self._on_interrupt and self._handlers.get(number) is signal.default_int_handler:
             self._on_interrupt()
 
-    def deliver(self) -> None:
-        """Call the handlers of what has arrived; raises what they raise."""
-        while self.arrived:
-            signal.raise_signal(self.arrived.pop(0))
-
 
 _active: list[deferred_signals] = []
 
 
 def _restore_in_child() -> None:
     """Give a forked process the script's handlers; the signals are those of its parent."""
-    for deferred in list(_active):
+    for deferred in reversed(_active.copy()):  # the innermost statement first
+        deferred.arrived.clear()
         deferred.restore_handlers()
 
 
@@ -92,17 +109,34 @@ if hasattr(os, "register_at_fork"):
 
 
 def finalizer(work: Callable[[Any], None], on_interrupt: Callable[[Any], None]) -> Any:
-    """Return a `__del__` that does `work` whole, and loses no signal that arrives meanwhile."""
+    """Return a `__del__` that does `work` whole, and loses no signal that arrives meanwhile.
+
+    When modules are taken down, at the interpreter's very end, it does nothing.
+    """
+    is_finalizing = sys.is_finalizing  # the module's own names may be gone by then
 
     def __del__(self: Any) -> None:  # noqa: N807
-        with deferred_signals(partial(on_interrupt, self)) as signals:
-            work(self)
+        if is_finalizing():
+            return
         # Python looks for signals after calls and before jumps, and would drop what a handler
         # raises in here. This list is no call, and nothing follows: handlers run in the caller
-        [*map(_trip, signals.arrived)]
+        [*map(_trip, _finish(work, self, partial(on_interrupt, self)))]
 
     _finalizers.add(__del__.__code__)
     return __del__
+
+
+def _finish(
+    work: Callable[[Any], Any], owner: Any, on_interrupt: Callable[[], None] | None = None
+) -> list[int]:
+    """Call `work(owner)`; return the signals that have arrived meanwhile and are not handled."""
+    signals = deferred_signals(on_interrupt)
+    try:
+        signals.__enter__()
+        work(owner)
+    finally:
+        signals.restore_handlers()
+    return signals.arrived
 
 
 _trip: Callable[..., None] = _thread.interrupt_main
@@ -135,19 +169,20 @@ def _deliver_again(unraisable: Any) -> None:
     ):
         _previous_hook(unraisable)
         return
+    numbers = {int(signal.SIGINT)}
     traceback = unraisable.exc_traceback
     while traceback is not None:
         frame = traceback.tb_frame
         if frame.f_code in _finalizers:  # interrupted before it began, or when it was over
-            with deferred_signals():
-                frame.f_locals["work"](frame.f_locals["self"])
+            numbers.update(_finish(frame.f_locals["work"], frame.f_locals["self"]))
         traceback = traceback.tb_next
-    try:
-        # a signal proper, which ends a call of the system in which this thread waits by then; from
-        # another thread, as it would be raised here, and dropped again
-        _thread.start_new_thread(signal.pthread_kill, (_thread.get_ident(), signal.SIGINT))
-    except RuntimeError:  # the system has no more threads for us
-        [*map(_trip, (signal.SIGINT,))]  # see finalizer()
+    for number in numbers:
+        try:
+            # a signal proper, which ends a call of the system in which this thread waits by then;
+            # from another thread, as it would be raised here, and dropped again
+            _thread.start_new_thread(signal.pthread_kill, (_thread.get_ident(), number))
+        except RuntimeError:  # the system has no more threads for us
+            [*map(_trip, (number,))]  # see finalizer()
 
 
 @contextmanager

@@ -118,6 +118,11 @@ def _leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torc
     return tensor.requires_grad_(requires_grad)
 
 
+_MAX_OWNED_BYTES = 1000
+"""Of an array that owns its memory when it is unpickled, and can be resized, with any protocol
+before the fifth, which multiprocessing uses."""
+
+
 class _Packer(ForkingPickler):
     def __init__(
         self,
@@ -125,12 +130,12 @@ class _Packer(ForkingPickler):
         of_tensors: dict[int, pickle.PickleBuffer],
         apart: Callable[[pickle.PickleBuffer], bool],
         copies: list[Any],
-        sharing: bool,
+        shared: list[torch.UntypedStorage] | None,
         unions: dict[int, tuple[ByteRange, ...]],
     ) -> None:
         super().__init__(file, 5, True, apart)
         self._copies = copies
-        self._sharing = sharing
+        self._shared = shared
         self._unions = unions
         self._ranges: dict[int, StorageRanges] = {}
         self._of_tensors = of_tensors
@@ -140,6 +145,8 @@ class _Packer(ForkingPickler):
             return self._reduce_leaf(thing) if thing.requires_grad else self._reduce(thing)
         if type(thing) is torch.nn.Parameter:
             return self._reduce_leaf(thing)
+        if type(thing) is np.ndarray and thing.nbytes <= _MAX_OWNED_BYTES:
+            return thing.__reduce__()
         if type(thing) is np.ndarray and not thing.flags.writeable:
             copied = thing.copy("A")  # what comes out of a pipe can be written to
             self._copies.append(copied)
@@ -164,9 +171,11 @@ class _Packer(ForkingPickler):
         ):
             return NotImplemented
         tensor = tensor.resolve_conj().resolve_neg()
-        if self._sharing and SharedStorage.can_hold(tensor):
+        if self._shared is not None and SharedStorage.can_hold(tensor):
+            shared = tensor.untyped_storage()
+            self._shared.append(shared)
             return _view, (
-                SharedStorage(tensor.untyped_storage()),
+                SharedStorage(shared),
                 tensor.dtype,
                 tuple(tensor.shape),
                 tensor.stride(),
@@ -224,23 +233,31 @@ def _bytes_of(storage: torch.UntypedStorage, begin: int, end: int) -> torch.Tens
     return empty.set_(storage, begin, (end - begin,), (1,))
 
 
-def pack(thing: Any, writer: Writes | None, *, sharing: bool = False) -> tuple[bytes, list[Lent]]:
-    """The pickled bytes, and the blocks that hold the large buffers; without a writer, none do.
+def pack(
+    thing: Any, writer: Writes | None, *, shared: list[torch.UntypedStorage] | None = None
+) -> tuple[bytes, list[Lent]]:
+    """Return the pickled bytes, and the blocks that hold the large buffers.
 
-    With `sharing`, a tensor in shared memory stays shared; otherwise it is copied, as others are.
+    Args:
+        writer: Lends the blocks; without one, all buffers are in the pickle.
+        shared: Has tensors in shared memory stay there. Their storages are appended to it, and must
+            live until the other process has opened them. Without it, they are copied as others are.
     """
     if is_plain(thing):
         return pickle.dumps(thing, 5), []
-    data, lent, unions = _pack_once(thing, writer, sharing, {})
+    data, lent, unions = _pack_once(thing, writer, shared, {})
     if unions:  # once more, so that tensors which share memory still do
         if writer is not None:
             writer.give_back([one.token for one in lent])
-        data, lent, _ = _pack_once(thing, writer, sharing, unions)
+        data, lent, _ = _pack_once(thing, writer, shared, unions)
     return data, lent
 
 
 def _pack_once(
-    thing: Any, writer: Writes | None, sharing: bool, unions: dict[int, tuple[ByteRange, ...]]
+    thing: Any,
+    writer: Writes | None,
+    shared: list[torch.UntypedStorage] | None,
+    unions: dict[int, tuple[ByteRange, ...]],
 ) -> tuple[bytes, list[Lent], dict[int, tuple[ByteRange, ...]]]:
     lent: list[Lent] = []
     # these may stay where they are; an array beside its tensor is sent on its own
@@ -261,7 +278,7 @@ def _pack_once(
         return False
 
     file = io.BytesIO()
-    packer = _Packer(file, of_tensors, apart, copies, sharing, unions)
+    packer = _Packer(file, of_tensors, apart, copies, shared, unions)
     try:
         packer.dump(thing)
     except BaseException:

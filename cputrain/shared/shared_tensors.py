@@ -40,20 +40,7 @@ class SharedStorage:
         descriptor, size = self._storage._share_fd_cpu_()
         # as torch's own: a storage that is opened here, from elsewhere, is known by its file
         shared_cache[fd_id(descriptor)] = StorageWeakRef(self._storage)
-        if _sent is not None:
-            _sent.append(self._storage)
         return _opened, (os.getpid(), descriptor, fd_id(descriptor), size)
-
-
-_sent: list[torch.UntypedStorage] | None = None
-"""Storages that were packed since `take_sent` was called last, if it ever was."""
-
-
-def take_sent() -> list[torch.UntypedStorage]:
-    """Return the storages packed since the last call: the other process has yet to open them."""
-    global _sent
-    storages, _sent = _sent or [], []
-    return storages
 
 
 _kept: deque[torch.UntypedStorage] = deque(maxlen=_KEPT)

@@ -25,7 +25,9 @@ def trace(recorder: Recorder, outputs: Sequence[Any]) -> None:
         name = function.__qualname__
         if function.__module__.startswith("torch."):
             with recorder.told(f"the backward of {name}"):
-                raise MixesSamples("computes a part of the model again")
+                raise MixesSamples(
+                    "runs a part of the model again: have a checkpoint say use_reentrant=False"
+                )
         gradients = []
         for metadata in node._input_metadata:
             gradient = torch.ones(metadata.shape, dtype=metadata.dtype, device=metadata.device)

@@ -376,7 +376,7 @@ def objects_of(model: nn.Module) -> list[Any]:
     return [
         value
         for module in model.modules()
-        for value in (*module.__dict__.values(), type(module).forward)
+        for value in (*module.__dict__.values(), getattr(type(module), "forward", None))
         if not isinstance(value, torch.Tensor) and type(value) not in SIMPLE
     ]
 
@@ -384,6 +384,8 @@ def objects_of(model: nn.Module) -> list[Any]:
 def _surroundings(module: nn.Module) -> tuple[Any, ...]:
     """Return the module's forward, and the numbers and flags that its class reads elsewhere."""
     kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return ()
     read = _names_read(kind, kind.forward)  # type: ignore[arg-type]
     return (id(kind.forward), *(_outline(places.get(name), 4) for places, name in read))
 
@@ -392,6 +394,8 @@ def surroundings(model: nn.Module) -> list[tuple[str, Any]]:
     """Return class attributes and global variables that the methods of a model's classes name."""
     found: dict[str, Any] = {}
     for kind in dict.fromkeys(map(type, model.modules())):
+        if issubclass(kind, torch.jit.ScriptModule):
+            continue
         for places, name in _names_read(kind, kind.forward):  # type: ignore[arg-type]
             if name in places:
                 found[f"{kind.__qualname__}: {name}"] = places[name]

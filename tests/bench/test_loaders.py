@@ -51,6 +51,7 @@ def test_every_case_runs_torchs_loader_and_ours(found):
         "tensors-256-0",
         "tensors-256-2",
         "rows-0",
+        "rows-process",
         "rows-2",
         "subset",
         "pictures-2",

@@ -668,3 +668,11 @@ def test_a_long_list_of_tensors_is_not_looked_through() -> None:
     assert next(iterator).shape == (4, 1)
     with pytest.raises(RuntimeError, match="equal size"):
         list(iterator)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_cannot_be_pickled_and_torchs_error_says_so(workers: int) -> None:
+    def pickled(loader: Loader) -> Any:
+        return pickle.dumps(iter(loader(Rows(int), 2, num_workers=workers)))
+
+    assert_same(pickled, fails=True)

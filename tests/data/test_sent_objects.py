@@ -322,6 +322,21 @@ def test_a_tensor_that_is_no_leaf_is_told() -> None:
     assert text == "Caught RuntimeError in DataLoader worker process 0."
 
 
+@pytest.mark.parametrize("size", [1, 125, 126, 5000])
+def test_arrays_own_their_memory_as_torchs_do(size: int) -> None:
+    """Such an array can be resized in place."""
+    rows = Rows(lambda row: np.full(size, row), 4)
+    ours, theirs = (
+        [
+            array.flags.owndata
+            for batch in loader(rows, 2, num_workers=1, collate_fn=list)
+            for array in batch
+        ]
+        for loader in (DataLoader, TorchLoader)
+    )
+    assert ours == theirs
+
+
 def test_conjugates_arrive_as_they_are() -> None:
     expected = describe(MADE["conjugate"]())[1]["values"]
     assert _delivered(DataLoader, MADE["conjugate"])[1]["values"] == expected

@@ -109,3 +109,20 @@ def test_busy_workers_end_with_the_script(tmp_path: Path, method: str, end: str,
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def test_an_iterator_that_outlives_all_modules_ends_without_a_word(tmp_path: Path) -> None:
+    """Modules are taken down before `sys`, and so before the iterator."""
+    text = """
+class Rows:
+    def __len__(self):
+        return 100
+    def __getitem__(self, row):
+        return row
+if __name__ == "__main__":
+    sys.iterator = iter(DataLoader(Rows(), num_workers=2))
+    next(sys.iterator)
+"""
+    process = started(tmp_path, text)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import random
@@ -273,6 +274,14 @@ def add_at(item: torch.Tensor, index: int) -> tuple[int, int]:
 
 def add_at_once(pair: Any) -> tuple[int, int]:
     return add_at(*pair)
+
+
+def descriptors_collected(_: object) -> int:
+    """How many descriptors a collection closes in a worker."""
+    time.sleep(0.01)
+    before = descriptors()
+    gc.collect()
+    return before - descriptors()
 
 
 def element(item: Any, index: int) -> float:

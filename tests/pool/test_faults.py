@@ -25,7 +25,6 @@ import torch
 from cputrain import Pool
 from cputrain.errors import CputrainError, TaskError, TaskLost, TaskTimeout, WorkerDied
 from cputrain.machine import read_machine
-from cputrain.pool.interrupts import DeferredInterrupts
 from tests.pool import functions as f
 from tests.pool.functions import METHODS, ended, gone, in_session, runs, started, until
 
@@ -1206,20 +1205,6 @@ if __name__ == "__main__":
         print("raised")
 """
     assert ended(tmp_path, text) == (0, "raised\n", "")
-
-
-def test_a_deferred_interrupt_is_raised_once_at_the_end() -> None:
-    done = []
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with DeferredInterrupts():
-            with DeferredInterrupts():
-                signal.raise_signal(signal.SIGINT)
-                done.append("inner")
-            signal.raise_signal(signal.SIGINT)
-            done.append("outer")
-        done.append("after")
-    assert done == ["inner", "outer"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupted_call_leaves_the_pool_usable() -> None:

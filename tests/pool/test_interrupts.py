@@ -6,6 +6,7 @@ of an earlier run, whose seed its failure names.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -13,10 +14,13 @@ import random
 import signal
 import subprocess
 import sys
+from itertools import count
+from multiprocessing import util
 from pathlib import Path
 
 import pytest
 
+from cputrain import Pool
 from cputrain.pool.progress import Bar
 from tests.launch.programs import PYTHON, environment
 from tests.pool.functions import HEAD
@@ -97,6 +101,36 @@ def test_ctrl_c_is_never_lost_and_leaves_nothing(tmp_path: Path, kind: str) -> N
         assert "rror" not in "".join(raised), about
         assert "ignored in" not in shown, about
         assert result["left_in_shm"] == [], about
+
+
+class _PressingCounter:
+    """Presses Ctrl-C when a Finalize of multiprocessing takes its number."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1 << 40)
+
+    def __next__(self) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return next(self._numbers)
+
+
+def test_ctrl_c_while_a_pool_registers_its_end_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, nothing_left: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(util, "_finalizer_counter", _PressingCounter())
+    with pytest.raises(KeyboardInterrupt):
+        Pool(2)
+    gc.collect()
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_before_anything_of_a_pool_is_made_leaves_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pool = Pool.__new__(Pool)
+    del pool
+    gc.collect()
+    assert capsys.readouterr().err == ""
 
 
 class _Terminal(io.StringIO):

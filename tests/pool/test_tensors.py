@@ -283,6 +283,20 @@ def test_a_tensor_in_shared_memory_stays_shared(method: str) -> None:
         assert f.descriptors() <= before + 1
 
 
+def test_no_worker_collects_what_the_script_has_left_to_the_collector() -> None:
+    """The first one is forked by the script, the others by a process of the pool."""
+    gc.disable()
+    try:
+        cycle: list[Any] = [torch.zeros(3000).share_memory_() for _ in range(11)]
+        cycle.append(cycle)
+        del cycle
+        with Pool(2, context="fork") as pool:
+            assert pool.map(f.descriptors_collected, range(20), chunksize=1) == [0] * 20
+    finally:
+        gc.enable()
+    gc.collect()
+
+
 def test_many_shared_tensors_cost_no_descriptors_once_they_are_gone() -> None:
     with Pool(1, context="fork") as pool:
         counts = []
@@ -295,6 +309,51 @@ def test_many_shared_tensors_cost_no_descriptors_once_they_are_gone() -> None:
         assert max(counts[50:]) <= max(counts[:50])
         gc.collect()
         assert f.descriptors() <= before
+
+
+def _shared(number: int) -> torch.Tensor:
+    return torch.full((3000,), number).share_memory_()
+
+
+def _apply_all(pool: Pool) -> Iterator[int]:
+    results = [pool.apply_async(f.total, (_shared(number),)) for number in range(40)]
+    return (result.get() for result in results)
+
+
+class _Holder:
+    """A function that refers to a shared tensor."""
+
+    def __init__(self) -> None:
+        self.tensor = _shared(0)
+
+    def __call__(self, _: object) -> float:
+        return float(self.tensor.sum())
+
+
+def _items_and_states(holder: _Holder) -> Iterator[int]:
+    for number in range(40):
+        holder.tensor = _shared(number)
+        yield number
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pool: pool.imap(f.total, list(map(_shared, range(40))), 3),
+        lambda pool: pool.imap(f.total, map(_shared, range(40))),
+        lambda pool: pool.map_async(f.total, list(map(_shared, range(40)))).get(),
+        _apply_all,
+        lambda pool: pool.imap(holder := _Holder(), _items_and_states(holder)),
+    ],
+    ids=["imap", "iterator", "map", "apply", "function"],
+)
+def test_a_shared_tensor_lives_until_its_task_has_opened_it(pool: Pool, call: Any) -> None:
+    """Whether the script holds it or not; the workers are busy when it is packed."""
+    naps = [pool.apply_async(f.nap, (0.2,)) for _ in range(2)]
+    results = call(pool)
+    gc.collect()
+    assert list(results) == [3000 * number for number in range(40)]
+    assert [nap.get() for nap in naps]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -194,12 +194,20 @@ def cases(group: str, quick: bool = False) -> list[Case]:
             for workers in (2, 0)
         ]
     if group == "rows":
-        rows, width = (64, 16) if quick else (5_000, 512)
+        rows, width, side = (64, 16, 16) if quick else (5_000, 512, 32)
         return [
             Case(
                 name="rows-0",
                 title=f"rows that are not collated: {rows:,} × {width}, no workers",
                 dataset=lambda: tensors(rows, width),
+                batch=None,
+                workers=0,
+            ),
+            Case(
+                name="rows-process",
+                title=f"rows that are not collated: {rows:,} pictures made in Python, "
+                f"3 × {side} × {side} bytes, no workers",
+                dataset=lambda: Pictures(rows, side),
                 batch=None,
                 workers=0,
             ),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CASES = {
     "tensors": "rows of tensors in memory; batches of 64 and 256, 0 and 2 workers",
-    "rows": "rows that are not collated: in process, and in shared memory with 2 workers",
+    "rows": "rows that are not collated: in memory, in process, in shared memory with 2 workers",
     "subset": "the first batch of a Subset of 900,000 rows",
     "pictures": "pictures made in Python by 2 workers and by none; CPU time too",
     "cached": "JPEG files: the epoch in which samples are kept, and one in which they are read",

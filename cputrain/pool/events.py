@@ -1,60 +1,12 @@
-"""Ctrl-C while a pool changes its state: deferred until it has, and no lock is left held.
-
-Python raises KeyboardInterrupt between any two instructions of the main thread. What it drops in
-finalizers is delivered again by `shared.interrupts`.
-"""
+"""Events and notifications that an interrupt of a waiting thread leaves intact."""
 
 from __future__ import annotations
 
-import _signal  # signal.signal converts to enums and back, which takes longer than all the rest
 import _thread
-import signal
-import threading
 from typing import Any
-
-_SIGINT = int(signal.SIGINT)
 
 _CHECK_S = 1.0
 """Seconds after which a thread that waits at an event looks whether it was set."""
-
-
-class DeferredInterrupts:
-    """Defer the main thread's SIGINT handler to the end of the block; a no-op in other threads.
-
-    Blocking the signal would not do: another thread receives it then, and Python calls the
-    handler in the main thread all the same.
-    """
-
-    __slots__ = ("_frame", "_handler", "_is_pending")
-
-    def __init__(self) -> None:
-        self._handler: Any = None
-        self._is_pending = False
-        self._frame: Any = None
-
-    def __enter__(self) -> None:
-        if _thread.get_ident() != threading.main_thread().ident:
-            return
-        handler = _signal.getsignal(_SIGINT)
-        if callable(handler):  # neither ignored nor left to the system nor set by C code
-            self._handler = handler
-            try:
-                _signal.signal(_SIGINT, self._note)
-            except ValueError:  # a main thread, but not of the main interpreter
-                self._handler = None
-
-    def __exit__(self, *_: object) -> None:
-        handler, self._handler = self._handler, None
-        if handler is None:
-            return
-        if _signal.getsignal(_SIGINT) == self._note:  # nobody has set another one meanwhile
-            _signal.signal(_SIGINT, handler)
-        if self._is_pending:
-            handler(_SIGINT, self._frame)
-
-    def _note(self, _: int, frame: Any) -> None:
-        self._is_pending = True
-        self._frame = frame
 
 
 class OnceEvent:
