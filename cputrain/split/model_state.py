@@ -251,7 +251,7 @@ def _inside(where: str, value: Any) -> Iterator[tuple[str, Any]]:
         for name, one in value.__dict__.items():
             if name in ("_parameters", "_buffers", "_modules"):
                 yield from ((_join(where, inner), each) for inner, each in one.items())
-            elif one or name not in HOOK_TABLES:
+            elif name not in HOOK_TABLES or one:
                 yield _join(where, name), one
         return
     if isinstance(value, dict):

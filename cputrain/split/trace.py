@@ -89,17 +89,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held: Iterable[tuple[str, torch.Tensor]] = (),
         reference: Recorder | None = None,
     ) -> None:
-        """`held` are the tensors that the model has beside parameters and buffers, by name."""
+        """`held` are the tensors that the model has beside parameters and buffers, by name.
+
+        With a reference, samples are followed; but for a single one, whose dimension looks like
+        any other with one element: then operators and shapes are compared alone.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_samples = num_samples
         self.entries: list[Entry] = []
         self.needs_two_samples = False
         self.reason: str | None = None
         """Why the forward cannot be divided, also if the model caught what was raised."""
-        self.normalised_buffers: set[int] = set()
-        """Ids of the buffers in which batch norm keeps running statistics."""
         self._model = model
         self._reference = reference
+        self._follows = reference is not None and num_samples > 1
         self._paused = 0
         self._layouts: dict[Any, Layout] = {}
         self._arguments: set[int] = set()
@@ -170,9 +173,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise MixesSamples("does not keep the gradients of samples apart")
 
     def _grown(self, tensor: torch.Tensor, reference: Sequence[int]) -> Layout:
-        grown = [
-            dim for dim in range(tensor.dim()) if tensor.shape[dim] != reference[dim]
-        ]
+        grown = [dim for dim in range(tensor.dim()) if tensor.shape[dim] != reference[dim]]
         if not grown:
             return None
         if len(grown) > 1 or tensor.shape[grown[0]] != self.num_samples:
@@ -217,13 +218,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     raise MixesSamples("are drawn for a batch in which samples do not come first")
             self._set(tensor, layout)
 
-    def batch_norm(
-        self, tensor: torch.Tensor, output: torch.Tensor, *buffers: torch.Tensor | None
-    ) -> None:
+    def batch_norm(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
         """Record a batch norm, whose statistics are those of all shards."""
-        self._compare(Entry("batch norm", None, [output.shape]))
-        self.normalised_buffers.update(id(one) for one in buffers if one is not None)
-        if self._reference is None:
+        if self._compare(Entry("batch norm", None, [output.shape])) is None:
             self._set(output, None)
             return
         with self.told("batch norm"):
@@ -277,7 +274,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         arguments = _bound(func, args, kwargs)
         layouts: dict[int, Layout] = {}
-        follows = self._reference is not None
+        follows = self._follows
         with self.told(name):
             for tensor in _tensors(arguments.values()):
                 layout = self.layout(tensor)
@@ -375,7 +372,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise MixesSamples(f"gives results of other dimensions for {counts}")
             if other.constants != entry.constants and entry.name not in SIZES:
                 raise MixesSamples(f"is given other numbers for {counts}")
-            return other
+            if self._follows:
+                return other
+            for one, two in zip(entry.shapes, other.shapes, strict=True):
+                self._check_sizes(one, two)
+            return None
+
+    def _check_sizes(self, shape: Sequence[int], reference: Sequence[int]) -> None:
+        """Raise unless a single sample has that part of each dimension, or all of it."""
+        assert self._reference is not None
+        for size, other in zip(shape, reference, strict=True):
+            if size not in (other, other / self._reference.num_samples):
+                raise MixesSamples("has another size for a single sample")
 
     def finish(self) -> None:
         """Raise what was found, also where the model caught it."""
@@ -457,7 +465,7 @@ class _Functions(TorchFunctionMode):
             recorder.refuse(f"{recorder.place_of_call()} {HOOKS[func]}")
         if func in ESCAPES and args and isinstance(args[0], torch.Tensor):
             with recorder.told(ESCAPES[func]):
-                if recorder._reference is not None and recorder.layout(args[0]) is not None:
+                if recorder._follows and recorder.layout(args[0]) is not None:
                     raise MixesSamples("takes values of samples out of torch")
         if func is torch.nn.functional.one_hot:
             return self._one_hot(*args, **kwargs)
