@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as tree
 
 from cputrain.record import Record
+from cputrain.split.model_state import outline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,14 +48,23 @@ class Arguments:
         return at[0] if at else None
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of all tensors in the dimensions in which samples do not lie."""
+        return tuple(
+            size
+            for leaf, dim in zip(self.leaves, self.dims, strict=True)
+            if isinstance(leaf, torch.Tensor)
+            for at, size in enumerate(leaf.shape)
+            if at != dim
+        )
+
+    @property
     def kind(self) -> tuple[Any, ...]:
         """What calls of one kind have in common: what was found for one holds for the others."""
         leaves = tuple(
-            (leaf.dim(), leaf.dtype, leaf.device.type, dim)
+            (leaf.dim(), leaf.dtype, leaf.device.type, dim, leaf.requires_grad)
             if isinstance(leaf, torch.Tensor)
-            else leaf  # what a model decides by
-            if isinstance(leaf, str | bool | int | float | None)
-            else type(leaf)
+            else outline(leaf)  # what a model decides by
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         )
         return leaves, self._form
@@ -79,7 +89,7 @@ class Arguments:
         leaves = [
             leaf
             if not isinstance(leaf, torch.Tensor)
-            else leaf.detach().double().requires_grad_(leaf.requires_grad)
+            else leaf.detach().to(torch.float64, copy=True).requires_grad_(leaf.requires_grad)
             if exactly and leaf.is_floating_point()
             else leaf.detach().clone().requires_grad_(leaf.requires_grad)
             for leaf in self.part((0, count))

@@ -59,7 +59,9 @@ def _functional(own: Own) -> Own:
                     unbiased = variance * (count / (count - 1))
                     running_var.mul_(1 - momentum).add_(unbiased, alpha=momentum)
         if part.trace is not None:
-            part.trace.batch_norm(input, normalised, running_mean, running_var)
+            part.trace.batch_norm(
+                input, normalised, running_mean, running_var, constants=(momentum, eps)
+            )
         return normalised  # type: ignore[no-any-return]
 
     return batch_norm

@@ -10,8 +10,14 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from array import array
 from collections import OrderedDict, defaultdict, deque
-from functools import partial
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+from functools import cache, partial
+from io import IOBase
+from itertools import takewhile
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -29,7 +35,7 @@ from torch import nn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 ATOMS = (
     int, float, complex, bool, str, bytes, type(None), type, ModuleType, BuiltinFunctionType,
@@ -47,9 +53,16 @@ HOOK_TABLES = frozenset({
 })  # fmt: skip
 """Of a module, what `structure` does not look at: other checks do."""
 
-MAX_DEPTH = 40
+MAX_DEPTH = 400
 MAX_VALUES = 200_000
-"""Of a snapshot; what is beyond is not looked at."""
+"""Of a snapshot; a model that has more is not divided."""
+
+OUTLINED_DEPTH = 12
+"""How deep an outline looks into containers; what lies deeper counts by its identity."""
+
+
+class TooLarge(ValueError):
+    """A model has more values, or deeper ones, than a snapshot looks at."""
 
 
 class StateCopier:
@@ -103,7 +116,8 @@ class StateCopier:
                 return value
             return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
         if isinstance(value, set | frozenset):
-            return type(value)(self.copy(one) for one in value)
+            made = self._memo[key] = type(value)(self.copy(one) for one in value)
+            return made
         return self._object(value, key)
 
     def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -118,8 +132,10 @@ class StateCopier:
         else:
             made = copy.copy(value)
         self._memo[key] = made
+        # a subclass may do something else with an item; an OrderedDict has its order beside
+        put: Any = OrderedDict.__setitem__ if isinstance(made, OrderedDict) else dict.__setitem__
         for name, one in value.items():
-            dict.__setitem__(made, self.copy(name), self.copy(one))
+            put(made, self.copy(name), self.copy(one))
         self._attributes(value, made)
         return made
 
@@ -152,24 +168,20 @@ class StateCopier:
     def _function(self, function: FunctionType, key: int) -> FunctionType:
         """Functions keep state in closures and defaults."""
         cells = function.__closure__ or ()
-        inside = [_content(cell) for cell in cells]
-        self._memo[key] = function
-        copied = [self.copy(one) for one in inside]
-        defaults = self.copy(function.__defaults__)
-        if defaults is function.__defaults__ and all(
-            one is other for one, other in zip(inside, copied, strict=True)
-        ):
+        if not cells and not function.__defaults__ and not function.__kwdefaults__:
             return function
-        closure = tuple(
-            cell if one is other else CellType(other)
-            for cell, one, other in zip(cells, inside, copied, strict=True)
-        )
+        closure = tuple(CellType() for _ in cells)
         made = FunctionType(
-            function.__code__, function.__globals__, function.__name__, defaults, closure or None
+            function.__code__, function.__globals__, function.__name__, None, closure or None
         )
+        self._memo[key] = made  # a function may be in its own closure
+        for cell, copied in zip(cells, closure, strict=True):
+            with suppress(ValueError):  # an empty one
+                copied.cell_contents = self.copy(cell.cell_contents)
+        made.__defaults__ = self.copy(function.__defaults__)
         made.__kwdefaults__ = self.copy(function.__kwdefaults__)
         made.__dict__.update(function.__dict__)
-        self._memo[key] = made
+        made.__qualname__, made.__module__ = function.__qualname__, function.__module__
         return made
 
     def _object(self, value: Any, key: int) -> Any:
@@ -215,11 +227,13 @@ def reachable(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     waiting: list[tuple[str, Any, int]] = [(name, value, 0)]
     count = 0
-    while waiting and count < MAX_VALUES:
+    while waiting:
         where, one, depth = waiting.pop()
         count += 1
+        if count > MAX_VALUES or depth > MAX_DEPTH:
+            raise TooLarge("it has too many values to tell which of them a forward changes")
         if not isinstance(one, ATOMS):
-            if id(one) in seen or depth > MAX_DEPTH:
+            if id(one) in seen:
                 continue
             seen.add(id(one))
         yield where, one
@@ -246,6 +260,7 @@ def _inside(where: str, value: Any) -> Iterator[tuple[str, Any]]:
         for number, cell in enumerate(value.__closure__ or ()):
             yield f"{where} ({value.__code__.co_freevars[number]})", _content(cell)
         yield from ((where, one) for one in value.__defaults__ or ())
+        yield from ((where, one) for one in (value.__kwdefaults__ or {}).values())
         return
     elif isinstance(value, MethodType):
         yield where, value.__self__
@@ -303,10 +318,11 @@ def _fingerprint(value: Any) -> Any:  # noqa: PLR0911
         return type(value), len(value)
     if isinstance(value, set | frozenset):
         return type(value), tuple(sorted(map(_name, value)))
-    if isinstance(value, GeneratorType):
-        frame = value.gi_frame
-        return id(value), None if frame is None else (frame.f_lasti, repr(frame.f_locals))
-    return type(value)
+    if isinstance(value, bytearray | memoryview | array):
+        return type(value), bytes(value)
+    if isinstance(value, MethodType):
+        return id(value.__func__), id(value.__self__)
+    return type(value), id(value)
 
 
 def _name(key: Any) -> str:
@@ -325,42 +341,104 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 _MISSING = object()
 
 
+def live_iterator(value: Any) -> str:
+    """Return the name of an iterator that can be reached; empty where there is none.
+
+    None of them can be copied, nor read without being advanced.
+    """
+    for name, one in reachable(value):
+        if isinstance(one, Iterator | IOBase) and not isinstance(one, torch.Generator):
+            return name
+    return ""
+
+
 def structure(model: nn.Module) -> tuple[Any, ...]:
     """Return what a proof is valid for: modules, flags, numbers and functions, by value or identity.
 
-    Parameters and buffers are left out: their values may be others in each call.
+    Values of parameters and buffers are left out: they may be others in each call.
     """
     found: list[Any] = []
+    kinds: dict[type, None] = {}
     for module in model.modules():
         found.append(id(module))
+        kinds[type(module)] = None
         for name, value in module.__dict__.items():
             if name not in HOOK_TABLES:
                 found.append(_outline(value, 0))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.append((parameter.requires_grad, parameter.dim()))
+    for kind in kinds:
+        found.append(_class_outline(kind))
     return tuple(found)
+
+
+def _class_outline(kind: type) -> tuple[Any, ...]:
+    """Return the attributes of a script's class and its bases, for a method or flag set on it."""
+    own = takewhile(lambda one: one is not nn.Module, kind.__mro__)
+    return tuple(
+        (id(one), *[_outline(value, 0) for name, value in list(one.__dict__.items())
+                    if not name.startswith("__")])
+        for one in own if not one.__module__.startswith("torch.")
+    )  # fmt: skip
 
 
 def outline_of(model: nn.Module) -> dict[str, Any]:
     """Return the same by name."""
-    return {
+    found = {
         _join(where, name): _outline(value, 0)
         for where, module in model.named_modules()
         for name, value in module.__dict__.items()
         if name not in HOOK_TABLES
     }
+    for where, module in model.named_modules():
+        found[where or "the model"] = id(module), _class_outline(type(module))
+    for name, parameter in model.named_parameters():
+        found[f"{name}.requires_grad"] = parameter.requires_grad
+    return found
 
 
-def _outline(value: Any, depth: int) -> Any:
-    if isinstance(value, int | float | str | bytes | None) or depth > 4:  # noqa: PLR2004
-        return value if value == value else "nan"
+def outline(value: Any) -> Any:
+    """Return what a proof is valid for of an argument: by value, or by type and contents."""
+    return _outline(value, 0, by_contents=True)
+
+
+def _outline(value: Any, depth: int, *, by_contents: bool = False) -> Any:  # noqa: PLR0911
+    if isinstance(value, int | float | str | bytes | None):
+        return (type(value), value) if value == value else "nan"
     if isinstance(value, torch.Tensor):
-        return id(value), value.requires_grad
-    if isinstance(value, nn.Module):
+        return (value.dtype if by_contents else id(value)), value.dim(), value.requires_grad
+    if isinstance(value, nn.Module) or depth > OUTLINED_DEPTH:
         return id(value)
     if isinstance(value, dict):
-        return tuple((_name(key), _outline(one, depth + 1)) for key, one in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(_outline(one, depth + 1) for one in value)
+        inside = tuple(
+            (_name(key), _outline(one, depth + 1, by_contents=by_contents))
+            for key, one in value.items()
+        )
+        return type(value), inside
+    if isinstance(value, list | tuple | deque):
+        return tuple([_outline(one, depth + 1, by_contents=by_contents) for one in value])
+    if isinstance(value, set | frozenset):
+        return frozenset(map(_name, value))
+    if isinstance(value, MethodType):
+        return id(value.__func__), id(value.__self__)
+    kind = type(value)
+    if isinstance(value, (*ATOMS, FunctionType, Enum)):
+        return id(value)
+    if isinstance(value, property | staticmethod | classmethod):
+        return id(value)
     held = getattr(value, "__dict__", None)
-    if isinstance(held, dict) and held and not isinstance(value, type | FunctionType | ModuleType):
-        return id(value), _outline(held, depth + 1)
-    return id(value)
+    slots = _slots_of(kind)
+    identity = kind if by_contents else id(value)
+    if (not isinstance(held, dict) or not held) and not slots:
+        return identity
+    contents = list(held.items()) if isinstance(held, dict) else []
+    contents += [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+    return identity, tuple(
+        (name, _outline(one, depth + 1, by_contents=by_contents)) for name, one in contents
+    )
+
+
+@cache
+def _slots_of(kind: type) -> tuple[str, ...]:
+    return tuple(_slots(kind))
