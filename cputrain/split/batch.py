@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as tree
 
 from cputrain.record import Record
-from cputrain.split.model_state import StateCopier, reachable, snapshot
+from cputrain.split.model_state import StateCopier, outline, reachable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,14 +52,23 @@ class Arguments:
         return at[0] if at else None
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of all tensors in the dimensions in which samples do not lie."""
+        return tuple(
+            size
+            for leaf, dim in zip(self.leaves, self.dims, strict=True)
+            if isinstance(leaf, torch.Tensor)
+            for at, size in enumerate(leaf.shape)
+            if at != dim
+        )
+
+    @property
     def kind(self) -> tuple[Any, ...]:
         """What calls of one kind have in common: what was found for one holds for the others."""
         leaves = tuple(
-            (leaf.dim(), leaf.dtype, leaf.device.type, dim)
+            (leaf.dim(), leaf.dtype, leaf.device.type, dim, leaf.requires_grad)
             if isinstance(leaf, torch.Tensor)
-            else leaf  # what a model decides by
-            if isinstance(leaf, str | bool | int | float | None)
-            else type(leaf)
+            else outline(leaf)  # what a model decides by
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         )
         return leaves, self._form
@@ -84,7 +93,7 @@ class Arguments:
         leaves = [
             leaf
             if not isinstance(leaf, torch.Tensor)
-            else leaf.detach().double().requires_grad_(leaf.requires_grad)
+            else leaf.detach().to(torch.float64, copy=True).requires_grad_(leaf.requires_grad)
             if exactly and leaf.is_floating_point()
             else leaf.detach().clone().requires_grad_(leaf.requires_grad)
             for leaf in self.part((0, count))
@@ -156,7 +165,7 @@ class Together(Record):
 class HeldTensors:
     """An object in an output that is no container and holds tensors, a cache of keys and values."""
 
-    def __init__(self, value: Any, tensors: Sequence[torch.Tensor], rest: dict[str, Any]) -> None:
+    def __init__(self, value: Any, tensors: Sequence[torch.Tensor], rest: Any) -> None:
         self._value = value
         self._tensors = tensors
         self._rest = rest
@@ -223,13 +232,5 @@ def leaves_of(output: Any) -> tuple[list[Any], OutputForm]:
 def _held(leaf: Any) -> HeldTensors | None:
     if isinstance(leaf, torch.Tensor | torch.nn.Module) or not hasattr(leaf, "__dict__"):
         return None
-    found = dict(reachable(leaf))
-    tensors = [value for value in found.values() if isinstance(value, torch.Tensor)]
-    if not tensors:
-        return None
-    rest = {
-        name: "" if isinstance(found[name], torch.Tensor) else value
-        for name, value in snapshot(leaf).items()
-        if name in found
-    }
-    return HeldTensors(leaf, tensors, rest)
+    tensors = [value for _, value in reachable(leaf) if isinstance(value, torch.Tensor)]
+    return HeldTensors(leaf, tensors, outline(leaf)) if tensors else None

@@ -59,7 +59,7 @@ def _functional(own: Own) -> Own:
                     unbiased = variance * (count / max(count - 1, 1))
                     running_var.mul_(1 - momentum).add_(unbiased, alpha=momentum)
         if part.trace is not None:
-            part.trace.batch_norm(input, normalised)
+            part.trace.batch_norm(input, normalised, (momentum, eps))
         return normalised  # type: ignore[no-any-return]
 
     return batch_norm

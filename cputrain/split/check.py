@@ -19,7 +19,7 @@ from cputrain.split.compare import CannotSplitError, Compared, Way
 from cputrain.split.devices import CPU
 from cputrain.split.draws import Generators
 from cputrain.split.model_state import StateCopier
-from cputrain.split.proof import Proof
+from cputrain.split.proof import WITH_STORAGE, Proof
 from cputrain.split.views import home_of, is_plain
 
 TYPE_CHECKING = False
@@ -62,7 +62,8 @@ def find_way(
         proof = Proof(model, call, arguments)
         numbers.put_back()
         copied = StateCopier().copy(model)
-        return proof, _way(copied, call, arguments, crew, devices, numbers, proof.reduced)
+        way = _way(copied, call, arguments, crew, devices, numbers, proof.reduced)
+        return proof, way.replace(changing=way.changing | proof.written)
     finally:
         if numbers.put_back():  # which explains whatever differs
             raise CannotSplitError("it draws random numbers from Python or NumPy as well")
@@ -109,6 +110,19 @@ def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
         for buffer in module.buffers(recurse=False):
             if buffer.device != home:
                 raise CannotSplitError(f"{where} has a buffer on {buffer.device}")
+    _look_at_memory(model)
+
+
+def _look_at_memory(model: nn.Module) -> None:
+    """Raise where a buffer shares memory: replicas have copies of buffers, apart from others."""
+    owners: dict[int, str] = {}
+    buffers = dict(model.named_buffers())
+    for name, tensor in (*model.named_parameters(), *buffers.items()):
+        if tensor.layout is torch.strided and tensor.device.type in WITH_STORAGE:
+            address = tensor.untyped_storage().data_ptr()
+            owner = owners.setdefault(address, name) if address else name
+            if owner != name and name in buffers:
+                raise CannotSplitError(f"its buffer {name} shares memory with {owner}")
 
 
 def _agreed(

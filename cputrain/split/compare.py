@@ -108,7 +108,8 @@ class Compared:
         before = generators.get()
         every = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
         self._alone = View(model, every, exactly=exactly)
-        args, options = arguments.built(arguments.part((0, arguments.size)))
+        whole = arguments.first(arguments.size, exactly=False)  # a model may write to it
+        args, options = whole.built(whole.leaves)
         self._inside = tree.tree_leaves((args, options))
         self._leaves, form = leaves_of(call(self._alone.model, *args, **options))
         after = generators.get()

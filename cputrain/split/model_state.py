@@ -10,8 +10,14 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from array import array
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
 from functools import cache, partial
+from io import IOBase
+from itertools import takewhile
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -29,7 +35,7 @@ from torch import nn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable
 
 ATOMS = (
     int, float, complex, bool, str, bytes, type(None), type, ModuleType, BuiltinFunctionType,
@@ -53,12 +59,16 @@ HOOK_TABLES = frozenset({
 })  # fmt: skip
 """Of a module, what `structure` does not look at: other checks do."""
 
-MAX_OUTLINE_DEPTH = 4
-"""How deep `structure` looks into containers and objects."""
-
-MAX_DEPTH = 40
+MAX_DEPTH = 400
 MAX_VALUES = 200_000
-"""Of a snapshot; what is beyond is not looked at."""
+"""Of a snapshot; a model that has more is not divided."""
+
+OUTLINED_DEPTH = 12
+"""How deep an outline looks into containers; what lies deeper counts by its identity."""
+
+
+class TooLarge(ValueError):
+    """A model has more values, or deeper ones, than a snapshot looks at."""
 
 
 class StateCopier:
@@ -118,7 +128,8 @@ class StateCopier:
                 return value
             return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
         if isinstance(value, set | frozenset):
-            return type(value)(self.copy(one) for one in value)
+            made = self._memo[key] = type(value)(self.copy(one) for one in value)
+            return made
         return self._object(value, key)
 
     def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -133,8 +144,10 @@ class StateCopier:
         else:
             made = copy.copy(value)
         self._memo[key] = made
+        # a subclass may do something else with an item; an OrderedDict has its order beside
+        put: Any = OrderedDict.__setitem__ if isinstance(made, OrderedDict) else dict.__setitem__
         for name, one in value.items():
-            dict.__setitem__(made, self.copy(name), self.copy(one))
+            put(made, self.copy(name), self.copy(one))
         self._attributes(value, made)
         return made
 
@@ -167,24 +180,20 @@ class StateCopier:
     def _function(self, function: FunctionType, key: int) -> FunctionType:
         """Functions keep state in closures and defaults."""
         cells = function.__closure__ or ()
-        inside = [_content(cell) for cell in cells]
-        self._memo[key] = function
-        copied = [self.copy(one) for one in inside]
-        defaults = self.copy(function.__defaults__)
-        if defaults is function.__defaults__ and all(
-            one is other for one, other in zip(inside, copied, strict=True)
-        ):
+        if not cells and not function.__defaults__ and not function.__kwdefaults__:
             return function
-        closure = tuple(
-            cell if one is other else CellType(other)
-            for cell, one, other in zip(cells, inside, copied, strict=True)
-        )
+        closure = tuple(CellType() for _ in cells)
         made = FunctionType(
-            function.__code__, function.__globals__, function.__name__, defaults, closure or None
+            function.__code__, function.__globals__, function.__name__, None, closure or None
         )
+        self._memo[key] = made  # a function may be in its own closure
+        for cell, copied in zip(cells, closure, strict=True):
+            with suppress(ValueError):  # an empty one
+                copied.cell_contents = self.copy(cell.cell_contents)
+        made.__defaults__ = self.copy(function.__defaults__)
         made.__kwdefaults__ = self.copy(function.__kwdefaults__)
         made.__dict__.update(function.__dict__)
-        self._memo[key] = made
+        made.__qualname__, made.__module__ = function.__qualname__, function.__module__
         return made
 
     def _object(self, value: Any, key: int) -> Any:
@@ -232,13 +241,15 @@ def reachable(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     waiting: list[tuple[str, Any, int]] = [(name, value, 0)]
     count = 0
-    while waiting and count < MAX_VALUES:
+    while waiting:
         where, one, depth = waiting.pop()
         count += 1
+        if count > MAX_VALUES or depth > MAX_DEPTH:
+            raise TooLarge("it has too many values to tell which of them a forward changes")
         if type(one) in SIMPLE or isinstance(one, ATOMS):
             yield where, one
             continue
-        if id(one) in seen or depth > MAX_DEPTH:
+        if id(one) in seen:
             continue
         seen.add(id(one))
         yield where, one
@@ -264,6 +275,7 @@ def _inside(where: str, value: Any) -> Iterator[tuple[str, Any]]:
         for number, cell in enumerate(value.__closure__ or ()):
             yield f"{where} ({value.__code__.co_freevars[number]})", _content(cell)
         yield from ((where, one) for one in value.__defaults__ or ())
+        yield from ((where, one) for one in (value.__kwdefaults__ or {}).values())
         return
     elif isinstance(value, MethodType):
         yield where, value.__self__
@@ -323,10 +335,11 @@ def _fingerprint(value: Any) -> Any:
         return type(value), len(value)
     if isinstance(value, set | frozenset):
         return type(value), tuple(sorted(map(_name, value)))
-    if isinstance(value, GeneratorType):
-        frame = value.gi_frame
-        return id(value), None if frame is None else (frame.f_lasti, repr(frame.f_locals))
-    return type(value)
+    if isinstance(value, bytearray | memoryview | array):
+        return type(value), bytes(value)
+    if isinstance(value, MethodType):
+        return id(value.__func__), id(value.__self__)
+    return type(value), id(value)
 
 
 def _name(key: Any) -> str:
@@ -345,29 +358,61 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 _MISSING = object()
 
 
+def live_iterator(value: Any) -> str:
+    """Return the name of an iterator that can be reached; empty where there is none.
+
+    None of them can be copied, nor read without being advanced.
+    """
+    for name, one in reachable(value):
+        if isinstance(one, Iterator | IOBase) and not isinstance(one, torch.Generator):
+            return name
+    return ""
+
+
 def structure(model: nn.Module) -> tuple[Any, ...]:
     """Return what a proof is valid for: modules, flags, numbers, functions; by value or identity.
 
-    Parameters and buffers are left out: their values may be others in each call.
+    Values of parameters and buffers are left out: they may be others in each call.
     """
     found: list[Any] = []
+    kinds: dict[type, None] = {}
     for module in model.modules():
         found.append(id(module))
-        found.append(_surroundings(module))
+        kinds[type(module)] = None
         for name, value in module.__dict__.items():
             if name not in HOOK_TABLES:
                 found.append(_outline(value, 0))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.append((parameter.requires_grad, parameter.dim()))
+    for kind in kinds:
+        found.append((_class_outline(kind), _globals_outline(kind)))
     return tuple(found)
+
+
+def _class_outline(kind: type) -> tuple[Any, ...]:
+    """Return the attributes of a script's class and its bases, for a method or flag set on it."""
+    own = takewhile(lambda one: one is not nn.Module, kind.__mro__)
+    return tuple(
+        (id(one), *[_outline(value, 0) for name, value in list(one.__dict__.items())
+                    if not name.startswith("__")])
+        for one in own if not one.__module__.startswith("torch.")
+    )  # fmt: skip
 
 
 def outline_of(model: nn.Module) -> dict[str, Any]:
     """Return the same by name."""
-    found: dict[str, Any] = {}
+    found = {
+        _join(where, name): _outline(value, 0)
+        for where, module in model.named_modules()
+        for name, value in module.__dict__.items()
+        if name not in HOOK_TABLES
+    }
     for where, module in model.named_modules():
-        found[_join(where, "forward")] = _surroundings(module)
-        for name, value in module.__dict__.items():
-            if name not in HOOK_TABLES:
-                found[_join(where, name)] = _outline(value, 0)
+        kind = type(module)
+        found[where or "the model"] = id(module), _class_outline(kind), _globals_outline(kind)
+    for name, parameter in model.named_parameters():
+        found[f"{name}.requires_grad"] = parameter.requires_grad
     return found
 
 
@@ -381,25 +426,20 @@ def objects_of(model: nn.Module) -> list[Any]:
     ]
 
 
-def _surroundings(module: nn.Module) -> tuple[Any, ...]:
-    """Return the module's forward, and the numbers and flags that its class reads elsewhere."""
-    kind = type(module)
-    if isinstance(module, torch.jit.ScriptModule):
-        return ()
-    read = _names_read(kind, kind.forward)  # type: ignore[arg-type]
-    return (id(kind.forward), *(_outline(places.get(name), 4) for places, name in read))
-
-
 def surroundings(model: nn.Module) -> list[tuple[str, Any]]:
     """Return class attributes and global variables that the methods of a model's classes name."""
     found: dict[str, Any] = {}
     for kind in dict.fromkeys(map(type, model.modules())):
-        if issubclass(kind, torch.jit.ScriptModule):
-            continue
-        for places, name in _names_read(kind, kind.forward):  # type: ignore[arg-type]
+        for places, name in _names_read(kind, getattr(kind, "forward", None)):  # type: ignore[arg-type]
             if name in places:
                 found[f"{kind.__qualname__}: {name}"] = places[name]
     return list(found.items())
+
+
+def _globals_outline(kind: type) -> tuple[Any, ...]:
+    """Return the numbers and flags of the script that a class reads, by value."""
+    read = _names_read(kind, getattr(kind, "forward", None))  # type: ignore[arg-type]
+    return tuple([_outline(places.get(name), OUTLINED_DEPTH) for places, name in read])
 
 
 @cache
@@ -420,20 +460,44 @@ def _names_read(kind: Hashable, _forward: Hashable) -> tuple[tuple[Any, str], ..
     return tuple(found.values())
 
 
-def _outline(value: Any, depth: int) -> Any:
+def outline(value: Any) -> Any:
+    """Return what a proof is valid for of an argument: by value, or by type and contents."""
+    return _outline(value, 0, by_contents=True)
+
+
+def _outline(value: Any, depth: int, *, by_contents: bool = False) -> Any:
     if isinstance(value, int | float | str | bytes | None):
-        return value if value == value else "nan"
-    if depth > MAX_OUTLINE_DEPTH:
-        return id(value)
+        return (type(value), value) if value == value else "nan"
     if isinstance(value, torch.Tensor):
-        return id(value), value.requires_grad
-    if isinstance(value, nn.Module):
+        return (value.dtype if by_contents else id(value)), value.dim(), value.requires_grad
+    if isinstance(value, nn.Module) or depth > OUTLINED_DEPTH:
         return id(value)
     if isinstance(value, dict):
-        return tuple((_name(key), _outline(one, depth + 1)) for key, one in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(_outline(one, depth + 1) for one in value)
+        inside = tuple(
+            (_name(key), _outline(one, depth + 1, by_contents=by_contents))
+            for key, one in value.items()
+        )
+        return type(value), inside
+    if isinstance(value, list | tuple | deque):
+        return tuple([_outline(one, depth + 1, by_contents=by_contents) for one in value])
+    if isinstance(value, set | frozenset):
+        return frozenset(map(_name, value))
+    if isinstance(value, MethodType):
+        return id(value.__func__), id(value.__self__)
+    kind = type(value)
+    if isinstance(value, torch.device | torch.dtype | torch.Size | complex):
+        return value
+    if isinstance(value, (*ATOMS, FunctionType, Enum)):
+        return id(value)
+    if isinstance(value, property | staticmethod | classmethod):
+        return id(value)
     held = getattr(value, "__dict__", None)
-    if isinstance(held, dict) and held and not isinstance(value, type | FunctionType | ModuleType):
-        return id(value), _outline(held, depth + 1)
-    return id(value)
+    slots = _slots(kind)  # type: ignore[arg-type]
+    identity = kind if by_contents else id(value)
+    if (not isinstance(held, dict) or not held) and not slots:
+        return identity
+    contents = list(held.items()) if isinstance(held, dict) else []
+    contents += [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+    return identity, tuple(
+        (name, _outline(one, depth + 1, by_contents=by_contents)) for name, one in contents
+    )

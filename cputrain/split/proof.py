@@ -7,6 +7,8 @@ what it was before, but for the buffers of batch norm and those that all replica
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 from torch import nn
 
@@ -19,6 +21,7 @@ from cputrain.split.meeting import Meeting
 from cputrain.split.model_state import (
     StateCopier,
     changes,
+    live_iterator,
     reachable,
     snapshot,
     surroundings,
@@ -39,6 +42,11 @@ if TYPE_CHECKING:
 FEW = 2
 """Samples of the forward that the whole batch is compared with."""
 
+PLAIN_LEAVES = (
+    int | float | complex | str | bytes | None | torch.dtype | torch.device | torch.Size
+)  # fmt: skip
+"""What may be in an output beside tensors: it is compared by value."""
+
 WITH_STORAGE = ("cpu", "cuda", "xpu", "mps")
 """Devices whose tensors have storages that views share; models elsewhere are proved on the CPU."""
 
@@ -49,28 +57,46 @@ class Proof:
     def __init__(self, model: nn.Module, call: Calls, arguments: Arguments) -> None:
         """Raises CannotSplitError, or what the model itself raises. Nothing of it stays."""
         self._call = call
-        self._reference = self._run(model, arguments, FEW, None)
-        self.is_proved_for_one = False
-        self.largest = FEW
-        """The number of samples of the largest batch that was proved."""
+        self._largest = FEW
+        self._least_shape: list[int] = []
+        self._largest_shape: list[int] = []
+        self._is_proved_for_one = False
+        self.needs_two_samples = False
+        self.written: frozenset[str] = frozenset()
+        """Names of the buffers that a forward writes to."""
+        self.reduced: frozenset[int] = frozenset()
+        """The numbers of outputs that are losses of the whole batch."""
         self.extend(model, arguments)
+
+    def holds_for(self, arguments: Arguments) -> bool:
+        """Whether the sizes are between those of batches that were proved."""
+        return arguments.size <= self._largest and all(
+            least <= size <= most
+            for least, size, most in zip(
+                self._least_shape, arguments.shape, self._largest_shape, strict=True
+            )
+        )
 
     def extend(self, model: nn.Module, arguments: Arguments) -> None:
         """Prove it for a batch of another size."""
-        recorder = self._run(model, arguments, arguments.size, self._reference)
-        self.needs_two_samples = recorder.needs_two_samples
-        self.largest = max(self.largest, arguments.size)
+        reference = self._run(model, arguments, FEW, None)
+        recorder = self._run(model, arguments, arguments.size, reference)
+        self.needs_two_samples |= recorder.needs_two_samples
+        self._largest = max(self._largest, arguments.size)
+        shape = arguments.shape
+        self._least_shape = [*map(min, self._least_shape or shape, shape)]
+        self._largest_shape = [*map(max, self._largest_shape or shape, shape)]
 
     def extend_to_one(self, model: nn.Module, arguments: Arguments) -> None:
         """Prove it for shards of one sample, or find out that they have to have two."""
-        if self.is_proved_for_one or self.needs_two_samples:
+        if self._is_proved_for_one or self.needs_two_samples:
             return
         try:
-            self._run(model, arguments, 1, self._reference)
+            self._run(model, arguments, 1, self._run(model, arguments, FEW, None))
         except Exception:  # the model's own, of which one sample may be too few
             self.needs_two_samples = True
         else:
-            self.is_proved_for_one = True
+            self._is_proved_for_one = True
 
     def _run(
         self, model: nn.Module, arguments: Arguments, size: int, reference: Recorder | None
@@ -78,6 +104,8 @@ class Proof:
         home = home_of(model)
         if home.type not in WITH_STORAGE:
             home = CPU
+        if name := live_iterator((model, arguments.leaves)):
+            raise CannotSplitError(f"it holds an iterator ({name.removeprefix('[0].')})")
         copier = StateCopier(lambda value: value.to(home, copy=True))
         copied = copier.copy(model)
         leaves = [
@@ -89,9 +117,10 @@ class Proof:
         for leaf, dim in zip(leaves, arguments.dims, strict=True):
             if isinstance(leaf, torch.Tensor):
                 recorder.place(leaf, dim)
-        others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-        around = surroundings(copied)
-        before = [{} if reference is None else snapshot(one) for one in (copied, others, around)]
+        given = args, options
+        alive = list(reachable((copied, given)))  # no address is used twice
+        watched = copied, given, surroundings(copied)
+        before = [{} if reference is None else snapshot(one) for one in watched]
         part = Part(0, (0, size), size, Meeting(1), Draws(1, None, home), trace=recorder)
         try:
             with part, recorder:
@@ -100,14 +129,15 @@ class Proof:
             recorder.finish()
         except CannotShard as refusal:
             raise CannotSplitError(str(refusal)) from None
+        recorder.output = _outline_of_output(output)
         if reference is not None:
-            if changes(before[1], snapshot(others)):
-                raise CannotSplitError("it changes an argument that is no tensor")
             if changes(before[2], snapshot(surroundings(copied))):
                 raise CannotSplitError("it changes a global variable or an attribute of a class")
-            _same_state(copied, before[0])
-            self.reduced = _look_at_outputs(recorder, output)
-            """The numbers of outputs that are losses of the whole batch."""
+            self.written |= _same_state(copied, before[0], before[1], given)
+            _same_outputs(recorder.output, reference.output)
+            if size > 1:
+                self.reduced = _look_at_outputs(recorder, output)
+        del alive
         return recorder
 
 
@@ -121,18 +151,37 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value
 
 
-def _same_state(model: nn.Module, before: dict[str, Any]) -> None:
-    """Raise where a forward has changed what a divided one would change in every replica."""
-    buffers = {id(buffer) for buffer in model.buffers()}
+def _same_state(
+    model: nn.Module, before: dict[str, Any], arguments: dict[str, Any], given: Any
+) -> set[str]:
+    """Return the names of the buffers that a forward has written to.
+
+    Raises where it has changed what a divided one would change in every replica.
+    """
+    inside = dict(reachable(given))
+    for name in changes(arguments, snapshot(given)):
+        value = inside.get(name.rstrip("'"))
+        if isinstance(value, torch.Tensor) and name in arguments:
+            # shards share their memory with the caller's tensor, and with it the count of writes
+            raise CannotSplitError("it writes to a tensor that is an argument")
+        raise CannotSplitError("it changes an argument that is no tensor")
+    buffers = {id(buffer): name for name, buffer in model.named_buffers()}
     after = snapshot(model)
     differ = changes(before, after)
     values = dict(reachable(model)) if differ else {}
+    written: set[str] = set()
     for name in differ:
         value = values.get(name.rstrip("'"))
         is_same = name in before and name in after and before[name][0] == after[name][0]
         if isinstance(value, torch.Tensor) and id(value) in buffers and is_same:
-            continue  # the recorder has seen what was written
+            written.add(buffers[id(value)])  # the recorder has seen what
+            continue
         raise CannotSplitError(_changed(model, name, value, is_same=is_same))
+    return written | {
+        name
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if buffers[id(buffer)] in written
+    }
 
 
 def _changed(model: nn.Module, name: str, value: Any, *, is_same: bool) -> str:
@@ -145,6 +194,31 @@ def _changed(model: nn.Module, name: str, value: Any, *, is_same: bool) -> str:
     kind = type(modules[owner]).__name__
     where = f"{owner} ({kind})" if owner else kind
     return f"{where} sets self.{attribute} while it runs"
+
+
+def _outline_of_output(output: Any) -> Any:
+    """Return what an output must have in common for all numbers of samples."""
+    leaves, form = leaves_of(output)
+    for number, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor | Enum | PLAIN_LEAVES):
+            raise CannotSplitError(
+                f"its output {number} is of {type(leaf).__name__}, which torch's pytree does not "
+                "look into"
+            )
+    return form, [
+        None if isinstance(one, torch.Tensor) else (type(one), repr(one)) for one in leaves
+    ]
+
+
+def _same_outputs(found: Any, reference: Any) -> None:
+    """Raise where outputs for two numbers of samples differ in what is no tensor."""
+    if found[0] != reference[0]:
+        raise CannotSplitError("the form of its output depends on the size of the batch")
+    for number, (one, other) in enumerate(zip(found[1], reference[1], strict=True)):
+        if one != other:
+            raise CannotSplitError(
+                f"its output {number} is {one[1]}, and {other[1]} for a part of the batch"
+            )
 
 
 def _look_at_outputs(recorder: Recorder, output: Any) -> frozenset[int]:

@@ -69,10 +69,13 @@ def _in_part(make: Callable[[Own, Part], Own]) -> Callable[[Own], Own]:
     return of
 
 
-def drawn(part: Part, like: torch.Tensor, fill: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+def drawn(
+    part: Part, like: torch.Tensor, fill: Callable[[torch.Tensor], Any], *constants: Any
+) -> torch.Tensor:
     """The part of a tensor like this one that `fill` fills for the whole batch.
 
-    It is filled in the order in which memory lies, so the whole lies as the part does.
+    It is filled in the order in which memory lies, so the whole lies as the part does. `constants`
+    are what is drawn and with which numbers: the same, however large the batch is.
     """
 
     def whole(shape: torch.Size, order: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -85,7 +88,7 @@ def drawn(part: Part, like: torch.Tensor, fill: Callable[[torch.Tensor], Any]) -
     with part.untraced():
         found = part.draws.take(part, like.shape, order_of(like), like.device, whole)
     if part.trace is not None:
-        part.trace.drawn(found, like)
+        part.trace.drawn(found, like, constants)
     return found
 
 
@@ -98,7 +101,11 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def contiguous(
-    part: Part, shape: torch.Size, options: dict[str, Any], make: Callable[..., Any]
+    part: Part,
+    shape: torch.Size,
+    options: dict[str, Any],
+    make: Callable[..., Any],
+    *constants: Any,
 ) -> Any:
     """The part of a tensor that `make` makes for the whole batch, with these options."""
     order = tuple(range(len(shape)))
@@ -109,14 +116,16 @@ def contiguous(
             lambda whole, _, there: make(whole, {**options, "device": there}),
         )  # fmt: skip
     if part.trace is not None:
-        part.trace.drawn(found)
+        part.trace.drawn(found, None, (constants, sorted(options.items(), key=str)))
     return found
 
 
 @_in_part
 def _in_place(own: Own, part: Part) -> Own:
     def ours(self: torch.Tensor, *args: Any, **options: Any) -> Any:
-        return self.copy_(drawn(part, self, lambda empty: own(empty, *args, **options)))
+        return self.copy_(
+            drawn(part, self, lambda empty: own(empty, *args, **options), own.__name__, args, options)
+        )
 
     return ours
 
@@ -130,7 +139,10 @@ def _like(own: Own, part: Part) -> Own:
             dtype=options.get("dtype"),
             memory_format=options.pop("memory_format", None) or torch.preserve_format,
         )
-        found = drawn(part, kind, lambda empty: empty.copy_(own(empty, *args, **options)))
+        found = drawn(
+            part, kind, lambda empty: empty.copy_(own(empty, *args, **options)),
+            own.__name__, args, options,
+        )  # fmt: skip
         return found.requires_grad_(wants_gradient)
 
     return ours
@@ -142,7 +154,9 @@ def _sized_first(own: Own, part: Part) -> Own:
         with part.untraced():
             shape = own(*args, **{**options, "device": "meta"}).shape
         options.pop("size", None)
-        return contiguous(part, shape, options, lambda whole, given: own(whole, **given))
+        return contiguous(
+            part, shape, options, lambda whole, given: own(whole, **given), own.__name__
+        )
 
     return ours
 
@@ -154,9 +168,11 @@ def _sized_last(own: Own, part: Part) -> Own:
             shape = own(*args, **{**options, "device": "meta"}).shape
         if "size" not in options:
             args = args[:-1]
+        named = {name: value for name, value in options.items() if name != "size"}
         return contiguous(
-            part, shape, options, lambda whole, given: own(*args, **{**given, "size": whole})
-        )
+            part, shape, named, lambda whole, given: own(*args, **{**given, "size": whole}),
+            own.__name__, args,
+        )  # fmt: skip
 
     return ours
 
@@ -190,7 +206,7 @@ def _bernoulli_in_place(own: Own, part: Part) -> Own:
     def ours(self: torch.Tensor, p: Any = 0.5, **_options: Any) -> Any:
         if isinstance(p, torch.Tensor):
             return self.copy_(_compared(part, self, p.expand_as(self)))
-        return self.copy_(drawn(part, self, lambda empty: own(empty, p)))
+        return self.copy_(drawn(part, self, lambda empty: own(empty, p), own.__name__, p))
 
     return ours
 
@@ -242,7 +258,7 @@ def _feature_dropout(own: Own, part: Part) -> Own:
 def _noise(part: Part, like: torch.Tensor, p: float) -> torch.Tensor:
     """Zeros with this chance, and else what keeps the mean."""
     bernoulli = _torchs(torch.Tensor, "bernoulli_")
-    return drawn(part, like.detach(), lambda empty: bernoulli(empty, 1 - p).div_(1 - p))
+    return drawn(part, like.detach(), lambda empty: bernoulli(empty, 1 - p).div_(1 - p), p)
 
 
 def _kept(part: Part, like: torch.Tensor, p: float) -> torch.Tensor:
@@ -252,7 +268,7 @@ def _kept(part: Part, like: torch.Tensor, p: float) -> torch.Tensor:
         ones = torch.ones_like(empty, dtype=like.dtype)
         empty.copy_(torch.native_dropout(ones, p, True)[1])
 
-    return drawn(part, torch.empty_like(like, dtype=torch.bool), fill)
+    return drawn(part, torch.empty_like(like, dtype=torch.bool), fill, p)
 
 
 @_in_part

@@ -402,6 +402,27 @@ def diagonal(op: Operator) -> list[Layout]:
     return [shard._replace(dim=shard.dim - sum(dim < shard.dim for dim in gone))]
 
 
+def as_complex(op: Operator) -> list[Layout]:
+    """view_as_complex, view_as_real: two numbers in the last dimension are one."""
+    shard = op.shard(op["self"])
+    if shard is not None and op.name == "view_as_complex" and shard.dim == op["self"].dim() - 1:
+        raise MixesSamples("makes numbers of two samples each")
+    return [shard]
+
+
+def looked_up(op: Operator) -> list[Layout]:
+    """Each element is looked up in a table that all samples share."""
+    names = ("boundaries", "sorted_sequence", "test_elements", "sorter")
+    if any(op.layout(op[name]) is not None for name in names):
+        raise MixesSamples("looks up values in a batch")
+    elements = op["elements"] if op["elements"] is not None else op["self"]
+    shard = op.shard(elements) if isinstance(elements, torch.Tensor) else None
+    table = op["sorted_sequence"]
+    if shard is not None and isinstance(table, torch.Tensor) and table.dim() > 1:
+        raise MixesSamples("combines a batch with a tensor that has rows of its own")
+    return op.everywhere(shard)
+
+
 # -- along dimensions
 
 
@@ -607,6 +628,9 @@ def recurrent(op: Operator) -> list[Layout]:
         if any(hidden):
             raise MixesSamples("combines a batch with what has none")
         return op.everywhere(None)
+    weights = [op[f"weight{number}"] for number in range(4)]
+    if any(op.layout(weight) is not None for weight in weights):
+        raise MixesSamples("is given weights that depend on the batch")
     if shard.dim != 1 or any(one != Shard(0, shard.inner) for one in hidden):
         raise MixesSamples("needs samples in the second dimension")
     return [shard, Shard(0, shard.inner), Shard(0, shard.inner), Opaque()]
@@ -845,8 +869,7 @@ def nothing(op: Operator) -> list[Layout]:
 COPIES = frozenset({"_to_copy", "clone", "detach", "alias", "lift_fresh", "lift", "to"})
 
 POINTWISE = (
-    *COPIES, "copy_", "fill_", "zero_", "_prelu_kernel", "bucketize", "searchsorted", "isin",
-    "view_as_real", "view_as_complex", "_conj", "resolve_conj", "resolve_neg", "real", "imag",
+    *COPIES, "copy_", "fill_", "zero_", "_prelu_kernel", "_conj", "resolve_conj", "resolve_neg", "real", "imag",
     "logical_not", "nan_to_num", "lerp", "complex", "polar", "masked_fill", "detach_", "lift",
     "_neg_view", "clamp", "where", "threshold", "hardswish", "copy", "fill", "relu6",
     "log_sigmoid_forward", "requires_grad_", "square", "dropout", "feature_dropout",
@@ -928,6 +951,8 @@ RULES: dict[str, Any] = {
                     stops("has a result whose size depends on values of the batch")),
     **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), partial(along, verb="transforms")),
     **dict.fromkeys(("_assert_async", "_assert_tensor_metadata", "_assert_scalar"), nothing),
+    **dict.fromkeys(("view_as_real", "view_as_complex"), as_complex),
+    **dict.fromkeys(("bucketize", "searchsorted", "isin"), looked_up),
     "arange": arange,
     "unsqueeze": unsqueeze,
     "squeeze": squeeze,
@@ -962,6 +987,12 @@ SIZES = frozenset({
     "affine_grid_generator", "chunk", "unsafe_chunk", "as_strided", *FACTORIES,
 })  # fmt: skip
 """Operators whose numbers may depend on the number of samples: their rules look at them."""
+
+
+SIZE_ARGUMENTS = frozenset({
+    "size", "shape", "repeats", "start", "end", "split_size", "split_sizes", "stride", "N", "chunks",
+})  # fmt: skip
+"""Their arguments that may, in proportion to it; all others are the same for each size."""
 
 
 def rule_of(func: Any) -> Any:

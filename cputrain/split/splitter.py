@@ -249,6 +249,8 @@ class Splitter:
         )  # fmt: skip
         if kind not in self._ways:
             if first.size < FEWEST:  # too few to tell: perhaps there are more next time
+                if not any(isinstance(leaf, torch.Tensor) for leaf in first.leaves):
+                    self._refuse("it is given no tensor that could be a batch")
                 return None
             if not self._may_prove():
                 return None
@@ -260,7 +262,7 @@ class Splitter:
         arguments = first if dim == first.dim else Arguments(args, options, dim)
         if arguments.size <= 1:
             return None
-        if arguments.size > known.proof.largest and not self._extend(kind, known, arguments):
+        if not known.proof.holds_for(arguments) and not self._extend(kind, known, arguments):
             return None
         return arguments, known
 
@@ -292,9 +294,15 @@ class Splitter:
         numbers = Numbers(home_of(self._model))
         try:
             known.proof.extend(self._model, arguments)
+            if not known.proof.written <= known.way.changing:
+                raise CannotSplitError("it writes to other buffers in batches of another size")
         except CannotSplitError as refusal:
             self._ways[kind] = None
             self._refuse(str(refusal))
+            return False
+        except Exception as error:  # noqa: BLE001  (the model raises it once more)
+            self._ways[kind] = None
+            self._refuse(_short(error))
             return False
         finally:
             numbers.put_back()
@@ -311,6 +319,8 @@ class Splitter:
                     self._model, call, arguments, self._crew(next(iter(self._places))),
                     self._devices,
                 )  # fmt: skip
+            except torch.OutOfMemoryError:  # of which the next watch may have enough
+                return True
             except CannotSplitError as refusal:
                 fault = str(refusal)
             except Exception as error:

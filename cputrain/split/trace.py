@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cputrain.split.sharding_rules import (
+    SIZE_ARGUMENTS,
     SIZES,
     Layout,
     MixesSamples,
@@ -49,12 +50,19 @@ ESCAPES = {
 }
 """How values leave torch, where nothing can follow them."""
 
+VALUES = frozenset({
+    torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__
+})  # fmt: skip
+"""Of these, what takes all values at once, also those of a tensor that has no samples."""
+
 HOOKS = {
     torch.Tensor.register_hook: "registers a hook on a tensor",
     torch.Tensor.retain_grad: "keeps a gradient (retain_grad)",
     torch.Tensor.register_post_accumulate_grad_hook: "registers a hook on a tensor",
     torch.Tensor.backward: "runs a backward",
     torch.autograd.backward: "runs a backward",
+    torch.Tensor.grad_fn.__get__: "looks at the graph (grad_fn)",
+    torch.Tensor._backward_hooks.__get__: "looks at hooks of a tensor",
 }
 """What sees gradients of the whole batch in a plain run, and of a shard in a divided one."""
 
@@ -98,6 +106,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.num_samples = num_samples
         self.entries: list[Entry] = []
         self.needs_two_samples = False
+        self.output: Any = None
+        """What the forward's output has in common for all numbers of samples."""
         self.reason: str | None = None
         """Why the forward cannot be divided, also if the model caught what was raised."""
         self._model = model
@@ -195,9 +205,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._paused -= 1
 
-    def drawn(self, tensor: torch.Tensor, like: torch.Tensor | None = None) -> None:
-        """Record a tensor of random numbers."""
-        entry = Entry("random numbers", None, [tensor.shape])
+    def drawn(
+        self, tensor: torch.Tensor, like: torch.Tensor | None = None, constants: Any = ()
+    ) -> None:
+        """Record a tensor of random numbers; `constants` say of which distribution."""
+        entry = Entry("random numbers", _plain(constants), [tensor.shape])
         reference = self._compare(entry)
         if reference is None:
             self._set(tensor, None)
@@ -218,9 +230,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     raise MixesSamples("are drawn for a batch in which samples do not come first")
             self._set(tensor, layout)
 
-    def batch_norm(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
+    def batch_norm(
+        self, tensor: torch.Tensor, output: torch.Tensor, constants: Any = ()
+    ) -> None:
         """Record a batch norm, whose statistics are those of all shards."""
-        if self._compare(Entry("batch norm", None, [output.shape])) is None:
+        if self._compare(Entry("batch norm", _plain(constants), [output.shape])) is None:
             self._set(output, None)
             return
         with self.told("batch norm"):
@@ -292,7 +306,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result: Any,
     ) -> None:
         outputs = _tensors([result] if not isinstance(result, list | tuple) else result)
-        constants = _values(outputs[0]) if name == "lift_fresh" else _constants(arguments, name)
+        constants = _values(outputs[0]) if name == "lift_fresh" else _constants(arguments)
         entry = Entry(name, constants, [tuple(one.shape) for one in outputs])
         reference = self._compare(entry)
         written = [
@@ -370,7 +384,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 len(one) != len(two) for one, two in zip(other.shapes, entry.shapes, strict=True)
             ):
                 raise MixesSamples(f"gives results of other dimensions for {counts}")
-            if other.constants != entry.constants and entry.name not in SIZES:
+            if not self._same_constants(entry, other):
                 raise MixesSamples(f"is given other numbers for {counts}")
             if self._follows:
                 return other
@@ -384,6 +398,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for size, other in zip(shape, reference, strict=True):
             if size not in (other, other / self._reference.num_samples):
                 raise MixesSamples("has another size for a single sample")
+
+    def _same_constants(self, entry: Entry, other: Entry) -> bool:
+        """Whether numbers are the same, or sizes that grow with the batch."""
+        if entry.name not in SIZES:
+            return bool(entry.constants == other.constants)
+        assert self._reference is not None
+        counts = self.num_samples, self._reference.num_samples
+        return all(
+            one == two or (name in SIZE_ARGUMENTS and _grows(one, two, *counts))
+            for (name, one), (_, two) in zip(entry.constants, other.constants, strict=True)
+        )
 
     def finish(self) -> None:
         """Raise what was found, also where the model caught it."""
@@ -467,6 +492,8 @@ class _Functions(TorchFunctionMode):
             with recorder.told(ESCAPES[func]):
                 if recorder._follows and recorder.layout(args[0]) is not None:
                     raise MixesSamples("takes values of samples out of torch")
+                if func in VALUES:
+                    raise MixesSamples("reads the value of a tensor, by which the model may decide")
         if func is torch.nn.functional.one_hot:
             return self._one_hot(*args, **kwargs)
         return func(*args, **kwargs)
@@ -513,12 +540,19 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return found
 
 
-def _constants(arguments: dict[str, Any], name: str) -> Any:
-    return (
-        [(key, _plain(value)) for key, value in arguments.items() if key not in IGNORED]
-        if name not in SIZES
-        else None
-    )
+def _constants(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, _plain(value)) for key, value in arguments.items() if key not in IGNORED]
+
+
+def _grows(one: Any, other: Any, count: int, other_count: int) -> bool:
+    """Whether two sizes, or lists of them, are the same or in proportion to the samples."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(
+            _grows(a, b, count, other_count) for a, b in zip(one, other, strict=True)
+        )
+    if not isinstance(one, int) or not isinstance(other, int):
+        return bool(one == other)
+    return one == other or one * other_count == other * count
 
 
 def _plain(value: Any) -> Any:
@@ -526,6 +560,8 @@ def _plain(value: Any) -> Any:
         return "tensor"
     if isinstance(value, list | tuple):
         return tuple(_plain(one) for one in value)
+    if isinstance(value, dict):
+        return tuple((name, _plain(one)) for name, one in value.items() if name not in IGNORED)
     if isinstance(value, float) and value != value:
         return "nan"
     return value
