@@ -100,9 +100,9 @@ class Arguments:
         """The same with the samples whose numbers `pick` returns for their count."""
         numbers = pick(self.size)
         leaves = [
-            leaf.detach().index_select(dim, numbers.to(leaf.device)).requires_grad_(
-                leaf.requires_grad
-            )
+            leaf.detach()
+            .index_select(dim, numbers.to(leaf.device))
+            .requires_grad_(leaf.requires_grad)
             if isinstance(leaf, torch.Tensor) and dim is not None
             else leaf
             for leaf, dim in zip(self.leaves, self.dims, strict=True)

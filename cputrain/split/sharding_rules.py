@@ -673,8 +673,7 @@ def index_fill(op: Operator) -> list[Layout]:
     if index is not None or (given is not None and given != shard):
         raise MixesSamples("writes to places that depend on the batch")
     if shard is not None and (
-        dim == shard.dim
-        or (isinstance(source, torch.Tensor) and source.dim() and given is None)
+        dim == shard.dim or (isinstance(source, torch.Tensor) and source.dim() and given is None)
     ):
         raise MixesSamples("writes to samples by their numbers")
     return op.everywhere(shard)

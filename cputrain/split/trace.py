@@ -228,9 +228,7 @@ class Recorder(TorchDispatchMode):
 
     # -- operators
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
@@ -314,9 +312,7 @@ class Recorder(TorchDispatchMode):
             elif size != other:
                 raise MixesSamples("has a result whose size depends on the batch")
 
-    def _check_write(
-        self, tensor: torch.Tensor, before: Layout, after: Sequence[Layout]
-    ) -> None:
+    def _check_write(self, tensor: torch.Tensor, before: Layout, after: Sequence[Layout]) -> None:
         if after and after[0] != before:
             raise MixesSamples("writes a batch into a tensor that has none")
         what = self._known.get(self._storage(tensor), "")
@@ -427,9 +423,7 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
         kwargs = kwargs or {}
         recorder = self._recorder
         if recorder._paused:
