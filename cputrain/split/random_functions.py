@@ -124,7 +124,9 @@ def contiguous(
 def _in_place(own: Own, part: Part) -> Own:
     def ours(self: torch.Tensor, *args: Any, **options: Any) -> Any:
         return self.copy_(
-            drawn(part, self, lambda empty: own(empty, *args, **options), own.__name__, args, options)
+            drawn(
+                part, self, lambda empty: own(empty, *args, **options), own.__name__, args, options
+            )
         )
 
     return ours

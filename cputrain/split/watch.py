@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_OVERHEAD = 0.01
 """Part of the time that may go into watching."""
 
+FIRST_PAUSE_S = 1.0
+"""Seconds after the proof in which nothing is compared."""
+
 SAMPLES = 8
 """So many of a batch are compared."""
 
@@ -39,7 +42,7 @@ class Watch:
         """Whether to compare in this step."""
         if self._is_first:  # the proof itself was just now
             self._is_first = False
-            self._next = time.monotonic() + 1.0
+            self._next = time.monotonic() + FIRST_PAUSE_S
             return False
         return time.monotonic() >= self._next
 

@@ -600,9 +600,9 @@ class ExpertsWithCapacity(Experts):
         hot = F.one_hot(chosen, 3)
         place = (hot.cumsum(0) * hot).sum(1)
         kept = (place <= 3).to(h)
-        return torch.stack([e(h) for e in self.experts], 1)[
-            torch.arange(len(h)), chosen
-        ] * (weights * kept).unsqueeze(1)
+        return torch.stack([e(h) for e in self.experts], 1)[torch.arange(len(h)), chosen] * (
+            weights * kept
+        ).unsqueeze(1)
 
 
 @pattern("divided")
@@ -1120,9 +1120,7 @@ class TransposesASquareBatch(nn.Module):
         return self.out(x) + x.t()
 
 
-PATTERNS["TransposesASquareBatch"] = PATTERNS["TransposesASquareBatch"]._replace(
-    expected="either"
-)
+PATTERNS["TransposesASquareBatch"] = PATTERNS["TransposesASquareBatch"]._replace(expected="either")
 
 
 @pattern("divided", lambda step: (rows(step, 1),))
@@ -1978,8 +1976,6 @@ class NestedTensors(Net):
         return super().forward(torch.nested.to_padded_tensor(nested, 0.0))
 
 
-
-
 # -- layouts
 
 
@@ -2310,7 +2306,9 @@ def train(name: str, wrap: Callable[[nn.Module], Any], steps: int = STEPS) -> tu
                 loss.backward()
                 optimizer.step()
             losses.append(float(loss))
-        values.append({**flat(list(tensors_in(outputs)), grads=False), **flat(("inputs", arguments))})
+        values.append(
+            {**flat(list(tensors_in(outputs)), grads=False), **flat(("inputs", arguments))}
+        )
         if step in (0, steps - 1):
             states.append(flat(model))
     numbers = (torch.get_rng_state(), random.getstate(), np.random.get_state())
