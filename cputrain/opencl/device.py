@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import cache
+from sys import is_finalizing
 
 import numpy as np
 
@@ -109,7 +110,11 @@ class Operator(threading.local):
         self._blocks.append([])
 
     def __exit__(self, *_: object) -> None:
-        for device, block in self._blocks.pop():
+        blocks = self._blocks.pop()
+        if self._blocks:  # an operator within another one, which may hold what this one let go of
+            self._blocks[-1] += blocks
+            return
+        for device, block in blocks:
             device.release(block)
 
     def keeps(self, device: Device, block: Block) -> bool:
@@ -273,7 +278,7 @@ class Device:
         """Have a block used again, by what is asked of the queue from now on."""
         size, buffer, host = block
         self._allocated -= size
-        if self.poisons:
+        if self.poisons and not is_finalizing():
             _fill(self.queue, buffer, NAN, 0, size)
         kept = self._free.get(size)
         if kept is None:

@@ -201,16 +201,26 @@ def places_of(*tensors: OclTensor | None) -> list[Any]:
 @lru_cache(maxsize=1 << 14)
 def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> int:
     """Bytes."""
-    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
-    return rounded(extent * each)
+    return rounded(_extent(size, stride) * each)
+
+
+def _extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
 
 
 def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
-    """Another form and new memory, for what an operator has to make larger or smaller."""
+    """Give it another form: in its memory, if there is room, as on the CPU; else in new memory."""
+    offset, extent = int(one.storage_offset()), _extent(tuple(size), tuple(stride))
+    memory = one.memory
+    if (offset + extent) * one.itemsize > memory.size:
+        offset = 0
+        memory = made(memory.device.index, size, stride, one.dtype).memory
     with torch._C._DisableTorchDispatch():
-        torch.ops.aten.resize_.default.redispatch(_METADATA, one, list(size))
-    reformed(one, torch.empty_strided(size, stride, device="meta"))
-    one.memory = made(one.memory.device.index, size, stride, one.dtype).memory
+        for many in (0, extent):  # the same size would be left as it is
+            torch.ops.aten.resize_.default.redispatch(_METADATA, one, [many])
+    reformed(one, torch.empty(0, device="meta").as_strided(size, stride, offset))
+    one.memory = memory
 
 
 def reformed(one: OclTensor, like: torch.Tensor) -> None:
@@ -236,9 +246,12 @@ def on_host(one: OclTensor, host: Any = None) -> torch.Tensor:
 
     The copy is `host`, if there is one already. What was asked of the device must be through.
     """
-    memory = one.memory
-    flat = torch.from_numpy(read(memory) if host is None else host)
-    whole = flat[: flat.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
+    return on_base(one, torch.from_numpy(read(one.memory) if host is None else host))
+
+
+def on_base(one: OclTensor, base: torch.Tensor) -> torch.Tensor:
+    """The same, as a view of the bytes of its memory."""
+    whole = base[: base.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
     return whole.as_strided(one.size(), one.stride(), one.storage_offset())
 
 

@@ -15,7 +15,7 @@ from cputrain.opencl.elementwise import in_groups
 from cputrain.opencl.generator import generator_of
 from cputrain.opencl.ops.making import like
 from cputrain.opencl.program import kernel_of, text_of
-from cputrain.opencl.shapes import is_dense
+from cputrain.opencl.shapes import is_another_part, is_dense
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.types import NAMES, SCALARS, are_known
@@ -58,7 +58,7 @@ def bernoullis_(self: OclTensor, p: Any, *, generator: Any = None) -> Any:
     """Each with a chance of its own."""
     if not isinstance(p, OclTensor) or not p.is_floating_point() or p.size() != self.size():
         return NotImplemented
-    if p.stride() != self.stride():
+    if p.stride() != self.stride() or is_another_part(self, p):
         return NotImplemented
     return _filled("bernoullis", self, generator, p.dtype, [p.memory.buffer, p.storage_offset()])
 

@@ -17,7 +17,6 @@ from cputrain.opencl.shapes import (
     contiguous,
     is_another_part,
     is_dense,
-    require_apart,
 )
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
@@ -179,9 +178,6 @@ def computed(
     device = tensors[0][1].memory.device
     if kind == "floats" and not all(one.is_floating_point() for _, one in tensors):
         return NotImplemented
-    if out is not None:
-        for _, one in tensors:
-            require_apart(out, one)
     if kind.startswith("float") and not computes.is_floating_point:
         if kind == "floats":
             return NotImplemented
@@ -228,7 +224,7 @@ def _decided(
         if not torch.can_cast(computes, result) or size != list(out[1]):
             return None
         if any(n > 1 and not step for n, step in zip(out[1], out[2], strict=True)):
-            return None  # an element would be written to more than once
+            return None  # an element would be written to more than once: torch will say so
     if not are_known(device, computes, result, *(dtype for dtype, _, _ in forms)):
         return None
     fitting = (own for _, other, own in forms if list(other) == size and is_dense(other, own))
