@@ -142,7 +142,7 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
     # are written back. If others are in its memory, so are they, as torch looks for what overlaps
     uses = Counter(id(one.memory) for one in tensors)
     shared = {id(one.memory) for one in written.outputs if uses[id(one.memory)] > 1}
-    bases = {key: torch.from_numpy(host) for key, host in hosts.items()}
+    bases = {key: torch.from_numpy(host)[: memories[key].used] for key, host in hosts.items()}
     bases.update((key, bases[key].clone()) for key in shared)
     outputs = {
         id(one): torch.empty_strided(one.size(), one.stride(), dtype=one.dtype)
@@ -160,7 +160,7 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
         index = goes_to.index or 0
     found = func(*bare_args, **bare)
     for key in shared:
-        torch.from_numpy(hosts[key]).copy_(bases[key])
+        torch.from_numpy(hosts[key])[: len(bases[key])].copy_(bases[key])
         _keep(memories[key], hosts[key])
     for one in written.in_place:
         if form_of(there[id(one)]) != form_of(one):

@@ -179,7 +179,7 @@ def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dt
     there = devices()
     if not 0 <= index < len(there):
         raise RuntimeError(f"there is no device ocl:{index}: there are {len(there)}")
-    memory = there[index].allocate(_room(tuple(size), tuple(stride), dtype.itemsize))
+    memory = there[index].allocate(*_room(tuple(size), tuple(stride), dtype.itemsize))
     return OclTensor(memory, size, stride, 0, dtype)
 
 
@@ -199,26 +199,30 @@ def places_of(*tensors: OclTensor | None) -> list[Any]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> int:
-    """Bytes."""
-    return rounded(_extent(size, stride) * each)
+def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> tuple[int, int]:
+    """Bytes of the block, and those that are used."""
+    used = extent(size, stride) * each
+    return rounded(used), used
 
 
-def _extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
     """Elements from the first to the last."""
     return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
 
 
 def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
     """Give it another form: in its memory, if there is room, as on the CPU; else in new memory."""
-    offset, extent = int(one.storage_offset()), _extent(tuple(size), tuple(stride))
+    offset, many = int(one.storage_offset()), extent(tuple(size), tuple(stride))
     memory = one.memory
-    if (offset + extent) * one.itemsize > memory.size:
+    used = (offset + many) * one.itemsize
+    if used <= memory.size:
+        memory.used = max(memory.used, used)
+    else:
         offset = 0
         memory = made(memory.device.index, size, stride, one.dtype).memory
     with torch._C._DisableTorchDispatch():
-        for many in (0, extent):  # the same size would be left as it is
-            torch.ops.aten.resize_.default.redispatch(_METADATA, one, [many])
+        for count in (0, many):  # the same size would be left as it is
+            torch.ops.aten.resize_.default.redispatch(_METADATA, one, [count])
     reformed(one, torch.empty(0, device="meta").as_strided(size, stride, offset))
     one.memory = memory
 
