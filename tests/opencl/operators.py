@@ -23,7 +23,7 @@ from torch.testing._internal.opinfo import core
 from torch.utils import _pytree as tree
 
 from cputrain.opencl import fallbacks, reset_fallbacks
-from cputrain.opencl.device import devices
+from cputrain.opencl.device import Device, devices
 from cputrain.opencl.table import KERNELS
 
 SEED = int(os.environ.get("CASES_SEED") or random.randrange(1 << 32))
@@ -109,7 +109,8 @@ def _kernels(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def _memory():
-    """In every other run as if the device had memory of its own, as a GPU has."""
+    """NaN in what is free; in every other run as if the device had memory of its own, as a GPU."""
+    Device.poisons = True
     if random.Random(SEED).random() < 0.5:
         for one in devices():
             one.shares = False
