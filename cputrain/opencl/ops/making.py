@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
@@ -142,11 +141,12 @@ def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
     form = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
     one.memory.device.finish()
     before = one.memory
-    kept = on_host(one).as_strided((min(one.numel(), prod(size)),), (1,)).clone()
+    held = read(before)[int(one.storage_offset()) * one.itemsize : before.used]
     resized(one, size, form.stride())
     if one.memory is not before:
         host = read(one.memory)
-        on_host(one, host).as_strided((kept.numel(),), (1,)).copy_(kept)
+        many = min(len(held), one.memory.used)
+        host[:many] = held[:many]
         write(one.memory, host)
     return one
 
