@@ -184,7 +184,7 @@ def _write_back(one: OclTensor, value: torch.Tensor) -> None:
     # of what is expanded, each element once
     size = [n if step else min(n, 1) for n, step in zip(one.size(), one.stride(), strict=True)]
     fill(
-        OclTensor(one.memory, size, one.stride(), one.storage_offset(), one.dtype),
+        OclTensor(one.memory, size, one.stride(), int(one.storage_offset()), one.dtype),
         value.as_strided(size, value.stride(), value.storage_offset()),
     )
 

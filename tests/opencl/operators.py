@@ -51,6 +51,9 @@ DRAWN = {"normal", "uniform", "randn", "randn_like", "randint", "randint_like", 
          "geometric", "log_normal", "svd_lowrank", "pca_lowrank"}  # fmt: skip
 """Random numbers are the device's own: these have the shape and type of the CPU's. See drawn.py."""
 
+GROWN = {"resize_", "resize_as_"}
+"""Where they grow, the new elements are whatever is in memory: shapes are compared."""
+
 NEEDS = {
     "to": "is asked for the CPU",
     "tensor_split": "wants its indices on the CPU, as it does on any device",
@@ -284,7 +287,7 @@ def assert_as_on_cpu(operator, sample, case):
         return
     result.add("CPU" if fallbacks() else "kernel")
     assert len(found) == len(expected)
-    drawn = operator.name in DRAWN
+    drawn = operator.name in DRAWN | GROWN
     where = "ocl" if inputs or "device" in sample.kwargs else "cpu"  # (a factory without one)
     for one, other in zip(found, expected, strict=True):
         assert one.device.type == where
