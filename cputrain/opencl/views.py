@@ -120,14 +120,13 @@ def _forms(
         if offset is None:
             offset = begin
         return tuple(args[0]), tuple(args[1]), offset, dtype
-    twin = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    # with its offset: a view of another type may be refused for that
+    twin = torch.empty(0, dtype=dtype, device="meta").as_strided(size, stride, begin)
     found = func(twin, *args, **kwargs)
     if isinstance(found, (list, tuple)):
-        return [_form(one, begin, dtype) for one in found]
-    return _form(found, begin, dtype)
+        return [_form(one) for one in found]
+    return _form(found)
 
 
-def _form(form: torch.Tensor, begin: int, dtype: torch.dtype) -> Any:
-    scale = dtype.itemsize / form.dtype.itemsize
-    offset = int(begin * scale) + int(form.storage_offset())
-    return tuple(form.size()), tuple(form.stride()), offset, form.dtype
+def _form(form: torch.Tensor) -> Any:
+    return tuple(form.size()), tuple(form.stride()), int(form.storage_offset()), form.dtype

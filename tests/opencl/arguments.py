@@ -149,6 +149,8 @@ OTHERS = {
     "beyond its memory": lambda x: x.as_strided((5,), (3,)),
     "up to its end": lambda x: x[3:].as_strided((4,), (3,), 2),
     "beyond it, from another place": lambda x: x[3:].as_strided((12,), (1,)),
+    "complex, at an odd place": lambda x: torch.view_as_complex(x[1:5].view(2, 2)),
+    "of wider numbers, at an odd place": lambda x: x[1:5].view(torch.float64),
     "backwards": lambda x: x.as_strided((2,), (-1,)),
     "before its memory": lambda x: x.as_strided((2,), (1,), -1),
     "smaller and larger": lambda x: (x.resize_(4), x.resize_(12))[1],
