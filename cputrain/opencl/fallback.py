@@ -142,7 +142,7 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
     # are written back. If others are in its memory, so are they, as torch looks for what overlaps
     uses = Counter(id(one.memory) for one in tensors)
     shared = {id(one.memory) for one in written.outputs if uses[id(one.memory)] > 1}
-    bases = {key: torch.from_numpy(host)[: memories[key].used] for key, host in hosts.items()}
+    bases = {key: torch.from_numpy(host[: memories[key].used]) for key, host in hosts.items()}
     bases.update((key, bases[key].clone()) for key in shared)
     outputs = {
         id(one): torch.empty_strided(one.size(), one.stride(), dtype=one.dtype)
