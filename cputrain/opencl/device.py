@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import cache
+from sys import is_finalizing
 
 import numpy as np
 
@@ -43,11 +44,13 @@ NAN = b"\xff" * 8
 class Memory:
     """A block on a device; it goes back to those that are free with the last tensor in it."""
 
-    __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "passage", "size")
+    __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "passage", "size", "used")
 
-    def __init__(self, device: Device, size: int, buffer: Any, host: Any) -> None:
+    def __init__(self, device: Device, size: int, used: int, buffer: Any, host: Any) -> None:
         self.device = device
         self.size = size
+        self.used = used
+        """Bytes that tensors may be in: the rest of the block is beyond torch's storage."""
         self.buffer = buffer
         self.host = host
         """The same bytes, where the host may use them; None where it cannot."""
@@ -109,7 +112,11 @@ class Operator(threading.local):
         self._blocks.append([])
 
     def __exit__(self, *_: object) -> None:
-        for device, block in self._blocks.pop():
+        blocks = self._blocks.pop()
+        if self._blocks:  # an operator within another one, which may hold what this one let go of
+            self._blocks[-1] += blocks
+            return
+        for device, block in blocks:
             device.release(block)
 
     def keeps(self, device: Device, block: Block) -> bool:
@@ -176,16 +183,16 @@ class Device:
         self._is_ours = True
         os.register_at_fork(after_in_child=self._leave)
 
-    def allocate(self, size: int) -> Memory:
-        """A block of so many bytes, that are `rounded`."""
+    def allocate(self, size: int, used: int) -> Memory:
+        """A block of so many bytes: those that are used, `rounded`."""
         kept = self._free.get(size)
         buffer, host = kept.pop() if kept else self._new(size)
         if NOW.recorder is not None:
-            NOW.recorder.allocated(self, size, buffer)
+            NOW.recorder.allocated(self, size, used, buffer)
         self._allocated += size
         if self._allocated > self._peak:
             self._peak = self._allocated
-        return Memory(self, size, buffer, host)
+        return Memory(self, size, used, buffer, host)
 
     def ask(self, kernel: Any, items: Any, group: Any, *arguments: Any) -> None:
         """Have a kernel run by so many items, of which so many are a group."""
@@ -273,7 +280,7 @@ class Device:
         """Have a block used again, by what is asked of the queue from now on."""
         size, buffer, host = block
         self._allocated -= size
-        if self.poisons:
+        if self.poisons and not is_finalizing():
             _fill(self.queue, buffer, NAN, 0, size)
         kept = self._free.get(size)
         if kept is None:
@@ -307,7 +314,7 @@ class Device:
 class Forked(Device):
     """One in a process that was forked: drivers have threads, which are not forked along."""
 
-    def allocate(self, size: int) -> Memory:
+    def allocate(self, size: int, used: int) -> Memory:  # noqa: ARG002
         raise self._error(f"allocate {size} bytes")
 
     def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:  # noqa: ARG002

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from cputrain.opencl.tensor import (
     form_of,
     index_of,
     made,
+    on_base,
     on_host,
     read,
     reformed,
@@ -135,38 +137,56 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
         device.finish()
     hosts = {key: _host_of(one) for key, one in memories.items()}
     moved = sum(one.size for one in memories.values() if one.host is None and one.copy is None)
-    there = {id(one): on_host(one, hosts[id(one.memory)]) for one in tensors}
     written = _written(func, args, kwargs)
-    # an output may be made larger, which its memory cannot; and it may be an input as well
+    # an output may be made larger, which the memory of a device cannot: it is apart, and its values
+    # are written back. If others are in its memory, so are they, as torch looks for what overlaps
+    uses = Counter(id(one.memory) for one in tensors)
+    shared = {id(one.memory) for one in written.outputs if uses[id(one.memory)] > 1}
+    bases = {key: torch.from_numpy(host[: memories[key].used]) for key, host in hosts.items()}
+    bases.update((key, bases[key].clone()) for key in shared)
     outputs = {
         id(one): torch.empty_strided(one.size(), one.stride(), dtype=one.dtype)
         for one in written.outputs
+        if id(one.memory) not in shared
     }
+    there = {id(one): on_base(one, bases[id(one.memory)]) for one in tensors}
+    there.update(outputs)
     known = {id(there[id(one)]): one for one in tensors}
-    known.update((id(outputs[id(one)]), one) for one in written.outputs)
     bare_args = tree.tree_map_only(OclTensor, lambda one: there[id(one)], args)
-    bare = tree.tree_map_only(OclTensor, lambda one: outputs.get(id(one), there[id(one)]), kwargs)
+    bare = tree.tree_map_only(OclTensor, lambda one: there[id(one)], kwargs)
     goes_to = None if bare.get("device") is None else torch.device(bare["device"])
     if goes_to is not None:
         bare["device"] = "cpu"
         index = goes_to.index or 0
     found = func(*bare_args, **bare)
+    for key in shared:
+        torch.from_numpy(hosts[key])[: len(bases[key])].copy_(bases[key])
+        _keep(memories[key], hosts[key])
     for one in written.in_place:
         if form_of(there[id(one)]) != form_of(one):
             reformed(one, there[id(one)])
     for one in written.in_place:
         _keep(one.memory, hosts[id(one.memory)])
     for one in written.outputs:
-        value = outputs[id(one)]
-        if value.size() != one.size():
-            resized(one, value.size(), value.stride())
-        fill(one, value)
+        _write_back(one, there[id(one)])
     if goes_to is not None and goes_to.type not in ("cpu", "ocl"):
         found = tree.tree_map_only(torch.Tensor, lambda one: one.to(goes_to), found)
     elif goes_to is None or goes_to.type == "ocl":
         found = tree.tree_map_only(torch.Tensor, lambda one: _back(one, known, index), found)
     _count(func, time.perf_counter() - begin, moved, chosen=chosen)
     return found
+
+
+def _write_back(one: OclTensor, value: torch.Tensor) -> None:
+    """Give an output the values, and the form, that it has on the CPU."""
+    if form_of(value)[:2] != form_of(one)[:2]:
+        resized(one, value.size(), value.stride())
+    # of what is expanded, each element once
+    size = [n if step else min(n, 1) for n, step in zip(one.size(), one.stride(), strict=True)]
+    fill(
+        OclTensor(one.memory, size, one.stride(), int(one.storage_offset()), one.dtype),
+        value.as_strided(size, value.stride(), value.storage_offset()),
+    )
 
 
 def _host_of(memory: Memory) -> Any:

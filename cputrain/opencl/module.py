@@ -113,8 +113,11 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Types that autocast may compute in."""
-    return []
+    """Return the only type that autocast may compute in: for others torch warns, and leaves it off.
+
+    No kernel computes in fewer bits than float32.
+    """
+    return [torch.float32]
 
 
 for _function in (

@@ -37,8 +37,8 @@ class Recorder:
     """Writes down what is asked for. Whatever it may be is numbered; first come given memories."""
 
     def __init__(self, given: Sequence[Any]) -> None:
-        self.rooms: dict[int, tuple[Device, int]] = {}
-        """By number: where memory was asked for, and how much."""
+        self.rooms: dict[int, tuple[Device, int, int]] = {}
+        """By number: where memory was asked for, how much, and how much of that is used."""
         self.draws: dict[int, tuple[Generator, int]] = {}
         """By the number of the seed; the next is that of the first random number."""
         self.asked: list[Asked] = []
@@ -70,9 +70,9 @@ class Recorder:
         self._held.append(one)
         return number
 
-    def allocated(self, device: Device, size: int, buffer: Any) -> None:
+    def allocated(self, device: Device, size: int, used: int, buffer: Any) -> None:
         """Memory was asked for."""
-        self.rooms[self._add(buffer)] = (device, size)
+        self.rooms[self._add(buffer)] = (device, size, used)
 
     def drew(self, generator: Generator, count: int, seed: Any, first: Any) -> None:
         """So were random numbers."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cputrain.errors import CputrainError
+from cputrain.opencl.autocast import left_off
 from cputrain.opencl.device import devices
 from cputrain.opencl.errors import raised_at_its_end
 from cputrain.opencl.fallback import Told, on_cpu
@@ -45,6 +46,7 @@ def register() -> None:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     every = library("_", "IMPL")
     every.fallback(_otherwise, "PrivateUse1")
+    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # it casts nothing
     _libraries.extend((aten, every))
     engine: Any = torch.autograd.graph
     run = raised_at_its_end(engine._engine_run_backward)
@@ -58,6 +60,8 @@ def register() -> None:
     kinds: tuple[Any, ...] = (_foreach_supported_types, optimizers_types)
     for known in kinds:  # optimizers would have one tensor at a time
         known.append(OclTensor)
+    autocast: Any = torch.amp.autocast_mode.autocast
+    autocast.__init__ = left_off(autocast.__init__, NAME)
     kind: Any = torch.nn.Module
     kind._apply = _keeping_parameters(kind._apply)
 

@@ -167,8 +167,8 @@ class Repeat:
         for number, generator, count in self._draws:
             values[number], values[number + 1] = generator.take(count)
         for takes, device, kernel, items, group, arguments, fills, drops in self._steps:
-            for number, where, size in takes:
-                memory = memories[number] = where.allocate(size)
+            for number, where, size, used in takes:
+                memory = memories[number] = where.allocate(size, used)
                 values[number] = memory.buffer
             given = arguments.copy()
             for place, number in fills:
@@ -176,8 +176,8 @@ class Repeat:
             device.run(kernel, items, group, given)
             for number in drops:
                 del memories[number]
-        for number, where, size in self._rest:
-            memories[number] = where.allocate(size)
+        for number, where, size, used in self._rest:
+            memories[number] = where.allocate(size, used)
         if self._single is not None:
             number, form = self._single
             return form.within(memories[number])

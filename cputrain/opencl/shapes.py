@@ -55,27 +55,12 @@ def is_another_part(out: OclTensor, one: OclTensor) -> bool:
     )
 
 
-def require_apart(out: OclTensor, one: OclTensor) -> None:
-    """Raise what torch raises for operators that write to an element and read it as another one."""
-    if any(n > 1 and not step for n, step in zip(out.size(), out.stride(), strict=True)):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a "
-            "single memory location. Please clone() the tensor before performing the operation."
-        )
-    if not is_another_part(out, one) or not (
-        is_dense(out.size(), out.stride()) and is_dense(one.size(), one.stride())
-    ):
-        return
-    (begin, end), (other_begin, other_end) = _reach(out), _reach(one)
-    if begin < other_end and other_begin < end and not out.size().numel() == 0:
-        raise RuntimeError(
-            "unsupported operation: some elements of the input tensor and the written-to tensor "
-            "refer to a single memory location. Please clone() the tensor before performing the "
-            "operation."
-        )
+def is_written_once(out: OclTensor) -> bool:
+    """Whether no element is in several places, as those of an expanded tensor are."""
+    return all(step or n == 1 for n, step in zip(out.size(), out.stride(), strict=True))
 
 
-def _reach(one: OclTensor) -> tuple[int, int]:
-    """Return the bytes of its memory between which a dense tensor lies."""
+def reach(one: OclTensor) -> tuple[int, int]:
+    """Return the first byte of a dense tensor in its memory, and the one behind its last."""
     begin = int(one.storage_offset()) * one.itemsize
     return begin, begin + one.numel() * one.itemsize

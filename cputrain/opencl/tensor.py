@@ -179,7 +179,7 @@ def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dt
     there = devices()
     if not 0 <= index < len(there):
         raise RuntimeError(f"there is no device ocl:{index}: there are {len(there)}")
-    memory = there[index].allocate(_room(tuple(size), tuple(stride), dtype.itemsize))
+    memory = there[index].allocate(*_room(tuple(size), tuple(stride), dtype.itemsize))
     return OclTensor(memory, size, stride, 0, dtype)
 
 
@@ -199,18 +199,32 @@ def places_of(*tensors: OclTensor | None) -> list[Any]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> int:
-    """Bytes."""
-    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
-    return rounded(extent * each)
+def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> tuple[int, int]:
+    """Bytes of the block, and those that are used."""
+    used = extent(size, stride) * each
+    return rounded(used), used
+
+
+def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
 
 
 def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
-    """Another form and new memory, for what an operator has to make larger or smaller."""
+    """Give it another form: in its memory, if there is room, as on the CPU; else in new memory."""
+    offset, many = int(one.storage_offset()), extent(tuple(size), tuple(stride))
+    memory = one.memory
+    used = (offset + many) * one.itemsize
+    if used <= memory.size:
+        memory.used = max(memory.used, used)
+    else:
+        offset = 0
+        memory = made(memory.device.index, size, stride, one.dtype).memory
     with torch._C._DisableTorchDispatch():
-        torch.ops.aten.resize_.default.redispatch(_METADATA, one, list(size))
-    reformed(one, torch.empty_strided(size, stride, device="meta"))
-    one.memory = made(one.memory.device.index, size, stride, one.dtype).memory
+        for count in (0, many):  # the same size would be left as it is
+            torch.ops.aten.resize_.default.redispatch(_METADATA, one, [count])
+    reformed(one, torch.empty(0, device="meta").as_strided(size, stride, offset))
+    one.memory = memory
 
 
 def reformed(one: OclTensor, like: torch.Tensor) -> None:
@@ -236,9 +250,12 @@ def on_host(one: OclTensor, host: Any = None) -> torch.Tensor:
 
     The copy is `host`, if there is one already. What was asked of the device must be through.
     """
-    memory = one.memory
-    flat = torch.from_numpy(read(memory) if host is None else host)
-    whole = flat[: flat.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
+    return on_base(one, torch.from_numpy(read(one.memory) if host is None else host))
+
+
+def on_base(one: OclTensor, base: torch.Tensor) -> torch.Tensor:
+    """The same, as a view of the bytes of its memory."""
+    whole = base[: base.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
     return whole.as_strided(one.size(), one.stride(), one.storage_offset())
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from cputrain.opencl.elementwise import in_groups
 from cputrain.opencl.program import kernel_of
-from cputrain.opencl.shapes import is_dense
+from cputrain.opencl.shapes import is_dense, reach
 from cputrain.opencl.tensor import OclTensor
 from cputrain.opencl.types import LARGEST, NAMES, SCALARS, are_known
 
@@ -51,10 +52,27 @@ def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
             return False
     if any(one.numel() > LARGEST for one in first):
         return False
-    places = {(id(one.memory), one.storage_offset()) for one in first if one.numel()}
-    if len(places) < sum(one.numel() > 0 for one in first):
-        return False  # one is there twice: in an order of its own
-    return all(_is_dense(*form) for form in forms)
+    return all(_is_dense(*form) for form in forms) and not _overlap(lists, single)
+
+
+def _overlap(lists: Lists, single: Sequence[str]) -> bool:
+    """Whether tensors at different places of the lists share elements, or share some of them.
+
+    Torch updates one tensor after the other, and refuses some of these; a kernel has no such order.
+    """
+    ranges: dict[int, set[tuple[int, int, int]]] = {}
+    for name, each in lists.items():
+        for at, one in enumerate(each):
+            if one.numel():
+                place = -1 if name in single else at
+                ranges.setdefault(id(one.memory), set()).add((*reach(one), place))
+    for found in ranges.values():
+        if len(found) > 1:
+            in_order = sorted(found)
+            for (_, end, _), (begin, _, _) in pairwise(in_order):
+                if begin < end:
+                    return True
+    return False
 
 
 def _packs(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:

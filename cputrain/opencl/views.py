@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from math import prod
 
 import torch
 
-from cputrain.opencl.tensor import OclTensor, form_in, reformed
+from cputrain.opencl.tensor import OclTensor, extent, form_in, reformed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,9 +66,33 @@ def viewed(func: Any, args: Any, kwargs: Any) -> Any:
     except TypeError:  # an argument that is no plain value
         forms = _forms(func, base.size(), base.stride(), offset, base.dtype, args[1:], kwargs)
     device = base.memory.device
+    if func is aten.as_strided.default:
+        _require_within(base, *forms)
     if isinstance(forms, list):
         return [form_in(device, *form).view_of(base) for form in forms]
     return form_in(device, *forms).view_of(base)
+
+
+def _require_within(
+    base: OclTensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
+) -> None:
+    """Raise what torch raises where a view would reach beyond the memory of its tensor."""
+    if len(size) != len(stride):
+        raise RuntimeError("mismatch in length of strides and shape")
+    if any(step < 0 for step in stride):
+        raise RuntimeError(
+            "as_strided: Negative strides are not supported at the moment, got strides: "
+            f"{list(stride)}"
+        )
+    if offset < 0:
+        raise RuntimeError(f"Tensor: invalid storage offset {offset}")
+    needed = (offset + extent(size, stride)) * dtype.itemsize if prod(size) else 0
+    if needed > base.memory.used:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, "
+            f"and itemsize {dtype.itemsize} requiring a storage size of {needed} are out of bounds "
+            f"for storage of size {base.memory.used}"
+        )
 
 
 def _hashable(value: Any) -> Any:
@@ -92,15 +117,16 @@ def _forms(
     """Size, stride, offset and type of what a view of such a tensor gives; of each, in a list."""
     if func is aten.as_strided.default:
         offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
-        return tuple(args[0]), tuple(args[1]), begin if offset is None else offset, dtype
-    twin = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        if offset is None:
+            offset = begin
+        return tuple(args[0]), tuple(args[1]), offset, dtype
+    # with its offset: a view of another type may be refused for that
+    twin = torch.empty(0, dtype=dtype, device="meta").as_strided(size, stride, begin)
     found = func(twin, *args, **kwargs)
     if isinstance(found, (list, tuple)):
-        return [_form(one, begin, dtype) for one in found]
-    return _form(found, begin, dtype)
+        return [_form(one) for one in found]
+    return _form(found)
 
 
-def _form(form: torch.Tensor, begin: int, dtype: torch.dtype) -> Any:
-    scale = dtype.itemsize / form.dtype.itemsize
-    offset = int(begin * scale) + int(form.storage_offset())
-    return tuple(form.size()), tuple(form.stride()), offset, form.dtype
+def _form(form: torch.Tensor) -> Any:
+    return tuple(form.size()), tuple(form.stride()), int(form.storage_offset()), form.dtype

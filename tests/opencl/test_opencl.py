@@ -14,7 +14,7 @@ import pytest
 
 FILES = (
     "tensors", "moved", "fallback", "kernels", "networks", "drawn", "operators", "among_devices",
-    "repeated", "between",
+    "repeated", "between", "memory", "arguments",
 )  # fmt: skip
 
 
@@ -38,7 +38,6 @@ def _there():
         ("tensors", "CPUTRAIN_TEST_APART"),
         ("moved", "CPUTRAIN_TEST_APART"),
         ("kernels", "CPUTRAIN_TEST_POISON"),
-        ("operators", "CPUTRAIN_TEST_POISON"),
     ],
 )
 def test_in_a_process_of_its_own(name, how):

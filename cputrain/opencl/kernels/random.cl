@@ -48,7 +48,8 @@ __kernel void bernoulli(DRAWN, __global OUT* out, const long out_at, const T cha
 __kernel void bernoullis(DRAWN, __global OUT* out, const long out_at, __global const T* chance, const long chance_at)
 {
   BEGIN
-  out[out_at + at] = EVEN(bits) < chance[chance_at + at] ? 1 : 0;
+  const T one = chance[chance_at + at];
+  out[out_at + at] = one >= 0 && one <= 1 ? EVEN(bits) < one : MISSING; // no chance: this cannot raise
 }
 
 __kernel void integers(DRAWN, __global OUT* out, const long out_at, const long low, const ulong range)

@@ -6,6 +6,7 @@ A generator that a script gives is one of the CPU: what is drawn from it is draw
 from __future__ import annotations
 
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from cputrain.opencl.elementwise import in_groups
 from cputrain.opencl.generator import generator_of
 from cputrain.opencl.ops.making import like
 from cputrain.opencl.program import kernel_of, text_of
-from cputrain.opencl.shapes import is_dense
+from cputrain.opencl.shapes import is_another_part, is_dense
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.types import NAMES, SCALARS, are_known
+from cputrain.opencl.types import NAMES, SCALARS, are_known, holds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,11 +27,18 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+WHOLE = {torch.float32: 1 << 24, torch.float64: 1 << 53}
+"""Up to where a floating type has every integer."""
+
 
 @kernel(aten.uniform_.default)
 def uniform_(self: OclTensor, from_: float = 0, to: float = 1, *, generator: Any = None) -> Any:
     """Evenly between two numbers."""
-    if from_ > to:
+    if not self.is_floating_point():
+        return NotImplemented
+    if from_ > to or not all(map(isfinite, (from_, to, to - from_))):
+        return NotImplemented
+    if not all(holds(self.dtype, one) for one in (from_, to, to - from_)):
         return NotImplemented
     number = SCALARS.get(self.dtype, float)
     return _filled("uniform", self, generator, self.dtype, [number(from_), number(to)])
@@ -58,7 +66,7 @@ def bernoullis_(self: OclTensor, p: Any, *, generator: Any = None) -> Any:
     """Each with a chance of its own."""
     if not isinstance(p, OclTensor) or not p.is_floating_point() or p.size() != self.size():
         return NotImplemented
-    if p.stride() != self.stride():
+    if p.stride() != self.stride() or is_another_part(self, p):
         return NotImplemented
     return _filled("bernoullis", self, generator, p.dtype, [p.memory.buffer, p.storage_offset()])
 
@@ -74,9 +82,21 @@ def bernoulli(self: OclTensor, *, generator: Any = None) -> Any:
 @kernel(getattr(aten.random_, "from"))
 def random_(self: OclTensor, from_: int, to: int | None, *, generator: Any = None) -> Any:
     """Any integer between two."""
-    if to is None or from_ >= to:
+    if to is None or from_ >= to or not _has_all(self.dtype, from_, to - 1):
         return NotImplemented
     return _filled("integers", self, generator, torch.float32, [from_, to - from_])
+
+
+def _has_all(kind: torch.dtype, least: int, most: int) -> bool:
+    """Whether a type has every integer between these; torch warns or refuses where it has not."""
+    if kind not in NAMES:
+        return False
+    if kind is torch.bool:
+        return least >= 0 and most <= 1
+    if kind in WHOLE:
+        return -WHOLE[kind] <= least and most <= WHOLE[kind]
+    bounds = torch.iinfo(kind)
+    return bounds.min <= least and most <= bounds.max
 
 
 @kernel(aten.random_.to)
@@ -155,7 +175,8 @@ def _ready(device: Device, name: str, computes: torch.dtype, written: torch.dtyp
         "dropout": (None, np.int64, None, None, np.int64, number, number),
     }[name]
     defined = {
-        "T": NAMES[computes], "OUT": NAMES[written], "IS_DOUBLE": int(computes is torch.float64)
+        "T": NAMES[computes], "OUT": NAMES[written], "IS_DOUBLE": int(computes is torch.float64),
+        "MISSING": "NAN" if written.is_floating_point else "0",
     }  # fmt: skip
     source = text_of("random", defined)
     return kernel_of(device, source, name, (np.int64, np.uint64, np.uint64, *last))

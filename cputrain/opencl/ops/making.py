@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from cputrain.opencl.shapes import (
     contiguous,
     is_another_part,
     is_dense,
-    require_apart,
+    is_written_once,
 )
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import (
@@ -139,13 +138,16 @@ def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
     """What is in its memory stays, in its order, as far as there is room."""
     if list(one.size()) == list(size):
         return one
-    one.memory.device.finish()
-    kept = on_host(one).as_strided((min(one.numel(), prod(size)),), (1,)).clone()
     form = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
+    one.memory.device.finish()
+    before = one.memory
+    held = read(before)[int(one.storage_offset()) * one.itemsize : before.used]
     resized(one, size, form.stride())
-    host = read(one.memory)
-    on_host(one, host).as_strided((kept.numel(),), (1,)).copy_(kept)
-    write(one.memory, host)
+    if one.memory is not before:
+        host = read(one.memory)
+        many = min(len(held), one.memory.used)
+        host[:many] = held[:many]
+        write(one.memory, host)
     return one
 
 
@@ -177,9 +179,9 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
         src.memory.device.finish()
         fill(self, on_host(src))
         return self
-    require_apart(self, src)
     if (
-        is_another_part(self, src)
+        is_another_part(self, src)  # where they overlap, torch may refuse it
+        or not is_written_once(self)
         or not are_known(self.memory.device, self.dtype, src.dtype)
         or broadcast([self.size(), src.size()]) != list(self.size())
     ):

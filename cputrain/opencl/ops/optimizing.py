@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cputrain.opencl.ops.making import like
-from cputrain.opencl.ops.pointwise import FLOATING, OF_FLOATS, SAME, number_of
+from cputrain.opencl.ops.pointwise import FLOATING, OF_FLOATS, SAME, is_refused, number_of
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor
 from cputrain.opencl.together import each_of, fit
@@ -81,6 +81,8 @@ def _register(operator: Any, expression: str, *, in_place: bool) -> None:
             return NotImplemented
         every = [*scalars.values(), *(one for each in own.values() for one in each)]
         if any(isinstance(one, complex) for one in every):
+            return NotImplemented
+        if is_refused(operator, [*lists["SELF"], *every], given.get("alpha")):
             return NotImplemented
         out = lists["SELF"] if in_place else [like(one, None, None) for one in lists["SELF"]]
         each_of(f"OUT = {expression};", {"OUT": out, **lists}, scalars, own, single)

@@ -17,7 +17,6 @@ from cputrain.opencl.shapes import (
     contiguous,
     is_another_part,
     is_dense,
-    require_apart,
 )
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, made
@@ -25,6 +24,8 @@ from cputrain.opencl.types import are_known, holds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cputrain.opencl.device import Device
 
 aten = torch.ops.aten
@@ -133,6 +134,21 @@ def number_of(value: Any) -> Any:
     return None
 
 
+def is_refused(operator: Any, values: Sequence[Any], alpha: Any = None) -> bool:
+    """Whether torch refuses types that an expression would take; it says so itself."""
+    if isinstance(alpha, bool):
+        return True
+    if isinstance(alpha, float) and not any(
+        one.is_floating_point() if isinstance(one, torch.Tensor) else isinstance(one, float)
+        for one in values
+    ):
+        return True
+    return "sub" in operator.name() and any(
+        one.dtype is torch.bool if isinstance(one, torch.Tensor) else isinstance(one, bool)
+        for one in values
+    )
+
+
 def register(operator: Any, expression: str, kind: str, *, in_place: bool = False) -> None:
     """Have the operator computed by the expression: its result is "same", "float" or "bool".
 
@@ -161,6 +177,8 @@ def register(operator: Any, expression: str, kind: str, *, in_place: bool = Fals
                 return NotImplemented
             if name not in ASIDE:
                 values.append(value)
+        if is_refused(operator, values, given.get("alpha")):
+            return NotImplemented
         out = given["self"] if in_place else None
         if in_place and not isinstance(out, OclTensor):
             return NotImplemented
@@ -179,9 +197,6 @@ def computed(
     device = tensors[0][1].memory.device
     if kind == "floats" and not all(one.is_floating_point() for _, one in tensors):
         return NotImplemented
-    if out is not None:
-        for _, one in tensors:
-            require_apart(out, one)
     if kind.startswith("float") and not computes.is_floating_point:
         if kind == "floats":
             return NotImplemented
@@ -228,7 +243,7 @@ def _decided(
         if not torch.can_cast(computes, result) or size != list(out[1]):
             return None
         if any(n > 1 and not step for n, step in zip(out[1], out[2], strict=True)):
-            return None  # an element would be written to more than once
+            return None  # an element would be written to more than once: torch will say so
     if not are_known(device, computes, result, *(dtype for dtype, _, _ in forms)):
         return None
     fitting = (own for _, other, own in forms if list(other) == size and is_dense(other, own))
@@ -247,24 +262,38 @@ def promoted(values: list[Any]) -> torch.dtype:
 
 
 @cache
-def _promoted(_default: torch.dtype, kinds: tuple[Any, ...]) -> torch.dtype:
-    examples = [
-        torch.ones((1,) * kind[1], dtype=kind[0]) if isinstance(kind, tuple) else kind(1)
-        for kind in kinds
-    ]
-    found = examples[0]
-    for one in examples[1:]:
-        found = found + one if torch.bool not in (_type(found), _type(one)) else _either(found, one)
-    return _type(found)
+def _promoted(default: torch.dtype, kinds: tuple[Any, ...]) -> torch.dtype:
+    """As torch: a tensor with dimensions decides before one without, and that before a number,
+    unless the latter is of another category, as a floating number among integers."""
+    in_dims: torch.dtype | None = None
+    in_zero: torch.dtype | None = None
+    in_numbers: torch.dtype | None = None
+    numbers = {bool: torch.bool, int: torch.int64, float: default}
+    for kind in kinds:
+        if not isinstance(kind, tuple):
+            in_numbers = _either(in_numbers, numbers[kind])
+        elif kind[1]:
+            in_dims = _either(in_dims, kind[0])
+        else:
+            in_zero = _either(in_zero, kind[0])
+    found = _over(in_dims, _over(in_zero, in_numbers))
+    assert found is not None
+    return found
 
 
-def _type(value: Any) -> torch.dtype:
-    return value.dtype if isinstance(value, torch.Tensor) else torch.result_type(value, value)
+def _either(one: torch.dtype | None, other: torch.dtype) -> torch.dtype:
+    return other if one is None else torch.promote_types(one, other)
 
 
-def _either(one: Any, other: Any) -> torch.Tensor:
-    dims = max(getattr(one, "ndim", 0), getattr(other, "ndim", 0))
-    return torch.ones((1,) * dims, dtype=torch.result_type(one, other))
+def _over(first: torch.dtype | None, second: torch.dtype | None) -> torch.dtype | None:
+    """The first, unless the second is of a higher category: bool, integer, floating, complex."""
+    if first is None or second is None:
+        return first if second is None else second
+    if first.is_complex or (first.is_floating_point and not second.is_complex):
+        return first
+    if first is torch.bool or second.is_floating_point or second.is_complex:
+        return torch.promote_types(first, second)
+    return first
 
 
 def _overload(name: str, suffix: str = "") -> Any:
