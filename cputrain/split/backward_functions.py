@@ -1,7 +1,8 @@
 """Follows the batch through backwards that are written in Python: `torch.autograd.Function`.
 
-The backward of torch's own operators follows from their forward. A function's is a program of its own,
-which may scale gradients by their mean or clip them by their norm; so it is run under the recorder.
+The backward of torch's own operators follows from their forward. That of a function is a program of
+its own, which may scale gradients by their mean or clip them by their norm; so it is run under the
+recorder.
 """
 
 from __future__ import annotations

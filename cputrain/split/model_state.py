@@ -67,7 +67,7 @@ OUTLINED_DEPTH = 12
 """How deep an outline looks into containers; what lies deeper counts by its identity."""
 
 
-class TooLarge(ValueError):
+class TooManyValuesError(ValueError):
     """A model has more values, or deeper ones, than a snapshot looks at."""
 
 
@@ -245,7 +245,9 @@ def reachable(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         where, one, depth = waiting.pop()
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
-            raise TooLarge("it has too many values to tell which of them a forward changes")
+            raise TooManyValuesError(
+                "it has too many values to tell which of them a forward changes"
+            )
         if type(one) in SIMPLE or isinstance(one, ATOMS):
             yield where, one
             continue

@@ -869,10 +869,10 @@ def nothing(op: Operator) -> list[Layout]:
 COPIES = frozenset({"_to_copy", "clone", "detach", "alias", "lift_fresh", "lift", "to"})
 
 POINTWISE = (
-    *COPIES, "copy_", "fill_", "zero_", "_prelu_kernel", "_conj", "resolve_conj", "resolve_neg", "real", "imag",
-    "logical_not", "nan_to_num", "lerp", "complex", "polar", "masked_fill", "detach_", "lift",
-    "_neg_view", "clamp", "where", "threshold", "hardswish", "copy", "fill", "relu6",
-    "log_sigmoid_forward", "requires_grad_", "square", "dropout", "feature_dropout",
+    *COPIES, "copy_", "fill_", "zero_", "_prelu_kernel", "_conj", "resolve_conj", "resolve_neg",
+    "real", "imag", "logical_not", "nan_to_num", "lerp", "complex", "polar", "masked_fill",
+    "detach_", "lift", "_neg_view", "clamp", "where", "threshold", "hardswish", "copy", "fill",
+    "relu6", "log_sigmoid_forward", "requires_grad_", "square", "dropout", "feature_dropout",
 )  # fmt: skip
 
 REDUCTIONS = (
@@ -990,7 +990,8 @@ SIZES = frozenset({
 
 
 SIZE_ARGUMENTS = frozenset({
-    "size", "shape", "repeats", "start", "end", "split_size", "split_sizes", "stride", "N", "chunks",
+    "size", "shape", "repeats", "start", "end", "split_size", "split_sizes", "stride", "N",
+    "chunks",
 })  # fmt: skip
 """Their arguments that may, in proportion to it; all others are the same for each size."""
 

@@ -300,7 +300,7 @@ class Splitter:
             self._ways[kind] = None
             self._refuse(str(refusal))
             return False
-        except Exception as error:  # noqa: BLE001  (the model raises it once more)
+        except Exception as error:  # which the model raises once more
             self._ways[kind] = None
             self._refuse(_short(error))
             return False

@@ -173,7 +173,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._set(tensor, layout)
 
     def check_gradient(self, name: str, tensor: torch.Tensor) -> None:
-        """Raise unless samples are where the shape of a gradient grows, or it is the same for all."""
+        """Raise unless samples are where the shape of a gradient grows."""
         reference = self._compare(Entry(f"a gradient from {name}", None, [tensor.shape]))
         if reference is None:
             return
@@ -230,9 +230,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     raise MixesSamples("are drawn for a batch in which samples do not come first")
             self._set(tensor, layout)
 
-    def batch_norm(
-        self, tensor: torch.Tensor, output: torch.Tensor, constants: Any = ()
-    ) -> None:
+    def batch_norm(self, tensor: torch.Tensor, output: torch.Tensor, constants: Any = ()) -> None:
         """Record a batch norm, whose statistics are those of all shards."""
         if self._compare(Entry("batch norm", _plain(constants), [output.shape])) is None:
             self._set(output, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import pytest
 
 from cputrain import Split
 from tests.launch.programs import launch, plain
+from tests.split import zoo
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-import zoo
 
 OURS = "cputrain.Split: "
 

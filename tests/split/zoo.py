@@ -1,8 +1,9 @@
 """Small models that mix samples or keep state, written the way their authors write them.
 
-`PATTERNS` has each with what is expected of it: "divided", "either", or a word of the reason for which
-it is left undivided. A script trains one by name: `python zoo.py TabNet`.
+`PATTERNS` has each with what is expected of it: "divided", "either", or a word of the reason for
+which it is left undivided. A script trains one by name: `python zoo.py TabNet`.
 """
+# ruff: noqa: ARG004, ARG005  (functions and batches have the arguments of all of them)
 
 from __future__ import annotations
 
@@ -2216,7 +2217,7 @@ class CatchesEverything(Net):
     def mix(self, h):
         try:
             return h - h.mean(0)
-        except BaseException:  # noqa: BLE001
+        except BaseException:
             return h
 
 
