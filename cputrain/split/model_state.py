@@ -428,38 +428,101 @@ def objects_of(model: nn.Module) -> list[Any]:
     ]
 
 
-def surroundings(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return class attributes and global variables that the methods of a model's classes name."""
-    found: dict[str, Any] = {}
-    for kind in dict.fromkeys(map(type, model.modules())):
-        for places, name in _names_read(kind, getattr(kind, "forward", None)):  # type: ignore[arg-type]
-            if name in places:
-                found[f"{kind.__qualname__}: {name}"] = places[name]
-    return list(found.items())
+class Surroundings:
+    """Global variables, class attributes and defaults that methods of a model's classes name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._variables: list[tuple[Any, str, Any, Any]] = []
+        for kind in dict.fromkeys(map(type, model.modules())):
+            for place, name in _names_read(kind, getattr(kind, "forward", None)):  # type: ignore[arg-type]
+                value = _value_in(place, name)
+                self._variables.append((place, name, value, StateCopier().copy(value)))
+        self._before = self._snapshot()
+
+    def _snapshot(self) -> dict[str, Any]:
+        return snapshot([_value_in(place, name) for place, name, _, _ in self._variables])
+
+    def put_back(self) -> str:
+        """Have them as they were; return the name of one that was changed, if any was."""
+        differ = changes(self._before, self._snapshot())
+        if not differ:
+            return ""
+        for place, name, value, copied in self._variables:
+            if _value_in(place, name) is not value:
+                _put_in(place, name, value)
+            _refill(value, copied)
+        place, name, _, _ = self._variables[int(differ[0][1:].partition("]")[0])]
+        if isinstance(place, dict):
+            return f"the global variable {name}"
+        where: str = place.__qualname__
+        return f"the defaults of {where}" if isinstance(place, FunctionType) else f"{where}.{name}"
+
+
+def _value_in(place: Any, name: str) -> Any:
+    return place.get(name) if isinstance(place, dict) else getattr(place, name, None)
+
+
+def _put_in(place: Any, name: str, value: Any) -> None:
+    if isinstance(place, dict):
+        place[name] = value
+    else:
+        setattr(place, name, value)
+
+
+def _refill(value: Any, copied: Any) -> None:
+    """Give a container or tensor the contents of its copy."""
+    if isinstance(value, list):
+        value[:] = copied
+    elif isinstance(value, dict | set):
+        value.clear()
+        value.update(copied)
+    elif isinstance(value, deque):
+        value.clear()
+        value.extend(copied)
+    elif isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            value.copy_(copied)
+    elif isinstance(value, tuple):
+        for one, other in zip(value, copied, strict=True):
+            _refill(one, other)
 
 
 def _globals_outline(kind: type) -> tuple[Any, ...]:
     """Return the numbers and flags of the script that a class reads, by value."""
     read = _names_read(kind, getattr(kind, "forward", None))  # type: ignore[arg-type]
-    return tuple([_outline(places.get(name), OUTLINED_DEPTH) for places, name in read])
+    return tuple([_outline(_value_in(place, name), OUTLINED_DEPTH) for place, name in read])
 
 
 @cache
 def _names_read(kind: Hashable, _forward: Hashable) -> tuple[tuple[Any, str], ...]:
-    """Return the namespaces and names of variables that may change, for a class of modules."""
+    """Return where variables are that may change, and their names, for a class of modules."""
     found: dict[tuple[int, str], tuple[Any, str]] = {}
     for one in kind.__mro__:  # type: ignore[attr-defined]
         if one.__module__.startswith("torch."):
             break
-        for name, value in vars(one).items():
+        for value in vars(one).values():
             if isinstance(value, FunctionType):
                 places = value.__globals__
                 for used in value.__code__.co_names:
                     if isinstance(places.get(used), VARIABLES):
                         found[id(places), used] = places, used
-            elif isinstance(value, VARIABLES) and not name.startswith("__"):
-                found[id(one), name] = vars(one), name
+                    elif isinstance(places.get(used), type):
+                        found.update(_variables_of(places[used]))
+                if value.__defaults__:
+                    found[id(value), "__defaults__"] = value, "__defaults__"
+        found.update(_variables_of(one))
     return tuple(found.values())
+
+
+def _variables_of(kind: type) -> dict[tuple[int, str], tuple[Any, str]]:
+    """Return the attributes of a script's class that may change."""
+    if kind.__module__.partition(".")[0] in ("torch", "builtins", "collections", "cputrain"):
+        return {}
+    return {
+        (id(kind), name): (kind, name)
+        for name, value in vars(kind).items()
+        if isinstance(value, VARIABLES) and not name.startswith("__")
+    }
 
 
 def outline(value: Any) -> Any:

@@ -20,11 +20,11 @@ from cputrain.split.draws import Draws
 from cputrain.split.meeting import Meeting
 from cputrain.split.model_state import (
     StateCopier,
+    Surroundings,
     changes,
     live_iterator,
     reachable,
     snapshot,
-    surroundings,
 )
 from cputrain.split.part import Part
 from cputrain.split.sharding_rules import Opaque, Reduced, SampleIndex, Shard
@@ -119,8 +119,8 @@ class Proof:
                 recorder.place(leaf, dim)
         given = args, options
         alive = list(reachable((copied, given)))  # no address is used twice
-        watched = copied, given, surroundings(copied)
-        before = [{} if reference is None else snapshot(one) for one in watched]
+        around = Surroundings(copied)
+        before = snapshot(copied), snapshot(given)
         part = Part(0, (0, size), size, Meeting(1), Draws(1, None, home), trace=recorder)
         try:
             with part, recorder:
@@ -129,11 +129,13 @@ class Proof:
             recorder.finish()
         except CannotShard as refusal:
             raise CannotSplitError(str(refusal)) from None
+        finally:
+            changed = around.put_back()
+        if changed:
+            raise CannotSplitError(f"it changes {changed} while it runs")
+        self.written |= _same_state(copied, before[0], before[1], given)
         recorder.output = _outline_of_output(output)
         if reference is not None:
-            if changes(before[2], snapshot(surroundings(copied))):
-                raise CannotSplitError("it changes a global variable or an attribute of a class")
-            self.written |= _same_state(copied, before[0], before[1], given)
             _same_outputs(recorder.output, reference.output)
             if size > 1:
                 self.reduced = _look_at_outputs(recorder, output)

@@ -322,7 +322,11 @@ def _attention(own: Own, part: Part) -> Own:
 @_in_part
 def _get_state(_own: Own, part: Part) -> Own:
     # what a checkpoint keeps, and gives back before it runs a part of the model again
-    return lambda *_, **__: torch.tensor([part.drawn], dtype=torch.int64, device="cpu")
+    def ours(*_: Any, **__: Any) -> torch.Tensor:
+        with part.untraced():
+            return torch.tensor([part.drawn], dtype=torch.int64, device="cpu")
+
+    return ours
 
 
 @_in_part
@@ -330,7 +334,8 @@ def _set_state(own: Own, part: Part) -> Own:
     def ours(new_state: torch.Tensor, *args: Any, **options: Any) -> None:
         if new_state.dtype != torch.int64:
             return own(new_state, *args, **options)  # type: ignore[no-any-return]
-        part.drawn = int(new_state)
+        with part.untraced():
+            part.drawn = int(new_state)
         return None
 
     return ours

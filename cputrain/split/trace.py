@@ -113,6 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._model = model
         self._reference = reference
         self._follows = reference is not None and num_samples > 1
+        self._num_skipped = 0
+        """Copies of the reference that a single sample does not need."""
         self._paused = 0
         self._layouts: dict[Any, Layout] = {}
         self._arguments: set[int] = set()
@@ -284,6 +286,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
             finally:
                 super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if torch.Tag.nondeterministic_seeded in func.tags and rule_of(func) is None:
+            with self.told(name):
+                raise MixesSamples(
+                    "draws random numbers in a way that cannot be divided (an nn.LSTM or nn.GRU "
+                    "with dropout does, for example)"
+                )
         arguments = _bound(func, args, kwargs)
         layouts: dict[int, Layout] = {}
         follows = self._follows
@@ -321,11 +329,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 func._schema.name.rpartition("::")[2], arguments, layouts, outputs,
                 self.num_samples, reference.shapes,
             )  # fmt: skip
-            if torch.Tag.nondeterministic_seeded in func.tags and rule_of(func) is None:
-                raise MixesSamples(
-                    "draws random numbers in a way that cannot be divided (an nn.LSTM or nn.GRU "
-                    "with dropout does, for example)"
-                )
             if all(layout is None for layout in layouts.values()) and not _makes_sizes(name):
                 if not outputs and result is not None:
                     raise MixesSamples("reads the value of a tensor, by which the model may decide")
@@ -368,12 +371,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _compare(self, entry: Entry) -> Entry | None:
         """Return what the other number of samples had in this place."""
-        number = len(self.entries)
+        number = len(self.entries) + self._num_skipped
         self.entries.append(entry)
         if self._reference is None:
             return None
         with self.told(entry.name):
             others = self._reference.entries
+            while (
+                not self._follows
+                and others[number : number + 1]
+                and _is_copy(others[number], entry)
+            ):  # a single sample is contiguous where several are not
+                self._num_skipped += 1
+                number += 1
             counts = f"{self.num_samples} samples and {self._reference.num_samples}"
             if number >= len(others) or others[number].name != entry.name:
                 raise MixesSamples(f"is not computed for other numbers of samples ({counts})")
@@ -411,7 +421,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def finish(self) -> None:
         """Raise what was found, also where the model caught it."""
         if self.reason is None and self._reference is not None:
-            missing = self._reference.entries[len(self.entries) :]
+            missing = self._reference.entries[len(self.entries) + self._num_skipped :]
             if missing:
                 self.reason = (
                     f"it computes {missing[0].name} for {self._reference.num_samples} samples, and "
@@ -503,6 +513,10 @@ class _Functions(TorchFunctionMode):
             output = torch.nn.functional.one_hot(tensor, num_classes)
         self._recorder.one_hot(tensor, output)
         return output
+
+
+def _is_copy(entry: Entry, instead: Entry) -> bool:
+    return entry.name == "clone" != instead.name
 
 
 def _is_composite(func: Any) -> bool:

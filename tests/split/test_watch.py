@@ -6,6 +6,7 @@ import copy
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 from cputrain import Split
 from cputrain.split import watch
 
-MIXES = False
+SETTINGS = SimpleNamespace(mixes=False)
 
 
 def helper(h):
@@ -30,10 +31,10 @@ def mixing(h):
 class Plan:
     """Not a module: neither its class nor what its class has is part of a key."""
 
-    mixes = False
+    options = SimpleNamespace(mixes=False)
 
     def apply(self, h):
-        return h - h.mean(0) if self.mixes else h
+        return h - h.mean(0) if self.options.mixes else h
 
 
 def switched():
@@ -65,7 +66,7 @@ class Model(nn.Module):
         h = helper(F.relu(self.first(x)))
         h = with_default(self.plan.apply(self.switched(h)))
         if (
-            MIXES or self.table[1] or self.raw[0] or os.environ.get("ZOO_MIXES")
+            SETTINGS.mixes or self.table[1] or self.raw[0] or os.environ.get("ZOO_MIXES")
             or os.path.exists(self.path)
         ):  # fmt: skip
             h = mixing(h)
@@ -74,7 +75,7 @@ class Model(nn.Module):
 
 HERE = sys.modules[__name__]
 FAULTS = {
-    "a global variable": lambda patch, _: patch.setattr(HERE, "MIXES", True),
+    "a global object": lambda patch, _: patch.setattr(SETTINGS, "mixes", True),
     "a function of the script's module": lambda patch, _: patch.setattr(HERE, "helper", mixing),
     "a function of torch": lambda patch, _: patch.setattr(F, "relu", mixing),
     "a variable in a closure": lambda _, model: model.switch(),
@@ -84,7 +85,7 @@ FAULTS = {
     "a method of a class that is no module": lambda patch, _: patch.setattr(
         Plan, "apply", lambda _, h: mixing(h)
     ),
-    "an attribute of such a class": lambda patch, _: patch.setattr(Plan, "mixes", True),
+    "an attribute of such a class": lambda patch, _: patch.setattr(Plan.options, "mixes", True),
     "a variable of the environment": lambda patch, _: patch.setenv("ZOO_MIXES", "1"),
     "a file": lambda _, model: Path(model.path).touch(),
 }

@@ -15,12 +15,6 @@ HERE = Path(__file__).parent
 
 OURS = "cputrain.Split: "
 
-OUTSIDE = (
-    "ExpertsWithGlobalListOfLosses", "DefaultOfAMethod", "CountsCallsInAGlobal",
-    "CountsCallsInAClass",
-)  # fmt: skip
-"""State that is no part of the model: a proof changes it, and does not see that."""
-
 LAUNCHED = (
     "TabNet", "MoCoInPlace", "DINO", "PPO", "TrainsAndEvaluates", "RDrop", "FlagOfTheClass",
     "VariationalAutoencoder", "GanWithTwoOptimizers", "FrozenLayerThaws",
@@ -35,15 +29,7 @@ def run(name, wrap):
     return result, call, [text for text in texts if not text.startswith(OURS)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason="state outside of the model"))
-        if name in OUTSIDE
-        else name
-        for name in zoo.PATTERNS
-    ],
-)
+@pytest.mark.parametrize("name", zoo.PATTERNS)
 @pytest.mark.usefixtures("exactly")
 def test_a_model_of_the_zoo_trains_as_it_does_without_split(name):
     given = zoo.PATTERNS[name]

@@ -503,14 +503,14 @@ class NormaliseGradient(torch.autograd.Function):
         return gradient / (gradient.norm() + 1e-3)
 
 
-@pattern("backward")
+@pattern("divided")
 class DomainAdaptation(Net):
     def forward(self, x):
         h = torch.tanh(self.first(x))
         return self.last(h), self.last(ReverseGradient.apply(h, 0.3))
 
 
-@pattern("backward", lambda step: {"args": features(step), "kwargs": {"alpha": step / 20}})
+@pattern("too many calls", lambda step: {"args": features(step), "kwargs": {"alpha": step / 20}})
 class DomainAdaptationWithAlphaByStep(Net):
     def forward(self, x, alpha):
         h = torch.tanh(self.first(x))
@@ -533,7 +533,7 @@ def thaw(model, step):
         model.first.requires_grad_(True)
 
 
-@pattern("backward", between=thaw)
+@pattern("linalg_vector_norm", between=thaw)
 class GradientNormalisedBehindALayerThatThaws(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -547,7 +547,7 @@ def wants_gradients(step):
     return (rows(step).requires_grad_(step >= 10),)
 
 
-@pattern("backward", wants_gradients)
+@pattern("linalg_vector_norm", wants_gradients)
 class GradientNormalisedOfAnInputThatAsksForItLater(Net):
     def forward(self, x):
         return self.last(NormaliseGradient.apply(x))
@@ -787,7 +787,7 @@ class MixupWithBeta(Net):
         return super().forward(x * np.random.beta(1.0, 1.0))
 
 
-@pattern("self.generator")
+@pattern("random numbers")
 class GeneratorInAttribute(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -1080,7 +1080,7 @@ class LossWithClassWeightsOfEachSample(Net):
         return F.cross_entropy(super().forward(x), y, self.class_weight, reduction="none")
 
 
-@pattern("number", labelled)
+@pattern("divided", labelled)
 class LossInside(Net):
     def forward(self, x, y):
         return F.cross_entropy(super().forward(x), y)
@@ -1233,7 +1233,7 @@ class DefaultOfAMethod(Net):
         return h * len(seen)
 
 
-PATTERNS["DefaultOfAMethod"] = PATTERNS["DefaultOfAMethod"]._replace(expected="seen")
+PATTERNS["DefaultOfAMethod"] = PATTERNS["DefaultOfAMethod"]._replace(expected="defaults")
 
 
 class Slots:
@@ -1858,7 +1858,7 @@ class Output:
     loss: Any = None
 
 
-@pattern("pytree")
+@pattern("divided")
 class DataclassAsOutput(Net):
     def forward(self, x):
         return Output(super().forward(x))
@@ -1868,7 +1868,7 @@ class Mapping(dict):
     """As those of transformers are, unknown to pytree."""
 
 
-@pattern("pytree")
+@pattern("number")
 class MappingAsOutput(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -1899,7 +1899,7 @@ class DictAsOutput(Net):
         return {"out": self.last(h), "all": [h, {"name": "h"}], "scale": self.first.weight.norm()}
 
 
-@pattern("divided")
+@pattern("is an argument")
 class ReturnsItsInputAndAParameter(Net):
     def forward(self, x):
         return x, super().forward(x), self.first.weight
