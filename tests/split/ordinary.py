@@ -179,7 +179,8 @@ def compare(name: str, count: int = 6):
     ]
     pairs = zip((*outputs[0], *model.buffers()), (*outputs[1], *divided.buffers()), strict=True)
     apart += [
-        float((one - other).detach().double().norm()) / (float(one.detach().double().norm()) or 1.0)
+        float((one - other).detach().double().norm())
+        / max(float(one.detach().double().norm()), 1.0)
         for one, other in pairs
     ]
     return "", max(apart)
