@@ -434,7 +434,7 @@ class Surroundings:
     def __init__(self, model: nn.Module) -> None:
         self._variables: list[tuple[Any, str, Any, Any]] = []
         for kind in dict.fromkeys(map(type, model.modules())):
-            for place, name in _names_read(kind, getattr(kind, "forward", None)):  # type: ignore[arg-type]
+            for place, name in _names_read(kind, getattr(kind, "forward", None)):
                 value = _value_in(place, name)
                 self._variables.append((place, name, value, StateCopier().copy(value)))
         self._before = self._snapshot()
@@ -489,7 +489,7 @@ def _refill(value: Any, copied: Any) -> None:
 
 def _globals_outline(kind: type) -> tuple[Any, ...]:
     """Return the numbers and flags of the script that a class reads, by value."""
-    read = _names_read(kind, getattr(kind, "forward", None))  # type: ignore[arg-type]
+    read = _names_read(kind, getattr(kind, "forward", None))
     return tuple([_outline(_value_in(place, name), OUTLINED_DEPTH) for place, name in read])
 
 

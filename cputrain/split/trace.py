@@ -55,14 +55,16 @@ VALUES = frozenset({
 })  # fmt: skip
 """Of these, what takes all values at once, also those of a tensor that has no samples."""
 
+_tensor: Any = torch.Tensor
+
 HOOKS = {
     torch.Tensor.register_hook: "registers a hook on a tensor",
     torch.Tensor.retain_grad: "keeps a gradient (retain_grad)",
     torch.Tensor.register_post_accumulate_grad_hook: "registers a hook on a tensor",
     torch.Tensor.backward: "runs a backward",
     torch.autograd.backward: "runs a backward",
-    torch.Tensor.grad_fn.__get__: "looks at the graph (grad_fn)",
-    torch.Tensor._backward_hooks.__get__: "looks at hooks of a tensor",
+    _tensor.grad_fn.__get__: "looks at the graph (grad_fn)",
+    _tensor._backward_hooks.__get__: "looks at hooks of a tensor",
 }
 """What sees gradients of the whole batch in a plain run, and of a shard in a divided one."""
 

@@ -71,13 +71,14 @@ def test_what_fails_in_parts_alone_goes_on_whole(tmp_path: Path) -> None:
     """It draws more often from its third step on, which nothing could know before."""
     program = TRAINS.format(steps=8).replace(
         "loss_of = nn",
+        "from types import SimpleNamespace\n"
+        "state = SimpleNamespace(steps=0)\n"
         "class Changes(nn.Module):\n"
-        "    steps = 0\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
         "        self.inside = model_of_before\n"
         "    def forward(self, x):\n"
-        "        for _ in range(1 if Changes.steps < 3 else 2):\n"
+        "        for _ in range(1 if state.steps < 3 else 2):\n"
         "            x = x + 0.1 * torch.rand_like(x)\n"
         "        return self.inside(x)\n"
         "model_of_before = model\n"
@@ -85,7 +86,7 @@ def test_what_fails_in_parts_alone_goes_on_whole(tmp_path: Path) -> None:
         "loss_of = nn",
         1,
     )
-    program = program.replace("    optimizer.step()", "    optimizer.step(); Changes.steps += 1")
+    program = program.replace("    optimizer.step()", "    optimizer.step(); state.steps += 1")
     script(tmp_path, program)
     right = plain(tmp_path, "x.py")
     done = launch(tmp_path, "--replicas", "2", "x.py")
