@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from cputrain.split.sharding_rules import MixesSamples
+from cputrain.split.sharding import MixesSamples
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from cputrain.split.model_state import (
     snapshot,
 )
 from cputrain.split.part import Part
-from cputrain.split.sharding_rules import Opaque, Reduced, SampleIndex, Shard
+from cputrain.split.sharding import Opaque, Reduced, SampleIndex, Shard
 from cputrain.split.trace import CannotShard, Recorder
 from cputrain.split.views import home_of
 

@@ -1,7 +1,7 @@
 """Follows a batch through every operator of a forward, and stops at one that mixes samples.
 
 `Recorder` is a dispatch mode: each operator that reaches a kernel passes it, with the layout of
-every tensor that it is given (see `sharding_rules`). The same forward is run with two numbers of
+every tensor that it is given (see `sharding`). The same forward is run with two numbers of
 samples: operators, numbers and shapes must be the same but for the size of the batch, so what a
 model decides by the number of samples shows, and so does which dimension of a tensor is the batch.
 """
@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cputrain.split.sharding_rules import (
+from cputrain.split.sharding import (
     SIZE_ARGUMENTS,
     SIZES,
     Layout,
