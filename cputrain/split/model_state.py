@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import warnings
 from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
@@ -175,6 +176,9 @@ class StateCopier:
             weights = [held["_parameters"].get(name) for name in made._flat_weights_names]
             held["_flat_weights"] = weights
             held["_flat_weight_refs"] = [None if one is None else ref(one) for one in weights]
+            # on a GPU they are put side by side in each call, of which torch warns
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of")
+            made.flatten_parameters()
         return made
 
     def _function(self, function: FunctionType, key: int) -> FunctionType:

@@ -80,12 +80,23 @@ class Proof:
     def extend(self, model: nn.Module, arguments: Arguments) -> None:
         """Prove it for a batch of another size."""
         reference = self._run(model, arguments, FEW, None)
-        recorder = self._run(model, arguments, arguments.size, reference)
+        recorder = self._run_largest(model, arguments, reference)
         self.needs_two_samples |= recorder.needs_two_samples
         self._largest = max(self._largest, arguments.size)
         shape = arguments.shape
         self._least_shape = [*map(min, self._least_shape or shape, shape)]
         self._largest_shape = [*map(max, self._largest_shape or shape, shape)]
+
+    def _run_largest(self, model: nn.Module, arguments: Arguments, reference: Recorder) -> Recorder:
+        """Run the whole batch; where a device has no memory for it, as much as it has."""
+        size = arguments.size
+        while True:
+            try:
+                return self._run(model, arguments, size, reference)
+            except torch.OutOfMemoryError:
+                if size // 2 <= FEW:
+                    raise
+                size //= 2
 
     def extend_to_one(self, model: nn.Module, arguments: Arguments) -> None:
         """Prove it for shards of one sample, or find out that they have to have two."""

@@ -151,9 +151,9 @@ class Splitter:
         arguments, known = found
         way = known.way
         sizes = self._choice.sizes(arguments.size, trains=trains)
-        if self._is_undivided(sizes) and not self.measures:
-            return call(self._model, *args, **options)
         if 1 in sizes and not self._can_have_one(known, arguments):
+            sizes = _without_ones(sizes)
+        if self._is_undivided(sizes) and not self.measures:
             return call(self._model, *args, **options)
         if trains and self._watch.is_due() and not self._still_holds(call, args, options, known):
             return call(self._model, *args, **options)
@@ -467,6 +467,17 @@ class Splitter:
         if known is None or not known.are_of(self._model, changing):
             known = self._mirrors[device] = Mirrors(self._model, changing, device)
         return known
+
+
+def _without_ones(sizes: Sizes) -> Sizes:
+    """Return shard sizes of which none is 1: the largest shard gives a sample, or takes one."""
+    found = list(sizes)
+    for number, size in enumerate(sizes):
+        if size == 1:
+            largest = max(range(len(found)), key=found.__getitem__)
+            found[number], given = (2, -1) if found[largest] > 2 else (0, 1)
+            found[largest] += given
+    return tuple(found)
 
 
 @cache

@@ -47,6 +47,7 @@ ESCAPES = {
     torch.Tensor.__dlpack__: "DLPack",
     torch.Tensor.share_memory_: "share_memory_()",
     torch.Tensor.untyped_storage: "untyped_storage()",
+    torch.Tensor.storage: "storage()",
 }
 """How values leave torch, where nothing can follow them."""
 
@@ -68,8 +69,16 @@ HOOKS = {
 }
 """What sees gradients of the whole batch in a plain run, and of a shard in a divided one."""
 
-VIEWS = frozenset({"t", "transpose", "unsqueeze", "squeeze", "permute", "swapaxes", "view"})
+GETTERS = (_tensor.grad_fn.__get__, _tensor._backward_hooks.__get__)
+"""Of these, what torch itself looks at, in a checkpoint for example."""
+
+VIEWS = frozenset({
+    "t", "transpose", "unsqueeze", "squeeze", "permute", "swapaxes", "view", "set"
+})  # fmt: skip
 """In-place ones of these change a tensor's shape, and no element."""
+
+SAME = {"_unsafe_view": "view", "_reshape_alias": "view"}
+"""Names for one thing: which of them runs depends on strides alone."""
 
 IGNORED = frozenset({"generator", "out"})
 
@@ -315,7 +324,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         outputs = _tensors([result] if not isinstance(result, list | tuple) else result)
         constants = _values(outputs[0]) if name == "lift_fresh" else _constants(arguments)
-        entry = Entry(name, constants, [tuple(one.shape) for one in outputs])
+        entry = Entry(SAME.get(name, name), constants, [tuple(one.shape) for one in outputs])
         reference = self._compare(entry)
         written = [
             arguments.get(one.name)
@@ -331,6 +340,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 func._schema.name.rpartition("::")[2], arguments, layouts, outputs,
                 self.num_samples, reference.shapes,
             )  # fmt: skip
+            if name == "set" and self._storage(outputs[0]) in self._sharded:
+                raise MixesSamples("looks at a batch in a way that cannot be followed")
             if all(layout is None for layout in layouts.values()) and not _makes_sizes(name):
                 if not outputs and result is not None:
                     raise MixesSamples("reads the value of a tensor, by which the model may decide")
@@ -388,7 +399,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 number += 1
             counts = f"{self.num_samples} samples and {self._reference.num_samples}"
             if number >= len(others) or others[number].name != entry.name:
-                raise MixesSamples(f"is not computed for other numbers of samples ({counts})")
+                instead = others[number].name if number < len(others) else "nothing"
+                raise MixesSamples(
+                    f"is not computed for other numbers of samples ({counts}): {instead} is"
+                )
             other = others[number]
             if len(other.shapes) != len(entry.shapes) or any(
                 len(one) != len(two) for one, two in zip(other.shapes, entry.shapes, strict=True)
@@ -496,7 +510,7 @@ class _Functions(TorchFunctionMode):
         recorder = self._recorder
         if recorder._paused:
             return func(*args, **kwargs)
-        if func in HOOKS:
+        if func in HOOKS and not (func in GETTERS and _is_called_by_torch()):
             recorder.refuse(f"{recorder.place_of_call()} {HOOKS[func]}")
         if func in ESCAPES and args and isinstance(args[0], torch.Tensor):
             with recorder.told(ESCAPES[func]):
@@ -515,6 +529,14 @@ class _Functions(TorchFunctionMode):
             output = torch.nn.functional.one_hot(tensor, num_classes)
         self._recorder.one_hot(tensor, output)
         return output
+
+
+def _is_called_by_torch() -> bool:
+    """Whether the function that a mode sees was called by torch's own code."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith("overrides.py"):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
 def _is_copy(entry: Entry, instead: Entry) -> bool:
@@ -578,6 +600,8 @@ def _plain(value: Any) -> Any:
         return tuple((name, _plain(one)) for name, one in value.items() if name not in IGNORED)
     if isinstance(value, float) and value != value:
         return "nan"
+    if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
+        return "a storage"
     return value
 
 

@@ -140,6 +140,27 @@ def attention(op: Operator) -> list[Layout]:
     return [found, *[Opaque()] * (len(op.outputs) - 1)]
 
 
+def cudnn_recurrent(op: Operator) -> list[Layout]:
+    """_cudnn_rnn: hidden states have layers first, then samples."""
+    shard = op.shard(op["input"])
+    hidden = [op.shard(op[name]) for name in ("hx", "cx") if op[name] is not None]
+    weights = [op[name] for name in ("weight_buf", "dropout_state")] + list(op["weight"])
+    if any(op.layout(one) is not None for one in weights if one is not None):
+        raise MixesSamples("is given weights that depend on the batch")
+    if shard is None:
+        if any(hidden):
+            raise MixesSamples("combines a batch with what has none")
+        return op.everywhere(None)
+    if op["dropout"] and op["train"]:
+        raise MixesSamples("draws random numbers inside of one operator")
+    if op["batch_sizes"] or shard.dim != (0 if op["batch_first"] else 1):
+        raise MixesSamples("needs samples in their own dimension")
+    if any(one != Shard(1, shard.inner) for one in hidden):
+        raise MixesSamples("needs samples in the second dimension")
+    last = Shard(1, shard.inner)
+    return [shard, last, last if op["cx"] is not None else None, Opaque(), Opaque()]
+
+
 def recurrent(op: Operator) -> list[Layout]:
     """mkldnn_rnn_layer: time comes first, then samples."""
     shard = op.shard(op["input"])
