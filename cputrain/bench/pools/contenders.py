@@ -171,7 +171,10 @@ def _mpire(processes: int, _big: Any) -> Iterator[Ways]:
     with WorkerPool(processes, keep_alive=True) as pool:
         yield Ways(
             lambda function, items, size: pool.imap(function, items, **_chunks("chunk_size", size)),
-            lambda function, items, size: pool.map(function, items, **_chunks("chunk_size", size)),
+            # arrays are results one by one; as it is, they are put together into one
+            lambda function, items, size: pool.map(
+                function, items, concatenate_numpy_output=False, **_chunks("chunk_size", size)
+            ),
             lambda function, big, items: pool.map(partial(function, big), items),
             lambda function, big, items: pool.map(function, [(big, item) for item in items]),
             # what is iterable it would take for several arguments
