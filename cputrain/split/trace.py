@@ -19,8 +19,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cputrain.split.sharding import (
-    SIZE_ARGUMENTS,
-    SIZES,
     Layout,
     MixesSamples,
     Operator,
@@ -31,6 +29,7 @@ from cputrain.split.sharding import (
     only_replicated,
     rule_of,
 )
+from cputrain.split.sharding.rules import SIZE_ARGUMENTS, SIZES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,11 +16,9 @@ from cputrain.split.sharding.layout import (
     SampleIndex,
     Shard,
 )
-from cputrain.split.sharding.rules import SIZE_ARGUMENTS, SIZES, base_name, rule_of
+from cputrain.split.sharding.rules import base_name, rule_of
 
 __all__ = [
-    "SIZES",
-    "SIZE_ARGUMENTS",
     "Layout",
     "MixesSamples",
     "Opaque",
