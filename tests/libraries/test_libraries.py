@@ -52,9 +52,7 @@ TOLD = {
     ("bf16", "torch_utils"): [
         "Quantized left without autocast: quant (QuantStub) has a hook, which would see bf16",
     ],
-    ("replicas", "hf_resume"): [
-        "batches of GPT2LMHeadModel undivided: it returns a number made of the whole batch",
-    ],
+    ("replicas", "hf_resume"): ["divided"],  # its loss is a mean of torch's, over all samples
     ("replicas", "opacus_private"): [
         "batches of GradSampleModule undivided: _module.conv (Conv2d) has a hook",
     ],
