@@ -43,6 +43,14 @@ def trace(recorder: Recorder, outputs: Sequence[Any]) -> None:
 
 def _functions(outputs: Sequence[Any]) -> Iterator[Any]:
     """Go through the functions of Python in a graph, in an order that is always the same."""
+    for node in graph_nodes(outputs):
+        function = getattr(type(node), "_forward_cls", None)
+        if function is not None and not function.__module__.startswith("cputrain."):
+            yield node
+
+
+def graph_nodes(outputs: Sequence[Any]) -> Iterator[Any]:
+    """Go through all nodes of the autograd graph behind some outputs, each once."""
     waiting = [one.grad_fn for one in outputs if isinstance(one, torch.Tensor)]
     seen: set[Any] = set()
     while waiting:
@@ -51,6 +59,4 @@ def _functions(outputs: Sequence[Any]) -> Iterator[Any]:
             continue
         seen.add(node)
         waiting += [after for after, _ in node.next_functions]
-        function = getattr(type(node), "_forward_cls", None)
-        if function is not None and not function.__module__.startswith("cputrain."):
-            yield node
+        yield node

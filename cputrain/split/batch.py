@@ -143,9 +143,6 @@ def ranges(sizes: Sequence[int]) -> list[Range]:
 class Together(Record):
     """How the outputs of the parts make one, found where the whole output is known."""
 
-    form: OutputForm
-    """What they are built of."""
-
     dims: tuple[int | None, ...]
     """Of each leaf, the dimension along which the parts lie; None where all have the same.
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as tree
 
 from cputrain.record import Record
+from cputrain.split.backward_functions import graph_nodes
 from cputrain.split.batch import REDUCED, Together, leaves_of
 from cputrain.split.call import Call
 from cputrain.split.draws import Divided, Draws, Generators, divided_dim
@@ -181,7 +182,7 @@ class Compared:
                     "return what the loss is made of"
                 )
             dims.append(dim)
-        return Together(form=form, dims=tuple(dims))
+        return Together(dims=tuple(dims))
 
     def _changing(self) -> frozenset[str]:
         after = dict(self._alone.model.named_buffers(remove_duplicate=False))
@@ -194,14 +195,7 @@ class Compared:
     def _look_beyond(self, every: Sequence[torch.Tensor]) -> None:
         """Raises where gradients go to what is neither a parameter nor an argument."""
         known = set(map(id, every))
-        waiting = [leaf.grad_fn for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
-        seen: set[Any] = set()
-        while waiting:
-            node: Any = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            waiting += [after for after, _ in node.next_functions]
+        for node in graph_nodes(self._leaves):
             variable = getattr(node, "variable", None)
             if variable is not None and id(variable) not in known:
                 raise CannotSplitError(

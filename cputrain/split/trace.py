@@ -35,9 +35,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-MAX_COMPARED = 4096
-"""Elements of a constant that are compared one by one; of larger ones, a hash is."""
-
 ESCAPES = {
     torch.Tensor.numpy: "numpy()",
     torch.Tensor.tolist: "tolist()",

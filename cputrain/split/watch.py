@@ -35,8 +35,6 @@ class Watch:
         self._random = random.Random(SEED)
         self._next = time.monotonic()
         self._is_first = True
-        self.seconds = 0.0
-        """What all of it took."""
 
     def is_due(self) -> bool:
         """Whether to compare in this step."""
@@ -54,7 +52,6 @@ class Watch:
             yield
         finally:
             elapsed = time.monotonic() - begin
-            self.seconds += elapsed
             pause = elapsed / MAX_OVERHEAD * self._random.uniform(1.0, 1.2)
             self._next = time.monotonic() + pause
 

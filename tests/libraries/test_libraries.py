@@ -52,7 +52,9 @@ TOLD = {
     ("bf16", "torch_utils"): [
         "Quantized left without autocast: quant (QuantStub) has a hook, which would see bf16",
     ],
-    ("replicas", "hf_resume"): ["divided"],  # its loss is a mean of torch's, over all samples
+    ("replicas", "hf_resume"): [
+        "batches of GPT2LMHeadModel undivided: the operator all in transformer (GPT2Model) reduces",
+    ],
     ("replicas", "opacus_private"): [
         "batches of GradSampleModule undivided: _module.conv (Conv2d) has a hook",
     ],
