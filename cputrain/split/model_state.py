@@ -38,6 +38,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from cputrain.split.read_names import ReadNames
+
 ATOMS = (
     int, float, complex, bool, str, bytes, type(None), type, ModuleType, BuiltinFunctionType,
     CodeType, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range,
@@ -67,6 +69,9 @@ MAX_VALUES = 200_000
 OUTLINED_DEPTH = 12
 """How deep an outline looks into containers; what lies deeper counts by its identity."""
 
+MAX_OUTLINED = 1_000
+"""Containers and objects of one attribute that an outline looks into."""
+
 
 class TooManyValuesError(ValueError):
     """A model has more values, or deeper ones, than a snapshot looks at."""
@@ -75,9 +80,17 @@ class TooManyValuesError(ValueError):
 class StateCopier:
     """Copies a model with all that can be reached from it."""
 
-    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> None:
-        """`convert` makes the copy of each tensor, of another type or on another device say."""
+    def __init__(
+        self,
+        convert: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+        read: ReadNames | None = None,
+    ) -> None:
+        """`convert` makes the copy of each tensor, of another type or on another device say.
+
+        Of modules, attributes that are not `read` stay the same objects in the copy.
+        """
         self._convert = convert
+        self._read = read
         self._memo: dict[int, Any] = {}
         self._alive: list[Any] = []
 
@@ -171,7 +184,9 @@ class StateCopier:
         self._memo[key] = made
         held = made.__dict__
         for name, value in module.__dict__.items():
-            held[name] = value if name.endswith("_hooks") and not value else self.copy(value)
+            is_read = self._read is None or self._read.has(type(module), name)
+            empty = name.endswith("_hooks") and not value
+            held[name] = self.copy(value) if is_read and not empty else value
         if isinstance(made, nn.RNNBase):
             weights = [held["_parameters"].get(name) for name in made._flat_weights_names]
             held["_flat_weights"] = weights
@@ -240,10 +255,13 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def reachable(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Go through all values that can be reached, with a name for each; every object once."""
+def reachable(value: Any, read: ReadNames | None = None) -> Iterator[tuple[str, Any]]:
+    """Go through all values that can be reached, with a name for each; every object once.
+
+    Of modules, attributes that are not `read` are left out.
+    """
     seen: set[int] = set()
-    waiting: list[tuple[str, Any, int]] = [(name, value, 0)]
+    waiting: list[tuple[str, Any, int]] = [("", value, 0)]
     count = 0
     while waiting:
         where, one, depth = waiting.pop()
@@ -260,14 +278,16 @@ def reachable(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         seen.add(id(one))
         yield where, one
         if not isinstance(one, torch.Tensor | torch.Generator):
-            waiting += [(inner, each, depth + 1) for inner, each in _inside(where, one)]
+            waiting += [(inner, each, depth + 1) for inner, each in _inside(where, one, read)]
 
 
-def _inside(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _inside(where: str, value: Any, read: ReadNames | None) -> Iterator[tuple[str, Any]]:
     if isinstance(value, nn.Module):
         for name, one in value.__dict__.items():
             if name in ("_parameters", "_buffers", "_modules"):
                 yield from ((_join(where, inner), each) for inner, each in one.items())
+            elif read is not None and not read.has(type(value), name):
+                continue
             elif name not in HOOK_TABLES or one:
                 yield _join(where, name), one
         return
@@ -301,10 +321,10 @@ def _join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def snapshot(value: Any) -> dict[str, Any]:
+def snapshot(value: Any, read: ReadNames | None = None) -> dict[str, Any]:
     """Return every value that can be reached, by name, as something that can be compared."""
     found: dict[str, Any] = {}
-    for name, one in reachable(value):
+    for name, one in reachable(value, read):
         key = name
         while key in found:
             key += "'"
@@ -364,18 +384,18 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 _MISSING = object()
 
 
-def live_iterator(value: Any) -> str:
+def live_iterator(value: Any, read: ReadNames) -> str:
     """Return the name of an iterator that can be reached; empty where there is none.
 
     None of them can be copied, nor read without being advanced.
     """
-    for name, one in reachable(value):
+    for name, one in reachable(value, read):
         if isinstance(one, Iterator | IOBase) and not isinstance(one, torch.Generator):
             return name
     return ""
 
 
-def structure(model: nn.Module) -> tuple[Any, ...]:
+def structure(model: nn.Module, read: ReadNames) -> tuple[Any, ...]:
     """Return what a proof is valid for: modules, flags, numbers, functions; by value or identity.
 
     Values of parameters and buffers are left out: they may be others in each call.
@@ -383,40 +403,41 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
     found: list[Any] = []
     kinds: dict[type, None] = {}
     for module in model.modules():
+        kind = type(module)
         found.append(id(module))
-        kinds[type(module)] = None
+        kinds[kind] = None
         for name, value in module.__dict__.items():
-            if name not in HOOK_TABLES:
-                found.append(_outline(value, 0))
+            if name not in HOOK_TABLES and read.has(kind, name):
+                found.append(value if type(value) in SIMPLE else _Outline().of(value))
         for parameter in module._parameters.values():
             if parameter is not None:
                 found.append((parameter.requires_grad, parameter.dim()))
     for kind in kinds:
-        found.append((_class_outline(kind), _globals_outline(kind)))
+        found.append((_class_outline(kind, read), _globals_outline(kind)))
     return tuple(found)
 
 
-def _class_outline(kind: type) -> tuple[Any, ...]:
+def _class_outline(kind: type, read: ReadNames) -> tuple[Any, ...]:
     """Return the attributes of a script's class and its bases, for a method or flag set on it."""
     own = takewhile(lambda one: one is not nn.Module, kind.__mro__)
     return tuple(
-        (id(one), *[_outline(value, 0) for name, value in list(one.__dict__.items())
-                    if not name.startswith("__")])
+        (id(one), *[_Outline().of(value) for name, value in list(one.__dict__.items())
+                    if not name.startswith("__") and read.has(kind, name)])
         for one in own if not one.__module__.startswith("torch.")
     )  # fmt: skip
 
 
-def outline_of(model: nn.Module) -> dict[str, Any]:
+def outline_of(model: nn.Module, read: ReadNames) -> dict[str, Any]:
     """Return the same by name."""
     found = {
-        _join(where, name): _outline(value, 0)
+        _join(where, name): _Outline().of(value)
         for where, module in model.named_modules()
         for name, value in module.__dict__.items()
-        if name not in HOOK_TABLES
+        if name not in HOOK_TABLES and read.has(type(module), name)
     }
     for where, module in model.named_modules():
         kind = type(module)
-        found[where or "the model"] = id(module), _class_outline(kind), _globals_outline(kind)
+        found[where or "the model"] = id(module), _class_outline(kind, read), _globals_outline(kind)
     for name, parameter in model.named_parameters():
         found[f"{name}.requires_grad"] = parameter.requires_grad
     return found
@@ -494,7 +515,7 @@ def _refill(value: Any, copied: Any) -> None:
 def _globals_outline(kind: type) -> tuple[Any, ...]:
     """Return the numbers and flags of the script that a class reads, by value."""
     read = _names_read(kind, getattr(kind, "forward", None))
-    return tuple([_outline(_value_in(place, name), OUTLINED_DEPTH) for place, name in read])
+    return tuple([_Outline().of(_value_in(place, name), OUTLINED_DEPTH) for place, name in read])
 
 
 @cache
@@ -531,42 +552,52 @@ def _variables_of(kind: type) -> dict[tuple[int, str], tuple[Any, str]]:
 
 def outline(value: Any) -> Any:
     """Return what a proof is valid for of an argument: by value, or by type and contents."""
-    return _outline(value, 0, by_contents=True)
+    return _Outline(by_contents=True).of(value)
 
 
-def _outline(value: Any, depth: int, *, by_contents: bool = False) -> Any:
-    if isinstance(value, int | float | str | bytes | None):
-        return (type(value), value) if value == value else "nan"
-    if isinstance(value, torch.Tensor):
-        return (value.dtype if by_contents else id(value)), value.dim(), value.requires_grad
-    if isinstance(value, nn.Module) or depth > OUTLINED_DEPTH:
-        return id(value)
-    if isinstance(value, dict):
-        inside = tuple(
-            (_name(key), _outline(one, depth + 1, by_contents=by_contents))
-            for key, one in value.items()
-        )
-        return type(value), inside
-    if isinstance(value, list | tuple | deque):
-        return tuple([_outline(one, depth + 1, by_contents=by_contents) for one in value])
-    if isinstance(value, set | frozenset):
-        return frozenset(map(_name, value))
-    if isinstance(value, MethodType):
-        return id(value.__func__), id(value.__self__)
-    kind = type(value)
-    if isinstance(value, torch.device | torch.dtype | torch.Size | complex):
-        return value
-    if isinstance(value, (*ATOMS, FunctionType, Enum)):
-        return id(value)
-    if isinstance(value, property | staticmethod | classmethod):
-        return id(value)
-    held = getattr(value, "__dict__", None)
-    slots = _slots(kind)  # type: ignore[arg-type]
-    identity = kind if by_contents else id(value)
-    if (not isinstance(held, dict) or not held) and not slots:
-        return identity
-    contents = list(held.items()) if isinstance(held, dict) else []
-    contents += [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
-    return identity, tuple(
-        (name, _outline(one, depth + 1, by_contents=by_contents)) for name, one in contents
-    )
+class _Outline:
+    """Goes through what a value holds; an object that is met once more counts by its number."""
+
+    def __init__(self, *, by_contents: bool = False) -> None:
+        self._by_contents = by_contents
+        self._met: dict[int, int] = {}
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        """Return a value's contents, as something that can be compared."""
+        if isinstance(value, int | float | str | bytes | None):
+            return (type(value), value) if value == value else "nan"
+        if isinstance(value, torch.Tensor):
+            identity = value.dtype if self._by_contents else id(value)
+            return identity, value.dim(), value.requires_grad
+        kind = type(value)
+        if isinstance(value, torch.device | torch.dtype | torch.Size | complex):
+            return value
+        if isinstance(value, (*ATOMS, FunctionType, Enum, property, staticmethod, classmethod)):
+            return id(value)
+        if isinstance(value, MethodType):
+            return id(value.__func__), id(value.__self__)
+        if id(value) in self._met:
+            return "again", self._met[id(value)]
+        number = self._met[id(value)] = len(self._met)
+        if isinstance(value, nn.Module) or depth > OUTLINED_DEPTH or number > MAX_OUTLINED:
+            return kind if self._by_contents else id(value)
+        if isinstance(value, dict):
+            return kind, tuple(
+                [(_name(key), self.of(one, depth + 1)) for key, one in value.items()]
+            )
+        if isinstance(value, list | tuple | deque):
+            return kind, tuple([self.of(one, depth + 1) for one in value])
+        if isinstance(value, set | frozenset):
+            return frozenset(map(_name, value))
+        return self._of_object(value, depth)
+
+    def _of_object(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        held = getattr(value, "__dict__", None)
+        slots = _slots(kind)  # type: ignore[arg-type]
+        identity = kind if self._by_contents else id(value)
+        if (not isinstance(held, dict) or not held) and not slots:
+            return identity
+        contents = list(held.items()) if isinstance(held, dict) else []
+        contents += [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
+        return identity, tuple([(name, self.of(one, depth + 1)) for name, one in contents])

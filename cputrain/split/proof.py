@@ -27,6 +27,7 @@ from cputrain.split.model_state import (
     snapshot,
 )
 from cputrain.split.part import Part
+from cputrain.split.read_names import ReadNames
 from cputrain.split.sharding import Opaque, Reduced, SampleIndex, Shard
 from cputrain.split.trace import CannotShard, Recorder
 from cputrain.split.views import home_of
@@ -115,23 +116,24 @@ class Proof:
         home = home_of(model)
         if home.type not in WITH_STORAGE:
             home = CPU
-        if name := live_iterator((model, arguments.leaves)):
+        read = ReadNames(model)
+        if name := live_iterator((model, arguments.leaves), read):
             raise CannotSplitError(f"it holds an iterator ({name.removeprefix('[0].')})")
-        copier = StateCopier(lambda value: value.to(home, copy=True))
+        copier = StateCopier(lambda value: value.to(home, copy=True), read)
         copied = copier.copy(model)
         leaves = [
             _copied(leaf, home) if isinstance(leaf, torch.Tensor) else copier.copy(leaf)
             for leaf in arguments.part((0, size))
         ]
         args, options = arguments.built(leaves)
-        recorder = Recorder(copied, size, _tensors(copied), reference)
+        recorder = Recorder(copied, size, _tensors(copied, read), reference)
         for leaf, dim in zip(leaves, arguments.dims, strict=True):
             if isinstance(leaf, torch.Tensor):
                 recorder.place(leaf, dim)
         given = args, options
-        alive = list(reachable((copied, given)))  # no address is used twice
+        alive = list(reachable((copied, given), read))  # no address is used twice
         around = Surroundings(copied)
-        before = snapshot(copied), snapshot(given)
+        before = snapshot(copied, read), snapshot(given)
         part = Part(0, (0, size), size, Meeting(1), Draws(1, None, home), trace=recorder)
         try:
             with part, recorder:
@@ -144,7 +146,7 @@ class Proof:
             changed = around.put_back()
         if changed:
             raise CannotSplitError(f"it changes {changed} while it runs")
-        self.written |= _same_state(copied, before[0], before[1], given)
+        self.written |= _same_state(copied, read, before, given)
         recorder.output = _outline_of_output(output)
         if reference is not None:
             _same_outputs(recorder.output, reference.output)
@@ -158,19 +160,20 @@ def _copied(leaf: torch.Tensor, home: torch.device) -> torch.Tensor:
     return leaf.detach().to(home, copy=True).requires_grad_(leaf.requires_grad)
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in reachable(model):
+def _tensors(model: nn.Module, read: ReadNames) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, value in reachable(model, read):
         if isinstance(value, torch.Tensor):
             yield name, value
 
 
 def _same_state(
-    model: nn.Module, before: dict[str, Any], arguments: dict[str, Any], given: Any
+    model: nn.Module, read: ReadNames, snapshots: tuple[dict[str, Any], dict[str, Any]], given: Any
 ) -> set[str]:
     """Return the names of the buffers that a forward has written to.
 
-    Raises where it has changed what a divided one would change in every replica.
+    `snapshots` are those of the model and of its arguments before it. Raises where it has changed what a divided one would change in every replica.
     """
+    before, arguments = snapshots
     inside = dict(reachable(given))
     for name in changes(arguments, snapshot(given)):
         value = inside.get(name.rstrip("'"))
@@ -179,9 +182,9 @@ def _same_state(
             raise CannotSplitError("it writes to a tensor that is an argument")
         raise CannotSplitError("it changes an argument that is no tensor")
     buffers = {id(buffer): name for name, buffer in model.named_buffers()}
-    after = snapshot(model)
+    after = snapshot(model, read)
     differ = changes(before, after)
-    values = dict(reachable(model)) if differ else {}
+    values = dict(reachable(model, read)) if differ else {}
     written: set[str] = set()
     for name in differ:
         value = values.get(name.rstrip("'"))

@@ -23,6 +23,7 @@ from cputrain.split.crew import Alone, crew_of, within
 from cputrain.split.devices import is_elsewhere, is_watched
 from cputrain.split.draws import Draws
 from cputrain.split.model_state import changes, objects_of, outline_of, structure
+from cputrain.split.read_names import ReadNames, kinds_of
 from cputrain.split.team import Team
 from cputrain.split.views import Mirrors, View, home_of, shape_of
 from cputrain.split.watch import Watch
@@ -116,6 +117,7 @@ class Splitter:
         self._ways: dict[Any, Known | None] = {}
         self._outline: dict[str, Any] = {}
         """What the model was when it was proved last, by name."""
+        self._read: ReadNames | None = None
         self._num_proofs = 0
         self._num_refusals = 0
         """Proofs in a row that have failed."""
@@ -144,7 +146,7 @@ class Splitter:
             may = False
         shape = shape_of(self._model, tensors=bool(self._devices)) if may else None
         if shape is not None:
-            shape = shape, structure(self._model)
+            shape = shape, structure(self._model, self._names())
         found = None if shape is None else self._way(call, args, options, shape[1])
         if found is None:
             return call(self._model, *args, **options)
@@ -169,6 +171,12 @@ class Splitter:
         self.use_only(0)
         self._refuse(fault)
         return whole
+
+    def _names(self) -> ReadNames:
+        """Return the names that the model may read: the same as long as its classes are."""
+        if self._read is None or self._read.kinds != kinds_of(self._model):
+            self._read = ReadNames(self._model)
+        return self._read
 
     @property
     def _divides(self) -> bool:
@@ -270,7 +278,7 @@ class Splitter:
         """Whether another proof is worth its time; a model that differs in every call has none."""
         if self._num_refusals >= MAX_REFUSALS:
             return False
-        outline = outline_of(self._model)
+        outline = outline_of(self._model, self._names())
         differs = changes(self._outline, outline) if self._outline else []
         self._outline = outline
         if self._num_proofs < FREE_PROOFS or self.divided >= CALLS_FOR_PROOF * self._num_proofs:
