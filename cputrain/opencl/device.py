@@ -14,6 +14,7 @@ import numpy as np
 
 from cputrain.errors import CputrainError
 from cputrain.machine.opencl import cl, found_devices, shares_memory
+from cputrain.opencl.pocl import name_processor
 from cputrain.opencl.recorded import NOW, cannot_be_repeated
 from cputrain.record import Record
 
@@ -417,4 +418,6 @@ def devices() -> tuple[Device, ...]:
             do='pip install "cputrain[opencl]" brings one that is the CPU (pocl). For a GPU, '
             "install what its driver has for OpenCL.",
         )  # fmt: skip
+    for one in found:
+        name_processor(one)
     return tuple(Device(number, one) for number, one in enumerate(found))

@@ -31,6 +31,9 @@ def text_of(name: str, defined: Mapping[str, Any]) -> str:
     return "".join(lines) + _file(name)
 
 
+MOST_ERRORS = 3
+"""Of a compiler's, in a message."""
+
 DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
 
 
@@ -51,6 +54,14 @@ def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) ->
         else:
             return found
     raise CputrainError(
-        f"an OpenCL program on {device.name}", "must compile", found=f"\n{problem}\n{source}",
-        do="Report it with the driver's version: cputrain info tells that.",
+        f"an OpenCL program on {device.name}", "must compile", found=_told(problem),
+        do="Install a newer driver (for a CPU, pip install intel-opencl-rt), or report it with the "
+        "driver's version: cputrain info tells that.",
     ) from problem  # fmt: skip
+
+
+def _told(problem: Exception) -> str:
+    """The errors that a compiler has written, without the warnings and the source."""
+    lines = dict.fromkeys(" ".join(line.split()) for line in str(problem).splitlines())
+    errors = [line for line in lines if "error:" in line] or list(lines)
+    return "; ".join(errors[:MOST_ERRORS])

@@ -145,8 +145,8 @@ class _Packer(ForkingPickler):
             return self._reduce_leaf(thing) if thing.requires_grad else self._reduce(thing)
         if type(thing) is torch.nn.Parameter:
             return self._reduce_leaf(thing)
-        if type(thing) is np.ndarray and thing.nbytes <= _MAX_OWNED_BYTES:
-            return thing.__reduce__()
+        if type(thing) is np.ndarray and thing.nbytes <= _MAX_OWNED_BYTES and thing.dtype.isnative:
+            return thing.__reduce__()  # (which would turn other byte orders into the machine's)
         if type(thing) is np.ndarray and not thing.flags.writeable:
             copied = thing.copy("A")  # what comes out of a pipe can be written to
             self._copies.append(copied)

@@ -81,6 +81,7 @@ def test_an_epoch_has_all_its_batches(found):
         2,
         64,
         64,
+        64,
         1,
         8,
         8,

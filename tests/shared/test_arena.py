@@ -405,7 +405,10 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.writer, self.reader = ends(1 << 22)
+        memory = Memory.create(1 << 22)
+        # as in two processes: after a fork, the reader maps what it holds privately
+        self.writer = Writer(Memory(os.dup(memory.fileno()), memory.size))
+        self.reader = Reader(memory)
         self.kept: list[tuple[Lease, int]] = []
         self.sent: list[tuple[Lent, int]] = []
         self.held: list[tuple[Any, int]] = []

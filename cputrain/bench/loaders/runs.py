@@ -98,9 +98,9 @@ def _children() -> list[str]:
 
 
 def sums(batch: Any) -> Sums:
-    """The sum of each tensor of a batch."""
-    tensors = batch if isinstance(batch, (list, tuple)) else [batch]
-    return tuple(tensor.sum(dtype=torch.float64).item() for tensor in tensors)
+    """The sum of each tensor of a batch, and the numbers in a sample that is not collated."""
+    parts = batch if isinstance(batch, (list, tuple)) else [batch]
+    return tuple(torch.as_tensor(part).sum(dtype=torch.float64).item() for part in parts)
 
 
 def samples_alone(case: Case, data: Any, number: int) -> Run:
