@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the files in tests/golden anew, instead of comparing with them",
     )
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported by now out of every garbage collection: it would be most of each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

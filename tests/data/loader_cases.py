@@ -14,6 +14,7 @@ import hashlib
 import io
 import math
 import os
+import pickle
 import random
 import re
 import traceback
@@ -419,7 +420,8 @@ def _run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
             np.random.get_state(),
             names.get("g") and names["g"].get_state(),
         )
-        said.append("random " + hashlib.sha1(repr([_state(s) for s in states]).encode()).hexdigest()[:8])  # fmt: skip
+        told = pickle.dumps([_state(state) for state in states])
+        said.append(f"random {hashlib.sha1(told).hexdigest()[:8]}")
         result.append((line, "\n    ".join(said)))
         said.clear()
     names.clear()
