@@ -126,6 +126,8 @@ class Splitter:
         self._views: dict[Any, list[View]] = {}
         self._mirrors: dict[torch.device, Mirrors] = {}
         self._crews: dict[int, Crew] = {}
+        self._instead: dict[Sizes, Sizes] = {}
+        """The sizes that were chosen, by those that the last call has instead: without ones."""
         self._begun: object = None
         """The last call that was measured."""
         self._tries: dict[Any, int] = {}
@@ -152,9 +154,10 @@ class Splitter:
             return call(self._model, *args, **options)
         arguments, known = found
         way = known.way
-        sizes = self._choice.sizes(arguments.size, trains=trains)
+        chosen = sizes = self._choice.sizes(arguments.size, trains=trains)
         if 1 in sizes and not self._can_have_one(known, arguments):
             sizes = _without_ones(sizes)
+        self._instead = {sizes: chosen}
         if self._is_undivided(sizes) and not self.measures:
             return call(self._model, *args, **options)
         if trains and self._watch.is_due() and not self._still_holds(call, args, options, known):
@@ -418,10 +421,14 @@ class Splitter:
         """Hears how long a call was, which has begun; unless another begins before its backward:
         that one's time is a part of its own."""
         self._begun = begun = object()
+        chosen = self._instead.get(sizes, sizes)
 
         def took(seconds: float, busy: Sequence[float]) -> None:
             if self._begun is begun:
-                self._choice.took(sizes, seconds, busy)
+                left = iter(busy)
+                each = [next(left) if size else 0.0 for size in sizes]
+                having = [one for one, size in zip(each, chosen, strict=True) if size]
+                self._choice.took(chosen, seconds, having)
 
         return took
 

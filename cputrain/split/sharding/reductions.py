@@ -48,7 +48,7 @@ def reduce(op: Operator) -> list[Layout]:
 
 def trailing(op: Operator, count: int, name: str = "self") -> list[Layout]:
     """The last `count` dimensions are worked on; those before are left alone."""
-    tensor = op[name]
+    tensor = op["A" if op[name] is None else name]  # (as functions of torch.linalg have it)
     shard = op.shard(tensor)
     if any(op.layout(other) is not None for other in op.tensors if other is not tensor):
         raise MixesSamples("is given weights that depend on the batch")
