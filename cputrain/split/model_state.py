@@ -69,8 +69,8 @@ MAX_VALUES = 200_000
 OUTLINED_DEPTH = 12
 """How deep an outline looks into containers; what lies deeper counts by its identity."""
 
-MAX_OUTLINED = 1_000
-"""Containers and objects of one attribute that an outline looks into."""
+MAX_OUTLINED = 10_000
+"""Containers and objects that an outline looks into; others count by their identity."""
 
 
 class TooManyValuesError(ValueError):
@@ -395,6 +395,18 @@ def live_iterator(value: Any, read: ReadNames) -> str:
     return ""
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Return all modules, each once: those of `model.modules()`, in less time."""
+    found: dict[int, nn.Module] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting += [one for one in module._modules.values() if one is not None]
+    return list(found.values())
+
+
 def structure(model: nn.Module, read: ReadNames) -> tuple[Any, ...]:
     """Return what a proof is valid for: modules, flags, numbers, functions; by value or identity.
 
@@ -402,13 +414,12 @@ def structure(model: nn.Module, read: ReadNames) -> tuple[Any, ...]:
     """
     found: list[Any] = []
     kinds: dict[type, None] = {}
-    for module in model.modules():
-        kind = type(module)
+    outline = _Outline()
+    for module in modules_of(model):
         found.append(id(module))
-        kinds[kind] = None
-        for name, value in module.__dict__.items():
-            if name not in HOOK_TABLES and read.has(kind, name):
-                found.append(value if type(value) in SIMPLE else _Outline().of(value))
+        kinds[type(module)] = None
+        for value in read.of(module):
+            found.append(value if type(value) in SIMPLE else outline.of(value))
         for parameter in module._parameters.values():
             if parameter is not None:
                 found.append((parameter.requires_grad, parameter.dim()))
@@ -564,31 +575,39 @@ class _Outline:
 
     def of(self, value: Any, depth: int = 0) -> Any:
         """Return a value's contents, as something that can be compared."""
-        if isinstance(value, int | float | str | bytes | None):
-            return (type(value), value) if value == value else "nan"
-        if isinstance(value, torch.Tensor):
+        kind = type(value)  # (an object may compute its __class__, as isinstance asks for it)
+        if kind in SIMPLE:
+            return (kind, value) if value == value else "nan"
+        if kind is tuple and all([type(one) in SIMPLE for one in value]):
+            return value
+        if kind in (tuple, list, dict, OrderedDict) or issubclass(kind, list | tuple | dict):
+            return self._of_container(value, depth)
+        if issubclass(kind, torch.Tensor):
             identity = value.dtype if self._by_contents else id(value)
             return identity, value.dim(), value.requires_grad
-        kind = type(value)
-        if isinstance(value, torch.device | torch.dtype | torch.Size | complex):
-            return value
-        if isinstance(value, (*ATOMS, FunctionType, Enum, property, staticmethod, classmethod)):
+        if issubclass(kind, int | float | str | bytes | complex | torch.device | torch.dtype):
+            return kind, value
+        if issubclass(kind, (*ATOMS, FunctionType, Enum, property, staticmethod, classmethod)):
             return id(value)
-        if isinstance(value, MethodType):
+        if issubclass(kind, MethodType):
             return id(value.__func__), id(value.__self__)
+        if issubclass(kind, set | frozenset):
+            return frozenset(map(_name, value))
+        return self._of_container(value, depth)
+
+    def _of_container(self, value: Any, depth: int) -> Any:
+        kind = type(value)
         if id(value) in self._met:
             return "again", self._met[id(value)]
         number = self._met[id(value)] = len(self._met)
-        if isinstance(value, nn.Module) or depth > OUTLINED_DEPTH or number > MAX_OUTLINED:
+        if issubclass(kind, nn.Module) or depth > OUTLINED_DEPTH or number > MAX_OUTLINED:
             return kind if self._by_contents else id(value)
-        if isinstance(value, dict):
+        if issubclass(kind, dict):
             return kind, tuple(
                 [(_name(key), self.of(one, depth + 1)) for key, one in value.items()]
             )
-        if isinstance(value, list | tuple | deque):
+        if issubclass(kind, list | tuple | deque):
             return kind, tuple([self.of(one, depth + 1) for one in value])
-        if isinstance(value, set | frozenset):
-            return frozenset(map(_name, value))
         return self._of_object(value, depth)
 
     def _of_object(self, value: Any, depth: int) -> Any:

@@ -171,7 +171,8 @@ def _same_state(
 ) -> set[str]:
     """Return the names of the buffers that a forward has written to.
 
-    `snapshots` are those of the model and of its arguments before it. Raises where it has changed what a divided one would change in every replica.
+    `snapshots` are those of the model and of its arguments before it. Raises where it has changed
+    what a divided one would change in every replica.
     """
     before, arguments = snapshots
     inside = dict(reachable(given))

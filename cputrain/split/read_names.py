@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import dis
 import sys
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, partialmethod
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
 
+from cputrain.split.model_state import HOOK_TABLES, modules_of, reachable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
 COMPUTED = frozenset({
     "__dict__", "__getattribute__", "attrgetter", "eval", "exec", "locals", "vars", "__slots__",
@@ -28,8 +30,19 @@ COMPUTED = frozenset({
 BY_NAME = frozenset({"getattr", "setattr", "hasattr", "delattr"})
 """Functions that are given the name: where it is no constant, it may be any."""
 
+NEUTRAL = frozenset(
+    {"LOAD_ATTR", "PUSH_NULL", "PRECALL", "CACHE", "NOP", "KW_NAMES", "EXTENDED_ARG"}
+)
+"""Instructions that leave as many values on the stack as there were, for such a call."""
+
 ELSEWHERE = frozenset({"torch", "numpy", "cputrain", *sys.stdlib_module_names})
 """Packages whose functions know nothing of a script's attributes."""
+
+UNNAMED = frozenset({
+    "__getattr__", "__getattribute__", "__call__", "__getitem__", "__iter__", "__len__",
+    "__contains__", "__bool__", "__enter__", "__exit__", "__eq__", "__hash__",
+})  # fmt: skip
+"""Methods that are called without their names."""
 
 MAX_FUNCTIONS = 3_000
 """More than a forward calls: beyond it, everything counts as read."""
@@ -45,22 +58,41 @@ class ReadNames:
         self._names: set[str] = set()
         self._all_of: set[type] = set()
         """Classes of which all attributes count as read."""
+        self._known: dict[type, dict[str, bool]] = {}
         for kind, forward in self.kinds:
-            found = _names_of(kind, forward)
-            if found is None:
-                self._all_of.add(kind)
-            else:
-                self._names |= found
+            self._add(kind, _names_of(kind, forward))
+        met: set[type] = set()
+        while new := {type(value) for _, value in reachable(model, self)} - met:
+            met |= new
+            for kind in new:
+                if not issubclass(kind, nn.Module) and not _is_elsewhere(kind):
+                    self._add(kind, _names_of(kind, None))  # type: ignore[arg-type]
+
+    def _add(self, kind: type, names: frozenset[str] | None) -> None:
+        if names is None:
+            self._all_of.add(kind)
+        else:
+            self._names |= names
 
     def has(self, kind: type, name: str) -> bool:
         """Whether an attribute of modules of a class may be read."""
         return name in self._names or name in OF_MODULES or kind in self._all_of
 
+    def of(self, module: nn.Module) -> Iterator[Any]:
+        """Return the values of a module's attributes that may be read, but for its tables."""
+        kind = type(module)
+        known = self._known.setdefault(kind, dict.fromkeys(HOOK_TABLES, False))
+        for name, value in module.__dict__.items():
+            if name not in known:
+                known[name] = self.has(kind, name)
+            if known[name]:
+                yield value
+
 
 def kinds_of(model: nn.Module) -> tuple[tuple[type, Any], ...]:
     """Return the classes of a model's modules, each with its forward."""
-    found = {}
-    for module in model.modules():
+    found: dict[tuple[type, Any], None] = {}
+    for module in modules_of(model):
         forward = module.__dict__.get("forward")
         kind = type(module)
         if forward is None:
@@ -73,23 +105,32 @@ def kinds_of(model: nn.Module) -> tuple[tuple[type, Any], ...]:
 
 @cache
 def _names_of(kind: Hashable, forward: Hashable) -> frozenset[str] | None:
-    """Return the names in all code that a forward may call; None where any name may be read."""
+    """Return the names in all code that a forward may call; None where any name may be read.
+
+    Of a class that is no module's, any method may be called.
+    """
     assert isinstance(kind, type)
+    if not issubclass(kind, nn.Module):
+        return _Code(kind, [one for base in kind.__mro__ for one in vars(base).values()]).names
     if kind.__module__.partition(".")[0] == "torch" or not isinstance(forward, FunctionType):
         return None
-    return _Code(kind, forward).names
+    return _Code(kind, [forward]).names
 
 
 class _Code:
     """The functions that a forward may call, as far as their names are in code."""
 
-    def __init__(self, kind: type, forward: FunctionType) -> None:
+    def __init__(self, kind: type, functions: Iterable[Any]) -> None:
         self._bases = [one for one in kind.__mro__ if one not in (nn.Module, object)]
         self._seen: set[Any] = set()
         self._waiting: list[FunctionType] = []
         self._names: set[str] = set()
         self._is_computed = False
-        self._add(forward)
+        for function in functions:
+            self._add_all(function)
+        for base in self._bases:
+            for name in base.__dict__.keys() & UNNAMED:
+                self._add(base.__dict__[name])
         while self._waiting and not self._is_computed:
             self._look_at(self._waiting.pop())
 
@@ -98,7 +139,7 @@ class _Code:
         return None if self._is_computed else frozenset(self._names)
 
     def _look_at(self, function: FunctionType) -> None:
-        names = set()
+        names: set[str] = set()
         for code in _codes(function.__code__):
             self._is_computed |= _computes_names(code)
             names.update(code.co_names)
@@ -126,13 +167,13 @@ class _Code:
             self._add(value)
             return
         kind = value if isinstance(value, type) else type(value)
-        if kind.__module__.partition(".")[0] in ELSEWHERE or issubclass(kind, nn.Module):
+        if _is_elsewhere(kind) or issubclass(kind, nn.Module):
             return
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
         for base in kind.__mro__:
-            if base.__module__.partition(".")[0] not in ELSEWHERE:
+            if not _is_elsewhere(base):
                 for one in base.__dict__.values():
                     self._add_all(one)
         for one in list(getattr(value, "__dict__", {}).values()) if kind is not value else ():
@@ -150,13 +191,20 @@ class _Code:
         for function in _functions(value):
             if function.__code__ in self._seen:
                 continue
-            if function.__module__ and function.__module__.partition(".")[0] in ELSEWHERE:
-                if not any(function is base.__dict__.get(function.__name__)
-                           for base in self._bases):  # fmt: skip
-                    continue
+            package = (function.__module__ or "").partition(".")[0]
+            if package in ELSEWHERE and not self._is_method(function):
+                continue
             self._seen.add(function.__code__)
             self._waiting.append(function)
             self._is_computed |= len(self._seen) > MAX_FUNCTIONS
+
+    def _is_method(self, function: FunctionType) -> bool:
+        name = function.__name__
+        return any(function is base.__dict__.get(name) for base in self._bases)
+
+
+def _is_elsewhere(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ELSEWHERE
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:
@@ -166,7 +214,7 @@ def _functions(value: Any) -> Iterator[FunctionType]:
         yield from _functions(value.__dict__.get("__wrapped__"))
     elif isinstance(value, MethodType | staticmethod | classmethod):
         yield from _functions(value.__func__)
-    elif isinstance(value, partial):
+    elif isinstance(value, partial | partialmethod):
         yield from _functions(value.func)
     elif isinstance(value, property):
         for one in (value.fget, value.fset):
@@ -188,16 +236,19 @@ def _computes_names(code: CodeType) -> bool:
         return True
     if BY_NAME.isdisjoint(code.co_names):
         return False
-    waits = has_name = False
+    pushed: list[bool] | None = None
+    """Of each argument of such a function that is loaded, whether it is a constant name."""
     for one in dis.get_instructions(code):
         if one.opname.startswith("LOAD") and one.argval in BY_NAME:
-            waits, has_name = True, False
-        elif waits and one.opname == "LOAD_CONST" and isinstance(one.argval, str):
-            has_name = True
-        elif waits and (one.opname.startswith("FORMAT") or one.opname == "BUILD_STRING"):
-            return True
-        elif waits and one.opname in ("CALL", "CALL_KW", "CALL_FUNCTION_EX"):
-            if not has_name:
-                return True
-            waits = False
-    return waits
+            pushed = []
+        elif pushed is None or one.opname in NEUTRAL:
+            continue
+        elif one.opname.startswith("LOAD_FAST_") and one.opname.count("FAST") == 2:
+            pushed += [False, False]
+        elif one.opname.startswith("LOAD"):
+            pushed.append(one.opname == "LOAD_CONST" and isinstance(one.argval, str))
+        elif one.opname != "CALL" or one.arg != len(pushed) or not all(pushed[1:2]):
+            return True  # the name is computed, or it cannot be told
+        else:
+            pushed = None
+    return False

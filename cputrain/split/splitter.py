@@ -345,6 +345,7 @@ class Splitter:
     def _find(self, kind: Any, call: Calls, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Raises nothing: what cannot be divided is called as it is."""
         exchange()
+        self._read = None  # objects that it holds may be of other classes than before
         if self._devices:
             _begin_autograd()
         reasons = []

@@ -14,7 +14,7 @@ import pytest
 
 FILES = (
     "tensors", "moved", "fallback", "kernels", "networks", "drawn", "operators", "among_devices",
-    "repeated", "between", "memory", "arguments",
+    "repeated", "between", "memory", "arguments", "pocl",
 )  # fmt: skip
 
 

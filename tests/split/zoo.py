@@ -1977,6 +1977,36 @@ class NestedTensors(Net):
         return super().forward(torch.nested.to_padded_tensor(nested, 0.0))
 
 
+# -- linear algebra of each sample
+
+
+def factor(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what makes numbers of a symmetric matrix by a function of torch.linalg."""
+
+    def numbers(h: torch.Tensor) -> torch.Tensor:
+        found = getattr(torch.linalg, name)(h)
+        parts = found if isinstance(found, tuple) else (found,)
+        return sum(part.abs().reshape(len(h), -1).sum(1) for part in parts)
+
+    return numbers
+
+
+class OfCovariances(Net):
+    """Numbers of a positive definite matrix for each sample."""
+
+    function = ""
+
+    def mix(self, h):
+        outer = h.unsqueeze(2) * h.unsqueeze(1) + torch.diag(torch.arange(1.0, WIDTH + 1)).to(h)
+        return h * factor(self.function)(outer).unsqueeze(1) / 100
+
+
+for one in ("eigh", "eigvalsh", "cholesky", "inv", "det", "slogdet", "qr", "svdvals", "matrix_exp"):
+    pattern("divided", name=f"OfCovariances_{one}")(
+        type(f"OfCovariances_{one}", (OfCovariances,), {"function": one})
+    )
+
+
 # -- layouts
 
 

@@ -1,0 +1,85 @@
+"""Has pip's PoCL compile on processors that are newer than it.
+
+Its LLVM calls an x86 processor that it does not know "generic", and then refuses that name: every
+program fails, on Zen 5 for example (github.com/pocl/pocl/issues/1049). A device keeps the name in a
+C structure, where this puts the name of the closest processor that LLVM knows; nothing else of a
+driver is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PLATFORM = "Portable Computing Language"
+
+UNKNOWN = b"generic\0"
+
+STRUCTURE_BYTES = 4096
+"""Where the name is looked for; a device's structure is about a third of it."""
+
+PROCESSORS = (
+    (b"skylake-avx512", frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})),
+    (b"haswell", frozenset({"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"})),
+    (b"x86-64", frozenset[str]()),
+)
+"""Names that LLVM knows, and the flags that a processor must have for each: the best first."""
+
+_names: list[Any] = []
+"""What drivers point to."""
+
+
+def name_processor(device: Any, flags: frozenset[str] | None = None) -> bytes | None:
+    """Give a device of PyOpenCL a processor that its compiler knows; return it, None if it had one.
+
+    `flags` are those of the processor, where they are not read from the system.
+    """
+    if device.platform.name != PLATFORM or not device.version.endswith("-generic"):
+        return None
+    if platform.machine() != "x86_64" or not os.path.exists("/proc/self/mem"):
+        return None
+    place = place_of_name(int(device.int_ptr), UNKNOWN)
+    if place is None:
+        return None
+    has = _flags() if flags is None else flags
+    name = next(name for name, needed in PROCESSORS if needed <= has)
+    _names.append(ctypes.create_string_buffer(name))
+    ctypes.c_void_p.from_address(place).value = ctypes.addressof(_names[-1])
+    return name
+
+
+def place_of_name(structure: int, name: bytes) -> int | None:
+    """Return the address of a structure's pointer to a name; None where it has no such."""
+    memory = os.open("/proc/self/mem", os.O_RDONLY)  # which fails where a pointer would crash
+
+    def read(address: int, size: int) -> bytes:
+        try:
+            return os.pread(memory, size, address)
+        except (OSError, OverflowError):
+            return b""
+
+    try:
+        found = read(structure, STRUCTURE_BYTES)
+        for (pointer,), offset in zip(
+            struct.iter_unpack("P", found), range(0, len(found), 8), strict=True
+        ):
+            if pointer and read(pointer, len(name)) == name:
+                return structure + offset
+    finally:
+        os.close(memory)
+    return None
+
+
+def _flags() -> frozenset[str]:
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        for line in file:
+            key, _, words = line.partition(":")
+            if key.strip() == "flags":
+                return frozenset(words.split())
+    return frozenset()
