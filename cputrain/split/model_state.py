@@ -578,7 +578,7 @@ class _Outline:
         kind = type(value)  # (an object may compute its __class__, as isinstance asks for it)
         if kind in SIMPLE:
             return (kind, value) if value == value else "nan"
-        if kind is tuple and all([type(one) in SIMPLE for one in value]):
+        if kind is tuple and SIMPLE.issuperset(map(type, value)):
             return value
         if kind in (tuple, list, dict, OrderedDict) or issubclass(kind, list | tuple | dict):
             return self._of_container(value, depth)

@@ -144,12 +144,12 @@ def resident() -> int:
 
 
 @pytest.mark.slow
-def test_a_million_batches_take_no_more_than_the_first_ones() -> None:
-    rows, seen, total = 1_000_000, [], 0
+def test_many_batches_take_no_more_than_the_first_ones() -> None:
+    rows, seen, total = 200_000, [], 0
     loader: Any = DataLoader(Endless(rows), None, num_workers=1, prefetch_factor=16)
     for number, batch in enumerate(loader):
         total += int(batch)
-        if number % 100_000 == 50_000:
+        if number % 20_000 == 10_000:
             seen.append((resident(), len(os.listdir("/proc/self/fd"))))
     assert total == rows // 1000 * sum(range(1000))
     assert len({descriptors for _, descriptors in seen}) == 1
