@@ -20,7 +20,7 @@ from cputrain.split.team import added
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
     from typing import Any
 
@@ -57,8 +57,11 @@ class Call:
         draws: Draws,
         states: States | None = None,
         took: Callable[[float, Sequence[float]], None] | None = None,
+        proved: Collection[tuple[bool, ...]] | None = None,
     ) -> None:
         """In these `states`, or the caller's.
+
+        Raises UnprovedError for questions about the batch with answers that are not `proved`.
 
         With `took`, told how long it was: in all, and each part without waiting for others. What
         the caller does between its forward and its backward is a part of it where the model is on
@@ -72,7 +75,7 @@ class Call:
         self._parts = [
             Part(
                 number, range_, arguments.size, self._meeting, draws,
-                device=team.devices[number], apart=team.apart,
+                device=team.devices[number], apart=team.apart, proved=proved,
             )
             for number, range_ in enumerate(self._ranges)
         ]  # fmt: skip
@@ -99,6 +102,8 @@ class Call:
         self._outputs = [leaves for _, leaves, _, _ in done]
         self.outputs = [leaves for _, _, leaves, _ in done]
         self.form = done[0][3]
+        for part in self._parts:
+            part.proved = None  # what a backward computes again has the same answers
         self._leave()
 
     def _begin(self) -> None:

@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
     from contextlib import AbstractContextManager
     from typing import Any
 
@@ -26,6 +27,13 @@ class _Now(threading.local):
 _now = _Now()
 
 
+class UnprovedError(BaseException):
+    """A question about the whole batch has another answer than in any proof.
+
+    Not an Exception, which a model may catch.
+    """
+
+
 class Part:
     """Entered by the thread that works on it."""
 
@@ -40,6 +48,7 @@ class Part:
         device: torch.device | None = None,
         apart: bool = False,
         trace: Recorder | None = None,
+        proved: Collection[tuple[bool, ...]] | None = None,
     ) -> None:
         self.number = number
         self.begin, self.end = range_
@@ -53,10 +62,13 @@ class Part:
         self.draws = draws
         self.trace = trace
         """Records the forward, where it is run for a proof."""
+        self.proved = proved
+        """Answers to questions about the whole batch for which there are proofs; None for any."""
+        self._answers: list[bool] = []
         self.drawn = 0
         """How often it has drawn random numbers."""
         self.met = 0
-        """How often it has met the others for the sums of a batch norm."""
+        """How often it has met the others."""
 
     def sums(self, key: str, *mine: Any) -> list[tuple[Any, ...]]:
         """What every part brings to a meeting, numbers or tensors, here where this part is."""
@@ -67,6 +79,21 @@ class Part:
             tuple(one.to(self.device) if isinstance(one, torch.Tensor) else one for one in values)
             for values in self.meeting.meet(key, self.number, brought)
         ]
+
+    def decide(self, mine: bool, combine: Callable[[Iterable[bool]], bool]) -> bool:
+        """Return the whole batch's answer to a question, of which this is the part's."""
+        number = self.met
+        self.met += 1
+        answer = combine(self.meeting.meet(f"question {number + 1}", self.number, mine))
+        if self.trace is not None:
+            answer = self.trace.answer(answer)
+        self._answers.append(answer)
+        count = len(self._answers)
+        if self.proved is not None and not any(
+            list(proved[:count]) == self._answers for proved in self.proved
+        ):
+            raise UnprovedError
+        return answer
 
     def untraced(self) -> AbstractContextManager[Any]:
         """Hide single operators from a recorder, which is told of all of them as one."""

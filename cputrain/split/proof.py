@@ -34,7 +34,7 @@ from cputrain.split.views import home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from cputrain.split.batch import Arguments
@@ -65,9 +65,18 @@ class Proof:
         self.needs_two_samples = False
         self.written: frozenset[str] = frozenset()
         """Names of the buffers that a forward writes to."""
+        self.answers: set[tuple[bool, ...]] = set()
+        """Answers to questions about the whole batch, of each forward that was proved."""
+        self._answered: Sequence[bool] = ()
+        """Those of the last forward."""
         self.reduced: frozenset[int] = frozenset()
         """The numbers of outputs that are losses of the whole batch."""
         self.extend(model, arguments)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the model asks questions about the whole batch."""
+        return any(self.answers)
 
     def holds_for(self, arguments: Arguments) -> bool:
         """Whether the sizes are between those of batches that were proved."""
@@ -79,14 +88,26 @@ class Proof:
         )
 
     def extend(self, model: nn.Module, arguments: Arguments) -> None:
-        """Prove it for a batch of another size."""
-        reference = self._run(model, arguments, FEW, None)
-        recorder = self._run_largest(model, arguments, reference)
+        """Prove it for a batch of another size, or of which questions have other answers."""
+        recorder = self._run_alike(model, arguments)
+        self.answers.add(tuple(recorder.answers))
         self.needs_two_samples |= recorder.needs_two_samples
         self._largest = max(self._largest, arguments.size)
         shape = arguments.shape
         self._least_shape = [*map(min, self._least_shape or shape, shape)]
         self._largest_shape = [*map(max, self._largest_shape or shape, shape)]
+
+    def _run_alike(self, model: nn.Module, arguments: Arguments) -> Recorder:
+        """Run few samples and the whole batch; few of them with the answers of the whole."""
+        answers: Sequence[bool] = ()
+        while True:
+            reference = self._run(model, arguments, FEW, None, answers)
+            try:
+                return self._run_largest(model, arguments, reference)
+            except CannotSplitError:
+                if [*self._answered] == reference.answers[: len(self._answered)]:
+                    raise
+                answers = self._answered  # as far as they are known by now
 
     def _run_largest(self, model: nn.Module, arguments: Arguments, reference: Recorder) -> Recorder:
         """Run the whole batch; where a device has no memory for it, as much as it has."""
@@ -103,15 +124,22 @@ class Proof:
         """Prove it for shards of one sample, or find out that they have to have two."""
         if self._is_proved_for_one or self.needs_two_samples:
             return
+        answers = next(iter(self.answers))
         try:
-            self._run(model, arguments, 1, self._run(model, arguments, FEW, None))
+            reference = self._run(model, arguments, FEW, None, answers)
+            self._run(model, arguments, 1, reference, answers)
         except Exception:  # the model's own, of which one sample may be too few
             self.needs_two_samples = True
         else:
             self._is_proved_for_one = True
 
     def _run(
-        self, model: nn.Module, arguments: Arguments, size: int, reference: Recorder | None
+        self,
+        model: nn.Module,
+        arguments: Arguments,
+        size: int,
+        reference: Recorder | None,
+        answers: Sequence[bool] = (),
     ) -> Recorder:
         home = home_of(model)
         if home.type not in WITH_STORAGE:
@@ -126,7 +154,7 @@ class Proof:
             for leaf in arguments.part((0, size))
         ]
         args, options = arguments.built(leaves)
-        recorder = Recorder(copied, size, _tensors(copied, read), reference)
+        recorder = Recorder(copied, size, _tensors(copied, read), reference, answers)
         for leaf, dim in zip(leaves, arguments.dims, strict=True):
             if isinstance(leaf, torch.Tensor):
                 recorder.place(leaf, dim)
@@ -143,6 +171,7 @@ class Proof:
         except CannotShard as refusal:
             raise CannotSplitError(str(refusal)) from None
         finally:
+            self._answered = recorder.answers
             changed = around.put_back()
         if changed:
             raise CannotSplitError(f"it changes {changed} while it runs")

@@ -13,7 +13,7 @@ import torch
 
 from cputrain.record import Record
 from cputrain.runtime.module_hooks import ModuleHooks
-from cputrain.split import batch_norm, losses, random_functions
+from cputrain.split import batch_norm, decisions, losses, random_functions
 from cputrain.split.again import Again, Attempts, Kept
 from cputrain.split.batch import DIMS, Arguments
 from cputrain.split.call import Call, States, Whole
@@ -23,6 +23,7 @@ from cputrain.split.crew import Alone, crew_of, within
 from cputrain.split.devices import is_elsewhere, is_watched
 from cputrain.split.draws import Draws
 from cputrain.split.model_state import changes, objects_of, outline_of, structure
+from cputrain.split.part import UnprovedError
 from cputrain.split.read_names import ReadNames, kinds_of
 from cputrain.split.team import Team
 from cputrain.split.views import Mirrors, View, home_of, shape_of
@@ -162,12 +163,19 @@ class Splitter:
             return call(self._model, *args, **options)
         if trains and self._watch.is_due() and not self._still_holds(call, args, options, known):
             return call(self._model, *args, **options)
-        if not self._falls_back:
-            return self._divided(call, arguments, way, sizes, shape)
+        if not self._falls_back and not known.proof.asks:
+            return self._divided(call, arguments, known, sizes, shape)
         before = Kept(self._model, way.changing)
         try:
-            return self._divided(call, arguments, way, sizes, shape)
+            return self._divided(call, arguments, known, sizes, shape)
+        except UnprovedError:  # a batch of which a question has another answer
+            before.put_back()
+            if self._may_prove() and self._extend(known, arguments):
+                return self._divided(call, arguments, known, sizes, shape)
+            return call(self._model, *args, **options)
         except Exception as error:  # the model's own, which the whole raises again; or ours
+            if not self._falls_back:
+                raise
             fault = _short(error)
         before.put_back()
         whole = call(self._model, *args, **options)
@@ -273,7 +281,7 @@ class Splitter:
         arguments = first if dim == first.dim else Arguments(args, options, dim)
         if arguments.size <= 1:
             return None
-        if not known.proof.holds_for(arguments) and not self._extend(kind, known, arguments):
+        if not known.proof.holds_for(arguments) and not self._extend(known, arguments):
             return None
         return arguments, known
 
@@ -300,8 +308,9 @@ class Splitter:
             numbers.put_back()
         return not known.proof.needs_two_samples
 
-    def _extend(self, kind: Any, known: Known, arguments: Arguments) -> bool:
-        """Prove a way for a larger batch than those before."""
+    def _extend(self, known: Known, arguments: Arguments) -> bool:
+        """Prove a way for a batch that is unlike those before."""
+        kind = next(kind for kind, other in self._ways.items() if other is known)
         numbers = Numbers(home_of(self._model))
         try:
             known.proof.extend(self._model, arguments)
@@ -379,10 +388,10 @@ class Splitter:
             del self._ways[next(iter(self._ways))]
 
     def _divided(
-        self, call: Calls, arguments: Arguments, way: Way, sizes: Sizes, shape: Any
+        self, call: Calls, arguments: Arguments, known: Known, sizes: Sizes, shape: Any
     ) -> Any:
-        states = States(home_of(self._model))
-        make = partial(self._call, call, arguments, way, shape, states)
+        way, states = known.way, States(home_of(self._model))
+        make = partial(self._call, call, arguments, known, shape, states)
         again = None
         if self._devices:
             smaller = partial(self._smaller, trains=self._trains)
@@ -406,17 +415,19 @@ class Splitter:
         self,
         call: Calls,
         arguments: Arguments,
-        way: Way,
+        known: Known,
         shape: Any,
         states: States,
         sizes: Sizes,
     ) -> Call:
         """All that the forward needs."""
+        way = known.way
         team = self._team(sizes, way, shape)
         took = self._measured(sizes) if self._choice.listens and self._trains else None
         each = [size for size in sizes if size]
         draws = Draws(len(each), way.draws, team.home)
-        return Call(team, call, arguments, each, draws, states, took)
+        proved = known.proof.answers if known.proof.asks else None
+        return Call(team, call, arguments, each, draws, states, took, proved)
 
     def _measured(self, sizes: Sizes) -> Callable[[float, Sequence[float]], None]:
         """Hears how long a call was, which has begun; unless another begins before its backward:
@@ -515,20 +526,24 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:LONGEST]}{'…' * (len(text) > LONGEST)}"
 
 
-_exchanged: list[Any] = []
+_exchanged: dict[tuple[int, str], Any] = {}
 _lock = threading.Lock()
 
 
 def exchange() -> None:
-    """Functions that work on the whole batch know from now on when they are given a part of it."""
+    """Functions that work on the whole batch know from now on when they are given a part of it.
+
+    Those of libraries as soon as they are imported.
+    """
     from cputrain.runtime.exchange import Exchanged
 
     with _lock:
-        if _exchanged:
-            return
         for place, name, ours_of in (
             *random_functions.replacements(),
             *batch_norm.replacements(),
             *losses.replacements(),
+            *decisions.replacements(),
         ):
-            _exchanged.append(Exchanged(place, name, ours_of(getattr(place, name))))
+            if (id(place), name) not in _exchanged:
+                ours = ours_of(getattr(place, name))
+                _exchanged[id(place), name] = Exchanged(place, name, ours)

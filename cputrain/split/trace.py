@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cputrain.split.sharding import (
     Layout,
     MixesSamples,
+    Opaque,
     Operator,
     Reduced,
     SampleIndex,
@@ -103,8 +104,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         num_samples: int,
         held: Iterable[tuple[str, torch.Tensor]] = (),
         reference: Recorder | None = None,
+        answers: Sequence[bool] = (),
     ) -> None:
         """`held` are the tensors that the model has beside parameters and buffers, by name.
+
+        Questions about the batch have these `answers`, as far as there are any.
 
         With a reference, samples are followed; but for a single one, whose dimension looks like
         any other with one element: then operators and shapes are compared alone.
@@ -112,11 +116,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_samples = num_samples
         self.entries: list[Entry] = []
+        self.answers: list[bool] = []
+        """To questions about the batch, in order."""
         self.needs_two_samples = False
         self.output: Any = None
         """What the forward's output has in common for all numbers of samples."""
         self.reason: str | None = None
         """Why the forward cannot be divided, also if the model caught what was raised."""
+        self._given = answers
+        self._decisions: set[int] = set()
+        """Storages that hold answers."""
         self._model = model
         self._reference = reference
         self._follows = reference is not None and num_samples > 1
@@ -269,6 +278,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise MixesSamples("compares samples that lie in different dimensions")
             self._set(output, Reduced())
 
+    def answer(self, found: bool) -> bool:
+        """Return the answer to the next question: the one that is given, or that was found."""
+        number = len(self.answers)
+        self.answers.append(self._given[number] if number < len(self._given) else found)
+        return self.answers[-1]
+
+    def decision(self, name: str, tensor: torch.Tensor, output: torch.Tensor) -> None:
+        """Record a question about the whole batch, by which the model may decide."""
+        with self.told(name):
+            if isinstance(self.layout(tensor), SampleIndex | Reduced | Opaque):
+                raise MixesSamples("asks about the numbers of samples")
+        self._compare(Entry(name, self.answers[-1], [output.shape]))
+        self._set(output, None)
+        self._decisions.add(self._storage(output))
+
     def one_hot(self, indices: torch.Tensor, output: torch.Tensor) -> None:
         """Record a one-hot encoding with a given number of classes."""
         if self._compare(Entry("one_hot", None, [output.shape])) is None:
@@ -339,7 +363,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name == "set" and self._storage(outputs[0]) in self._sharded:
                 raise MixesSamples("looks at a batch in a way that cannot be followed")
             if all(layout is None for layout in layouts.values()) and not _makes_sizes(name):
-                if not outputs and result is not None:
+                if not outputs and result is not None and not self._is_answer(arguments):
                     raise MixesSamples("reads the value of a tensor, by which the model may decide")
                 found = only_replicated(operator)
             else:
@@ -356,6 +380,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._check_write(tensor, layouts[id(tensor)], found)
             for tensor, layout in zip(outputs, found, strict=True):
                 self._set(tensor, layout)
+
+    def _is_answer(self, arguments: dict[str, Any]) -> bool:
+        """Whether a value that is read is the answer to a question, which is recorded."""
+        return all(self._storage(one) in self._decisions for one in _tensors(arguments.values()))
 
     def _check(self, tensor: torch.Tensor, layout: Layout, reference: Sequence[int]) -> None:
         """Raise where a shape is not what the layout says for both numbers of samples."""
