@@ -96,7 +96,10 @@ def kinds_of(model: nn.Module) -> tuple[tuple[type, Any], ...]:
         forward = module.__dict__.get("forward")
         kind = type(module)
         if forward is None:
-            forward = kind.forward
+            # (that of torch.jit's classes cannot be read from them)
+            forward = next(
+                vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)
+            )
         elif isinstance(forward, MethodType):
             forward = forward.__func__
         found[kind, forward if isinstance(forward, FunctionType) else None] = None
