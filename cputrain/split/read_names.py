@@ -106,6 +106,11 @@ def kinds_of(model: nn.Module) -> tuple[tuple[type, Any], ...]:
     return tuple(found)
 
 
+def _forward_of(kind: type) -> Any:
+    """Return a class's forward as it stands there: that of torch.jit's classes cannot be read."""
+    return next(vars(one)["forward"] for one in kind.__mro__ if "forward" in vars(one))
+
+
 @cache
 def _names_of(kind: Hashable, forward: Hashable) -> frozenset[str] | None:
     """Return the names in all code that a forward may call; None where any name may be read.

@@ -119,6 +119,8 @@ class Splitter:
         self._outline: dict[str, Any] = {}
         """What the model was when it was proved last, by name."""
         self._read: ReadNames | None = None
+        self.proof_seconds = 0.0
+        """That the last proof has taken."""
         self._num_proofs = 0
         self._num_refusals = 0
         """Proofs in a row that have failed."""
@@ -216,6 +218,11 @@ class Splitter:
     @property
     def _trains(self) -> bool:
         return torch.is_grad_enabled() and self._model.training
+
+    @property
+    def watch_seconds(self) -> float:
+        """Seconds that the watch has compared samples for."""
+        return self._watch.seconds
 
     @property
     def measures(self) -> bool:
@@ -359,6 +366,7 @@ class Splitter:
             _begin_autograd()
         reasons = []
         crew = self._crew(next(iter(self._places)))
+        begin = time.perf_counter()
         for dim in DIMS:
             arguments = Arguments(args, options, dim)
             if 0 < arguments.size < FEWEST and self._tries.get(kind, 0) < TRIES:
@@ -372,6 +380,8 @@ class Splitter:
                 self._ways[kind] = Known(dim=dim, way=way, proof=proof, held=held)
                 self._forget_ways()
                 self._num_refusals = 0
+                self.proof_seconds = time.perf_counter() - begin
+                self._watch.begin(self.proof_seconds)
                 return
             except CannotSplitError as refusal:
                 reasons.append(str(refusal))

@@ -20,7 +20,7 @@ MAX_OVERHEAD = 0.01
 """Part of the time that may go into watching."""
 
 FIRST_PAUSE_S = 1.0
-"""Seconds after the proof in which nothing is compared."""
+"""Seconds after a proof in which nothing is compared, at least."""
 
 SAMPLES = 8
 """So many of a batch are compared."""
@@ -34,15 +34,16 @@ class Watch:
     def __init__(self) -> None:
         self._random = random.Random(SEED)
         self._next = time.monotonic()
-        self._is_first = True
+        self.seconds = 0.0
+        """That comparisons have taken."""
 
     def is_due(self) -> bool:
         """Whether to compare in this step."""
-        if self._is_first:  # the proof itself was just now
-            self._is_first = False
-            self._next = time.monotonic() + FIRST_PAUSE_S
-            return False
         return time.monotonic() >= self._next
+
+    def begin(self, seconds: float) -> None:
+        """Wait after a proof, which has taken longer than a comparison will."""
+        self._next = time.monotonic() + max(FIRST_PAUSE_S, seconds / MAX_OVERHEAD)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -52,6 +53,7 @@ class Watch:
             yield
         finally:
             elapsed = time.monotonic() - begin
+            self.seconds += elapsed
             pause = elapsed / MAX_OVERHEAD * self._random.uniform(1.0, 1.2)
             self._next = time.monotonic() + pause
 
