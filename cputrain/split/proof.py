@@ -16,7 +16,7 @@ from cputrain.split import backward_functions
 from cputrain.split.batch import leaves_of
 from cputrain.split.compare import CannotSplitError
 from cputrain.split.devices import CPU
-from cputrain.split.draws import Draws
+from cputrain.split.draws import Draws, Generators
 from cputrain.split.meeting import Meeting
 from cputrain.split.model_state import (
     StateCopier,
@@ -67,7 +67,7 @@ class Proof:
         """Names of the buffers that a forward writes to."""
         self.answers: set[tuple[bool, ...]] = set()
         """Answers to questions about the whole batch, of each forward that was proved."""
-        self._answered: Sequence[bool] = ()
+        self._answered: list[bool] = []
         """Those of the last forward."""
         self.reduced: frozenset[int] = frozenset()
         """The numbers of outputs that are losses of the whole batch."""
@@ -98,16 +98,23 @@ class Proof:
         self._largest_shape = [*map(max, self._largest_shape or shape, shape)]
 
     def _run_alike(self, model: nn.Module, arguments: Arguments) -> Recorder:
-        """Run few samples and the whole batch; few of them with the answers of the whole."""
-        answers: Sequence[bool] = ()
+        """Run few samples and the whole batch; few of them with the answers of the whole.
+
+        The whole draws the random numbers that a call would draw now.
+        """
+        generators = Generators(home_of(model))
+        states, answers = generators.get(), list[bool]()
         while True:
             reference = self._run(model, arguments, FEW, None, answers)
+            generators.set(states)
             try:
                 return self._run_largest(model, arguments, reference)
             except CannotSplitError:
-                if [*self._answered] == reference.answers[: len(self._answered)]:
+                found = self._answered
+                if found == reference.answers[: len(found)] or len(found) <= len(answers):
                     raise
-                answers = self._answered  # as far as they are known by now
+                answers = found  # as far as they are known by now
+            generators.set(states)
 
     def _run_largest(self, model: nn.Module, arguments: Arguments, reference: Recorder) -> Recorder:
         """Run the whole batch; where a device has no memory for it, as much as it has."""

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 from functools import cache, partial
 
 import torch
@@ -173,7 +174,9 @@ class Splitter:
         except UnprovedError:  # a batch of which a question has another answer
             before.put_back()
             if self._may_prove() and self._extend(known, arguments):
-                return self._divided(call, arguments, known, sizes, shape)
+                with suppress(UnprovedError):
+                    return self._divided(call, arguments, known, sizes, shape)
+                before.put_back()
             return call(self._model, *args, **options)
         except Exception as error:  # the model's own, which the whole raises again; or ours
             if not self._falls_back:

@@ -53,6 +53,15 @@ class Clipped(Net):
         return h / 2 if (h.abs() > 0.95).any() else h * mask.unsqueeze(1)
 
 
+class DecidesByRandomNumbers(Net):
+    """Other answers in each step, whatever the batch is."""
+
+    def changed(self, h, mask):
+        for _ in range(3):
+            h = h / 2 if (torch.rand_like(h) > 0.97).any() else h + mask.unsqueeze(1)
+        return h
+
+
 class AsksBehindACheckpoint(Net):
     def changed(self, h, mask):
         return checkpoint.checkpoint(self.asked, h, mask, use_reentrant=False)
@@ -91,8 +100,8 @@ class WritesNumbers(Net):
 
 
 KINDS = [
-    MaskedWhereItHasTo, AsksTorch, AsksTwice, ReadsTheItem, Clipped, AsksBehindACheckpoint,
-    AddsTheAnswer, Checks, WritesNumbers,
+    MaskedWhereItHasTo, AsksTorch, AsksTwice, ReadsTheItem, Clipped, DecidesByRandomNumbers,
+    AsksBehindACheckpoint, AddsTheAnswer, Checks, WritesNumbers,
 ]  # fmt: skip
 
 
