@@ -14,7 +14,7 @@ from cputrain.split.batch import REDUCED, leaves_of, ranges
 from cputrain.split.devices import Stopwatch, default_device, finish
 from cputrain.split.meeting import Meeting
 from cputrain.split.mirror import Packed
-from cputrain.split.part import Part
+from cputrain.split.part import Part, end_checkpoints
 from cputrain.split.road import Road
 from cputrain.split.team import added
 
@@ -170,8 +170,9 @@ class Call:
                     watch = Stopwatch(part.device)
                     result = job()
                     watch.stop()
-            except BaseException:
+            except BaseException as error:
                 part.meeting.part()
+                end_checkpoints(error)
                 raise
             self._watches.append((part.number, watch))
             self._busy[part.number] -= part.meeting.waited[part.number]

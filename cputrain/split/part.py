@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from contextlib import nullcontext
 
 import torch
@@ -112,3 +113,12 @@ class Part:
 def part_here() -> Part | None:
     """The one that this thread works on; None outside of replicas, and where it is the whole."""
     return None if is_compiling() else _now.part
+
+
+def end_checkpoints(error: BaseException) -> None:
+    """Have checkpoints end that an error has left, in the thread that has begun them.
+
+    Their hooks on saved tensors stay for as long as the frames of the traceback.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        traceback.clear_frames(error.__traceback__)

@@ -26,7 +26,7 @@ from cputrain.split.model_state import (
     reachable,
     snapshot,
 )
-from cputrain.split.part import Part
+from cputrain.split.part import Part, end_checkpoints
 from cputrain.split.read_names import ReadNames
 from cputrain.split.sharding import Opaque, Reduced, SampleIndex, Shard
 from cputrain.split.trace import CannotShard, Recorder
@@ -176,6 +176,7 @@ class Proof:
             backward_functions.trace(recorder, leaves_of(output)[0])
             recorder.finish()
         except CannotShard as refusal:
+            end_checkpoints(refusal)
             raise CannotSplitError(str(refusal)) from None
         finally:
             self._answered = recorder.answers

@@ -330,12 +330,15 @@ class Splitter:
             self._ways[kind] = None
             self._refuse(str(refusal))
             return False
-        except Exception as error:  # which the model raises once more
-            self._ways[kind] = None
-            self._refuse(_short(error))
+        except Exception as error:  # which the model raises once more, perhaps for this batch alone
+            self._num_refusals += 1
+            if self._num_refusals >= MAX_REFUSALS:
+                self._ways[kind] = None
+                self._refuse(_short(error))
             return False
         finally:
             numbers.put_back()
+        self._num_refusals = 0
         return True
 
     def _still_holds(

@@ -141,6 +141,28 @@ def test_all_replicas_decide_by_the_whole_batch(kind):
     assert split.calls_divided == 30, split.why_not
 
 
+class FailsInACheckpoint(AsksBehindACheckpoint):
+    def asked(self, h, mask):
+        if (mask < 0).any():
+            raise ValueError("planned")
+        return h * mask.unsqueeze(1)
+
+
+def test_no_hook_of_a_checkpoint_is_left_where_it_fails():
+    model = FailsInACheckpoint()
+    model.dropped.p = 0.0
+    split = Split(model, replicas=2)
+    x = torch.randn(8, 4, requires_grad=True)
+    for step in range(9):
+        mask = masks(step)
+        right = torch.autograd.grad(model(x, mask).sum(), x)[0]
+        assert torch.allclose(torch.autograd.grad(split(x, mask).sum(), x)[0], right)
+        if step == 4:
+            with pytest.raises(ValueError, match="planned"):
+                split(x, mask - 2)
+    assert split.calls_divided == 9, split.why_not
+
+
 @pytest.mark.filterwarnings("ignore:cputrain.Split")
 @pytest.mark.parametrize("name", ["BertForSequenceClassification", "GPT2ForSequenceClassification"])
 def test_models_of_transformers_are_divided_with_and_without_padding(name):
