@@ -33,8 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_finish() -> None:
-    """Take what is imported by now out of every garbage collection: it would be most of each."""
+@pytest.fixture(autouse=True, scope="module")
+def _no_garbage_of_others():
+    """Take what is there by now out of garbage collections: it would be most of each."""
     gc.collect()
     gc.freeze()
 

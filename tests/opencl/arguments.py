@@ -145,7 +145,8 @@ OTHERS = {
     "lerp_": lambda x: x[:4].lerp_(x[1:5], 0.5),
     "masked_fill_ of one": lambda x: x[:1].expand(4).masked_fill_(x[:4] > 0, 5.0),
     "from the CPU": lambda x: x[:1].expand(3).copy_(torch.ones(3)),
-    "windows": lambda x: x.as_strided((3, 3), (1, 1)).add_(1),
+    # (what add_ would do there depends on the processor's vectors)
+    "windows": lambda x: x.as_strided((3, 3), (1, 1)).add(1),
     "beyond its memory": lambda x: x.as_strided((5,), (3,)),
     "up to its end": lambda x: x[3:].as_strided((4,), (3,), 2),
     "beyond it, from another place": lambda x: x[3:].as_strided((12,), (1,)),
