@@ -188,6 +188,11 @@ class Call:
             self.too_large = part.number
             raise
 
+    @property
+    def asked(self) -> bool:
+        """Whether the model has asked questions about the whole batch."""
+        return any(part.answers for part in self._parts)
+
     def forget(self) -> None:
         """Nothing that a backward would need is needed any more."""
         self._inputs, self._outputs, self.outputs = [], [], []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import nn
@@ -41,6 +42,9 @@ EXACTLY = 1e-6
 """How far two results in float64 may be apart, relative to the norm: some models compute parts of
 them in float32."""
 
+CLOSELY = 3e-6
+"""How far they may be apart in float32, unless they are compared in float64 as well."""
+
 ROUGHLY = 5e-2
 """How far those in other types may: batch norm of few samples blows up what rounding does."""
 
@@ -63,7 +67,7 @@ def find_way(
         proof = Proof(model, call, arguments)
         numbers.put_back()
         copied = StateCopier(read=ReadNames(model)).copy(model)
-        way = _way(copied, call, arguments, crew, devices, numbers, proof.reduced)
+        way = _way(copied, call, arguments, crew, devices, numbers, proof)
         return proof, way.replace(changing=way.changing | proof.written)
     finally:
         if numbers.put_back():  # which explains whatever differs
@@ -77,13 +81,22 @@ def _way(
     crew: Crew,
     devices: Sequence[torch.device],
     numbers: Numbers,
-    reduced: frozenset[int],
+    proof: Proof,
 ) -> Way:
-    """Compare a few samples, whole and in parts; in float64 where the model can."""
+    """Compare a few samples, whole and in parts: as few and as cheaply as they agree.
+
+    In the model's own types first; in float64, where the model can, for what rounding blows up.
+    """
+    compared = partial(_agreed, model, call, arguments, crew, devices, proof.reduced)
+    # statistics of few samples blow up what rounding does: float64 alone can tell
+    if not proof.written and not proof.needs_two_samples:
+        with suppress(Exception):  # as one sample may be too few for a part: told below
+            return compared(FEWEST, CLOSELY, exactly=False)
+        numbers.put_back()
     with suppress(RuntimeError, TypeError):  # float64 may not be what it takes
-        return _agreed(model, call, arguments, crew, devices, reduced, exactly=True)
+        return compared(SAMPLES, ROUGHLY, exactly=True)
     numbers.put_back()
-    return _agreed(model, call, arguments, crew, devices, reduced, exactly=False)
+    return compared(SAMPLES, ROUGHLY, exactly=False)
 
 
 def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
@@ -133,10 +146,12 @@ def _agreed(
     crew: Crew,
     devices: Sequence[torch.device],
     reduced: frozenset[int],
+    samples: int,
+    tolerance: float,
     *,
     exactly: bool,
 ) -> Way:
-    few = arguments.first(min(arguments.size, SAMPLES), exactly=exactly)
+    few = arguments.first(min(arguments.size, samples), exactly=exactly)
     home = home_of(model)
     kinds = list(dict.fromkeys(devices)) or [home]
     if len(kinds) == 1:  # beside where the model is
@@ -150,7 +165,7 @@ def _agreed(
     )
     for pair in compared.pairs():
         far = pair.difference
-        if far > (EXACTLY if pair.whole.dtype == torch.float64 else ROUGHLY):
+        if far > (EXACTLY if pair.whole.dtype == torch.float64 else tolerance):
             what = {
                 "output": f"its output {pair.name}",
                 "buffer": f"the buffer {pair.name}",

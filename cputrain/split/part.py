@@ -65,7 +65,8 @@ class Part:
         """Records the forward, where it is run for a proof."""
         self.proved = proved
         """Answers to questions about the whole batch for which there are proofs; None for any."""
-        self._answers: list[bool] = []
+        self.answers: list[bool] = []
+        """That were given so far."""
         self.drawn = 0
         """How often it has drawn random numbers."""
         self.met = 0
@@ -88,10 +89,10 @@ class Part:
         answer = combine(self.meeting.meet(f"question {number + 1}", self.number, mine))
         if self.trace is not None:
             answer = self.trace.answer(answer)
-        self._answers.append(answer)
-        count = len(self._answers)
+        self.answers.append(answer)
+        count = len(self.answers)
         if self.proved is not None and not any(
-            list(proved[:count]) == self._answers for proved in self.proved
+            list(proved[:count]) == self.answers for proved in self.proved
         ):
             raise UnprovedError
         return answer

@@ -48,7 +48,7 @@ def replacements() -> list[tuple[Any, str, Callable[[Own], Own]]]:
     found += [(torch, name, _like) for name in ("rand_like", "randn_like", "randint_like")]
     found += [(torch.Tensor, name, _in_place) for name in IN_PLACE]
     found += [(F, name, _feature_dropout) for name in ("dropout1d", "dropout2d", "dropout3d")]
-    for place in (torch, torch.random, *(getattr(torch, name) for name in FUSED)):
+    for place in (torch, torch.random, torch.cuda, torch.xpu):
         found += [(place, "get_rng_state", _get_state), (place, "set_rng_state", _set_state)]
     return found
 

@@ -416,6 +416,8 @@ class Splitter:
         one.forward()
         done = one.call
         done.team.write_back()
+        if done.asked and not known.proof.asks:  # something else than was proved: once more
+            self._ways = {kind: one for kind, one in self._ways.items() if one is not known}
         self.divided += sum(map(bool, sizes)) > 1
         wanted = [arguments.leaves[number] for number in arguments.differentiable]
         leaves = done.outputs[0]
