@@ -25,6 +25,10 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "hydra
 EXACT = 1e-5
 """How far numbers may be apart, relatively, where only the order of additions differs."""
 
+NOISY = 1e-4
+"""Where Adam follows gradients that are rounding alone, as those of attention's key biases are: plain
+python is 2e-5 apart from itself on another number of threads."""
+
 REDUCED = 0.2
 """With bf16."""
 
@@ -157,7 +161,8 @@ def test_a_script_prints_and_saves_what_it_does_under_python(
 ) -> None:
     theirs, ours = python[name], under(way, ways, tmp_path_factory)[name]
     assert ours.code == "0", ours.err
-    near = {"within": REDUCED, "small": 1.0} if way == "bf16" else {"within": EXACT}
+    exact = NOISY if (way, name) == ("replicas", "hf_resume") else EXACT
+    near = {"within": REDUCED, "small": 1.0} if way == "bf16" else {"within": exact}
     assert not differences(ours.out, theirs.out, **near)
     if (way, name) != ("replicas", "torch_errors"):  # frames of a replica's thread are others
         assert not differences(ours.err, theirs.err, within=EXACT)
