@@ -26,8 +26,8 @@ EXACT = 1e-5
 """How far numbers may be apart, relatively, where only the order of additions differs."""
 
 NOISY = 1e-4
-"""Where Adam follows gradients that are rounding alone, as those of attention's key biases are: plain
-python is 2e-5 apart from itself on another number of threads."""
+"""Where Adam follows gradients that are rounding alone, as those of attention's key biases are:
+plain python is 2e-5 apart from itself on another number of threads."""
 
 REDUCED = 0.2
 """With bf16."""
