@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_garbage_of_others():
-    """Take what is there by now out of garbage collections: it would be most of each."""
+    """Freeze the objects of earlier modules: they would be most of every garbage collection."""
     gc.collect()
     gc.freeze()
 

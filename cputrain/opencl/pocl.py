@@ -32,7 +32,7 @@ PROCESSORS = (
 """Names that LLVM knows, and the flags that a processor must have for each: the best first."""
 
 _names: list[Any] = []
-"""What drivers point to."""
+"""Strings that structures of drivers point to: they must live as long as the process."""
 
 
 def name_processor(device: Any, flags: frozenset[str] | None = None) -> bytes | None:
@@ -55,7 +55,7 @@ def name_processor(device: Any, flags: frozenset[str] | None = None) -> bytes | 
 
 
 def place_of_name(structure: int, name: bytes) -> int | None:
-    """Return the address of a structure's pointer to a name; None where it has no such."""
+    """Return the address of the pointer to `name` in a C structure; None where it has none."""
     memory = os.open("/proc/self/mem", os.O_RDONLY)  # which fails where a pointer would crash
 
     def read(address: int, size: int) -> bytes:

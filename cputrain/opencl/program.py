@@ -31,8 +31,8 @@ def text_of(name: str, defined: Mapping[str, Any]) -> str:
     return "".join(lines) + _file(name)
 
 
-MOST_ERRORS = 3
-"""Of a compiler's, in a message."""
+MAX_ERRORS = 3
+"""Lines of a compiler's log that an error message quotes."""
 
 DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
 
@@ -54,14 +54,14 @@ def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) ->
         else:
             return found
     raise CputrainError(
-        f"an OpenCL program on {device.name}", "must compile", found=_told(problem),
+        f"an OpenCL program on {device.name}", "must compile", found=_compiler_errors(problem),
         do="Install a newer driver (for a CPU, pip install intel-opencl-rt), or report it with the "
         "driver's version: cputrain info tells that.",
     ) from problem  # fmt: skip
 
 
-def _told(problem: Exception) -> str:
-    """The errors that a compiler has written, without the warnings and the source."""
+def _compiler_errors(problem: Exception) -> str:
+    """Return the errors in a compiler's log, without its warnings and the program's source."""
     lines = dict.fromkeys(" ".join(line.split()) for line in str(problem).splitlines())
     errors = [line for line in lines if "error:" in line] or list(lines)
-    return "; ".join(errors[:MOST_ERRORS])
+    return "; ".join(errors[:MAX_ERRORS])

@@ -21,7 +21,6 @@ from cputrain.split.devices import CPU
 from cputrain.split.draws import Generators
 from cputrain.split.model_state import StateCopier
 from cputrain.split.proof import WITH_STORAGE, Proof
-from cputrain.split.read_names import ReadNames
 from cputrain.split.views import home_of, is_plain
 
 TYPE_CHECKING = False
@@ -66,7 +65,7 @@ def find_way(
     try:
         proof = Proof(model, call, arguments)
         numbers.put_back()
-        copied = StateCopier(read=ReadNames(model)).copy(model)
+        copied = StateCopier(read=proof.read).copy(model)
         way = _way(copied, call, arguments, crew, devices, numbers, proof)
         return proof, way.replace(changing=way.changing | proof.written)
     finally:

@@ -69,6 +69,8 @@ class Proof:
         """Answers to questions about the whole batch, of each forward that was proved."""
         self._answered: list[bool] = []
         """Those of the last forward."""
+        self.read: ReadNames
+        """The attributes that a forward may read."""
         self.reduced: frozenset[int] = frozenset()
         """The numbers of outputs that are losses of the whole batch."""
         self.extend(model, arguments)
@@ -89,6 +91,7 @@ class Proof:
 
     def extend(self, model: nn.Module, arguments: Arguments) -> None:
         """Prove it for a batch of another size, or of which questions have other answers."""
+        self.read = ReadNames(model)
         recorder = self._run_alike(model, arguments)
         self.answers.add(tuple(recorder.answers))
         self.needs_two_samples |= recorder.needs_two_samples
@@ -151,7 +154,7 @@ class Proof:
         home = home_of(model)
         if home.type not in WITH_STORAGE:
             home = CPU
-        read = ReadNames(model)
+        read = self.read
         if name := live_iterator((model, arguments.leaves), read):
             raise CannotSplitError(f"it holds an iterator ({name.removeprefix('[0].')})")
         copier = StateCopier(lambda value: value.to(home, copy=True), read)
