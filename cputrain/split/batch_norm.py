@@ -48,8 +48,7 @@ def _functional(own: Own) -> Own:
             return own(  # type: ignore[no-any-return]
                 input, running_mean, running_var, weight, bias, training, momentum, eps
             )
-        number = part.met
-        part.met += 1
+        number = part.next_meeting()
         apply: Any = WholeBatchNorm.apply
         with part.untraced():
             normalised, mean, variance, count = apply(input, weight, bias, eps, part, number)

@@ -61,8 +61,7 @@ def _loss(own: Own, weigh: Weigh) -> Own:
         ):
             return own(*args, **options)
         arguments["reduction"] = "sum"
-        number = part.met
-        part.met += 1
+        number = part.next_meeting()
         apply: Any = WholeLoss.apply
         with part.untraced():
             weight = weigh(arguments) if reduction == "mean" else float(len(arguments["input"]))

@@ -69,8 +69,12 @@ class Part:
         """That were given so far."""
         self.drawn = 0
         """How often it has drawn random numbers."""
-        self.met = 0
-        """How often it has met the others."""
+        self._num_meetings = 0
+
+    def next_meeting(self) -> int:
+        """Return the number of this replica's next meeting with the others, from 0 on."""
+        self._num_meetings += 1
+        return self._num_meetings - 1
 
     def sums(self, key: str, *mine: Any) -> list[tuple[Any, ...]]:
         """What every part brings to a meeting, numbers or tensors, here where this part is."""
@@ -84,8 +88,7 @@ class Part:
 
     def decide(self, mine: bool, combine: Callable[[Iterable[bool]], bool]) -> bool:
         """Return the whole batch's answer to a question, of which this is the part's."""
-        number = self.met
-        self.met += 1
+        number = self.next_meeting()
         answer = combine(self.meeting.meet(f"question {number + 1}", self.number, mine))
         if self.trace is not None:
             answer = self.trace.answer(answer)
