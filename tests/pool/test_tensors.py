@@ -38,6 +38,7 @@ def lasting() -> Iterator[Pool]:
     """For Hypothesis, which calls one test many times."""
     with Pool(2, context="fork") as made:
         made.map(f.double, range(4))
+        assert all(worker.pid for worker in made._pool)  # both have started
         yield made
 
 
