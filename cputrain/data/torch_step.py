@@ -8,7 +8,7 @@ import torch
 from torch.autograd import profiler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cputrain.runtime.exchange import PACKAGE, uncounted
+from cputrain.runtime.exchange import PACKAGE, UNCOUNTED, uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ def hide_frames(error: BaseException) -> None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    if not frames or _is_ours(frames[-1]):
+    if not frames or (_is_ours(frames[-1]) and not _is_exchanged(frames[-1])):
         return
     kept: TracebackType | None = None
     for frame in reversed(frames):
@@ -95,3 +95,11 @@ def hide_frames(error: BaseException) -> None:
 
 def _is_ours(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith(PACKAGE)
+
+
+def _is_exchanged(frame: TracebackType) -> bool:
+    """Return whether this is a function in the place of torch's, as a `Split` leaves them.
+
+    What raises where its traceback ends is torch's own function, which has no frame.
+    """
+    return frame.tb_frame.f_code.co_filename.endswith(UNCOUNTED)

@@ -448,6 +448,8 @@ def _error(error: BaseException, has_workers: bool) -> str:
         # torch's own __init__ of an iterator is not run where no worker is started
         and not (frame.name == "__init__" and frame.filename.endswith("data/dataloader.py"))
         and not frame.filename.endswith("cputrain/data/workers.py")
+        # what a Split has put in the place of torch's, which we hide among our frames
+        and "cputrain/split/" not in frame.filename
     ]
     return _ADDRESS.sub("…", f"{type(error).__name__}: {error}\n    {' '.join(frames)}")
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from cputrain.data import columns, memory
+from cputrain.split import splitter
 from tests.data.loader_cases import compare, generate, is_in_memory, reduce
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SEED = int(os.environ.get("CASES_SEED") or random.SystemRandom().randrange(1 << 32))
 
@@ -48,6 +52,27 @@ def test_scripts_see_the_same(chunk: int) -> None:
 def test_scripts_with_workers_see_the_same(chunk: int, workers: int) -> None:
     for number in range(CASES_WITH_WORKERS):
         check(f"{SEED}-{chunk}-{number}", workers)
+
+
+@pytest.fixture
+def exchanged() -> Iterator[None]:
+    """Functions of torch are a `Split`'s, as in a script that has made one."""
+    before = set(splitter._exchanged)
+    splitter.exchange()
+    yield
+    for name in set(splitter._exchanged) - before:
+        splitter._exchanged.pop(name).undo()
+
+
+@pytest.mark.usefixtures("exchanged")
+def test_an_error_of_a_function_that_a_split_exchanged_is_torchs() -> None:
+    lines = [
+        "ds = Rows(12, lambda row: torch.rand(row + 1)[:2])",
+        "loader = LOADER(ds, batch_sampler=[[1.0], [2]])",
+        "it = iter(loader)",
+        "batch = next(it)",
+    ]
+    assert not compare(lines)
 
 
 def _find(limit: int = 500) -> bool:
