@@ -278,9 +278,13 @@ def write(memory: Memory, host: Any) -> None:
         memory.device.finish()
 
 
-def fill(there: OclTensor, value: torch.Tensor) -> None:
-    """Write values of the CPU to a tensor."""
+def fill(there: OclTensor, value: Any) -> None:
+    """Write a tensor of the CPU to a tensor, or a number to all of its elements."""
     there.memory.device.finish()
     host = read(there.memory)
-    on_host(there, host).copy_(value)
+    target = on_host(there, host)
+    if isinstance(value, torch.Tensor):
+        target.copy_(value)
+    else:  # which may lie at one place, as in an expanded tensor
+        target.fill_(value)
     write(there.memory, host)

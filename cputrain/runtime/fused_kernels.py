@@ -200,7 +200,7 @@ class AdamKernel(FusedKernel):
     }  # fmt: skip
     flags = ("amsgrad", "maximize", "decoupled_weight_decay")
     absent = ("has_complex", "capturable", "differentiable", "grad_scale", "found_inf")
-    enough_tensors = 2
+    enough_tensors = 3
     enough_elements = 1 << 15
 
     def title(self, options: Options) -> str:
@@ -256,7 +256,7 @@ class SGDKernel(FusedKernel):
     numbers: ClassVar = {"lr": LARGE, "momentum": 1.0, "weight_decay": LARGE, "dampening": 1.0}
     flags = ("nesterov", "maximize")
     absent = ("has_sparse_grad", "grad_scale", "found_inf")
-    enough_tensors = 12
+    enough_tensors = 20
     enough_elements = 1 << 21
 
     def title(self, options: Options) -> str:  # noqa: ARG002
@@ -301,7 +301,7 @@ class AdagradKernel(FusedKernel):
     numbers: ClassVar = {"lr": LARGE, "weight_decay": LARGE, "lr_decay": LARGE, "eps": LARGE}
     flags = ("maximize",)
     absent = ("has_sparse_grad", "differentiable", "has_complex", "grad_scale", "found_inf")
-    enough_tensors = 4
+    enough_tensors = 8
     enough_elements = 1 << 16
 
     def title(self, options: Options) -> str:  # noqa: ARG002

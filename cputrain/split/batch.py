@@ -1,4 +1,4 @@
-"""Which of a call's arguments are the batch, and how the outputs of its parts are put together."""
+"""Which of a call's arguments are the batch, and its parts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch.utils import _pytree as tree
 
-from cputrain.record import Record
-from cputrain.split.model_state import StateCopier, outline, reachable
+from cputrain.split.model_state import outline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 
 DIMS = (0, 1)
 """Where a batch may lie: first, or second, as in sequences that are not batch_first."""
-
-
-REDUCED = -1
-"""In the place of a dimension: a number of the whole batch, which every part has."""
 
 
 class Arguments:
@@ -138,96 +133,3 @@ def divided(size: int, shares: Sequence[float]) -> tuple[int, ...]:
 def ranges(sizes: Sequence[int]) -> list[Range]:
     """Where each part begins and ends."""
     return list(pairwise(accumulate(sizes, initial=0)))
-
-
-class Together(Record):
-    """How the outputs of the parts make one, found where the whole output is known."""
-
-    dims: tuple[int | None, ...]
-    """Of each leaf, the dimension along which the parts lie; None where all have the same.
-
-    REDUCED where all have the same, and each part's gradient is that of its own samples.
-    """
-
-    def put(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
-        """The leaves of the whole."""
-        return [
-            parts[0][number]
-            if dim is None or dim == REDUCED
-            else torch.cat([part[number] for part in parts], dim)
-            for number, dim in enumerate(self.dims)
-        ]
-
-
-class HeldTensors:
-    """An object in an output that is no container and holds tensors, a cache of keys and values."""
-
-    def __init__(self, value: Any, tensors: Sequence[torch.Tensor], rest: Any) -> None:
-        self._value = value
-        self._tensors = tensors
-        self._rest = rest
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HeldTensors) and self._rest == other._rest
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def built(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return a copy of the object that holds these."""
-        copier = StateCopier()
-        for before, after in zip(self._tensors, tensors, strict=True):
-            copier.put(before, after)
-        return copier.copy(self._value)
-
-
-class OutputForm:
-    """How an output is built of its leaves: containers of torch's pytree, and objects in them."""
-
-    def __init__(self, spec: Any, objects: dict[int, HeldTensors]) -> None:
-        self._spec = spec
-        self._objects = objects
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, OutputForm)
-            and self._spec == other._spec
-            and self._objects == other._objects
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def built(self, leaves: Sequence[Any]) -> Any:
-        """Return the output that is made of these leaves."""
-        rest = list(leaves)
-        whole: list[Any] = []
-        for number in range(self._spec.num_leaves):
-            held = self._objects.get(number)
-            count = 1 if held is None else len(held)
-            taken, rest = rest[:count], rest[count:]
-            whole.append(taken[0] if held is None else held.built(taken))
-        return tree.tree_unflatten(whole, self._spec)
-
-
-def leaves_of(output: Any) -> tuple[list[Any], OutputForm]:
-    """Return an output's leaves, tensors within objects among them, and how it is built of them."""
-    flat, spec = tree.tree_flatten(output)
-    leaves: list[Any] = []
-    objects: dict[int, HeldTensors] = {}
-    for number, leaf in enumerate(flat):
-        held = _held(leaf)
-        if held is None:
-            leaves.append(leaf)
-        else:
-            objects[number] = held
-            leaves += held._tensors
-    return leaves, OutputForm(spec, objects)
-
-
-def _held(leaf: Any) -> HeldTensors | None:
-    if isinstance(leaf, torch.Tensor | torch.nn.Module) or not hasattr(leaf, "__dict__"):
-        return None
-    tensors = [value for _, value in reachable(leaf) if isinstance(value, torch.Tensor)]
-    return HeldTensors(leaf, tensors, outline(leaf)) if tensors else None

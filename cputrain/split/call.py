@@ -10,10 +10,11 @@ import torch
 
 from cputrain.errors import DifferentiatedTwice
 from cputrain.runtime.openmp import end_team
-from cputrain.split.batch import REDUCED, leaves_of, ranges
+from cputrain.split.batch import ranges
 from cputrain.split.devices import Stopwatch, default_device, finish
 from cputrain.split.meeting import Meeting
 from cputrain.split.mirror import Packed
+from cputrain.split.outputs import REDUCED, leaves_of
 from cputrain.split.part import Part, end_checkpoints
 from cputrain.split.road import Road
 from cputrain.split.team import added
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.split.again import Attempts
-    from cputrain.split.batch import Arguments, Together
+    from cputrain.split.batch import Arguments
     from cputrain.split.draws import Draws
+    from cputrain.split.outputs import Together
     from cputrain.split.team import Team
 
     Calls = Callable[..., Any]

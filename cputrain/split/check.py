@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from cputrain.runtime.module_hooks import ModuleHooks
-from cputrain.split.compare import CannotSplitError, Compared, Way
+from cputrain.split.compare import Compared, Way
 from cputrain.split.devices import CPU
 from cputrain.split.draws import Generators
 from cputrain.split.model_state import StateCopier
 from cputrain.split.proof import WITH_STORAGE, Proof
+from cputrain.split.refusal import CannotSplitError
 from cputrain.split.views import home_of, is_plain
 
 TYPE_CHECKING = False

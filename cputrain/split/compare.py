@@ -11,9 +11,10 @@ from torch.utils import _pytree as tree
 
 from cputrain.record import Record
 from cputrain.split.backward_functions import graph_nodes
-from cputrain.split.batch import REDUCED, Together, leaves_of
 from cputrain.split.call import Call
 from cputrain.split.draws import Divided, Draws, Generators, divided_dim
+from cputrain.split.outputs import REDUCED, Together, leaves_of, shared_memory
+from cputrain.split.refusal import CannotSplitError
 from cputrain.split.team import Team
 from cputrain.split.views import View, home_of
 
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 SMALL = 1e-2
 """A gradient that is a smaller part than this of the largest is held against that: a bias before a
 batch norm has none but rounding."""
-
-
-class CannotSplitError(Exception):
-    """Why a model is left as it is, as half a sentence."""
 
 
 class Way(Record):
@@ -144,8 +141,9 @@ class Compared:
 
     def pairs(self) -> Iterator[Pair]:
         """Outputs, buffers and gradients."""
-        both = zip(self._leaves, self.way.together.put(self._divided.outputs), strict=True)
-        for number, (whole, put) in enumerate(both):
+        together = self.way.together
+        leaves = together.share(together.put(self._divided.outputs))
+        for number, (whole, put) in enumerate(zip(self._leaves, leaves, strict=True)):
             if isinstance(whole, torch.Tensor):
                 name = str(number) if len(self._leaves) > 1 else ""
                 yield Pair(what="output", name=name, whole=whole, parts=put)
@@ -182,7 +180,7 @@ class Compared:
                     "return what the loss is made of"
                 )
             dims.append(dim)
-        return Together(dims=tuple(dims))
+        return Together(dims=tuple(dims), shared=tuple(shared_memory(self._leaves)))
 
     def _changing(self) -> frozenset[str]:
         after = dict(self._alone.model.named_buffers(remove_duplicate=False))

@@ -11,6 +11,8 @@ import os
 import threading
 import time
 import weakref
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -187,7 +189,7 @@ class Crew:
             try:
                 for number, (member, job) in enumerate(zip(members, jobs, strict=True)):
                     if number != mine:
-                        member.give(number, job, round_)
+                        member.give(number, partial(copy_context().run, job), round_)
                 if mine is not None:
                     round_.tell(mine, *_by_caller(jobs[mine]))
                 round_.over.wait()

@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 import random
 import sys
+import threading
 import warnings
 from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from enum import Enum
 from functools import cache, partial
 from io import IOBase
@@ -34,6 +36,8 @@ from weakref import ReferenceType, ref
 import torch
 from torch import nn
 
+from cputrain.split.refusal import CannotSplitError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -50,7 +54,7 @@ ATOMS = (
 SIMPLE = frozenset({int, float, bool, str, bytes, type(None), type})
 """The most frequent of them."""
 
-VARIABLES = (int, float, list, dict, set, deque, torch.Tensor)
+VARIABLES = (int, float, list, dict, set, deque, torch.Tensor, ContextVar, threading.local)
 """Types of global variables and class attributes that are looked at."""
 
 HOOK_TABLES = frozenset({
@@ -309,6 +313,9 @@ def _inside(where: str, value: Any, read: ReadNames | None) -> Iterator[tuple[st
     elif type(value) is partial:
         yield from ((where, one) for one in (value.func, *value.args, *value.keywords.values()))
         return
+    elif isinstance(value, ContextVar):
+        yield where, value.get(None)
+        return
     held = getattr(value, "__dict__", None)
     if isinstance(held, dict):
         yield from ((_join(where, str(name)), one) for name, one in list(held.items()))
@@ -384,14 +391,17 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 _MISSING = object()
 
 
-def live_iterator(value: Any, read: ReadNames) -> str:
-    """Return the name of an iterator that can be reached; empty where there is none.
+def uncopied(value: Any, read: ReadNames) -> str:
+    """Return what can be reached of which no replica can have a copy, if anything, with its name.
 
-    None of them can be copied, nor read without being advanced.
+    An iterator cannot be read without being advanced, and a `threading.local` is empty in the
+    replicas' threads.
     """
     for name, one in reachable(value, read):
         if isinstance(one, Iterator | IOBase) and not isinstance(one, torch.Generator):
-            return name
+            return f"an iterator ({name.removeprefix('[0].')})"
+        if isinstance(one, threading.local):
+            return f"a threading.local ({name.removeprefix('[0].')})"
     return ""
 
 
@@ -468,10 +478,13 @@ class Surroundings:
     """Global variables, class attributes and defaults that methods of a model's classes name."""
 
     def __init__(self, model: nn.Module) -> None:
+        """Raises CannotSplitError where one of them is empty in other threads."""
         self._variables: list[tuple[Any, str, Any, Any]] = []
         for kind in dict.fromkeys(map(type, model.modules())):
             for place, name in _names_read(kind, getattr(kind, "forward", None)):
                 value = _value_in(place, name)
+                if isinstance(value, threading.local):
+                    raise CannotSplitError(f"it reads a threading.local ({name})")
                 self._variables.append((place, name, value, StateCopier().copy(value)))
         self._before = self._snapshot()
 
@@ -495,7 +508,9 @@ class Surroundings:
 
 
 def _value_in(place: Any, name: str) -> Any:
-    return place.get(name) if isinstance(place, dict) else getattr(place, name, None)
+    """Return the value of a variable; of a context variable, what it is in this thread."""
+    value = place.get(name) if isinstance(place, dict) else getattr(place, name, None)
+    return value.get(None) if isinstance(value, ContextVar) else value
 
 
 def _put_in(place: Any, name: str, value: Any) -> None:
@@ -591,6 +606,8 @@ class _Outline:
             return id(value)
         if issubclass(kind, MethodType):
             return id(value.__func__), id(value.__self__)
+        if kind is ContextVar:
+            return id(value), self.of(value.get(None), depth + 1)
         if issubclass(kind, set | frozenset):
             return frozenset(map(_name, value))
         return self._of_container(value, depth)

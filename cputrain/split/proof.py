@@ -7,14 +7,13 @@ what it was before, but for the buffers of batch norm and those that all replica
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from enum import Enum
 
 import torch
 from torch import nn
 
 from cputrain.split import backward_functions
-from cputrain.split.batch import leaves_of
-from cputrain.split.compare import CannotSplitError
 from cputrain.split.devices import CPU
 from cputrain.split.draws import Draws, Generators
 from cputrain.split.meeting import Meeting
@@ -22,12 +21,14 @@ from cputrain.split.model_state import (
     StateCopier,
     Surroundings,
     changes,
-    live_iterator,
     reachable,
     snapshot,
+    uncopied,
 )
+from cputrain.split.outputs import leaves_of
 from cputrain.split.part import Part, end_checkpoints
 from cputrain.split.read_names import ReadNames
+from cputrain.split.refusal import CannotSplitError
 from cputrain.split.sharding import Opaque, Reduced, SampleIndex, Shard
 from cputrain.split.trace import CannotShard, Recorder
 from cputrain.split.views import home_of
@@ -35,6 +36,7 @@ from cputrain.split.views import home_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextvars import Context
     from typing import Any
 
     from cputrain.split.batch import Arguments
@@ -155,8 +157,8 @@ class Proof:
         if home.type not in WITH_STORAGE:
             home = CPU
         read = self.read
-        if name := live_iterator((model, arguments.leaves), read):
-            raise CannotSplitError(f"it holds an iterator ({name.removeprefix('[0].')})")
+        if name := uncopied((model, arguments.leaves), read):
+            raise CannotSplitError(f"it holds {name}")
         copier = StateCopier(lambda value: value.to(home, copy=True), read)
         copied = copier.copy(model)
         leaves = [
@@ -169,13 +171,14 @@ class Proof:
             if isinstance(leaf, torch.Tensor):
                 recorder.place(leaf, dim)
         given = args, options
+        context = copy_context()
         alive = list(reachable((copied, given), read))  # no address is used twice
         around = Surroundings(copied)
         before = snapshot(copied, read), snapshot(given)
         part = Part(0, (0, size), size, Meeting(1), Draws(1, None, home), trace=recorder)
         try:
             with part, recorder:
-                output = self._call(copied, *args, **options)
+                output = context.run(self._call, copied, *args, **options)
             backward_functions.trace(recorder, leaves_of(output)[0])
             recorder.finish()
         except CannotShard as refusal:
@@ -186,6 +189,8 @@ class Proof:
             changed = around.put_back()
         if changed:
             raise CannotSplitError(f"it changes {changed} while it runs")
+        if name := _variable_set(context):
+            raise CannotSplitError(f"it sets the context variable {name} while it runs")
         self.written |= _same_state(copied, read, before, given)
         recorder.output = _outline_of_output(output)
         if reference is not None:
@@ -194,6 +199,15 @@ class Proof:
                 self.reduced = _look_at_outputs(recorder, output)
         del alive
         return recorder
+
+
+def _variable_set(context: Context) -> str:
+    """Return the name of a variable that is another than in this thread; empty if there is none."""
+    now = copy_context()
+    for variable, value in context.items():
+        if variable not in now or now[variable] is not value:
+            return variable.name
+    return ""
 
 
 def _copied(leaf: torch.Tensor, home: torch.device) -> torch.Tensor:

@@ -19,13 +19,14 @@ from cputrain.split.again import Again, Attempts, Kept
 from cputrain.split.batch import DIMS, Arguments
 from cputrain.split.call import Call, States, Whole
 from cputrain.split.check import FEWEST, Numbers, find_way
-from cputrain.split.compare import CannotSplitError, Way
+from cputrain.split.compare import Way
 from cputrain.split.crew import Alone, crew_of, within
 from cputrain.split.devices import is_elsewhere, is_watched
 from cputrain.split.draws import Draws
 from cputrain.split.model_state import changes, objects_of, outline_of, structure
 from cputrain.split.part import UnprovedError
 from cputrain.split.read_names import ReadNames, kinds_of
+from cputrain.split.refusal import CannotSplitError
 from cputrain.split.team import Team
 from cputrain.split.views import Mirrors, View, home_of, shape_of
 from cputrain.split.watch import Watch
@@ -424,10 +425,13 @@ class Splitter:
         if done.has_graph:
             apply: Any = Whole.apply
             found = iter(apply(one, way.together, *wanted, *self._model.parameters()))
-            whole = [next(found) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            whole = [
+                next(found) if isinstance(leaf, torch.Tensor) and shared is None else leaf
+                for leaf, shared in zip(leaves, way.together.shared, strict=True)
+            ]
         else:
             whole = way.together.put(done.outputs)
-        return done.form.built(whole)
+        return done.form.built(way.together.share(whole))
 
     def _call(
         self,

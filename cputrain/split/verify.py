@@ -5,8 +5,9 @@ from __future__ import annotations
 from cputrain.record import Record
 from cputrain.split.batch import DIMS, Arguments, divided
 from cputrain.split.check import FEWEST, Numbers, find_way
-from cputrain.split.compare import CannotSplitError, Compared, Way
+from cputrain.split.compare import Compared, Way
 from cputrain.split.crew import crew_of
+from cputrain.split.refusal import CannotSplitError
 from cputrain.split.splitter import exchange
 
 TYPE_CHECKING = False

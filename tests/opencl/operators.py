@@ -259,6 +259,12 @@ def cases_of(operator):
         )  # fmt: skip
 
 
+def finite_in_both(found, expected):
+    """Zero elements that are infinite in one of them."""
+    is_finite = found.isfinite() & expected.isfinite()
+    return torch.where(is_finite, found, 0), torch.where(is_finite, expected, 0)
+
+
 def close(found, expected, tolerance):
     torch.testing.assert_close(
         found.detach().cpu(), expected.detach(), rtol=tolerance, atol=tolerance, equal_nan=True,
@@ -297,6 +303,9 @@ def assert_as_on_cpu(operator, sample, case):
     for one, other in zip(others, gradients, strict=True):
         assert (one is None) == (other is None)
         if one is not None and not drawn:
+            if case.dtype is torch.float16 and "prod" in operator.name:
+                # a product of two others may overflow, in whichever order it is made
+                one, other = finite_in_both(one.cpu(), other)
             close(one, other, 10 * tolerance)
     for one, other in zip(after, inputs, strict=True):
         if not drawn:
@@ -308,6 +317,7 @@ REFUSED: dict[str, str] = {}
 
 TAKEN: dict[str, str] = {
     "as_strided_scatter": "an assertion of torch's own fails on the CPU, for layouts of inputs",
+    "nn.functional.nll_loss": "its backward wants a contiguous gradient on the CPU",
 }
 """Operators that the device takes where the CPU raises, and why."""
 

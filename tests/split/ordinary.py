@@ -10,7 +10,7 @@ import torch
 
 from cputrain import Split
 from cputrain.bench.networks.definitions import definitions
-from cputrain.split.batch import leaves_of
+from cputrain.split.outputs import leaves_of
 from tests.torchvision_folder import FOLDER
 
 IMAGE = 64

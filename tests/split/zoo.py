@@ -13,7 +13,9 @@ import itertools
 import math
 import random
 import sys
+import threading
 import types
+from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -1282,6 +1284,81 @@ class CountsCallsInAClass(Net):
         return h * min(GlobalState.calls, 10)
 
 
+SCALE: ContextVar[float] = ContextVar("SCALE", default=1.0)
+AUXILIARY: ContextVar[list[float]] = ContextVar("AUXILIARY")
+BY_THREAD = threading.local()
+
+
+def no_context():
+    SCALE.set(1.0)
+    AUXILIARY.set([])
+    BY_THREAD.__dict__.clear()
+
+
+def scale_in_context(_model, step):
+    SCALE.set(2.0 if step % 10 > 4 else 0.5)
+
+
+@pattern("divided", between=scale_in_context, reset=no_context)
+class ReadsAContextVariable(Net):
+    def mix(self, h):
+        return h * SCALE.get()
+
+
+@pattern("divided", between=scale_in_context, reset=no_context)
+class ReadsAContextVariableOfAModule(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = SCALE
+
+    def mix(self, h):
+        return h * self.scale.get()
+
+
+@pattern("context variable SCALE", reset=no_context)
+class CountsInAContextVariable(Net):
+    def mix(self, h):
+        SCALE.set(SCALE.get() * 1.01)
+        return h * SCALE.get()
+
+
+@pattern("divided", reset=no_context)
+class SetsAContextVariableForAWhile(Net):
+    def mix(self, h):
+        token = SCALE.set(3.0)
+        try:
+            return h * SCALE.get()
+        finally:
+            SCALE.reset(token)
+
+
+@pattern("AUXILIARY", reset=no_context)
+class AuxiliaryLossesInContext(Net):
+    def mix(self, h):
+        AUXILIARY.get().append(float(h.detach().square().mean()))
+        return h
+
+
+def scale_in_thread(_model, step):
+    BY_THREAD.scale = 2.0 if step < 10 else 0.5
+
+
+@pattern("threading.local", between=scale_in_thread, reset=no_context)
+class ReadsAThreadsOwn(Net):
+    def mix(self, h):
+        return h * getattr(BY_THREAD, "scale", 1.0)
+
+
+@pattern("threading.local", between=scale_in_thread, reset=no_context)
+class HoldsAThreadsOwn(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = BY_THREAD
+
+    def mix(self, h):
+        return h * getattr(self.own, "scale", 1.0)
+
+
 @pattern("iterator")
 class CountsCallsByIterator(Net):
     def __init__(self) -> None:
@@ -1753,6 +1830,76 @@ def in_place_on_outputs(call, _model, arguments, optimizer, _step):
 
 
 pattern("divided", step=in_place_on_outputs, name="OutputsChangedInPlace")(Net)
+
+
+def second_is_changed(call, _model, arguments, optimizer, _step):
+    optimizer.zero_grad()
+    outputs = list(tensors_in(call(*arguments)))
+    with torch.no_grad():
+        outputs[1] += 1
+    loss = sum((one.square().mean() for one in outputs if one.requires_grad), torch.zeros(()))
+    loss.backward()
+    optimizer.step()
+    return [loss, *outputs]
+
+
+@pattern("divided", step=second_is_changed)
+class SameOutputTwice(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        return y, y, {"again": y}
+
+
+@pattern("divided", step=second_is_changed)
+class OutputAndItsDetached(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        return y, y.detach()
+
+
+@pattern("divided", step=second_is_changed)
+class DetachedOutputFirst(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        return y.detach(), y, y.view(-1, 3)
+
+
+@pattern("share memory", step=second_is_changed)
+class OutputAndAColumnOfIt(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        return y, y[:, :1]
+
+
+@pattern("divided", step=second_is_changed)
+class OutputsOfOneProjection(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        both = torch.cat([y, y * 2], 1)
+        return both[:, ::2], both[:, 1::2]
+
+
+def view_of_a_transposed_output(call, _model, arguments, optimizer, _step):
+    optimizer.zero_grad()
+    hidden, image = call(*arguments)
+    rows_of_steps = hidden.transpose(0, 1).view(-1, hidden.shape[-1])
+    pixels = image.permute(0, 2, 3, 1).view(-1, image.shape[1])
+    loss = rows_of_steps.cos().mean() + pixels.square().mean()
+    loss.backward()
+    optimizer.step()
+    return [loss]
+
+
+@pattern("divided", sequences, step=view_of_a_transposed_output)
+class TransposedOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, 4, batch_first=True)
+        self.conv = nn.Conv2d(1, 3, 2).to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        image = self.conv(x[:, None].contiguous(memory_format=torch.channels_last))
+        return self.lstm(x)[0], image.contiguous(memory_format=torch.channels_last)
 
 
 # -- arguments and outputs
@@ -2343,7 +2490,9 @@ def train(name: str, wrap: Callable[[nn.Module], Any], steps: int = STEPS) -> tu
         if step in (0, steps - 1):
             states.append(flat(model))
     numbers = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    in_context = SCALE.get(), list(AUXILIARY.get([]))
     globals_ = (list(LOSSES), CALLS, GlobalState.calls, DefaultOfAMethod.mix.__defaults__)
+    globals_ = (*globals_, *in_context)
     states.append(flat(globals_))
     given.reset()
     return Run(losses, values, states, numbers), call

@@ -63,7 +63,7 @@ def _filled(one: OclTensor, value: Any) -> OclTensor:
         computes = torch.uint8 if one.dtype is torch.bool else one.dtype
         run("VALUE", one, [], [("VALUE", computes, value)], computes=computes)
     else:
-        fill(one, torch.empty(one.size(), dtype=one.dtype).fill_(value))
+        fill(one, value)
     return one
 
 
