@@ -23,7 +23,7 @@ def dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) 
     kwargs = kwargs or {}
     try:
         return run_as_known(_done, _chosen_for_cpu, func, args, kwargs)
-    except Exception as error:
+    except BaseException as error:
         if not in_backward():
             if (clear := in_clear(error)) is not error:
                 raise clear from error

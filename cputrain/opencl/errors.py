@@ -3,7 +3,8 @@
 An exception of Python that leaves a kernel while autograd is at work ends the process: autograd
 puts the streams of the device back meanwhile, by Python that must not fail (torch 2.13). So the
 kernel gives a tensor of the right form, whatever is in it, and what went wrong is raised by the
-call of backward as if it had come from there.
+call of backward as if it had come from there. Handlers of signals, which may raise at any
+instruction, run when the backward has ended.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as tree
 
+from cputrain.opencl.guard import BACKWARD
 from cputrain.opencl.pending import in_backward, taken
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.tensor import OclTensor, made, twin_of
+from cputrain.shared import deferred_signals
 
 
 def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
@@ -47,12 +50,13 @@ def raised_at_its_end(own: Any) -> Any:
     @wraps(own)
     def run(*args: Any, **options: Any) -> Any:
         # by this thread, whatever the device: so what goes wrong is known to be this call's
-        with torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), deferred_signals(), BACKWARD:
             try:
                 found = own(*args, **options)
             except BaseException as error:
                 if not in_backward() and (first := taken()) is not None:
-                    raise first from error
+                    # (a SystemError says only that the first one has been taken from torch)
+                    raise first from None if isinstance(error, SystemError) else error
                 raise
         if not in_backward() and (first := taken()) is not None:
             raise first

@@ -43,7 +43,7 @@ def kept(hook: Any) -> Any:
     def run(*given: Any) -> Any:
         try:
             return hook(*given)
-        except Exception as error:
+        except BaseException as error:
             if not in_backward():
                 raise
             keep(error)

@@ -12,6 +12,7 @@ from cputrain.opencl.autocast import left_off
 from cputrain.opencl.device import devices
 from cputrain.opencl.errors import raised_at_its_end
 from cputrain.opencl.fallback import Told, on_cpu
+from cputrain.opencl.guard import Guard
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.tensor import OclTensor, fill, index_of, made, on_host
 from cputrain.runtime.at_work import NOW
@@ -38,7 +39,7 @@ def register() -> None:
 
     from cputrain.opencl import dispatch, files, module, ops  # noqa: F401  (kernels are found now)
 
-    _setup_privateuseone_for_python_backend(NAME, backend_module=module.made, device_guard=_guard())
+    _setup_privateuseone_for_python_backend(NAME, backend_module=module.made, device_guard=Guard())
     library: Any = torch.library.Library
     aten = library("aten", "IMPL")
     aten.impl("empty.memory_format", _empty, "PrivateUse1")
@@ -64,18 +65,6 @@ def register() -> None:
     autocast.__init__ = left_off(autocast.__init__, NAME)
     kind: Any = torch.nn.Module
     kind._apply = _keeping_parameters(kind._apply)
-
-
-def _guard() -> Any:
-    """What torch asks a few times for each operator: so it looks nothing up."""
-    kind: Any = torch._C._autograd.DeviceType.PrivateUse1
-    of_torch: Any = torch._C._acc.DeviceGuard
-
-    class Guard(of_torch):  # type: ignore[misc]
-        def type_(self, kind: Any = kind) -> Any:
-            return kind
-
-    return Guard()
 
 
 def _empty(

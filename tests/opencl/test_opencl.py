@@ -14,7 +14,7 @@ import pytest
 
 FILES = (
     "tensors", "moved", "fallback", "kernels", "networks", "drawn", "operators", "among_devices",
-    "repeated", "between", "memory", "arguments", "pocl",
+    "repeated", "between", "memory", "arguments", "pocl", "backward_errors",
 )  # fmt: skip
 
 
