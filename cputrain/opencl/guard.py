@@ -1,8 +1,8 @@
 """The type of the device, which torch's C++ asks for where an exception would end the process.
 
 Outside of a backward it is given without bytecode, so that no handler of a signal runs there.
-Within one, autograd asks while it passes on an exception that a hook has raised, with Python's error
-indicator set: a call with one fails. So the exception is kept until the backward has ended.
+Within one, autograd asks while it passes on an exception that a hook has raised, with Python's
+error indicator set: a call with one fails. So the exception is kept until the backward has ended.
 """
 
 from __future__ import annotations

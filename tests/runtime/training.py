@@ -32,11 +32,11 @@ KINDS = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
 
 def model_of(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    # SGD is fused from a dozen tensors on
+    # SGD is fused from 20 tensors on
     return nn.Sequential(
         nn.Linear(16, 32),
         nn.Tanh(),
-        *(layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.Tanh())),
+        *(layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())),
         nn.Linear(32, 4),
     )
 
