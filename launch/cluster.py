@@ -74,7 +74,7 @@ OPTIONS = (
 ACCEPTED = frozenset({"--run-path"})
 """Those that are not passed on."""
 
-AGENT = ("-P", "-m", "cputrain.cluster")
+AGENT = ("-P", "-m", "cputrain.ranks")
 
 COUNTED = frozenset({"auto", "numa", "l3"})
 """Numbers of ranks that are counted here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.data.loader import DataLoader
-from cputrain.data.notices import listen
-from cputrain.data.paths import iterator_of, statistics_of
+from cputrain.data.messages import listen
+from cputrain.data.strategy import iterator_of, statistics_of
 
 __all__ = ["DataLoader", "iterator_of", "listen", "statistics_of"]

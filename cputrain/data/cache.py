@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, Subset
 
 from cputrain.data.cached_dataset import CachedDataset
 from cputrain.data.fingerprint import Fingerprint, Known, NoKeyError
-from cputrain.data.notices import say
+from cputrain.data.messages import say
 from cputrain.data.sample_store import Board, SampleStore
 from cputrain.errors import UsageError
 from cputrain.machine import read_machine

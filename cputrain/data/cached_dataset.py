@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from cputrain.data.notices import say
+from cputrain.data.messages import say
 from cputrain.data.sample_format import NotPackableError, packed, packed_parts, unpacked
 from cputrain.data.sample_watch import DRAWS, SampleWatch, attributes_of, file_state
-from cputrain.runtime.exchange import uncounted
+from cputrain.runtime.patching import uncounted
 
 if TYPE_CHECKING:
     from cputrain.data.sample_store import SampleStore

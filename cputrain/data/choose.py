@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
-from cputrain.data import paths
+from cputrain.data import strategy as paths
 from cputrain.data.random_states import ProcessStates, SamplerStates
 from cputrain.machine import read_machine
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.data.next_epoch import is_live
+from cputrain.data.epoch_prefetch import is_live
 from cputrain.data.sample_format import VERSION
 from cputrain.data.sample_watch import file_state
 

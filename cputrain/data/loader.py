@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch.utils.data
 
-from cputrain.data import paths
+from cputrain.data import strategy as paths
 from cputrain.data.cache import SampleCache
 from cputrain.data.choose import first_choice, next_choice
 from cputrain.data.resume import Position

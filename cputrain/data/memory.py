@@ -22,9 +22,9 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from cputrain.data.ahead import DEPTH, BatchThread, Trial
 from cputrain.data.columns import columns_of
 from cputrain.data.order import as_list, is_known, known_batches
+from cputrain.data.prefetch import DEPTH, BatchThread, Trial
 from cputrain.data.snapshot import snapshot_of
 from cputrain.data.torch_step import (
     hide_frames,
@@ -35,7 +35,7 @@ from cputrain.data.torch_step import (
     refusal_to_pickle,
 )
 from cputrain.data.worker_errors import Worker, fetch_as_worker
-from cputrain.runtime.exchange import uncounted
+from cputrain.runtime.patching import uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,42 +1,33 @@
-"""A worker's result as it goes through the pipe."""
+"""What a loader says without being asked: once, in one line."""
 
 from __future__ import annotations
 
-import struct
-from typing import NamedTuple
+import sys
 
-from cputrain.shared.arena import LENT, Lent
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-_HEADER = struct.Struct("<ddd?I")
+_said: set[str] = set()
+
+_listener: Callable[[str], None] | None = None
 
 
-class Result(NamedTuple):
-    """What a worker made of one task."""
+def listen(listener: Callable[[str], None]) -> None:
+    """Have notices told to somebody else; under the launcher, the line at the end of the run."""
+    global _listener
+    _listener = listener
 
-    making: float
-    """Seconds in the dataset."""
-    collating: float
-    """Seconds in collate_fn."""
-    packing: float
-    """Seconds to lay it out for the loader."""
-    in_block: bool
-    """Whether the pickle lies in the last block."""
-    lent: list[Lent]
-    """The blocks that hold it."""
-    data: bytes | memoryview
-    """The pickle, unless it lies in a block."""
 
-    def encode(self) -> bytes:
-        """As bytes."""
-        header = _HEADER.pack(
-            self.making, self.collating, self.packing, self.in_block, len(self.lent)
-        )
-        return b"".join((header, *(LENT.pack(*one) for one in self.lent), self.data))
-
-    @classmethod
-    def decode(cls, message: bytes) -> Result:
-        """From bytes."""
-        making, collating, packing, in_block, count = _HEADER.unpack_from(message)
-        end = _HEADER.size + count * LENT.size
-        lent = [Lent(*one) for one in LENT.iter_unpack(message[_HEADER.size : end])]
-        return cls(making, collating, packing, in_block, lent, memoryview(message)[end:])
+def say(message: str) -> None:
+    """Tell the user, unless this has been told."""
+    if message in _said:
+        return
+    _said.add(message)
+    if _listener is not None:
+        _listener(message)
+    elif sys.stderr is not None:
+        try:
+            print(f"cputrain: {message}", file=sys.stderr)
+        except (OSError, ValueError):  # standard error is closed: nobody is listening
+            return

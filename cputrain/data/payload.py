@@ -22,7 +22,7 @@ import torch
 from cputrain.data.sample_files import SampleFile
 from cputrain.data.sample_memory import SampleMemory
 from cputrain.data.sample_store import Board
-from cputrain.shared import nameless
+from cputrain.ipc import create_memfd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Payload:
     def reserve(cls, replacements: Sequence[Replacement]) -> Payload | None:
         """An empty one; None if the system refuses."""
         try:
-            return cls(nameless(), replacements)
+            return cls(create_memfd(), replacements)
         except OSError:
             return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from cputrain.data.torch_step import hide_frames, next_batch, profile_name, refusal_to_pickle
-from cputrain.runtime.exchange import uncounted
+from cputrain.runtime.patching import uncounted
 
 if TYPE_CHECKING:
     from cputrain.data.cached_dataset import CachedDataset

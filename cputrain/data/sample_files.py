@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cputrain.shared.nameless import nameless
+from cputrain.ipc.memfd import create_memfd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +41,11 @@ class SampleFile:
         self._num_read = 0
 
     @classmethod
-    def nameless(cls) -> SampleFile:
+    def in_memfd(cls) -> SampleFile:
         """Make both in memory. Raises OSError."""
-        samples = nameless()
+        samples = create_memfd()
         try:
-            return cls(samples, nameless(), has_checksums=False)
+            return cls(samples, create_memfd(), has_checksums=False)
         except OSError:
             os.close(samples)
             raise

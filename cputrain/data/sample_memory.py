@@ -8,7 +8,7 @@ from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
 from cputrain.data.sample_columns import Span
-from cputrain.shared.nameless import nameless
+from cputrain.ipc.memfd import create_memfd
 
 if TYPE_CHECKING:
     from array import array
@@ -46,7 +46,7 @@ class SampleWriter:
     """Writes buffers, one behind the other, into memory of their own. Raises OSError."""
 
     def __init__(self) -> None:
-        self._memory = SampleMemory(nameless(), 0)
+        self._memory = SampleMemory(create_memfd(), 0)
 
     def add(self, buffer: bytes | array[Any]) -> Span:
         """Write a buffer, and return where it is."""

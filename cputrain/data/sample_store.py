@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cputrain.data.sample_files import ENTRIES, ENTRY, SampleFile, SampleFileWriter
-from cputrain.shared.nameless import nameless
+from cputrain.ipc.memfd import create_memfd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Board:
     @classmethod
     def create(cls, num_slots: int) -> Board:
         """Make a new one. Raises OSError."""
-        descriptor = nameless()
+        descriptor = create_memfd()
         try:
             os.ftruncate(descriptor, cls._SLOTS + num_slots * cls._SLOT)
             return cls(descriptor, num_slots)
@@ -186,7 +186,7 @@ class SampleStore:
             os.makedirs(self._folder, exist_ok=True)
             return
         while len(self._files) < num_slots:
-            self._files.append(SampleFile.nameless())
+            self._files.append(SampleFile.in_memfd())
 
     def may_hold(self, row: int) -> bool:
         """Return whether the sample of a row could be kept."""

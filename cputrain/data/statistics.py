@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cputrain.data.messages import Result
+    from cputrain.data.results import Result
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch
 from torch.autograd import profiler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cputrain.runtime.exchange import PACKAGE, UNCOUNTED, uncounted
+from cputrain.runtime.patching import PACKAGE, UNCOUNTED, uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

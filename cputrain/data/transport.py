@@ -17,17 +17,17 @@ from collections import deque
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cputrain.data.messages import Result
 from cputrain.data.payload import Payload
+from cputrain.data.results import Result
 from cputrain.data.sample_sharing import collections_paused
 from cputrain.data.worker import READY, serve
 from cputrain.errors import ResourceError
-from cputrain.shared.arena import Memory, Reader, starting_workers
-from cputrain.shared.exit_with_owner import OwnerPipe
-from cputrain.shared.interrupts import deferred_signals, interrupt_blocked
-from cputrain.shared.links import End, Inbox, Outbox, pipe
-from cputrain.shared.packing import pack, unpack
-from cputrain.shared.shared_tensors import forget_opened
+from cputrain.ipc.arena import Memory, Reader, starting_workers
+from cputrain.ipc.exit_with_owner import OwnerPipe
+from cputrain.ipc.interrupts import deferred_signals, interrupt_blocked
+from cputrain.ipc.links import End, Inbox, Outbox, pipe
+from cputrain.ipc.serialization import pack, unpack
+from cputrain.ipc.shared_tensors import forget_opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,17 +16,17 @@ from torch.utils.data._utils import collate
 from torch.utils.data._utils.worker import _ResumeIteration
 
 from cputrain.data.cached_dataset import CachedDataset
-from cputrain.data.messages import Result
-from cputrain.data.next_epoch import Ahead, Forget
+from cputrain.data.epoch_prefetch import Ahead, Forget
 from cputrain.data.packed_samples import settle
 from cputrain.data.random_states import ProcessStates
+from cputrain.data.results import Result
 from cputrain.data.sample_sharing import leave_objects_alone, replace_in_worker
 from cputrain.data.worker_errors import without_frames
-from cputrain.runtime.exchange import uncounted, without_ours
-from cputrain.shared.arena import Writer
-from cputrain.shared.exit_with_owner import exit_with_owner
-from cputrain.shared.one_thread import limit_numpy
-from cputrain.shared.packing import lay_apart, pack, room_for, unpack
+from cputrain.ipc.arena import Writer
+from cputrain.ipc.exit_with_owner import exit_with_owner
+from cputrain.ipc.one_thread import limit_numpy
+from cputrain.ipc.serialization import pack, room_for, spill, unpack
+from cputrain.runtime.patching import uncounted, without_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -224,7 +224,7 @@ class _Results:
         self._num_sent += 1
         if shared:
             self._unopened.append((self._num_sent, shared))
-        data = lay_apart(data, lent, self._writer)
+        data = spill(data, lent, self._writer)
         message = Result(
             making, self._clock.collating, time.perf_counter() - now, not data, lent, data
         )

@@ -12,7 +12,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torchs
 
-from cputrain.runtime.exchange import PACKAGE, without_ours
+from cputrain.runtime.patching import PACKAGE, without_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,10 +22,10 @@ from torch.utils.data.dataloader import (
 )
 
 from cputrain.data.cached_dataset import WorkerInit
-from cputrain.data.next_epoch import (
+from cputrain.data.epoch_prefetch import (
     Ahead,
+    EpochPrefetch,
     Forget,
-    NextEpoch,
     foretell,
     may_change_between_epochs,
 )
@@ -34,7 +34,7 @@ from cputrain.data.resume import StandIn
 from cputrain.data.torch_step import hide_frames
 from cputrain.data.transport import Transport
 from cputrain.errors import UnguardedMain
-from cputrain.shared.interrupts import deferred_signals, finalizer, keep_interrupts
+from cputrain.ipc.interrupts import deferred_signals, finalizer, keep_interrupts
 
 if TYPE_CHECKING:
     from cputrain.data.cached_dataset import CachedDataset
@@ -88,7 +88,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         transport = self._transport = Transport(
             context, loader.collate_fn, statistics, replacements
         )
-        self._next_epoch: NextEpoch | None = None
+        self._next_epoch: EpochPrefetch | None = None
         self._epoch = 0
         """The number of this epoch, if any of it was sent before it began."""
         self._resumed = 0
@@ -212,7 +212,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._forget(coming, "its order was not as foretold")
         super()._reset(loader, first_iter)
 
-    def _adopt(self, coming: NextEpoch) -> None:
+    def _adopt(self, coming: EpochPrefetch) -> None:
         """Begin the epoch with what has been sent and made of it."""
         self._epoch = coming.number
         workers = self._num_workers
@@ -233,7 +233,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         for _ in range(self._prefetch_factor * workers - coming.sent):
             self._try_put_index()
 
-    def _forget(self, coming: NextEpoch, why: str) -> None:
+    def _forget(self, coming: EpochPrefetch, why: str) -> None:
         """Have workers go back to where they were before the next epoch's first task."""
         self._looks_ahead = False
         self._statistics.notes.append(f"the next epoch is no longer begun early: {why}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.notebook import began
+from cputrain.notebook import initial_env as began
 from cputrain.notebook.too_late import RefusedError, TooLateError
 from cputrain.record import plain
 from cputrain.runtime import allocator

@@ -52,7 +52,7 @@ def tune_magic(shell: Any) -> Callable[[str, str | None], Tuning | None]:
 
 def _setup(words: list[str]) -> Setup | None:
     from cputrain.notebook.running import set_up
-    from cputrain.runtime.at_work import NOW
+    from cputrain.runtime.state import NOW
 
     parsed = parse(words, (*SETUP_OPTIONS, *KNOB_OPTIONS), "setup")
     if parsed.has("--help"):

@@ -83,7 +83,7 @@ class Setup(Record):
 
     def so_far(self) -> tuple[str, ...]:
         """What the plan of this process was applied to until now: fused Adam (4 tensors)."""
-        from cputrain.runtime.at_work import NOW
+        from cputrain.runtime.state import NOW
 
         return tuple(said for found in NOW.applied.values() if (said := found.describe()))
 

@@ -9,14 +9,15 @@ from cputrain.errors import CputrainError
 from cputrain.launch import planning
 from cputrain.launch.options import Parsed
 from cputrain.machine import RootSource, read_machine
-from cputrain.notebook import began, placement
-from cputrain.notebook.carrying import carry_out
-from cputrain.notebook.given import in_one_message, in_python, settings_of
+from cputrain.notebook import initial_env as began
+from cputrain.notebook import placement
+from cputrain.notebook.apply import apply_settings
+from cputrain.notebook.kwargs import in_one_message, in_python, settings_of
 from cputrain.notebook.outcome import Effect, Setup, Step
 from cputrain.plan import Setting, make_plan
 from cputrain.plan.backend import decided
-from cputrain.runtime.at_work import NOW
 from cputrain.runtime.openmp import Runtimes
+from cputrain.runtime.state import NOW
 from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
 
 TYPE_CHECKING = False
@@ -68,7 +69,7 @@ def set_up(parsed: Parsed, given: Mapping[str, Setting]) -> Setup:
             for one in plan.decisions
         )
         return Setup(plan=plan, steps=steps, launched=NOW.launched)
-    steps = carry_out(torch, plan)
+    steps = apply_settings(torch, plan)
     _show_values()
     runtimes = Runtimes().describe().removeprefix("warning: ")
     return Setup(

@@ -15,7 +15,7 @@ import numpy as np
 from cputrain.errors import CputrainError
 from cputrain.machine.opencl import cl, found_devices, shares_memory
 from cputrain.opencl.pocl import name_processor
-from cputrain.opencl.recorded import NOW, cannot_be_repeated
+from cputrain.opencl.trace import NOW, cannot_be_repeated
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cputrain.opencl.between import Passage
+    from cputrain.opencl.fallback_policy import Regime
 
     Block = tuple[int, Any, Any]
     """Its size, its buffer, and the same bytes on the host."""
@@ -57,7 +57,7 @@ class Memory:
         """The same bytes, where the host may use them; None where it cannot."""
         self.copy: Any = None
         """Newer bytes on the host: see Waiting."""
-        self.passage: Passage | None = None
+        self.passage: Regime | None = None
         """What was done since they were on the host, if that is not long ago."""
 
     def __del__(self) -> None:
@@ -65,7 +65,7 @@ class Memory:
             self.device.give_back(self)
 
 
-class Waiting(Memory):
+class HostDirty(Memory):
     """One whose newer bytes are on the host. Whoever wants its buffer has them brought there."""
 
     __slots__ = ()
@@ -131,7 +131,7 @@ class Operator(threading.local):
 OPERATOR = Operator()
 
 
-class Brought:
+class UploadStats:
     """What was brought from the host, by all devices."""
 
     any = False
@@ -221,18 +221,18 @@ class Device:
         """These are its bytes from now on: brought here when a kernel needs them."""
         with self._moves:
             memory.copy, memory.passage = copy, None
-            memory.__class__ = Waiting
-            Brought.any = True
+            memory.__class__ = HostDirty
+            UploadStats.any = True
 
     def bring(self, memory: Memory) -> None:
         """Bring bytes from the host that wait there."""
         with self._moves:
-            if type(memory) is not Waiting:
+            if type(memory) is not HostDirty:
                 return  # another thread has
             self.queue.finish()  # to wait for others is no cost of its own
             begin = time.perf_counter()
             cl().enqueue_copy(self.queue, buffer_of(memory), memory.copy)
-            Brought.seconds += time.perf_counter() - begin
+            UploadStats.seconds += time.perf_counter() - begin
             memory.copy = None
             memory.__class__ = Memory  # type: ignore[assignment]
 
@@ -374,7 +374,7 @@ def _constant() -> Any:
     return type("Constant", (cl().Buffer,), {})
 
 
-def in_clear(error: Exception) -> Exception:
+def in_clear(error: BaseException) -> BaseException:
     """The same, as torch's callers know it, if a driver raised it."""
     if not isinstance(error, cl().Error):
         return error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from cputrain.opencl.deferred_errors import in_backward, keep
 from cputrain.opencl.device import OPERATOR, in_clear
 from cputrain.opencl.errors import stand_in
 from cputrain.opencl.fallback import on_cpu
-from cputrain.opencl.pending import in_backward, keep
-from cputrain.opencl.repeated import is_made_of_others, run_as_known
+from cputrain.opencl.replay import is_made_of_others, run_as_known
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor, dispatched_by
 from cputrain.opencl.views import IN_PLACE, is_view, reform, viewed

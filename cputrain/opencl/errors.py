@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as tree
 
+from cputrain.ipc import deferred_signals
+from cputrain.opencl.deferred_errors import in_backward, taken
 from cputrain.opencl.guard import BACKWARD
-from cputrain.opencl.pending import in_backward, taken
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.tensor import OclTensor, made, twin_of
-from cputrain.shared import deferred_signals
 
 
 def stand_in(func: Any, args: Any, kwargs: Any) -> Any:

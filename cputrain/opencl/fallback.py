@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as tree
 
-from cputrain.opencl.between import VARIABLE, came_back
-from cputrain.opencl.recorded import cannot_be_repeated
+from cputrain.opencl.alias_info import UNMARKED
+from cputrain.opencl.fallback_policy import VARIABLE, came_back
 from cputrain.opencl.shapes import contiguous, is_dense
 from cputrain.opencl.tensor import (
     OclTensor,
@@ -26,7 +26,7 @@ from cputrain.opencl.tensor import (
     reformed,
     resized,
 )
-from cputrain.opencl.writing import UNMARKED
+from cputrain.opencl.trace import cannot_be_repeated
 from cputrain.record import Record
 
 TYPE_CHECKING = False

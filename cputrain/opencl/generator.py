@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from cputrain.opencl.recorded import NOW
+from cputrain.opencl.trace import NOW
 
 STATE = 16
 """Bytes: the seed, and how many numbers were drawn."""

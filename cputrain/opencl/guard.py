@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.pending import keep
+from cputrain.opencl.deferred_errors import keep
 
 _base: Any = torch._C._acc.DeviceGuard
 _device_type: Any = torch._C._autograd.DeviceType.PrivateUse1

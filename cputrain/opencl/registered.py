@@ -15,7 +15,7 @@ from cputrain.opencl.fallback import Told, on_cpu
 from cputrain.opencl.guard import Guard
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.tensor import OclTensor, fill, index_of, made, on_host
-from cputrain.runtime.at_work import NOW
+from cputrain.runtime.state import NOW
 
 NAME = "ocl"
 

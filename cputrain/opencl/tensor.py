@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from cputrain.machine.opencl import cl
+from cputrain.opencl.deferred_errors import kept
 from cputrain.opencl.device import HERE, Memory, devices, rounded
-from cputrain.opencl.pending import kept
-from cputrain.opencl.recorded import cannot_be_repeated
+from cputrain.opencl.trace import cannot_be_repeated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 
-class Form:
+class TensorMeta:
     """All that torch knows of a tensor. Tensors that are alike have the same object."""
 
     __slots__ = ("device", "dtype", "offset", "size", "stride", "tensor")
@@ -61,7 +61,7 @@ class Form:
         return self.within(base.memory)
 
 
-form_in = lru_cache(maxsize=1 << 14)(Form)
+form_in = lru_cache(maxsize=1 << 14)(TensorMeta)
 """The one that there is of it."""
 
 
@@ -69,7 +69,7 @@ class OclTensor(torch.Tensor):
     """One, or a view of one: many may be in one memory."""
 
     memory: Memory
-    form: Form
+    form: TensorMeta
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

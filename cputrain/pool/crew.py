@@ -8,17 +8,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import CputrainError, WorkerDied
+from cputrain.ipc import End, pipe, starting_workers
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.slots import Slot
-from cputrain.pool.template import TEMPLATE_GONE, Shared, Template
 from cputrain.pool.workers import Worker
-from cputrain.shared import End, pipe, starting_workers
+from cputrain.pool.zygote import TEMPLATE_GONE, Shared, Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cputrain.ipc import Memory
     from cputrain.pool.worker import Setup
-    from cputrain.shared import Memory
 
 _START_ATTEMPTS = 3
 """Workers in a row that may end before they are ready."""
@@ -47,7 +47,7 @@ class Crew:
         """Those that take tasks."""
         self.leaving: list[Worker] = []
         """Those that have done their last one."""
-        self._template: Template | None = None
+        self._template: Zygote | None = None
         self._started = 0
         self._failed_starts = 0
         self._new: set[Worker] = set()
@@ -79,14 +79,14 @@ class Crew:
 
     def _begin(self) -> None:
         """Fork what this process must fork itself."""
-        if not (self.setup.forked and Template.can_run()):
+        if not (self.setup.forked and Zygote.can_run()):
             self._fill_up()
             return
         if not self._started:
             # the first one does not have to wait for the template, as nothing else runs yet
             self.workers.append(self._start_one())
         with starting_workers(self._is_over):
-            self._template = Template(self._process, self._shared, self.setup)
+            self._template = Zygote(self._process, self._shared, self.setup)
         self._poll.register(self._template.fileno(), select.POLLIN)
 
     def _fill_up(self) -> None:

@@ -13,18 +13,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cputrain.errors import ResourceError
+from cputrain.ipc import ArenaFullError, End, Memory, Writer, pipe
 from cputrain.pool.outcomes import terminated
 from cputrain.pool.packets import LONGEST, STOP, with_ticket
 from cputrain.pool.tasks import Bundle, tokens_of
-from cputrain.shared import ArenaFullError, End, Memory, Writer, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from cputrain.ipc import Lent
     from cputrain.pool.packets import ResultPacket
     from cputrain.pool.tasks import Task
     from cputrain.pool.workers import Worker
-    from cputrain.shared import Lent
 
 AHEAD = 32
 """Tasks that may wait in the pipe, so that a worker finds its next one without us."""

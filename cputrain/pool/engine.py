@@ -18,13 +18,14 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import CputrainError, InternalError, ResourceError
+from cputrain.ipc import End, deferred_signals, pipe, start_thread
 from cputrain.pool.callbacks import Callbacks
 from cputrain.pool.crew import Crew
 from cputrain.pool.dispatch import Dispatch
 from cputrain.pool.events import OnceEvent
-from cputrain.pool.feed import Feed
 from cputrain.pool.outcomes import fate_of, lost_with, not_set_up, outcome_of, said, terminated
 from cputrain.pool.packets import Part, ResultPacket, Status
+from cputrain.pool.prefetch import Prefetcher
 from cputrain.pool.tasks import (
     SUBMITTED_BYTES,
     SUBMITTED_TOGETHER,
@@ -32,7 +33,6 @@ from cputrain.pool.tasks import (
     packed,
     tokens_of,
 )
-from cputrain.shared import End, deferred_signals, pipe, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,7 +236,7 @@ class Engine:
     def join(self) -> None:
         """Wait until all has been done, asked for or not, and the workers have ended."""
         for result in list(self.calls.values()):
-            if isinstance(result, Feed):
+            if isinstance(result, Prefetcher):
                 result.lift()
         self._join_thread()
 
@@ -451,7 +451,7 @@ class Engine:
         """Tasks of one call: a list of all their results, or the error of each."""
         result = tasks[0].call.result
         self._dispatch.end(tasks)
-        if isinstance(result, Feed):
+        if isinstance(result, Prefetcher):
             result.set_each([task.index for task in tasks], success, value)
             return
         (task,) = tasks
@@ -525,7 +525,7 @@ class Engine:
         while self._asked:
             self._asked.popleft()()
         for result in list(self.calls.values()):
-            if isinstance(result, Feed):
+            if isinstance(result, Prefetcher):
                 result.stop(self._broken)
 
     def _close_ends(self) -> None:

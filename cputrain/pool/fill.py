@@ -12,12 +12,12 @@ import numpy.random  # a worker seeds it only where it has been loaded
 import torch
 
 from cputrain.errors import FillFailed, UsageError
+from cputrain.ipc.shared_tensors import SharedStorage
 from cputrain.pool.pool import Pool
 from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_all, seed_from
 from cputrain.pool.tasks import name_of, whole_number
 from cputrain.pool.worker import room
-from cputrain.shared.shared_tensors import SharedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,9 +6,9 @@ from multiprocessing import pool as multiprocessing_pool
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import TaskError, TaskLost, TaskTimeout, WorkerDied
+from cputrain.ipc import unpack
 from cputrain.pool.packets import Status
 from cputrain.pool.worker import Raised
-from cputrain.shared import unpack
 
 if TYPE_CHECKING:
     from cputrain.pool.tasks import Task

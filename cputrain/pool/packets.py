@@ -10,8 +10,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from cputrain.shared import Lent
-from cputrain.shared.arena import LENT
+from cputrain.ipc import Lent
+from cputrain.ipc.arena import LENT
 
 LONGEST = 4096
 """Bytes of a packet. A task that is longer lies in a block, and the packet says where."""

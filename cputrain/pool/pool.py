@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cputrain.errors import SourceError, TaskLost, UsageError
+from cputrain.ipc import deferred_signals, keep_interrupts, pipe
 from cputrain.machine import read_machine
 from cputrain.pool.callbacks import guarded
 from cputrain.pool.engine import Engine
 from cputrain.pool.events import OnceEvent
-from cputrain.pool.feed import Feed, LazyResults
 from cputrain.pool.packets import Kind
+from cputrain.pool.prefetch import LazyResults, Prefetcher
 from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.start import context_for, starting
 from cputrain.pool.tasks import Call, Options, Task, are_frozen, name_of, whole_number
 from cputrain.pool.worker import Setup
-from cputrain.shared import deferred_signals, keep_interrupts, pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -334,7 +334,7 @@ class Pool(multiprocessing_pool.Pool):
         if ahead is not None:
             whole_number("ahead", ahead, at_least=1)
         name = f"{'imap' if ordered else 'imap_unordered'}({name_of(func)})"
-        feed = Feed(
+        feed = Prefetcher(
             self._engine,
             lambda feed: Call(
                 feed,

@@ -6,8 +6,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cputrain.ipc import deferred_signals
 from cputrain.report.terminal import console
-from cputrain.shared import deferred_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import struct
 import time
 from typing import NamedTuple
 
-from cputrain.shared import Memory
+from cputrain.ipc import Memory
 
 _LINE = 64
 """Bytes: one cache line each, so that writing one does not slow the others."""

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cputrain.errors import UsageError
+from cputrain.ipc import Lent, Writer, pack
+from cputrain.ipc.arena import address_of
+from cputrain.ipc.serialization import is_atom, is_plain
 from cputrain.pool.packets import JOINT, LONGEST, Kind, Part, TaskPacket, points_to
-from cputrain.shared import Lent, Writer, pack
-from cputrain.shared.arena import address_of
-from cputrain.shared.packing import is_atom, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,6 +18,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from cputrain.ipc import (
+    PrivateReader,
+    Writer,
+    are_kept,
+    exit_with_owner,
+    forget_opened,
+    one_thread,
+    pack,
+    room_for,
+    spill,
+    unpack,
+)
+from cputrain.ipc.serialization import is_atom
 from cputrain.pool.packets import (
     APPLIED_AS,
     LONGEST,
@@ -32,25 +45,12 @@ from cputrain.pool.packets import (
 )
 from cputrain.pool.seeds import seed_all
 from cputrain.pool.tasks import is_stateless
-from cputrain.shared import (
-    PrivateReader,
-    Writer,
-    are_kept,
-    exit_with_owner,
-    forget_opened,
-    lay_apart,
-    one_thread,
-    pack,
-    room_for,
-    unpack,
-)
-from cputrain.shared.packing import is_atom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from cputrain.ipc import End, Lent, Memory, Sender
     from cputrain.pool.slots import Slot
-    from cputrain.shared import End, Lent, Memory, Sender
 
 
 class WorkerEnds(NamedTuple):
@@ -297,7 +297,7 @@ class _Worker:
     def packed(self, value: Any) -> tuple[bytes, list[Lent]]:
         """A value as it is sent."""
         data, lent = pack(value, self._writer)
-        return lay_apart(data, lent, self._writer), lent
+        return spill(data, lent, self._writer), lent
 
     def _take_back(self) -> None:
         try:

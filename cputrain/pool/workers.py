@@ -9,16 +9,16 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import ResourceError
+from cputrain.ipc import End, Inbox, Memory, Outbox, Reader, Sender, pipe
 from cputrain.pool.packets import TOKEN
-from cputrain.pool.template import Born
 from cputrain.pool.worker import Setup, WorkerEnds, serve
-from cputrain.shared import End, Inbox, Memory, Outbox, Reader, Sender, pipe
+from cputrain.pool.zygote import ForkedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cputrain.pool.slots import Slot
-    from cputrain.pool.template import Shared, Template
+    from cputrain.pool.zygote import Shared, Zygote
 
 
 class Worker:
@@ -59,7 +59,7 @@ class Worker:
         except (AttributeError, OSError):  # an old kernel, or it has ended
             self._ended = None
 
-    def start_from(self, template: Template, seed: int) -> None:
+    def start_from(self, template: Zygote, seed: int) -> None:
         """Have its process forked by the template."""
         results, returned, memory = self._own
         descriptors = [results.fileno(), returned.fileno(), memory.fileno()]
@@ -74,21 +74,21 @@ class Worker:
     @property
     def is_born(self) -> bool:
         """Whether the template forks it."""
-        return isinstance(self.process, Born)
+        return isinstance(self.process, ForkedProcess)
 
-    def was_asked_of(self, template: Template) -> bool:
+    def was_asked_of(self, template: Zygote) -> bool:
         """Whether this one is to tell of it."""
-        return isinstance(self.process, Born) and self.process.template is template
+        return isinstance(self.process, ForkedProcess) and self.process.template is template
 
     @property
     def refusal(self) -> int:
         """Why the system would not start it, as it numbers errors; 0 otherwise."""
-        return self.process.refused if isinstance(self.process, Born) else 0
+        return self.process.refused if isinstance(self.process, ForkedProcess) else 0
 
     @property
     def is_started(self) -> bool:
         """Whether its process is known."""
-        return not isinstance(self.process, Born) or self.process.sentinel >= 0
+        return not isinstance(self.process, ForkedProcess) or self.process.sentinel >= 0
 
     @property
     def sentinel(self) -> int:
@@ -128,7 +128,7 @@ class Worker:
         """Let go of all but what the script holds of its results."""
         self.inbox.close()
         self.outbox.close()
-        if isinstance(self.process, Born):
+        if isinstance(self.process, ForkedProcess):
             self.process.close()
         ended, self._ended = self._ended, None
         if ended is not None:

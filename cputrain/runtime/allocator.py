@@ -21,9 +21,9 @@ import os
 import time
 
 from cputrain.errors import LaunchError
-from cputrain.runtime.exchange import never_compile
 from cputrain.runtime.glibc import Malloc
 from cputrain.runtime.memory_pressure import MemoryPressure
+from cputrain.runtime.patching import never_compile
 from cputrain.runtime.process_tree import num_programs
 
 TYPE_CHECKING = False

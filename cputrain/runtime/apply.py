@@ -17,7 +17,6 @@ from cputrain.runtime import (
     gradient_exchange,
     huge_pages,
     interop,
-    leaving,
     loader,
     loader_cores,
     memory_policy,
@@ -26,16 +25,17 @@ from cputrain.runtime import (
     precision,
     replicas,
     threads,
-    waits,
 )
-from cputrain.runtime.at_work import NOW
+from cputrain.runtime import shutdown as leaving
+from cputrain.runtime import spin_wait as waits
+from cputrain.runtime.state import NOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Protocol
 
-    from cputrain.runtime.carried import Carried
+    from cputrain.runtime.plan_env import PlanEnv
 
     class Applied(Protocol):
         """A transform at work."""
@@ -81,7 +81,7 @@ TRANSFORMS: tuple[Transform, ...] = (
 and backends last: they are within all that is around a model's call."""
 
 
-def apply_plan(torch: ModuleType, carried: Carried, *, reports: bool, is_planned: bool) -> None:
+def apply_plan(torch: ModuleType, carried: PlanEnv, *, reports: bool, is_planned: bool) -> None:
     """Start every transform that the plan asks for; at the end of the process, say what holds."""
     NOW.launched = True
     NOW.thread_variables = carried.thread_variables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.runtime.exchange import Exchanged
+from cputrain.runtime.patching import Patch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class InFloat32:
                 made = own(*wide, attn_mask, *args, **options)
             return made.to(query.dtype)
 
-        self._exchanged = Exchanged(place, "scaled_dot_product_attention", attend)
+        self._exchanged = Patch(place, "scaled_dot_product_attention", attend)
 
     def describe(self) -> str:
         return "attention in float32" if self._used else ""

@@ -15,9 +15,9 @@ import time
 import weakref
 from functools import wraps
 
-from cputrain.runtime.derivatives import Derivatives
-from cputrain.runtime.exchange import Exchanged, pass_by
-from cputrain.runtime.outermost import is_watched, outermost
+from cputrain.runtime.double_backward import DoubleBackward
+from cputrain.runtime.patching import Patch, pass_by
+from cputrain.runtime.root_forward import is_watched, outermost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Backed:
         self._trained: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
         self._evaluated: weakref.WeakKeyDictionary[Any, Evaluation] = weakref.WeakKeyDictionary()
         self._says: dict[str, int] = {}
-        self._derivatives = Derivatives(torch)
+        self._derivatives = DoubleBackward(torch)
         self._outermost = outermost(torch)
         self._outermost.add(self._around)
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -82,7 +82,7 @@ class Backed:
             own(optimizer, *args, **options)
             optimizers.add(optimizer)
 
-        self._exchanged = Exchanged(kind, "__init__", begun)
+        self._exchanged = Patch(kind, "__init__", begun)
 
     def _stepped(self, *_: object) -> None:
         if not self._torch.compiler.is_compiling():

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import weakref
 
-from cputrain.runtime.exchange import Exchanged
 from cputrain.runtime.memory_order import Unnoticed, as_counted
-from cputrain.runtime.outermost import is_watched, outermost
+from cputrain.runtime.patching import Patch
+from cputrain.runtime.root_forward import is_watched, outermost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ChannelsLast:
         self._outermost.add(self._around)
         self._outermost.tell(self._stop)
         self._exchanged = [
-            Exchanged(torch.jit, name, self._laying_back(getattr(torch.jit, name)))
+            Patch(torch.jit, name, self._laying_back(getattr(torch.jit, name)))
             for name in ("script", "trace", "trace_module")
         ]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import weakref
 
-from cputrain.runtime.derivatives import Derivatives
-from cputrain.runtime.exchange import pass_by
+from cputrain.runtime.double_backward import DoubleBackward
 from cputrain.runtime.module_hooks import ModuleHooks
-from cputrain.runtime.outermost import is_watched, outermost
+from cputrain.runtime.patching import pass_by
+from cputrain.runtime.root_forward import is_watched, outermost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Compiled:
         self._refusals: dict[str, None] = {}
         self._ready = False
         self._hooks = ModuleHooks(torch)
-        self._derivatives = Derivatives(torch)
+        self._derivatives = DoubleBackward(torch)
         self._outermost = outermost(torch)
         self._outermost.add(self._around)
         self._hook = register_optimizer_step_post_hook(self._stepped)

@@ -13,9 +13,9 @@ import os
 import time
 
 from cputrain.runtime.counted import Counters, others_seconds
-from cputrain.runtime.exchange import Exchanged, never_compile
 from cputrain.runtime.loader_clock import LoaderClock
 from cputrain.runtime.operators import OperatorTrace
+from cputrain.runtime.patching import Patch, never_compile
 from cputrain.runtime.trial import end
 
 TYPE_CHECKING = False
@@ -75,7 +75,7 @@ class Observer:
         self._time_backward(torch)
         if threads:
             torch.set_num_threads(threads)
-            Exchanged(torch, "set_num_threads", lambda _: None)
+            Patch(torch, "set_num_threads", lambda _: None)
         atexit.register(self._tell, "ended")
 
     def _marked(self) -> dict[str, float]:
@@ -95,7 +95,7 @@ class Observer:
                 self._operators.phase = before
                 self._in["backward"] += time.perf_counter() - begin
 
-        Exchanged(autograd, "backward", backward)
+        Patch(autograd, "backward", backward)
 
     def _begins(self, optimizer: Any, *_: object) -> None:
         if id(optimizer) not in self._optimizers:

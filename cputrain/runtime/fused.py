@@ -41,7 +41,7 @@ MIN_SMALL_TENSORS_TIMES_THREADS = 64
 """What their number times the number of threads must reach as well: docs/benchmarks."""
 
 
-class Patch:
+class FunctionPatch:
     """A function of ours in the place of a module's."""
 
     def __init__(self, module: ModuleType, name: str, replacement: Callable[..., Any]) -> None:
@@ -69,11 +69,13 @@ class FusedOptimizers:
         self._threads = KernelThreads(torch)
         self._open = threading.local()
         self._num_fused: dict[tuple[str, int], int] = {}
-        self.patches: list[Patch] = []
+        self.patches: list[FunctionPatch] = []
         for kind in KERNELS:
             kernel = kind(torch)
-            self.patches.append(Patch(kernel.module, CHOOSER, self._chooser(kernel)))
-            self.patches.append(Patch(kernel.module, kernel.function_name, self._updater(kernel)))
+            self.patches.append(FunctionPatch(kernel.module, CHOOSER, self._chooser(kernel)))
+            self.patches.append(
+                FunctionPatch(kernel.module, kernel.function_name, self._updater(kernel))
+            )
         self.redo()
 
     def _chooser(self, kernel: FusedKernel) -> Callable[..., tuple[bool, bool]]:

@@ -10,14 +10,14 @@ import os
 import weakref
 
 from cputrain.errors import CputrainError
-from cputrain.runtime.exchange import Exchanged
+from cputrain.runtime.patching import Patch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from cputrain.cluster.gradients import Exchange
+    from cputrain.ranks.gradients import GradientAllReduce
 
 POLICY = "gradient_exchange"
 
@@ -29,7 +29,9 @@ class GradientExchange:
         parallel = torch.nn.parallel.DistributedDataParallel
         self._distributed: Any = torch.distributed
         self._measured = measured
-        self._met: weakref.WeakKeyDictionary[Any, Exchange | None] = weakref.WeakKeyDictionary()
+        self._met: weakref.WeakKeyDictionary[Any, GradientAllReduce | None] = (
+            weakref.WeakKeyDictionary()
+        )
         self._shared = 0
         own_forward, own_register = parallel.forward, parallel.register_comm_hook
         own_join = parallel.join_hook
@@ -60,9 +62,9 @@ class GradientExchange:
             return own_join(model, **options)
 
         self._exchanged = (
-            Exchanged(parallel, "forward", forward),
-            Exchanged(parallel, "register_comm_hook", register_comm_hook),
-            Exchanged(parallel, "join_hook", join_hook),
+            Patch(parallel, "forward", forward),
+            Patch(parallel, "register_comm_hook", register_comm_hook),
+            Patch(parallel, "join_hook", join_hook),
         )
 
     def describe(self) -> str:
@@ -73,7 +75,7 @@ class GradientExchange:
         for one in self._exchanged:
             one.undo()
 
-    def _meet(self, model: Any) -> Exchange | None:
+    def _meet(self, model: Any) -> GradientAllReduce | None:
         """What adds up its gradients; None where torch does."""
         group = model.process_group
         if (
@@ -87,9 +89,9 @@ class GradientExchange:
             or self._distributed.get_backend(group) != "gloo"
         ):
             return None
-        from cputrain.cluster.gradients import Exchange
+        from cputrain.ranks.gradients import GradientAllReduce
 
-        made = Exchange(group, measured=self._measured, chose=self._count)
+        made = GradientAllReduce(group, measured=self._measured, chose=self._count)
         try:  # not as a hook of the model's, which would be saved with it
             self._distributed._register_comm_hook(model.reducer, None, lambda _, one: made(one))
         except RuntimeError:  # one of torch's own is there

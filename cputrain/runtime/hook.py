@@ -67,23 +67,23 @@ def _tell(error: BaseException, message: str) -> None:
 
 
 def _prepare() -> None:
-    from cputrain.runtime.carried import read_carried
     from cputrain.runtime.library_variables import set_variables
+    from cputrain.runtime.plan_env import read_plan_env
     from cputrain.runtime.share import take_share
 
     take_share(os.environ)
-    set_variables(read_carried().environment)
+    set_variables(read_plan_env().environment)
 
 
 def _apply(torch: ModuleType, *, reports: bool, is_planned: bool) -> None:
     from cputrain.runtime.apply import apply_plan
-    from cputrain.runtime.carried import read_carried
     from cputrain.runtime.library_variables import remove_variables
+    from cputrain.runtime.plan_env import read_plan_env
 
     remove_variables()
-    apply_plan(torch, read_carried(), reports=reports, is_planned=is_planned)
+    apply_plan(torch, read_plan_env(), reports=reports, is_planned=is_planned)
     if "CPUTRAIN_TRIAL" in os.environ:
-        from cputrain.runtime.at_work import NOW
+        from cputrain.runtime.state import NOW
         from cputrain.runtime.trial import watch
 
         NOW.on_trial = True
@@ -91,7 +91,7 @@ def _apply(torch: ModuleType, *, reports: bool, is_planned: bool) -> None:
 
 
 def _have_ours_passed() -> None:
-    from cputrain.runtime.exchange import have_them_passed
+    from cputrain.runtime.patching import have_them_passed
 
     have_them_passed()
 
@@ -103,9 +103,9 @@ def _let_save(safetensors: ModuleType) -> None:
 
 
 def _set_start_method(multiprocessing: ModuleType) -> None:
-    from cputrain.runtime.carried import read_carried
+    from cputrain.runtime.plan_env import read_plan_env
 
-    chosen = (read_carried().values.get("start_method") or {}).get("script")
+    chosen = (read_plan_env().values.get("start_method") or {}).get("script")
     if chosen is not None:
         # the default, not the choice: a script that calls set_start_method still may
         contexts = multiprocessing.context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.runtime.allocator import KeptMemory
-from cputrain.runtime.at_work import NOW
+from cputrain.runtime.state import NOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import wraps
 
-from cputrain.runtime.exchange import Exchanged, pass_by, uncounted
+from cputrain.runtime.patching import Patch, pass_by, uncounted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class _ForgivingView:
             del self._kind.view  # what is behind is the base's own
 
 
-def _dropouts(torch: ModuleType) -> Iterator[Exchanged]:
+def _dropouts(torch: ModuleType) -> Iterator[Patch]:
     place: Any = torch._VF
 
     def factors(tensor: Any, p: float, train: bool) -> Any:
@@ -107,7 +107,7 @@ def _dropouts(torch: ModuleType) -> Iterator[Exchanged]:
         order = order_of(torch, tensor)
         return noise.bernoulli_(1 - p).div_(1 - p).contiguous(memory_format=order)
 
-    def exchanged(name: str, multiply: Callable[[Any, Any], Any]) -> Exchanged:
+    def exchanged(name: str, multiply: Callable[[Any, Any], Any]) -> Patch:
         own = getattr(place, name)
 
         @wraps(own)
@@ -115,13 +115,13 @@ def _dropouts(torch: ModuleType) -> Iterator[Exchanged]:
             found = factors(tensor, p, train)
             return own(tensor, p, train) if found is None else multiply(tensor, found)
 
-        return Exchanged(place, name, dropout)
+        return Patch(place, name, dropout)
 
     yield exchanged("dropout", lambda tensor, found: tensor * found)
     yield exchanged("dropout_", lambda tensor, found: tensor.mul_(found))
 
 
-def _drawn_alike(torch: ModuleType, name: str) -> Exchanged:
+def _drawn_alike(torch: ModuleType, name: str) -> Patch:
     own = getattr(torch, name)
 
     @wraps(own)
@@ -131,7 +131,7 @@ def _drawn_alike(torch: ModuleType, name: str) -> Exchanged:
             options["memory_format"] = torch.contiguous_format
         return own(*args, **options)
 
-    return Exchanged(torch, name, drawn)
+    return Patch(torch, name, drawn)
 
 
 def _draws_by_itself(torch: ModuleType, tensor: Any) -> bool:
@@ -143,7 +143,7 @@ def _draws_by_itself(torch: ModuleType, tensor: Any) -> bool:
     )
 
 
-def _pickled(torch: ModuleType) -> Exchanged:
+def _pickled(torch: ModuleType) -> Patch:
     """torch.save and pickle: where the file is read, a view may be a view again."""
     kind: Any = torch.Tensor
     own = kind.__reduce_ex__
@@ -154,7 +154,7 @@ def _pickled(torch: ModuleType) -> Exchanged:
             return own(self.detach().contiguous().requires_grad_(self.requires_grad), protocol)
         return own(self, protocol)
 
-    return Exchanged(kind, "__reduce_ex__", reduce)
+    return Patch(kind, "__reduce_ex__", reduce)
 
 
 class _OptimizersAlike:

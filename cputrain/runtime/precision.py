@@ -10,9 +10,9 @@ from functools import wraps
 from operator import setitem
 from types import SimpleNamespace
 
-from cputrain.runtime.exchange import pass_by, uncounted, without_ours
 from cputrain.runtime.module_hooks import ModuleHooks
-from cputrain.runtime.outermost import outermost
+from cputrain.runtime.patching import pass_by, uncounted, without_ours
+from cputrain.runtime.root_forward import outermost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import weakref
 
-from cputrain.runtime.derivatives import Derivatives
-from cputrain.runtime.exchange import never_compile
-from cputrain.runtime.outermost import outermost
+from cputrain.runtime.double_backward import DoubleBackward
+from cputrain.runtime.patching import never_compile
+from cputrain.runtime.root_forward import outermost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Replicas:
         self._count = count
         self._steps = 0
         self._since: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._derivatives = Derivatives(torch)
+        self._derivatives = DoubleBackward(torch)
         self._hook = register_optimizer_step_post_hook(self._stepped)
         never_compile(Replicas._stepped)
         self._models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

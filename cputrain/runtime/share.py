@@ -10,7 +10,7 @@ import os
 import sys
 
 from cputrain.machine.ranks import read_rank
-from cputrain.runtime.carried import VARIABLE, read_carried
+from cputrain.runtime.plan_env import VARIABLE, read_plan_env
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def take_share(environment: MutableMapping[str, str]) -> None:
     rank = read_rank(environment)
     if rank is None:
         return
-    carried = read_carried(environment)
+    carried = read_plan_env(environment)
     if carried.rank == planned_rank(environment):
         return
     from cputrain.machine import read_machine

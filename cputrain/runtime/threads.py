@@ -6,7 +6,7 @@ import os
 
 from cputrain.machine import threads_set_by_launcher
 from cputrain.plan.threads import thread_variables
-from cputrain.runtime.at_work import NOW
+from cputrain.runtime.state import NOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

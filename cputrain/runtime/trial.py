@@ -12,8 +12,8 @@ import os
 import sys
 import time
 
-from cputrain.runtime.exchange import Exchanged, never_compile
 from cputrain.runtime.loader_clock import LoaderClock
+from cputrain.runtime.patching import Patch, never_compile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Recorder:
                 self._losses.append(_value(torch, tensors))
             return own(tensors, *args, **options)
 
-        Exchanged(autograd, "backward", backward)
+        Patch(autograd, "backward", backward)
 
     def _see_attention(self, torch: ModuleType) -> None:
         place: Any = torch.nn.functional
@@ -141,7 +141,7 @@ class Recorder:
             self._uses.add("attention")
             return own(*args, **options)
 
-        Exchanged(place, "scaled_dot_product_attention", attend)
+        Patch(place, "scaled_dot_product_attention", attend)
 
     def _tell(self, how: str) -> None:
         if os.getpid() != self._owner or self._fd < 0:

@@ -11,7 +11,7 @@ import json
 import os
 import weakref
 
-from cputrain.runtime.outermost import outermost
+from cputrain.runtime.root_forward import outermost
 from cputrain.runtime.trial import end, seed
 
 TYPE_CHECKING = False

@@ -1,8 +1,8 @@
 """One batch over several CPU replicas and other devices, with the same result."""
 
-from cputrain.split.ranks import RankSampler, RankShare, rank_share
-from cputrain.split.split import Split, splitter_of
-from cputrain.split.verify import Verification, verify
+from cputrain.split.balance.ddp import RankSampler, RankShare, rank_share
+from cputrain.split.module import Split, splitter_of
+from cputrain.split.proof.verify import Verification, verify
 
 __all__ = [
     "RankSampler",

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch.utils import _pytree as tree
 
-from cputrain.split.model_state import outline
+from cputrain.split.proof.model_state import outline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

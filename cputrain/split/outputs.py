@@ -6,8 +6,8 @@ import torch
 from torch.utils import _pytree as tree
 
 from cputrain.record import Record
-from cputrain.split.model_state import StateCopier, outline, reachable
-from cputrain.split.refusal import CannotSplitError
+from cputrain.split.proof.model_state import StateCopier, outline, reachable
+from cputrain.split.proof.refusal import CannotSplitError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ REDUCED = -1
 """In the place of a dimension: a number of the whole batch, which every part has."""
 
 
-class Together(Record):
+class OutputLayout(Record):
     """How the outputs of the parts make one, found where the whole output is known."""
 
     dims: tuple[int | None, ...]
@@ -73,7 +73,7 @@ def concatenated(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     largest = max(parts, key=torch.Tensor.numel)
     if largest.is_contiguous():
         return torch.cat(tuple(parts), dim)
-    order = sorted(range(largest.dim()), key=lambda at: -largest.stride(at))
+    order = sorted(range(largest.dim()), key=largest.stride, reverse=True)
     if not largest.permute(order).is_contiguous():  # with gaps, or expanded
         return torch.cat(tuple(parts), dim)
     back = sorted(range(largest.dim()), key=order.__getitem__)

@@ -27,7 +27,7 @@ import torch
 import torch.utils.data
 
 import cputrain.data
-from cputrain.data.paths import columns_of_loader
+from cputrain.data.strategy import columns_of_loader
 from cputrain.runtime.loader import Loaders
 from tests.data import case_datasets
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from cputrain.data import DataLoader, ahead
-from cputrain.data.ahead import BatchThread, Trial
+from cputrain.data import DataLoader
+from cputrain.data import prefetch as ahead
+from cputrain.data.prefetch import BatchThread, Trial
 from cputrain.data.statistics import Statistics
 
 

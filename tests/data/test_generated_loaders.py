@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cputrain.data import columns, memory
-from cputrain.split import splitter
+from cputrain.split import dispatcher as splitter
 from tests.data.loader_cases import compare, generate, is_in_memory, reduce
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch.utils.data
 from torch.utils.data import RandomSampler, SequentialSampler, default_collate
 
 from cputrain.data import DataLoader
-from cputrain.data.next_epoch import foretell, may_change_between_epochs
+from cputrain.data.epoch_prefetch import foretell, may_change_between_epochs
 
 EPOCHS = 4
 

@@ -43,8 +43,8 @@ def run(folder, name, script, args):
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    if "cputrain.runtime.at_work" in sys.modules:
-        applied = sys.modules["cputrain.runtime.at_work"].NOW.applied.values()
+    if "cputrain.runtime.state" in sys.modules:
+        applied = sys.modules["cputrain.runtime.state"].NOW.applied.values()
         with open(f"{base}.line", "w") as file:
             file.write(", ".join(filter(None, (each.describe() for each in applied))))
     os._exit(code)  # to take an interpreter with all of that apart takes longer than most scripts

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cputrain.opencl import between, fallback, fallbacks, reset_fallbacks
-from cputrain.opencl.between import Passage, Way
-from cputrain.opencl.device import Memory, Waiting, devices
+from cputrain.opencl import fallback, fallbacks, reset_fallbacks
+from cputrain.opencl import fallback_policy as between
+from cputrain.opencl.device import HostDirty, Memory, devices
+from cputrain.opencl.fallback_policy import Placement, Regime
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def way(monkeypatch):
 
     def takes(seconds):
         monkeypatch.setattr(
-            fallback, "came_back", lambda one, _: came_back(Passage(one.calls, 0.0), seconds)
+            fallback, "came_back", lambda one, _: came_back(Regime(one.calls, 0.0), seconds)
         )
 
     return takes
@@ -50,11 +51,11 @@ def calls(turns, size=50):
 
 def test_what_the_cpu_did_waits_there_until_a_kernel_wants_it():
     x = torch.rand(8, 8, device="ocl").cumsum(0)
-    assert type(x.memory) is Waiting
+    assert type(x.memory) is HostDirty
     y = x.t().cumsum(0)  # a view of it, and the CPU's
-    assert type(x.memory) is Waiting
+    assert type(x.memory) is HostDirty
     expected = x.cpu() * 2
-    assert type(x.memory) is Waiting
+    assert type(x.memory) is HostDirty
     torch.testing.assert_close((x * 2).cpu(), expected)
     assert type(x.memory) is Memory
     torch.testing.assert_close((y + 0).cpu(), (expected / 2).t().cumsum(0))
@@ -64,9 +65,9 @@ def test_what_the_cpu_wrote_waits_as_well():
     x = torch.ones(3, 4, device="ocl")
     part = x[1]
     part.cumsum_(0)
-    assert type(x.memory) is Waiting
+    assert type(x.memory) is HostDirty
     x.cumsum_(0)
-    assert type(x.memory) is Waiting
+    assert type(x.memory) is HostDirty
     expected = torch.tensor([[1.0, 1, 1, 1], [2, 3, 4, 5], [3, 4, 5, 6]])
     torch.testing.assert_close((x + 0).cpu(), expected)
     torch.testing.assert_close(part.cpu(), expected[1])
@@ -157,7 +158,7 @@ def test_what_was_long_ago_is_not_between():
 
 
 def test_sums_of_both_ways():
-    way = Way(("a", "b"), 1.0)
+    way = Placement(("a", "b"), 1.0)
     assert way.is_worth_it("a")
     for _ in range(2):
         way.took("a", 0.7)
@@ -169,8 +170,8 @@ def test_sums_of_both_ways():
     assert not way.is_worth_it("a")
     way.took("a", 0.5)
     assert way.is_worth_it("a")
-    between.came_back(Passage(("a", "b"), 0.1), 0.2)
-    between.came_back(Passage(("a", "b"), 0.4), 0.2)
+    between.came_back(Regime(("a", "b"), 0.1), 0.2)
+    between.came_back(Regime(("a", "b"), 0.4), 0.2)
     assert between._ways["b"].there == pytest.approx(0.3)
 
 

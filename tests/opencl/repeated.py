@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 
-from cputrain.opencl import repeated
-from cputrain.opencl.repeated import Repeat
+from cputrain.opencl import replay as repeated
+from cputrain.opencl.replay import Repeat
 from cputrain.opencl.table import KERNELS
 
 pytestmark = pytest.mark.usefixtures("forbidden")

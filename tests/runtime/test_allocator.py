@@ -232,7 +232,7 @@ def test_a_rank_counts_its_own_programs(tmp_path: Path) -> None:
 
 
 UNDER_PRESSURE = """
-from cputrain.runtime.at_work import NOW
+from cputrain.runtime.state import NOW
 from cputrain.runtime import memory_pressure
 
 train(100_000, 6)

@@ -116,10 +116,10 @@ try:
     next(iter(DataLoader(TensorDataset(torch.arange(4)), sampler=Samples())))
 except TypeError as error:
     print(error)
-import cputrain.data.paths
+import cputrain.data.strategy
 def fails(loader):
     raise AttributeError("a torch of tomorrow")
-cputrain.data.paths.columns_of_loader = fails
+cputrain.data.strategy.columns_of_loader = fails
 torch.manual_seed(3)
 print(torch.cat([rows for (rows,) in DataLoader(TensorDataset(torch.arange(9)), shuffle=True)]))
 torch.manual_seed(3)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from cputrain.runtime import attention, channels_last, precision
-from cputrain.runtime.outermost import outermost
+from cputrain.runtime.root_forward import outermost
 from tests.launch.programs import launch, script
 
 Pair = namedtuple("Pair", "one other")

@@ -14,7 +14,8 @@ from torch import nn
 
 from cputrain import Split
 from cputrain.errors import UsageError
-from cputrain.split import devices, road
+from cputrain.split import devices
+from cputrain.split.execution import transfer as road
 from tests.split import other_device
 from tests.split.models import MODELS
 from tests.split.test_exact import are_the_same, farthest

@@ -16,8 +16,8 @@ from torch import nn
 
 from cputrain import Split
 from cputrain.bench.networks.definitions import definitions
-from cputrain.split import watch
-from cputrain.split.model_state import structure
+from cputrain.split.proof import watch
+from cputrain.split.proof.model_state import structure
 from tests.torchvision_folder import FOLDER
 
 STEPS = 12

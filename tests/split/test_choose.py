@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from cputrain import Split
-from cputrain.split.choose import GAIN, Asked, Fastest
+from cputrain.split.balance.auto_replicas import GAIN, AutoReplicas, FixedShards
 
 
 def measured(seconds, *, noise=0.0, seed=0, drift=0.0, counts=(2, 4, 8)):
     """What is chosen where a step takes so long with so many replicas."""
     told = []
-    choice = Fastest(list(counts), told.append)
+    choice = AutoReplicas(list(counts), told.append)
     generator = random.Random(seed)
     for step in range(1000):
         sizes = choice.sizes(64, trains=True)
@@ -57,7 +57,7 @@ def test_a_gain_of_less_than_three_percent_is_not_worth_it():
 
 
 def test_short_batches_and_evaluation_are_not_measured():
-    choice = Fastest([2], lambda _: None)
+    choice = AutoReplicas([2], lambda _: None)
     assert choice.sizes(64, trains=True) == (64,)
     for _ in range(2):
         choice.took((64,), 1.0, [1.0])
@@ -69,9 +69,9 @@ def test_short_batches_and_evaluation_are_not_measured():
 
 
 def test_what_was_asked_for_is_taken():
-    assert Asked([1.0] * 3).sizes(64, trains=True) == (21, 22, 21)
-    assert Asked([3.0, 1.0]).sizes(64, trains=True) == (48, 16)
-    assert Asked([1.0] * 3).sizes(2, trains=True) == (1, 1, 0)
+    assert FixedShards([1.0] * 3).sizes(64, trains=True) == (21, 22, 21)
+    assert FixedShards([3.0, 1.0]).sizes(64, trains=True) == (48, 16)
+    assert FixedShards([1.0] * 3).sizes(2, trains=True) == (1, 1, 0)
 
 
 def test_auto_comes_to_a_choice_on_the_scripts_own_steps():
@@ -112,7 +112,7 @@ def test_of_calls_that_begin_before_a_backward_the_last_is_measured():
     split = Split(model, replicas=2)
     heard = []
 
-    class Listens(Asked):
+    class Listens(FixedShards):
         listens = True
 
         def took(self, sizes, seconds, busy):

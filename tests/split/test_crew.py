@@ -7,9 +7,9 @@ import os
 import pytest
 import torch
 
-from cputrain.split import seats as seating
-from cputrain.split.crew import Crew
-from cputrain.split.seats import places
+from cputrain.split.execution import placement as seating
+from cputrain.split.execution.executor import Executor
+from cputrain.split.execution.placement import places
 
 
 def test_each_computes_with_as_many_threads_as_it_has_cores():
@@ -17,7 +17,7 @@ def test_each_computes_with_as_many_threads_as_it_has_cores():
     before = 2
     torch.set_num_threads(before)
     ((_, seats),) = places(before).items()
-    crew = Crew(seats)
+    crew = Executor(seats)
 
     def at_work():
         torch.ones(1 << 20).add_(1).sum()

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cputrain import Split
 from cputrain.split.devices import Aside
-from cputrain.split.road import Road
+from cputrain.split.execution.transfer import TransferStream
 from tests.split.models import MODELS
 from tests.split.test_exact import far, first_of
 
@@ -202,7 +202,7 @@ def occupied():
 
 
 def test_what_comes_back_does_not_wait_for_the_gpu():
-    road = Road(torch.device("cuda", 0), torch.device("cpu"))
+    road = TransferStream(torch.device("cuda", 0), torch.device("cpu"))
     for _ in range(2):  # the first time it asks for memory, and loads kernels
         torch.cuda.synchronize()
         through = occupied()
@@ -218,7 +218,7 @@ def test_what_comes_back_does_not_wait_for_the_gpu():
 
 
 def test_what_is_sent_is_as_it_is_when_the_gpu_has_come_there():
-    road = Road(torch.device("cuda", 0), torch.device("cpu"))
+    road = TransferStream(torch.device("cuda", 0), torch.device("cpu"))
     value = torch.zeros(1000, device="cuda")
     for number in range(3):
         occupied()

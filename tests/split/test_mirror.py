@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cputrain.split.mirror import Packed
+from cputrain.split.execution.flat_params import Packed
 
 HERE = torch.device("cpu")
 

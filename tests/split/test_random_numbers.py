@@ -10,10 +10,10 @@ import torch.nn.functional as F  # noqa: N812  (as torch's own documentation has
 from torch import nn
 
 from cputrain import Split
-from cputrain.split import random_functions
-from cputrain.split.draws import Draws as Drawing
-from cputrain.split.meeting import Meeting
-from cputrain.split.part import Part, part_here
+from cputrain.split.execution.context import ReplicaContext, current_replica
+from cputrain.split.sync import random_functions
+from cputrain.split.sync.barrier import ReplicaBarrier
+from cputrain.split.sync.rng import Draws as Drawing
 
 
 class Draws(nn.Module):
@@ -131,7 +131,7 @@ def test_fused_dropout_scales_what_it_keeps_as_torch_does(monkeypatch, kind):
     monkeypatch.setattr(random_functions, "FUSED", ("cpu",))
 
     def drops(x):
-        if part_here() is None:
+        if current_replica() is None:
             kept = torch.native_dropout(torch.ones_like(x, dtype=kind), 0.3, True)[1]
             return (x.to(kind).float() * kept * (1 / 0.7)).to(kind)
         return F.dropout(x.to(kind), 0.3)
@@ -150,7 +150,7 @@ def test_the_state_of_a_devices_generator_is_the_parts_own():
     """A checkpoint keeps it, and others draw from that generator meanwhile."""
 
     def twice(x):
-        state = torch.cuda.get_rng_state("cuda") if part_here() is not None else None
+        state = torch.cuda.get_rng_state("cuda") if current_replica() is not None else None
         first = torch.rand_like(x)
         if state is None:
             return first
@@ -171,10 +171,10 @@ def test_a_draw_of_parts_that_are_all_elsewhere_is_made_in_one_place_whoever_com
     home, cpu, other = torch.device("meta", 0), torch.device("cpu"), torch.device("meta", 1)
     found = []
     for first in (0, 1):
-        meeting, draws = Meeting(2), Drawing(2)
+        meeting, draws = ReplicaBarrier(2), Drawing(2)
         draws.home = home
         parts = [
-            Part(number, (number, number + 1 + number), 3, meeting, draws, device=device)
+            ReplicaContext(number, (number, number + 1 + number), 3, meeting, draws, device=device)
             for number, device in enumerate((cpu, other))
         ]
         asked = [

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cputrain import Split
-from cputrain.split.read_names import ReadNames
+from cputrain.split.proof.read_names import ReadNames
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,9 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from cputrain.split.choose import Asked, Limits
-from cputrain.split.costs import Cost, balanced, fitted
-from cputrain.split.shares import EACH, GAIN, OFTEN, WARM_UP, WATCHED, Fit, Fitted, described
+from cputrain.split.balance.auto_replicas import FixedShards, Limits
+from cputrain.split.balance.load_balancer import (
+    EACH,
+    GAIN,
+    OFTEN,
+    WARM_UP,
+    WATCHED,
+    Fit,
+    LoadBalancer,
+    described,
+)
+from cputrain.split.balance.step_costs import Cost, balanced, fitted
 
 SIZE = 256
 
@@ -17,7 +26,7 @@ SIZE = 256
 def after(costs, *, members=None, home=0, noise=0.0, seed=0, size=SIZE, gap=0.0):
     """What is found, and in how many steps, where devices take so long."""
     told = []
-    choice = Fitted(members or [1] * len(costs), lambda: home, told.append)
+    choice = LoadBalancer(members or [1] * len(costs), lambda: home, told.append)
     steps = train(choice, costs, lambda: told, noise=noise, seed=seed, size=size, gap=gap)
     return choice, told[-1], steps
 
@@ -58,7 +67,7 @@ def step_of(costs, sizes, members, generator, noise, home=0):
 def test_a_device_that_is_slow_at_first_is_measured_on():
     """It asks for memory, and loads kernels: its first steps tell nothing."""
     told = []
-    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice = LoadBalancer([1, 1], lambda: 0, told.append)
     gpu, cpu = Cost(fixed=0.004, each=0.0001), Cost(fixed=0.006, each=0.0003)
     slow = iter([0.5, 0.2, 0.1, 0.05, 0.02])
     while choice.measures:
@@ -190,7 +199,7 @@ def test_turns_that_disagree_are_followed_by_more(slow_turns, pays):
     """One that was disturbed loses no clear gain; what is slow time and again is no gain."""
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     told, divided = [], 0
-    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice = LoadBalancer([1, 1], lambda: 0, told.append)
     while choice.measures:
         sizes = choice.sizes(SIZE, trains=True)
         seconds, busy = step_of(costs, sizes, [1, 1], random.Random(0), 0.0)
@@ -235,7 +244,7 @@ def test_other_batches_have_shares_of_their_own():
 def test_shares_are_fitted_again_when_they_have_drifted():
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     told = []
-    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice = LoadBalancer([1, 1], lambda: 0, told.append)
     train(choice, costs, lambda: told)
     before = choice.sizes(SIZE, trains=True)
     for _ in range(500):  # nothing has changed
@@ -277,7 +286,7 @@ def test_what_was_found_holds_until_something_else_is():
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     slower = [costs[0], Cost(fixed=0.0, each=0.002)]
     told = []
-    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice = LoadBalancer([1, 1], lambda: 0, told.append)
     train(choice, costs, lambda: told)
     while len(told) == 2:  # until a division is promised once more
         go_on(choice, slower)
@@ -298,7 +307,7 @@ def test_the_models_own_device_has_little_memory():
     """It is the fastest alone, and cannot be."""
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.02)]
     told = []
-    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice = LoadBalancer([1, 1], lambda: 0, told.append)
     choice.sizes(SIZE, trains=True)
     choice.limit(0, 200)
     train(choice, costs, lambda: told)
@@ -326,7 +335,7 @@ def test_times_that_no_clock_has_seen():
 def test_batches_of_all_sizes_come_to_an_end():
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     told = []
-    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice = LoadBalancer([1, 1], lambda: 0, told.append)
     generator = random.Random(0)
     for step in range(2000):
         size = generator.randint(1, 60) + step // 30
@@ -343,14 +352,14 @@ def test_batches_of_all_sizes_come_to_an_end():
 def test_a_first_batch_that_is_larger_than_the_rest_is_forgotten():
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     told = []
-    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice = LoadBalancer([1, 1], lambda: 0, told.append)
     choice.sizes(400, trains=True)
     train(choice, costs, lambda: told, size=100)
     assert choice.sizes(100, trains=True)[0] == pytest.approx(50, abs=2)
 
 
 def test_batches_with_fewer_samples_than_devices_are_not_measured():
-    choice = Fitted([1] * 4, lambda: 1, lambda _: None)
+    choice = LoadBalancer([1] * 4, lambda: 1, lambda _: None)
     assert choice.sizes(3, trains=True) == (0, 3, 0, 0)
 
 
@@ -358,7 +367,7 @@ def test_batches_with_fewer_samples_than_devices_are_not_measured():
 def test_a_device_with_little_memory_has_what_fits(after_steps):
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.0002)]
     told = []
-    choice = Fitted([1, 2], lambda: 0, told.append)
+    choice = LoadBalancer([1, 2], lambda: 0, told.append)
     for _ in range(after_steps):
         sizes = choice.sizes(SIZE, trains=True)
         if choice.listens:
@@ -375,7 +384,7 @@ def test_a_device_with_little_memory_has_what_fits(after_steps):
 def test_a_model_that_is_moved_is_measured_anew(each):
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=each)]
     told, at = [], [0]
-    choice = Fitted([1, 1], lambda: at[0], told.append)
+    choice = LoadBalancer([1, 1], lambda: at[0], told.append)
     train(choice, costs, lambda: told)
     assert not choice.measures
     assert choice.settled == (each == 0.1)
@@ -386,7 +395,7 @@ def test_a_model_that_is_moved_is_measured_anew(each):
 
 
 def test_a_limit_is_set_once_and_never_to_all():
-    choice = Asked([1.0, 1.0])
+    choice = FixedShards([1.0, 1.0])
     assert choice.limit(0, 3)
     assert choice.sizes(10, trains=True) == (3, 7)
     assert not choice.limit(0, 1)
@@ -401,7 +410,7 @@ def test_a_limit_is_set_once_and_never_to_all():
 def test_a_device_without_room_for_one_sample_has_none(size):
     costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
     told = []
-    choice = Fitted([1, 1], lambda: 0, told.append)
+    choice = LoadBalancer([1, 1], lambda: 0, told.append)
     choice.sizes(size, trains=True)
     assert choice.limit(1, 0)
     train(choice, costs, lambda: told, size=size)

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from cputrain import Split
-from cputrain.split import watch
+from cputrain.split.proof import watch
 
 SETTINGS = SimpleNamespace(mixes=False)
 

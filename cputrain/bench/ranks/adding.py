@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch import distributed
 
-from cputrain.cluster.neighbours import neighbours
+from cputrain.ranks.neighbours import neighbours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from cputrain.opencl.ops import activations as bending
+from cputrain.opencl.ops import argmax as finding
 from cputrain.opencl.ops import (
-    bending,
     channels,
     composed,
     convolving,
-    drawing,
-    finding,
     losses,
-    making,
     multiplying,
     normalising,
     optimizing,
-    picking,
     pointwise,
     pooling,
     reducing,
 )
+from cputrain.opencl.ops import embedding as picking
+from cputrain.opencl.ops import factories as making
+from cputrain.opencl.ops import rng as drawing
 
 __all__ = [
     "bending",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cputrain.opencl.conv_geometry import ConvGeometry, conv_geometry_of
 from cputrain.opencl.device import devices
 from cputrain.opencl.fallback import is_chosen
 from cputrain.opencl.ops import winograd
@@ -27,7 +28,6 @@ from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, dense, made
 from cputrain.opencl.tiles import parts_of
 from cputrain.opencl.types import LARGEST, are_known
-from cputrain.opencl.window import Window, window_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def convolution(
             *_flat(stride, padding, dilation), transposed, [0, *output_padding], groups,
         )  # fmt: skip
         return found if found is NotImplemented else found.squeeze(2)
-    window = window_of(
+    window = conv_geometry_of(
         input.size(), weight.size(), tuple(stride), tuple(padding), tuple(dilation), groups,
         tuple(output_padding) if transposed else None,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def convolution_backward(
         if found is NotImplemented:
             return found
         return (*(one if one is None else one.squeeze(2) for one in found[:2]), found[2])
-    window = window_of(
+    window = conv_geometry_of(
         input.size(), weight.size(), tuple(stride), tuple(padding), tuple(dilation), groups,
         tuple(output_padding) if transposed else None,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def _flat(*each: Sequence[int]) -> list[list[int]]:
 
 
 def _to_output(
-    window: Window, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+    window: ConvGeometry, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
     if window.is_depthwise:
         depthwise(window, one, weight, bias, out)
@@ -160,7 +160,7 @@ def _to_output(
 
 
 @lru_cache(maxsize=1 << 12)
-def _output(device: Device, w: Window, kind: torch.dtype, has_bias: bool) -> Product:
+def _output(device: Device, w: ConvGeometry, kind: torch.dtype, has_bias: bool) -> Product:
     return _product(
         device, w, kind, has_bias,
         rows=w.each_out, deep=w.reach, table=_table_out(device.index, w),
@@ -173,7 +173,7 @@ def _output(device: Device, w: Window, kind: torch.dtype, has_bias: bool) -> Pro
 
 
 def _to_input(
-    window: Window, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+    window: ConvGeometry, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
     if window.is_depthwise:
         depthwise_input(window, grad, weight, bias, out)
@@ -187,7 +187,7 @@ def _to_input(
 
 
 @lru_cache(maxsize=1 << 12)
-def _inputs(device: Device, w: Window, kind: torch.dtype, has_bias: bool) -> list[Product]:
+def _inputs(device: Device, w: ConvGeometry, kind: torch.dtype, has_bias: bool) -> list[Product]:
     found = []
     for a, b in pairs(range(min(w.step_h, w.h)), range(min(w.step_w, w.w))):
         table, deep = _table_in(device.index, w, a, b)
@@ -207,7 +207,7 @@ def _inputs(device: Device, w: Window, kind: torch.dtype, has_bias: bool) -> lis
 
 
 def _product(
-    device: Device, w: Window, kind: torch.dtype, has_bias: bool, *,
+    device: Device, w: ConvGeometry, kind: torch.dtype, has_bias: bool, *,
     rows: int, deep: int, table: Any, weight_steps: tuple[int, int], read: tuple[int, ...],
     places: tuple[int, ...], written: tuple[int, ...], checked: bool,
 ) -> Product:  # fmt: skip
@@ -222,7 +222,7 @@ def _product(
     )  # fmt: skip
 
 
-def _to_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
+def _to_weight(window: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
     if window.is_depthwise:
         depthwise_weight(window, grad, one, out)
         return
@@ -240,7 +240,7 @@ def _to_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) 
 
 
 @lru_cache(maxsize=1 << 12)
-def _weight(device: Device, w: Window, kind: torch.dtype) -> tuple[Product, int]:
+def _weight(device: Device, w: ConvGeometry, kind: torch.dtype) -> tuple[Product, int]:
     rows, columns, deep = w.each_out, w.reach, w.n * w.p * w.q
     parts, each = parts_of(device, rows, columns, deep, w.groups)
     ready = Product(
@@ -257,7 +257,7 @@ def _weight(device: Device, w: Window, kind: torch.dtype) -> tuple[Product, int]
 
 
 @lru_cache(maxsize=1 << 10)
-def _table_out(index: int, w: Window) -> Any:
+def _table_out(index: int, w: ConvGeometry) -> Any:
     """For each channel that is read and each place in the window: see conv.cl."""
     c, r, s = np.meshgrid(np.arange(w.each_in), np.arange(w.r), np.arange(w.s), indexing="ij")
     h, v = r * w.gap_h, s * w.gap_w
@@ -266,7 +266,7 @@ def _table_out(index: int, w: Window) -> Any:
 
 
 @lru_cache(maxsize=1 << 10)
-def _table_in(index: int, w: Window, a: int, b: int) -> tuple[Any, int]:
+def _table_in(index: int, w: ConvGeometry, a: int, b: int) -> tuple[Any, int]:
     """The same for a gradient: channels that were written, and what reaches these places."""
     rs = [r for r in range(w.r) if (a + w.pad_h - r * w.gap_h) % w.step_h == 0]
     ss = [s for s in range(w.s) if (b + w.pad_w - s * w.gap_w) % w.step_w == 0]

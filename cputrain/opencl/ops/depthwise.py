@@ -16,8 +16,8 @@ from cputrain.opencl.types import NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from cputrain.opencl.conv_geometry import ConvGeometry
     from cputrain.opencl.device import Device
-    from cputrain.opencl.window import Window
 
 ITEMS = 128
 """That add up a channel's part of the gradient of a weight."""
@@ -27,21 +27,21 @@ WAVES = 8
 
 
 def depthwise(
-    window: Window, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+    window: ConvGeometry, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
     """Write the convolution."""
     _places("output", window, one, weight, bias, out)
 
 
 def depthwise_input(
-    window: Window, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+    window: ConvGeometry, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
     """Write the gradient of its input."""
     _places("input", window, grad, weight, bias, out)
 
 
 def _places(
-    name: str, window: Window, one: OclTensor, weight: OclTensor, bias: OclTensor | None,
+    name: str, window: ConvGeometry, one: OclTensor, weight: OclTensor, bias: OclTensor | None,
     out: OclTensor,
 ) -> None:  # fmt: skip
     device = out.memory.device
@@ -55,7 +55,7 @@ def _places(
     )  # fmt: skip
 
 
-def depthwise_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
+def depthwise_weight(window: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
     """Write the gradient of its weight."""
     w = window
     device = out.memory.device
@@ -75,11 +75,11 @@ def depthwise_weight(window: Window, grad: OclTensor, one: OclTensor, out: OclTe
 
 
 @lru_cache(maxsize=1 << 12)
-def _form(w: Window) -> tuple[int, ...]:
+def _form(w: ConvGeometry) -> tuple[int, ...]:
     return w.c, w.h, w.w, w.k, w.p, w.q, w.each_out, w.pad_h, w.pad_w
 
 
-def _ready(device: Device, name: str, w: Window, kind: torch.dtype, has_bias: bool) -> Any:
+def _ready(device: Device, name: str, w: ConvGeometry, kind: torch.dtype, has_bias: bool) -> Any:
     """The kernel for windows of this kind; sizes of images are its arguments."""
     return _kernel(
         device, name, kind, w.r, w.s, w.step_h, w.step_w, w.gap_h, w.gap_w, int(has_bias)

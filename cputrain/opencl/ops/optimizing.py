@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.ops.making import like
+from cputrain.opencl.foreach import each_of, fit
+from cputrain.opencl.ops.factories import like
 from cputrain.opencl.ops.pointwise import FLOATING, OF_FLOATS, SAME, is_refused, number_of
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor
-from cputrain.opencl.together import each_of, fit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.ops.making import copy_
+from cputrain.opencl.ops.factories import copy_
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel

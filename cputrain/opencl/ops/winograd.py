@@ -20,8 +20,8 @@ from cputrain.opencl.types import LARGEST, NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from cputrain.opencl.conv_geometry import ConvGeometry
     from cputrain.opencl.device import Device
-    from cputrain.opencl.window import Window
 
 EACH = 36
 """Numbers of a tile of 6 x 6."""
@@ -34,7 +34,7 @@ SHARE = 16
 
 
 @lru_cache(maxsize=1 << 12)
-def fits(w: Window, kind: torch.dtype) -> bool:
+def fits(w: ConvGeometry, kind: torch.dtype) -> bool:
     """Whether a convolution, or its gradients, are done like this.
 
     In float64 they are not: whoever computes in it wants all digits.
@@ -51,7 +51,7 @@ def fits(w: Window, kind: torch.dtype) -> bool:
 
 
 def to_output(
-    w: Window, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+    w: ConvGeometry, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
     """Write the convolution."""
     windows = _of_window(weight, turned=False)
@@ -61,7 +61,7 @@ def to_output(
 
 
 def to_input(
-    w: Window, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+    w: ConvGeometry, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
     """Write the gradient of its input: the convolution of the gradient by what is turned."""
     windows = _of_window(weight, turned=True)
@@ -72,7 +72,7 @@ def to_input(
         _to_output(windows, between, bias, out, first, count, (w.c, w.h, w.w))
 
 
-def to_weight(w: Window, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
+def to_weight(w: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
     """Write the gradient of its weight."""
     device, kind = out.memory.device, out.dtype
     images = _images(w, device)
@@ -103,7 +103,7 @@ def _tiles(p: int, q: int) -> int:
 
 
 @lru_cache(maxsize=1 << 12)
-def _images(w: Window, device: Device) -> list[tuple[int, int]]:
+def _images(w: ConvGeometry, device: Device) -> list[tuple[int, int]]:
     """The first, and how many, of those that are done at a time."""
     tiles = max(_tiles(w.p, w.q), _tiles(w.h, w.w))
     each = EACH * tiles * (w.c + w.k) * 4
@@ -147,7 +147,7 @@ def _of_image(
     return out
 
 
-def _of_gradient(w: Window, grad: OclTensor, first: int, count: int) -> OclTensor:
+def _of_gradient(w: ConvGeometry, grad: OclTensor, first: int, count: int) -> OclTensor:
     device = grad.memory.device
     form = _form((w.p, w.q), w.k, count)
     out = _between(device, w.k, form[-1])

@@ -1,0 +1,301 @@
+"""Operators that make tensors, copy them, and read a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cputrain.opencl.elementwise import run
+from cputrain.opencl.fallback import sent
+from cputrain.opencl.shapes import (
+    broadcast,
+    contiguous,
+    is_another_part,
+    is_dense,
+    is_written_once,
+)
+from cputrain.opencl.table import kernel
+from cputrain.opencl.tensor import (
+    OclTensor,
+    fill,
+    made,
+    on_host,
+    read,
+    resized,
+    twin_of,
+    write,
+)
+from cputrain.opencl.trace import cannot_be_repeated
+from cputrain.opencl.types import are_known, holds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+aten = torch.ops.aten
+
+PRESERVE = (None, torch.preserve_format)
+
+
+def like(self: OclTensor, memory_format: Any, dtype: torch.dtype | None) -> OclTensor:
+    """A new one of this size, in an order of memory that torch would choose."""
+    kind = dtype or self.dtype
+    index = self.memory.device.index
+    if memory_format in PRESERVE:
+        if is_dense(self.size(), self.stride()):
+            return made(index, self.size(), self.stride(), kind)
+        return made(index, self.size(), torch.empty_like(twin_of(self)).stride(), kind)
+    stride = torch.empty(self.size(), device="meta", memory_format=memory_format).stride()
+    return made(index, self.size(), stride, kind)
+
+
+def _goes_elsewhere(self: OclTensor, device: Any, layout: Any) -> bool:
+    return layout not in (None, torch.strided) or (
+        device is not None and torch.device(device) != self.device
+    )
+
+
+def _filled(one: OclTensor, value: Any) -> OclTensor:
+    if not isinstance(value, complex) and are_known(one.memory.device, one.dtype) and holds(
+        one.dtype, value
+    ):  # fmt: skip
+        computes = torch.uint8 if one.dtype is torch.bool else one.dtype
+        run("VALUE", one, [], [("VALUE", computes, value)], computes=computes)
+    else:
+        fill(one, value)
+    return one
+
+
+@kernel(aten.empty_like.default)
+def empty_like(
+    self: OclTensor, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None, memory_format: Any = None,  # noqa: ARG001
+) -> Any:  # fmt: skip
+    """With whatever is in its memory."""
+    if _goes_elsewhere(self, device, layout):
+        return NotImplemented
+    return like(self, memory_format, dtype)
+
+
+@kernel(aten.zeros_like.default)
+def zeros_like(self: OclTensor, **options: Any) -> Any:
+    """Zeros."""
+    return full_like(self, 0, **options)
+
+
+@kernel(aten.ones_like.default)
+def ones_like(self: OclTensor, **options: Any) -> Any:
+    """Ones."""
+    return full_like(self, 1, **options)
+
+
+@kernel(aten.full_like.default)
+def full_like(self: OclTensor, fill_value: Any, **options: Any) -> Any:
+    """Always the same."""
+    found = empty_like(self, **options)
+    return found if found is NotImplemented else _filled(found, fill_value)
+
+
+@kernel(aten.new_empty_strided.default)
+def new_empty_strided(
+    self: OclTensor, size: Any, stride: Any, dtype: Any = None, layout: Any = None,
+    device: Any = None, pin_memory: Any = None,  # noqa: ARG001
+) -> Any:  # fmt: skip
+    """In that form."""
+    if _goes_elsewhere(self, device, layout):
+        return NotImplemented
+    return made(self.memory.device.index, size, stride, dtype or self.dtype)
+
+
+@kernel(aten.new_empty.default)
+def new_empty(self: OclTensor, size: Any, **options: Any) -> Any:
+    """Of that size."""
+    return new_empty_strided(self, size, contiguous(size), **options)
+
+
+@kernel(aten.new_zeros.default)
+def new_zeros(self: OclTensor, size: Any, **options: Any) -> Any:
+    """Zeros."""
+    return new_full(self, size, 0, **options)
+
+
+@kernel(aten.new_ones.default)
+def new_ones(self: OclTensor, size: Any, **options: Any) -> Any:
+    """Ones."""
+    return new_full(self, size, 1, **options)
+
+
+@kernel(aten.new_full.default)
+def new_full(self: OclTensor, size: Any, fill_value: Any, **options: Any) -> Any:
+    """Always the same."""
+    found = new_empty(self, size, **options)
+    return found if found is NotImplemented else _filled(found, fill_value)
+
+
+@kernel(aten.resize_.default)
+def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
+    """What is in its memory stays, in its order, as far as there is room."""
+    if list(one.size()) == list(size):
+        return one
+    form = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
+    one.memory.device.finish()
+    before = one.memory
+    held = read(before)[int(one.storage_offset()) * one.itemsize : before.used]
+    resized(one, size, form.stride())
+    if one.memory is not before:
+        host = read(one.memory)
+        many = min(len(held), one.memory.used)
+        host[:many] = held[:many]
+        write(one.memory, host)
+    return one
+
+
+@kernel(aten.fill_.Scalar)
+def fill_(self: OclTensor, value: Any) -> Any:
+    """Always the same, from now on."""
+    return NotImplemented if isinstance(value, complex) else _filled(self, value)
+
+
+@kernel(aten.zero_.default)
+def zero_(self: OclTensor) -> Any:
+    """Nothing, from now on."""
+    return _filled(self, 0)
+
+
+@kernel(aten.copy_.default)
+def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
+    """Between a device and the host, or within a device, whatever the types and forms."""
+    if not isinstance(src, OclTensor):
+        if src.device.type != "cpu" or src.layout is not torch.strided:
+            return NotImplemented
+        fill(self, src)
+        return self
+    if not isinstance(self, OclTensor):
+        src.memory.device.finish()
+        self.copy_(on_host(src))
+        return self
+    if self.memory.device is not src.memory.device:
+        src.memory.device.finish()
+        fill(self, on_host(src))
+        return self
+    if (
+        is_another_part(self, src)  # where they overlap, torch may refuse it
+        or not is_written_once(self)
+        or not are_known(self.memory.device, self.dtype, src.dtype)
+        or broadcast([self.size(), src.size()]) != list(self.size())
+    ):
+        return NotImplemented
+    run("SRC", self, [("SRC", src)], computes=src.dtype)
+    return self
+
+
+@kernel(aten.detach.default)
+def detach(self: OclTensor) -> Any:
+    """The same, without a past. (Autograd does this with every gradient.)"""
+    return self.form.view_of(self)
+
+
+@kernel(aten.set_.source_Tensor)
+def set_(self: Any, source: Any) -> Any:
+    """From now on in the other's memory, in its form."""
+    if not (isinstance(self, OclTensor) and isinstance(source, OclTensor)):
+        return NotImplemented
+    if self.dtype is not source.dtype or self.memory.device is not source.memory.device:
+        return NotImplemented
+    cannot_be_repeated()
+    self.data = source
+    return self
+
+
+@kernel(aten.clone.default)
+def clone(self: OclTensor, *, memory_format: Any = None) -> Any:
+    """The same in memory of its own."""
+    return _copied(like(self, memory_format, None), self)
+
+
+@kernel(aten._to_copy.default)
+def to_copy(
+    self: OclTensor, *, dtype: Any = None, layout: Any = None, device: Any = None,
+    pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,  # noqa: ARG001
+) -> Any:  # fmt: skip
+    """The same of another type, or somewhere else."""
+    if layout not in (None, torch.strided):
+        return NotImplemented
+    goes = self.device if device is None else torch.device(device)
+    if goes.type == self.device.type and goes.index in (None, self.device.index):
+        return _copied(like(self, memory_format, dtype), self)
+    self.memory.device.finish()
+    value = on_host(self).to(
+        dtype or self.dtype, memory_format=memory_format or torch.preserve_format
+    )
+    if goes.type == self.device.type:
+        return sent(value, goes.index or 0)
+    if goes.type != "cpu":
+        return value.to(goes)
+    is_own = self.memory.host is None and self.memory.copy is None
+    return value if is_own else value.clone()
+
+
+def _copied(there: OclTensor, src: OclTensor) -> Any:
+    found = copy_(there, src)
+    if found is NotImplemented:
+        src.memory.device.finish()
+        fill(there, on_host(src))
+    return there
+
+
+@kernel(aten._local_scalar_dense.default)
+def local_scalar_dense(self: OclTensor) -> Any:
+    """Its only number."""
+    self.memory.device.finish()
+    return on_host(self).item()
+
+
+@kernel(aten.cat.default)
+def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """One behind the other."""
+    parts = [one for one in tensors if one.dim() != 1 or one.numel()]
+    first = parts[0] if parts else None
+    if first is None or not isinstance(first, OclTensor):
+        return NotImplemented
+    if not are_known(first.memory.device, first.dtype) or not all(
+        isinstance(one, OclTensor)
+        and one.dtype is first.dtype
+        and one.memory.device is first.memory.device
+        and one.dim() == first.dim()
+        for one in parts
+    ):
+        return NotImplemented
+    if not -first.dim() <= dim < first.dim():
+        return NotImplemented
+    dim %= first.dim()
+    others = [[n for place, n in enumerate(one.size()) if place != dim] for one in parts]
+    if any(one != others[0] for one in others):
+        return NotImplemented
+    size = list(first.size())
+    size[dim] = sum(one.size(dim) for one in parts)
+    stride = contiguous(size)
+    out = made(first.memory.device.index, size, stride, first.dtype)
+    at = 0
+    for one in parts:
+        copy_(OclTensor(out.memory, one.size(), stride, at * stride[dim], out.dtype), one)
+        at += one.size(dim)
+    return out
+
+
+@kernel(aten.stack.default)
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """One behind the other, in a dimension of their own."""
+    if not all(isinstance(one, OclTensor) and one.size() == tensors[0].size() for one in tensors):
+        return NotImplemented
+    at = dim + tensors[0].dim() + 1 if dim < 0 else dim
+    if not 0 <= at <= tensors[0].dim():
+        return NotImplemented
+    return cat([one.unsqueeze(at) for one in tensors], at)
+
+
+@kernel(aten._unsafe_view.default)
+def unsafe_view(self: OclTensor, size: Any) -> Any:
+    """The same memory, in another form."""
+    return self.view(size)

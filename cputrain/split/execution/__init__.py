@@ -1,0 +1,1 @@
+"""How a batch is computed in shards: replicas of the model, their threads, autograd, transfers."""

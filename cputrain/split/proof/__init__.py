@@ -1,0 +1,1 @@
+"""Proves that a model's batch can be divided, and checks it later."""

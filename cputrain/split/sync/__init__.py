@@ -1,0 +1,1 @@
+"""What replicas do together: barriers, statistics and losses of the whole batch, random numbers."""
