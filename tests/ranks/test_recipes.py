@@ -15,8 +15,8 @@ from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alph
 from cputrain.launch import cluster
 from cputrain.launch.commands.launch import OPTIONS
 from cputrain.launch.options import parse
-from tests.ranks.slurm import Cluster, NoClusterError, lacks
 from tests.launch.programs import environment, plain
+from tests.ranks.slurm import Cluster, NoClusterError, lacks
 
 ROOT = Path(__file__).parents[2]
 
