@@ -32,7 +32,7 @@ def test_each_optimizer_is_timed_both_ways():
     for case in comparison["cases"]:
         assert len(case["cells"]) == len(shapes(quick=True))
         assert all(cell["python_s"] > 0 and cell["rounds"] >= 2 for cell in case["cells"])
-        # a dozen tensors are fused, but for plain SGD, which is one operator already
+        # 30 tensors are fused, but for plain SGD, which is one operator already
         assert case["cells"][1]["is_fused"] == (case["name"] != "sgd")
         assert not case["cells"][0]["is_fused"]
 

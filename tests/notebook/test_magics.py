@@ -94,7 +94,12 @@ def test_a_setup_is_a_table_and_tells_later_what_it_met(tmp_path: Path) -> None:
     setup, _, so_far, plan, machine, found, again = in_shell(
         tmp_path,
         "%load_ext cputrain\n%cputrain_setup --threads 1",
-        CELL + "optimizer = torch.optim.Adam(model.parameters())" + LOOP,
+        CELL.replace(
+            "torch.nn.Linear(8, 1)",
+            "torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))",
+        )
+        + "optimizer = torch.optim.Adam(model.parameters())"
+        + LOOP,
         "%cputrain_setup --so-far",
         "import cputrain\nfrom cputrain.machine import read_machine\n_1.plan",
         "read_machine()",
@@ -103,7 +108,7 @@ def test_a_setup_is_a_table_and_tells_later_what_it_met(tmp_path: Path) -> None:
     )
     assert "fused optimizers" in setup.text
     assert setup.html.startswith("<div")
-    assert "fused Adam (2 tensors)" in so_far.out
+    assert "fused Adam (4 tensors)" in so_far.out
     for answer, says in ((plan, "--threads says so"), (machine, "Budget"), (found, "plain python")):
         assert says in answer.text
         assert "<table" in answer.html

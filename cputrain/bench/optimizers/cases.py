@@ -30,7 +30,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The class in torch.optim, and its options."""
 
-NUM_TENSORS = (1, 2, 3, 4, 8, 12, 30, 100, 400, 1000)
+NUM_TENSORS = (1, 2, 3, 4, 8, 12, 20, 30, 100, 400, 1000)
 
 NUM_ELEMENTS = (1, 64, 1000, 10_000, 30_000, 100_000, 1_000_000, 10_000_000)
 """Of each tensor."""
@@ -62,7 +62,7 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
 def shapes(*, quick: bool) -> list[Shape]:
     """Return what a sweep times: numbers of tensors, elements of each, and the part touched."""
     if quick:
-        return [(1, 64, 1.0), (12, 1000, 1.0), (1, 64 * TABLE_WIDTH, 0.01)]
+        return [(1, 64, 1.0), (30, 1000, 1.0), (1, 64 * TABLE_WIDTH, 0.01)]
     sweep = [
         (count, size, 1.0)
         for size in NUM_ELEMENTS
