@@ -1,7 +1,7 @@
 """Everything cputrain raises on purpose.
 
     CputrainError              what every one below is; ends a command with exit code 1
-    ├── UsageError        2    the user typed, set or wrote something that breaks a rule
+    ├── UsageError        2    what the user typed, set or wrote breaks a rule; a ValueError
     │   ├── PlanError     2    a plan that cannot be read, or does not fit this machine
     │   ├── UnguardedMain 1    a script starts workers whenever it is imported, also by a worker
     │   └── SourceError   2    a sysroot or capture that is not a machine
@@ -53,7 +53,7 @@ def _rebuild(
     return kind(parameter, rule, found=found, do=do)
 
 
-class UsageError(CputrainError):
+class UsageError(CputrainError, ValueError):
     """Something the user typed, set or wrote breaks a rule."""
 
     exit_code = 2
