@@ -1,4 +1,4 @@
-"""torch.autocast on a device without kernels of reduced precision: off, with one warning."""
+"""Disable torch.autocast for the device, which has no reduced-precision kernels; warn once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _has_warned = False
 
 
 def left_off(own: Any, name: str) -> Any:
-    """Wrap autocast's `__init__`: for this device, warn once in a process and leave it off.
+    """Wrap autocast's `__init__`: for this device, disable it and warn once per process.
 
-    Torch does so for types that `get_amp_supported_dtype` lacks, but again in every step of a loop
-    in which anything changes Python's filters of warnings.
+    Torch does so for dtypes that `get_amp_supported_dtype` lacks, but warns again in every step of
+    a loop that changes Python's warning filters.
     """
 
     @wraps(own)

@@ -1,4 +1,4 @@
-"""What a convolution, or a pool, does with an image: sizes, steps, edges and gaps."""
+"""Geometry of a convolution or pooling: sizes, stride, padding and dilation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class ConvGeometry(Record):
-    """Of n images with c channels of h x w, k channels of p x q are made by windows of r x s.
+    """Sizes of a convolution: input (n, c, h, w), output (n, k, p, q), kernel size (r, s).
 
-    `window_of` makes one of each, so they are known by who they are, which is quick.
+    `step_*` is the stride, `pad_*` the padding, `gap_*` the dilation. `conv_geometry_of` interns
+    the objects, so that equality and hash can be those of the object, which is fast.
     """
 
     __hash__ = object.__hash__
@@ -39,37 +40,37 @@ class ConvGeometry(Record):
 
     @property
     def input_size(self) -> tuple[int, ...]:
-        """Of what is read."""
+        """Shape of the input."""
         return self.n, self.c, self.h, self.w
 
     @property
     def output_size(self) -> tuple[int, ...]:
-        """Of what is written."""
+        """Shape of the output."""
         return self.n, self.k, self.p, self.q
 
     @property
     def each_in(self) -> int:
-        """Channels that a group reads."""
+        """Input channels of a group."""
         return self.c // self.groups
 
     @property
     def each_out(self) -> int:
-        """Channels that a group writes."""
+        """Output channels of a group."""
         return self.k // self.groups
 
     @property
     def reach(self) -> int:
-        """What is added up for an element that is written."""
+        """Number of products that are summed for one output element."""
         return self.each_in * self.r * self.s
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is on its own."""
+        """Whether each input channel is a group of its own."""
         return self.groups == self.c and self.groups > 1
 
     @property
     def is_padded(self) -> bool:
-        """Whether a window reaches beyond the image."""
+        """Whether any position of the kernel reaches beyond the image."""
         ends = (
             (self.p - 1) * self.step_h - self.pad_h + (self.r - 1) * self.gap_h >= self.h,
             (self.q - 1) * self.step_w - self.pad_w + (self.s - 1) * self.gap_w >= self.w,
@@ -82,8 +83,18 @@ def conv_geometry_of(
     size: tuple[int, ...], weight: tuple[int, ...], step: tuple[int, ...], pad: tuple[int, ...],
     gap: tuple[int, ...], groups: int, more: tuple[int, ...] | None,
 ) -> ConvGeometry | None:  # fmt: skip
-    """Of a convolution of what has these sizes; with `more` at its edges, a transposed one: then it
-    is the window whose gradient that is. None where they do not go together."""
+    """Return the geometry of a convolution, or None if the sizes do not match.
+
+    Args:
+        size: Shape of the input, 4-D.
+        weight: Shape of the weight, 4-D.
+        step: Stride; one value, or one for each spatial dimension, as for `pad` and `gap`.
+        pad: Padding.
+        gap: Dilation.
+        groups: Number of groups.
+        more: Output padding of a transposed convolution, whose geometry is that of the convolution
+            whose input gradient it is; None for an ordinary convolution.
+    """
     if len(weight) != 4 or len(size) != 4:
         return None
     steps, pads, gaps = (_both(value) for value in (step, pad, gap))

@@ -1,4 +1,4 @@
-"""The devices: their queues, their limits, and the memory that is kept for the next tensor."""
+"""OpenCL devices: command queue, limits, and a caching memory allocator."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ if TYPE_CHECKING:
     from cputrain.opencl.fallback_policy import Regime
 
     Block = tuple[int, Any, Any]
-    """Its size, its buffer, and the same bytes on the host."""
+    """Size in bytes, OpenCL buffer, and the NumPy array that shares its memory (or None)."""
 
 PAGE = 4096
-"""What memory that host and device share is aligned to."""
+"""Alignment in bytes of memory that host and device share."""
 
 KEPT = 8
-"""The part of the memory of the host, at the most, that is kept for tensors to come: others on the
-machine want it, too."""
+"""Divisor: on shared memory, cache at most 1/8 of it, as other processes need the host's memory."""
 
 LEAST = 512
-"""Bytes of the smallest block."""
+"""Size in bytes of the smallest block, and of the steps between block sizes."""
 
 NAN = b"\xff" * 8
-"""In every type of floating-point numbers."""
+"""Byte pattern that is NaN in every floating-point dtype."""
 
 
 class Memory:
-    """A block on a device; it goes back to those that are free with the last tensor in it."""
+    """A block of device memory, returned to the allocator when the last tensor in it dies."""
 
     __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "passage", "size", "used")
 
@@ -51,28 +50,28 @@ class Memory:
         self.device = device
         self.size = size
         self.used = used
-        """Bytes that tensors may be in: the rest of the block is beyond torch's storage."""
+        """Bytes of the tensor storage; the rest of the block is padding."""
         self.buffer = buffer
         self.host = host
-        """The same bytes, where the host may use them; None where it cannot."""
+        """NumPy array of the same memory if the device shares host memory, else None."""
         self.copy: Any = None
-        """Newer bytes on the host: see Waiting."""
+        """Host copy that is newer than the buffer; set only while the class is `HostDirty`."""
         self.passage: Regime | None = None
-        """What was done since they were on the host, if that is not long ago."""
+        """Kernels that led from an upload to this memory, if few; see fallback_policy."""
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # (a compiler makes some that are none)
+        with suppress(AttributeError):  # (a compiler may create instances without __init__)
             self.device.give_back(self)
 
 
 class HostDirty(Memory):
-    """One whose newer bytes are on the host. Whoever wants its buffer has them brought there."""
+    """Memory whose newest bytes are on the host; reading `buffer` uploads them first."""
 
     __slots__ = ()
 
     @property
     def buffer(self) -> Any:
-        """With the newer bytes; from then on it is any other's."""
+        """Upload the host copy, turn the object back into a `Memory`, and return its buffer."""
         self.device.bring(self)
         return buffer_of(self)
 
@@ -85,12 +84,12 @@ _of_memory: Any = Memory.__dict__["buffer"]
 
 
 def buffer_of(memory: Memory) -> Any:
-    """Its buffer, whatever is in it."""
+    """Return the buffer without uploading a newer host copy."""
     return _of_memory.__get__(memory)
 
 
 class Here(threading.local):
-    """What "ocl" means in this thread."""
+    """Index of the current device of this thread: the one that "ocl" without index means."""
 
     index = 0
 
@@ -99,11 +98,10 @@ HERE = Here()
 
 
 class Operator(threading.local):
-    """The operator that this thread is at: memory that is let go of meanwhile is free at its end.
+    """Context of the running operator, which defers the release of memory to its end.
 
-    A kernel is asked for with buffers, which say nothing of the tensors that they were taken from.
-    Such a tensor may be gone before the kernel is asked for, and its memory must not be given to
-    another one until then.
+    Kernel arguments are raw buffers, which hold no reference to their tensors. A tensor may die
+    before the kernel that uses its buffer is enqueued; until then its memory must not be reused.
     """
 
     def __init__(self) -> None:
@@ -114,14 +112,14 @@ class Operator(threading.local):
 
     def __exit__(self, *_: object) -> None:
         blocks = self._blocks.pop()
-        if self._blocks:  # an operator within another one, which may hold what this one let go of
+        if self._blocks:  # nested: the outer operator may still use buffers freed here
             self._blocks[-1] += blocks
             return
         for device, block in blocks:
             device.release(block)
 
     def keeps(self, device: Device, block: Block) -> bool:
-        """Keep a block until the operator's end; return False if there is none."""
+        """Hold a block until the outermost operator ends; return False outside of operators."""
         if not self._blocks:
             return False
         self._blocks[-1].append((device, block))
@@ -132,32 +130,32 @@ OPERATOR = Operator()
 
 
 class UploadStats:
-    """What was brought from the host, by all devices."""
+    """Statistics of uploads of host-dirty memory, over all devices."""
 
     any = False
-    """Whether bytes ever waited."""
+    """Whether any memory has ever been host-dirty."""
 
     seconds = 0.0
 
 
 class Stats(Record):
-    """Bytes of a device."""
+    """Memory statistics of a device, in bytes."""
 
     allocated: int
-    """In tensors."""
+    """Bytes in live tensors."""
 
     reserved: int
-    """In tensors, and kept for the next."""
+    """Bytes in live tensors and in the cache."""
 
     peak: int
-    """The most that was in tensors."""
+    """Maximum of `allocated` so far."""
 
 
 class Device:
-    """One, with a queue in which everything is done in its order."""
+    """An OpenCL device with an in-order command queue and a caching allocator."""
 
     poisons = False
-    """Whether memory that is let go of is filled with NaN: a test sees who reads it still."""
+    """Whether to fill released memory with NaN, so that tests detect a use after free."""
 
     def __init__(self, index: int, found: Any) -> None:
         self.index = index
@@ -166,13 +164,13 @@ class Device:
         self.context = cl().Context([found])
         self.queue = cl().CommandQueue(self.context)
         self.lock = threading.RLock()
-        """Held while something is asked of the queue by several calls."""
+        """Held from setting a kernel's arguments until it is enqueued."""
         self.depth = 0
-        """How often this was begun by who holds it: a handler of a signal may come between."""
+        """Nesting depth of launches under the lock; >0 when a signal handler launches a kernel."""
         self._moves = threading.RLock()
         self.is_cpu = bool(found.type & cl().device_type.CPU)
         self.shares = shares_memory(found)
-        """Whether its memory is the host's."""
+        """Whether the device shares the host's memory."""
         self.version = f"{found.platform.name} {found.driver_version}"
         self.memory = int(found.global_mem_size)
         self.largest_group = int(found.max_work_group_size)
@@ -185,7 +183,7 @@ class Device:
         os.register_at_fork(after_in_child=self._leave)
 
     def allocate(self, size: int, used: int) -> Memory:
-        """A block of so many bytes: those that are used, `rounded`."""
+        """Return a block of `size` bytes, of which the first `used` are tensor storage."""
         kept = self._free.get(size)
         buffer, host = kept.pop() if kept else self._new(size)
         if NOW.recorder is not None:
@@ -196,14 +194,14 @@ class Device:
         return Memory(self, size, used, buffer, host)
 
     def ask(self, kernel: Any, items: Any, group: Any, *arguments: Any) -> None:
-        """Have a kernel run by so many items, of which so many are a group."""
+        """Enqueue a kernel with global size `items` and work-group size `group`; record the launch."""
         if NOW.recorder is not None:
             NOW.recorder.launched(self, kernel, items, group, arguments)
         self.run(kernel, items, group, arguments)
 
     def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:
-        """The same, without it being written down."""
-        with self.lock:  # arguments stay with the kernel until it is asked for
+        """Enqueue a kernel without recording the launch."""
+        with self.lock:  # a kernel object holds its arguments until it is enqueued
             chosen = twin_of_kernel(kernel) if self.depth else kernel
             self.depth += 1
             try:
@@ -213,23 +211,23 @@ class Device:
                 self.depth -= 1
 
     def constant(self, host: Any) -> Any:
-        """Memory that has these values, and no others ever."""
+        """Return a read-only buffer with a copy of a host array."""
         flags = cl().mem_flags
         return _constant()(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
 
     def keep_on_host(self, memory: Memory, copy: Any) -> None:
-        """These are its bytes from now on: brought here when a kernel needs them."""
+        """Make a host array the memory's content, to be uploaded when a kernel needs the buffer."""
         with self._moves:
             memory.copy, memory.passage = copy, None
             memory.__class__ = HostDirty
             UploadStats.any = True
 
     def bring(self, memory: Memory) -> None:
-        """Bring bytes from the host that wait there."""
+        """Upload the newer host copy of host-dirty memory."""
         with self._moves:
             if type(memory) is not HostDirty:
-                return  # another thread has
-            self.queue.finish()  # to wait for others is no cost of its own
+                return  # another thread has uploaded it
+            self.queue.finish()  # do not count the wait for earlier kernels as upload time
             begin = time.perf_counter()
             cl().enqueue_copy(self.queue, buffer_of(memory), memory.copy)
             UploadStats.seconds += time.perf_counter() - begin
@@ -237,7 +235,7 @@ class Device:
             memory.__class__ = Memory  # type: ignore[assignment]
 
     def may_change(self, one: Any) -> bool:
-        """Whether it is memory, and not a constant."""
+        """Return whether a kernel argument is a writable buffer, not a scalar or a constant."""
         return type(one) is cl().Buffer
 
     def _new(self, size: int) -> tuple[Any, Any]:
@@ -248,7 +246,7 @@ class Device:
             if self._reserved + size > self.memory:
                 raise MemoryError
             found = self._shared(size) if self.shares else (self._own(size), None)
-        except (cl().Error, MemoryError) as error:  # (a block may be larger than a driver has)
+        except (cl().Error, MemoryError) as error:  # (or the driver limits the size of a buffer)
             if self._free:
                 self.empty_cache()
                 return self._new(size)
@@ -265,12 +263,12 @@ class Device:
 
     def _own(self, size: int) -> Any:
         found = cl().Buffer(self.context, cl().mem_flags.READ_WRITE, size)
-        # some drivers look for the memory only when it is used: that is to fail here
+        # some drivers allocate on first use: make an out-of-memory error occur here
         cl().enqueue_fill_buffer(self.queue, found, b"\0", 0, 1)
         return found
 
     def give_back(self, memory: Memory) -> None:
-        """It is free: for what is asked of the queue from now on."""
+        """Release dead memory now, or at the end of the running operator."""
         if not self._is_ours:
             return
         block = (memory.size, memory.buffer, memory.host)
@@ -278,7 +276,7 @@ class Device:
             self.release(block)
 
     def release(self, block: Block) -> None:
-        """Have a block used again, by what is asked of the queue from now on."""
+        """Put a block into the cache: commands enqueued from now on may reuse it."""
         size, buffer, host = block
         self._allocated -= size
         if self.poisons and not is_finalizing():
@@ -294,13 +292,13 @@ class Device:
         _end_without_drivers()
 
     def empty_cache(self) -> None:
-        """Nothing is kept for the next tensor."""
+        """Free all cached blocks."""
         kept, self._free = self._free, {}
-        self.finish()  # what was given back may be at work still
+        self.finish()  # kernels may still use released blocks
         self._reserved -= sum(size * len(blocks) for size, blocks in kept.items())
 
     def finish(self) -> None:
-        """Wait for all that was asked of it."""
+        """Wait until all enqueued commands have finished."""
         cannot_be_repeated()
         try:
             self.queue.finish()
@@ -308,12 +306,12 @@ class Device:
             raise in_clear(error) from error
 
     def stats(self) -> Stats:
-        """What is in use."""
+        """Return the memory statistics."""
         return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
 
 
 class Forked(Device):
-    """One in a process that was forked: drivers have threads, which are not forked along."""
+    """A device in a forked child, where it is unusable: drivers have threads, which fork drops."""
 
     def allocate(self, size: int, used: int) -> Memory:  # noqa: ARG002
         raise self._error(f"allocate {size} bytes")
@@ -340,9 +338,10 @@ class Forked(Device):
 
 @cache
 def _end_without_drivers() -> None:
-    """Have this process, which was forked, end without what drivers do at its end.
+    """Make this forked process skip the exit handlers of drivers when it ends.
 
-    They wait for their threads, for ever. What is registered last is called first.
+    Those would wait forever for threads that fork dropped. Exit handlers run last-in, first-out,
+    so this one, registered last, ends the process before theirs.
     """
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):  # not every C library has it
@@ -356,14 +355,14 @@ _types: dict[Any, list[Any]] = {}
 
 
 def typed(kernel: Any, types: Sequence[Any]) -> Any:
-    """The kernel, with the types of its scalar arguments."""
+    """Set the dtypes of a kernel's scalar arguments (None for buffers) and return the kernel."""
     kernel.set_scalar_arg_dtypes(list(types))
     _types[kernel] = list(types)
     return kernel
 
 
 def twin_of_kernel(kernel: Any) -> Any:
-    """Another with arguments of its own: those of the first may be half set."""
+    """Return a second kernel object, for when the first one's arguments are partly set."""
     twin = cl().Kernel(kernel.program, kernel.function_name)
     twin.set_scalar_arg_dtypes(_types[kernel])
     return twin
@@ -375,7 +374,7 @@ def _constant() -> Any:
 
 
 def in_clear(error: BaseException) -> BaseException:
-    """The same, as torch's callers know it, if a driver raised it."""
+    """Translate a PyOpenCL error into the error that torch would raise; return others as is."""
     if not isinstance(error, cl().Error):
         return error
     import torch
@@ -391,7 +390,7 @@ def in_clear(error: BaseException) -> BaseException:
 
 
 def no_memory(device: Device, size: int) -> Exception:
-    """What torch's callers look for."""
+    """Return the `torch.OutOfMemoryError` for a failed allocation of `size` bytes."""
     import torch
 
     return torch.OutOfMemoryError(
@@ -401,7 +400,7 @@ def no_memory(device: Device, size: int) -> Exception:
 
 
 def rounded(size: int) -> int:
-    """The block for so many bytes: an eighth more than needed, at most."""
+    """Return the block size for `size` bytes: at most an eighth larger, at least the minimum."""
     if size <= LEAST:
         return LEAST
     step = max(LEAST, 1 << max(0, size.bit_length() - 4))
@@ -410,7 +409,7 @@ def rounded(size: int) -> int:
 
 @cache
 def devices() -> tuple[Device, ...]:
-    """All there are, those of GPUs first."""
+    """Return all OpenCL devices, GPUs first."""
     found = found_devices()
     if not found:
         raise CputrainError(

@@ -1,4 +1,4 @@
-"""What is done with an operator: by a kernel, as a view, or by the CPU."""
+"""`__torch_dispatch__` of `OclTensor`: replay, kernel, decomposition, view or CPU fallback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG001
-    """What the operator gives."""
+    """Run an operator and return its result; within a backward, keep errors for its end."""
     kwargs = kwargs or {}
     try:
         return run_as_known(_done, _chosen_for_cpu, func, args, kwargs)

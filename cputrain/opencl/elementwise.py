@@ -1,7 +1,7 @@
-"""One expression for each element, over tensors that are broadcast with one another.
+"""Elementwise kernels: evaluate an expression over broadcast tensors.
 
-A kernel is made for the expression, the types and the number of dimensions that are left once those
-that lie behind one another in all tensors are made one. Where all tensors lie alike, that is one.
+A kernel is generated for each expression, dtypes and number of dimensions. Dimensions that are
+contiguous to one another in all tensors are collapsed; tensors of equal dense layout have just one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     Scalar = tuple[str, torch.dtype, float]
 
 GROUP = 256
-"""Elements that are computed side by side."""
+"""Work-group size of elementwise kernels."""
 
 
 def in_groups(count: int) -> tuple[tuple[int], tuple[int]]:
-    """How many items are asked for where an element has one, and how many are a group."""
+    """Return the global size, rounded up, and the work-group size for one item per element."""
     return (-(-count // GROUP) * GROUP,), (GROUP,)
 
 
@@ -44,9 +44,14 @@ def run(
     *,
     computes: torch.dtype,
 ) -> None:
-    """Write the expression's value for each element of `out`.
+    """Evaluate an OpenCL expression for each element and write it to `out`.
 
-    Tensors and scalars go by their names in it; tensors are read as what is `computes`d in.
+    Args:
+        expression: OpenCL C expression over the names of tensors and scalars.
+        out: Tensor to write to; the others are broadcast to its size.
+        tensors: (name, tensor) pairs; elements are cast to `computes` when read.
+        scalars: (name, dtype, value) triples.
+        computes: Dtype to compute in.
     """
     device = out.memory.device
     kernel, count, tail = _prepared(
@@ -75,7 +80,7 @@ def _prepared(
     scalars: tuple[tuple[str, torch.dtype], ...],
     computes: torch.dtype,
 ) -> tuple[Any, int, list[int]]:
-    """The kernel for tensors of this form, the number of elements, and the last arguments."""
+    """Return the kernel, the number of elements, and the trailing size and stride arguments."""
     kind, size, stride = out
     count = prod(size)
     if not count:
@@ -102,13 +107,13 @@ def _prepared(
 
 
 def stretched(own: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> list[int]:
-    """Strides of a tensor as if it had this size: what is broadcast does not move."""
+    """Return the strides of a tensor expanded to `size`: 0 in broadcast dimensions."""
     missing = [0] * (len(size) - len(own))
     return missing + [0 if n == 1 else step for n, step in zip(own, stride, strict=True)]
 
 
 def folded(size: Sequence[int], strides: Sequence[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """The same with as few dimensions as possible, in their order."""
+    """Collapse dimensions; return sizes and, for each tensor, strides, innermost first."""
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for dim in range(len(size) - 1, -1, -1):
@@ -139,7 +144,7 @@ def source_of(
     *,
     is_bool: bool,
 ) -> str:
-    """The kernel's; with no dimensions, all lie alike. The innermost dimension is the first."""
+    """Return the kernel's source; 0 `dims` means all tensors are dense and of equal layout."""
     names = ["out", *(name for name, _ in tensors)]
     parameters = ["const long count", f"__global {out}* p_out", "long i_out"]
     for name, kind in tensors:

@@ -1,10 +1,9 @@
-"""Errors within a backward: kept until it is through, and raised then.
+"""Errors within a backward: kept until it has finished, then raised by the call of backward.
 
-An exception of Python that leaves a kernel while autograd is at work ends the process: autograd
-puts the streams of the device back meanwhile, by Python that must not fail (torch 2.13). So the
-kernel gives a tensor of the right form, whatever is in it, and what went wrong is raised by the
-call of backward as if it had come from there. Handlers of signals, which may raise at any
-instruction, run when the backward has ended.
+A Python exception that leaves a kernel while autograd is running ends the process: autograd
+restores the device's streams by Python code that must not fail (torch 2.13). So the failing kernel
+returns an uninitialized tensor of the right shape, and the call of backward raises the error at its
+end. Signal handlers, which may raise at any instruction, run when the backward has finished.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from cputrain.opencl.tensor import OclTensor, made, twin_of
 
 
 def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
-    """Something of the form that the operator would have given."""
+    """Return an uninitialized result of the shape that the failed operator would have returned."""
     writes = [
         value
         for argument, value in zip(func._schema.arguments, args, strict=False)
@@ -44,18 +43,18 @@ def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def raised_at_its_end(own: Any) -> Any:
-    """Torch's function that runs a backward, with what went wrong in it raised."""
+    """Wrap torch's function that runs a backward so that it raises the first kept error."""
     from functools import wraps
 
     @wraps(own)
     def run(*args: Any, **options: Any) -> Any:
-        # by this thread, whatever the device: so what goes wrong is known to be this call's
+        # run it in this thread, so that kept errors are known to belong to this call
         with torch.autograd.set_multithreading_enabled(False), deferred_signals(), BACKWARD:
             try:
                 found = own(*args, **options)
             except BaseException as error:
                 if not in_backward() and (first := taken()) is not None:
-                    # (a SystemError says only that the first one has been taken from torch)
+                    # (a SystemError only tells that the first error was withheld from torch)
                     raise first from None if isinstance(error, SystemError) else error
                 raise
         if not in_backward() and (first := taken()) is not None:

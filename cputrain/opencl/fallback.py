@@ -1,4 +1,4 @@
-"""An operator without a kernel: the CPU does it, and what that cost is written down."""
+"""CPU fallback: run operators without OpenCL kernel on the CPU, and record their cost."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 
 
 class Fallback(Record):
-    """An operator that the CPU did."""
+    """Statistics of an operator that ran on the CPU."""
 
     operator: str
-    """ "aten.cumsum.default"."""
+    """Name of the overload, as "aten.cumsum.default"."""
 
     calls: int
-    """How often."""
+    """Number of calls."""
 
     seconds: float
-    """In all: waiting for the device, to the host, and on the CPU."""
+    """Total time: waiting for the device, copying to the host, and computing."""
 
     moved_bytes: int
-    """To the host; none where memory is shared. What goes back later is not counted."""
+    """Bytes copied to the host; 0 with shared memory. Later uploads are not counted."""
 
     chosen: int
-    """How many of the calls have a kernel: between others that the CPU did, it was faster."""
+    """Calls that have a kernel but ran on the CPU because that was faster between fallbacks."""
 
 
 class _Counts:
@@ -65,17 +65,17 @@ _counts = _Counts()
 
 
 def fallbacks() -> list[Fallback]:
-    """Operators that the CPU did since the last reset, the dearest first."""
+    """Return the operators that ran on the CPU since the last reset, the slowest first."""
     with _counts.lock:
         found = list(_counts.of.values())
     return sorted(found, key=lambda one: -one.seconds)
 
 
 class Told:
-    """What stands of it in the line at the end of a launch."""
+    """The fallbacks' entry in the summary that is printed at the end of a launch."""
 
     def describe(self) -> str:
-        """The dearest, and how many there were."""
+        """Return how many operators fell back, and the slowest; empty if none did."""
         found = fallbacks()
         if not found:
             return ""
@@ -90,15 +90,15 @@ class Told:
         return f"{len(found)} {many} done by the CPU in the place of OpenCL: {shown}{more}{end}"
 
     def undo(self) -> None:
-        """It stays."""
+        """Do nothing: the device stays registered."""
 
 
 SHOWN = 3
-"""Operators in that line."""
+"""Maximum number of operators listed in the summary."""
 
 
 def reset_fallbacks() -> None:
-    """From now on, none was."""
+    """Clear the statistics of fallbacks."""
     with _counts.lock:
         _counts.of.clear()
 
@@ -115,15 +115,28 @@ def _count(func: Any, seconds: float, moved: int, *, chosen: bool) -> None:
 
 
 def is_chosen(device: Device) -> bool:
-    """Whether what has a kernel is done by torch's for the CPU where that is faster.
+    """Return whether operators with a kernel may run on the CPU where torch is faster.
 
-    It is on a device that is the CPU: the same memory, and many times the speed.
+    True for a device that is the CPU: the memory is the same, torch's kernels are much faster.
     """
     return device.is_cpu and os.environ.get(VARIABLE) not in ("needed", "error")
 
 
 def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
-    """What the operator gives, done by the CPU: on the same memory, or on copies of it."""
+    """Run an operator on the CPU and return its result.
+
+    Tensors are read from the same memory if it is shared, else from host copies; what was written
+    stays on the host (host-dirty) until a kernel needs it.
+
+    Args:
+        func: Operator overload.
+        args: Positional arguments of the operator.
+        kwargs: Keyword arguments of the operator.
+        chosen: Whether the operator has a kernel, but the fallback policy prefers the CPU.
+
+    Raises:
+        NotImplementedError: CPUTRAIN_OCL_FALLBACK=error forbids fallbacks.
+    """
     if os.environ.get(VARIABLE) == "error":
         raise NotImplementedError(
             f"{func} has no OpenCL kernel, and {VARIABLE}=error forbids the CPU"
@@ -132,14 +145,15 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
     begin = time.perf_counter()
     tensors = [one for one in tree.tree_leaves((args, kwargs)) if isinstance(one, OclTensor)]
     index = next((one.memory.device.index for one in tensors), index_of(kwargs.get("device")))
-    memories = {id(one.memory): one.memory for one in tensors}  # several may be in one
+    memories = {id(one.memory): one.memory for one in tensors}  # tensors may share memory
     for device in {one.device for one in memories.values() if one.copy is None}:
         device.finish()
     hosts = {key: _host_of(one) for key, one in memories.items()}
     moved = sum(one.size for one in memories.values() if one.host is None and one.copy is None)
     written = _written(func, args, kwargs)
-    # an output may be made larger, which the memory of a device cannot: it is apart, and its values
-    # are written back. If others are in its memory, so are they, as torch looks for what overlaps
+    # torch may resize an `out=` tensor, but not device memory: compute into a separate CPU tensor
+    # and write it back. If other arguments share its memory, clone the memory for all of them, as
+    # torch checks for overlap
     uses = Counter(id(one.memory) for one in tensors)
     shared = {id(one.memory) for one in written.outputs if uses[id(one.memory)] > 1}
     bases = {key: torch.from_numpy(host[: memories[key].used]) for key, host in hosts.items()}
@@ -178,10 +192,10 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
 
 
 def _write_back(one: OclTensor, value: torch.Tensor) -> None:
-    """Give an output the values, and the form, that it has on the CPU."""
+    """Copy size, strides and values of a CPU result to an `out=` tensor."""
     if form_of(value)[:2] != form_of(one)[:2]:
         resized(one, value.size(), value.stride())
-    # of what is expanded, each element once
+    # write each element of an expanded tensor once
     size = [n if step else min(n, 1) for n, step in zip(one.size(), one.stride(), strict=True)]
     fill(
         OclTensor(one.memory, size, one.stride(), int(one.storage_offset()), one.dtype),
@@ -190,7 +204,7 @@ def _write_back(one: OclTensor, value: torch.Tensor) -> None:
 
 
 def _host_of(memory: Memory) -> Any:
-    """The bytes of a memory; what it takes to bring them is a cost of kernels on the way."""
+    """Return a memory's bytes; attribute the time to the kernels since its upload."""
     begin = time.perf_counter()
     host = read(memory)
     if memory.passage is not None:
@@ -199,7 +213,7 @@ def _host_of(memory: Memory) -> Any:
 
 
 def _keep(memory: Memory, host: Any) -> None:
-    """What the CPU wrote stays where it is, until a kernel wants it."""
+    """Mark memory that the CPU wrote as host-dirty; nothing to do if it is shared."""
     if memory.host is None:
         memory.device.keep_on_host(memory, host)
 
@@ -208,10 +222,10 @@ class _Written(Record):
     """Tensors that an operator writes to."""
 
     in_place: list[OclTensor]
-    """What they hold before counts."""
+    """Tensors that are modified in place: their previous values matter."""
 
     outputs: list[OclTensor]
-    """They are `out=`, and may be of another size."""
+    """`out=` tensors, which the operator may resize."""
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> _Written:
@@ -230,7 +244,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> _Written:
 
 
 def _back(one: torch.Tensor, known: dict[int, OclTensor], index: int) -> Any:
-    """On the device: an argument itself, or a new tensor of these values."""
+    """Return a CPU result as a device tensor: the argument it stands for, or a new one."""
     if one.layout is not torch.strided:
         raise NotImplementedError(f"{one.layout} is for tensors on the CPU: call .cpu() before")
     if id(one) in known:
@@ -239,7 +253,7 @@ def _back(one: torch.Tensor, known: dict[int, OclTensor], index: int) -> Any:
 
 
 def sent(value: torch.Tensor, index: int) -> OclTensor:
-    """A tensor of the CPU on a device, in the same order of memory."""
+    """Copy a CPU tensor to a device, keeping dense strides; others become contiguous."""
     value = value.resolve_conj().resolve_neg()
     stride = value.stride() if is_dense(value.size(), value.stride()) else contiguous(value.size())
     there = made(index, value.size(), stride, value.dtype)

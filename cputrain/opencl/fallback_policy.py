@@ -1,8 +1,8 @@
-"""An operator that has a kernel, between others that the CPU does: is the device worth the way?
+"""Policy: run operators with a kernel on the CPU if they lie between CPU fallbacks.
 
-What the CPU did stays on the host until a kernel wants it. If what kernels make of it is wanted on
-the host soon after, the way there and back is a cost of those kernels. It is measured, and so is
-what the CPU takes for them when they come again. Then the faster of the two is chosen.
+Results of a fallback stay on the host until a kernel needs them. If the results of that kernel are
+needed on the host soon after, both transfers are overhead of the kernels in between. The transfers
+are timed, and so are the same calls on the CPU when they recur; then the faster path is chosen.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 VARIABLE = "CPUTRAIN_OCL_FALLBACK"
-"""With "needed" or "error", nothing is chosen."""
+"""Environment variable; "needed" and "error" disable the policy."""
 
 LONGEST = 8
-"""Kernels between two that the CPU does. What is farther away is not between them."""
+"""Maximum number of consecutive kernels between two fallbacks that are considered."""
 
 TRIES = 2
-"""Of each on the CPU, before it is judged: the first may be slow."""
+"""Timed CPU runs of each call before it is judged: the first one may be slow."""
 
 
 class Regime:
-    """Calls that were asked of the device with bytes of the host, and what bringing them took."""
+    """Calls that ran on the device since an upload, and the seconds of the upload."""
 
     __slots__ = ("calls", "seconds")
 
@@ -44,20 +44,20 @@ class Regime:
 
 
 class Placement:
-    """The same, once the bytes were wanted on the host again: both ways are known."""
+    """Calls between an upload and a download, with the cost of both and of the CPU path."""
 
     def __init__(self, calls: tuple[Any, ...], seconds: float) -> None:
         self.calls = calls
         self.there = seconds
-        """Seconds of bringing bytes to the device and back."""
+        """Seconds of the upload and the download."""
         self._here: dict[Any, list[float]] = {one: [] for one in calls}
 
     def took(self, call: Any, seconds: float) -> None:
-        """So long, on the CPU."""
+        """Record the seconds that a call took on the CPU."""
         self._here[call].append(seconds)
 
     def is_worth_it(self, call: Any) -> bool:
-        """Whether the CPU does this call: to see what it takes, or because all are faster there."""
+        """Return whether to run a call on the CPU: to time it, or because all are faster there."""
         took = self._here[call]
         if len(took) < TRIES:
             return True
@@ -65,13 +65,13 @@ class Placement:
 
 
 _ways: dict[Any, Placement] = {}
-"""By call."""
+"""Placement by call key."""
 
 MOST = 1 << 12
 
 
 def came_back(passage: Regime, seconds: float) -> None:
-    """What was made on the way is wanted on the host: to bring it there took so long."""
+    """Record that a result of these calls was downloaded, in `seconds`."""
     whole = passage.seconds + seconds
     known = _ways.get(passage.calls[0])
     if known is not None and known.calls == passage.calls:
@@ -88,7 +88,7 @@ def run_between(
     by_device: Callable[[], Any], by_cpu: Callable[[], Any], func: Any, call: Any,
     tensors: Sequence[OclTensor],
 ) -> Any:  # fmt: skip
-    """What the operator gives, by the one or the other."""
+    """Run an operator on the device or the CPU, whichever the policy chooses; return its result."""
     if not _may_be_chosen(func):
         return by_device()
     memories = [one.memory for one in tensors]
@@ -97,7 +97,7 @@ def run_between(
     if (
         way is not None
         and os.environ.get(VARIABLE) not in ("needed", "error")
-        and not torch.are_deterministic_algorithms_enabled()  # the same in every run
+        and not torch.are_deterministic_algorithms_enabled()  # timings must not change results
         and not (writes(func) and any(type(one) is not HostDirty for one in memories))
         and way.is_worth_it(call)
     ):
@@ -120,8 +120,11 @@ def run_between(
 
 @cache
 def _may_be_chosen(func: Any) -> bool:
-    """Random numbers are the device's own; what moves tensors is not computing; and the CPU has no
-    kernel for what torch makes for devices alone."""
+    """Return whether an operator with a kernel may run on the CPU instead.
+
+    Not random operators (the device has its own generator), nor those that move tensors or are
+    views, nor those without a CPU kernel.
+    """
     return (
         func in KERNELS
         and torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")

@@ -1,7 +1,7 @@
-"""Files of tensors, read to a device whatever device they were written on.
+"""`torch.load` with `map_location="ocl"`, whatever device the file was saved from.
 
-Torch reads bytes into a storage where the tensor is to be. Ours has no storages: so the bytes stay
-on the host, in one that says it is on the device, and go there with the tensor that is made of it.
+Torch reads bytes into a storage on the target device, but ours has no storages. So the bytes are
+read into a host storage that reports the device, and are copied when a tensor is built from it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, fill, resized
 
 FIRST = 5
-"""Before what torch itself would do."""
+"""Priority of the deserializer: before torch's own."""
 
 
 class Bytes(torch.UntypedStorage):
-    """On the host, for a device."""
+    """A host storage that stands for one on a device."""
 
     goes_to: torch.device
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where a tensor of it will be."""
+        """Device of the tensors that are built from the storage."""
         return self.goes_to
 
 
 def register(name: str) -> None:
-    """Have torch.load use this for a device of this name."""
+    """Register the deserializer with torch.load for the device type `name`."""
 
     def read(storage: Any, location: str) -> Any:
         if not location.startswith(name):
@@ -45,7 +45,7 @@ def register(name: str) -> None:
 
 @kernel(torch.ops.aten.set_.source_Storage_storage_offset)
 def set_(self: OclTensor, source: Any, storage_offset: int, size: Any, stride: Any) -> Any:
-    """The tensor has these bytes from now on."""
+    """Copy a storage's bytes to a tensor, with this offset, size and stride."""
     value = torch.empty(0, dtype=self.dtype).set_(source, storage_offset, size, stride)
     resized(self, value.size(), value.contiguous().stride())
     fill(self, value)

@@ -1,4 +1,4 @@
-"""The same for each of many tensors: a few of them in one kernel, as an optimizer has them."""
+"""Foreach kernels: run statements over lists of tensors, several tensors per launch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     Lists = Mapping[str, Sequence[OclTensor]]
 
 PACK = 8
-"""Tensors of a list that one kernel is given."""
+"""Maximum number of tensors of a list per launch."""
 
 
 def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
-    """Whether all tensors at one place of the lists have their elements in the same places.
+    """Return whether `each_of` can run over these lists.
 
-    Those of `single` lists have one element.
+    Tensors at the same index of the lists must have equal size, strides, dtype and device, be dense
+    and not overlap; tensors of the lists named in `single` have one element.
     """
     first = next(iter(lists.values()))
     if not first or any(len(one) != len(first) for one in lists.values()):
@@ -56,9 +57,9 @@ def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
 
 
 def _overlap(lists: Lists, single: Sequence[str]) -> bool:
-    """Whether tensors at different places of the lists share elements, or share some of them.
+    """Return whether tensors at different indices share elements, or tensors partly overlap.
 
-    Torch updates one tensor after the other, and refuses some of these; a kernel has no such order.
+    Torch updates one tensor after the other and refuses some overlaps; a kernel has no such order.
     """
     ranges: dict[int, set[tuple[int, int, int]]] = {}
     for name, each in lists.items():
@@ -76,7 +77,7 @@ def _overlap(lists: Lists, single: Sequence[str]) -> bool:
 
 
 def _packs(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Places of tensors for each kernel: no more elements than an int counts."""
+    """Split tensors, as (index, size), into launches of at most `PACK` tensors and int elements."""
     found: list[list[int]] = []
     total = 0
     for at, size in sizes:
@@ -95,10 +96,14 @@ def each_of(
     body: str, lists: Lists, scalars: Mapping[str, float] | None = None,
     own: Mapping[str, Sequence[float]] | None = None, single: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Run statements for each element of tensors that `fit`.
+    """Run OpenCL statements for each element of lists of tensors that `fit`.
 
-    Lists go by their names in it, as do numbers: `scalars` are the same for all tensors, each has
-    its `own`.
+    Args:
+        body: OpenCL C statements over the names of lists and scalars.
+        lists: Lists of tensors by name.
+        scalars: Scalars by name, the same for all tensors.
+        own: Lists of scalars by name, one value for each tensor.
+        single: Names of the lists whose tensors have one element.
     """
     scalars, own = scalars or {}, own or {}
     first = next(iter(lists.values()))
@@ -141,7 +146,7 @@ def source_of(
     body: str, kind: str, count: int, lists: tuple[str, ...],
     single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], own: tuple[str, ...],
 ) -> str:  # fmt: skip
-    """The kernel's: an item looks which tensor its element is of."""
+    """Return the kernel's source: each work item finds the tensor that its element belongs to."""
     types = dict(single)
     parameters = [f"const int end{at}" for at in range(count)]
     for name in lists:

@@ -1,4 +1,4 @@
-"""What stands as `torch.ocl`."""
+"""The module `torch.ocl`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cputrain.opencl.generator import generator_of
 
 made: Any = ModuleType("torch.ocl")
 made.__doc__ = __doc__
-made._initialized = True  # (checkpoints ask, before they keep random numbers)
+made._initialized = True  # (torch.utils.checkpoint reads this before it saves the RNG state)
 
 
 def _number(device: Any = None) -> int:
@@ -24,69 +24,69 @@ def _number(device: Any = None) -> int:
 
 
 def is_available() -> bool:
-    """Whether there is one."""
+    """Return whether there is an OpenCL device."""
     return device_count() > 0
 
 
 def is_initialized() -> bool:
-    """Whether one can be used."""
+    """Return True: there is no lazy initialization."""
     return True
 
 
 def device_count() -> int:
-    """How many there are."""
+    """Return the number of OpenCL devices."""
     return len(devices())
 
 
 def current_device() -> int:
-    """The one that is meant where a number is left out."""
+    """Return the index of this thread's current device."""
     return HERE.index
 
 
 def get_device_name(device: Any = None) -> str:
-    """As its driver calls it."""
+    """Return the device's name, as the driver reports it."""
     return devices()[_number(device)].name
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for all that was asked of it."""
+    """Wait until all enqueued commands of the device have finished."""
     devices()[_number(device)].finish()
 
 
 def empty_cache() -> None:
-    """Give memory back that is kept for tensors to come."""
+    """Free the cached memory of all devices."""
     for one in devices():
         one.empty_cache()
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Bytes: in tensors, kept for the next, and the most that was in tensors."""
+    """Return bytes allocated in tensors, reserved (with the cache), and the peak allocated."""
     return devices()[_number(device)].stats().as_json()
 
 
 def manual_seed_all(seed: int) -> None:
-    """Have the random numbers of all devices begin anew."""
+    """Seed the generators of all devices."""
     for one in made.default_generators:
         one.manual_seed(seed)
 
 
 def manual_seed(seed: int) -> None:
-    """The same, of the first."""
+    """Seed the generator of the current device."""
     made.default_generators[current_device()].manual_seed(seed)
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """Where its random numbers are."""
+    """Return the state of the device's generator."""
     return generator_of(_number(device)).get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
-    """Have them go on from there."""
+    """Set the state of the device's generator."""
     generator_of(_number(device)).set_state(new_state)
 
 
 def set_device(device: Any) -> None:
-    """Have this one be meant where a number is left out."""
+    """Set this thread's current device."""
     number = _number(device)
     if number not in range(device_count()):
         raise IndexError(f"there is no {device}: there are {device_count()}")
@@ -94,7 +94,7 @@ def set_device(device: Any) -> None:
 
 
 class device:  # noqa: N801  (torch's name)
-    """The same, for a while."""
+    """Context manager that sets this thread's current device."""
 
     def __init__(self, device: Any) -> None:
         self._index = _number(device)
@@ -113,9 +113,9 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Return the only type that autocast may compute in: for others torch warns, and leaves it off.
+    """Return the dtypes that autocast supports: float32 alone, as no kernel has fewer bits.
 
-    No kernel computes in fewer bits than float32.
+    For other dtypes torch warns and disables autocast.
     """
     return [torch.float32]
 

@@ -1,4 +1,4 @@
-"""A product in tiles that is asked for again and again: all but where its tensors are is known."""
+"""Tiled matrix product with fixed shapes: only the tensors differ between launches."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ if TYPE_CHECKING:
 
 
 class At:
-    """The place of a tensor among arguments: its memory, and where in that it begins."""
+    """Placeholder of a tensor in an argument pattern: its buffer and its storage offset."""
 
     def __init__(self, number: int, more: int = 0, *, whole: bool = False) -> None:
-        """Of those that are given to `ask`; `more` elements behind its first. A `whole` one begins
-        with its memory, and that is not told."""
+        """Refer to a tensor of the launch.
+
+        Args:
+            number: Index among the tensors of the launch.
+            more: Elements to add to the storage offset.
+            whole: Whether the tensor begins with its buffer, so that no offset is passed.
+        """
         self.number, self.more, self.whole = number, more, whole
 
 
 class Product:
-    """One."""
+    """A tiled product for a device, kernel, dtype and size; its tile is tuned on first use."""
 
     def __init__(
         self,
@@ -39,7 +44,17 @@ class Product:
         size: tuple[int, int, int, int],
         pattern: Sequence[Any],
     ) -> None:
-        """Of this `size`: rows, columns, what is added up, and how many there are."""
+        """Prepare a product.
+
+        Args:
+            device: Device to run on.
+            heads: Names of the files of kernels/ that define how factors and product are accessed.
+            kind: Dtype of the elements.
+            defined: Preprocessor definitions.
+            types: Dtypes of the kernel's scalar arguments; None for buffers.
+            size: Rows, columns, length of the sums, batch size.
+            pattern: Kernel arguments, with `At` in the place of tensors.
+        """
         self._device, self._heads, self._kind = device, heads, kind
         self._defined, self._types, self._size = defined, types, size
         flat = _flat(pattern)
@@ -48,7 +63,7 @@ class Product:
         self._chosen: tuple[Any, tuple[int, ...], tuple[int, ...]] | None = None
 
     def ask(self, tensors: Sequence[OclTensor], last: Sequence[Any] = ()) -> None:
-        """Have it computed for these; `last` are arguments behind all others."""
+        """Launch the product for these tensors; `last` are trailing arguments."""
         arguments: list[Any] = self._fixed.copy()
         for place, one in self._slots:
             tensor = tensors[one.number]
@@ -68,7 +83,7 @@ class Product:
         self._ask(self._chosen, arguments)
 
     def _with(self, tile: Tile) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
-        """The kernel, and the items that it is asked of, all and in a group."""
+        """Return the kernel for a tile, its global size and its work-group size."""
         rows, columns, _, batch = self._size
         across, down = groups(tile, rows, columns)
         ready = tiled(self._device, self._heads, tile, self._kind, self._defined, self._types)
@@ -82,7 +97,7 @@ class Product:
 
 
 def _flat(pattern: Sequence[Any]) -> list[Any]:
-    """With room for where a tensor begins."""
+    """Insert a place for the storage offset after each tensor that needs one."""
     found: list[Any] = []
     for one in pattern:
         found.append(one)

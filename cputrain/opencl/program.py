@@ -1,4 +1,4 @@
-"""Programs: source and what is defined for it, built once for a device and kept on disk."""
+"""Compile OpenCL programs: once for each device, source and definitions, cached on disk."""
 
 from __future__ import annotations
 
@@ -26,29 +26,39 @@ def _file(name: str) -> str:
 
 
 def text_of(name: str, defined: Mapping[str, Any]) -> str:
-    """A file of kernels, with these names defined before it."""
+    """Return the source of kernels/`name`.cl, preceded by definitions."""
     lines = [f"#define {key} {value}\n" for key, value in defined.items()]
     return "".join(lines) + _file(name)
 
 
 MAX_ERRORS = 3
-"""Lines of a compiler's log that an error message quotes."""
+"""Maximum number of compiler errors that an error message quotes."""
 
 DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
 
 
 @lru_cache(maxsize=4096)
 def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) -> Any:
-    """A kernel, with the types of its scalar arguments: None for memory."""
+    """Compile a program and return a kernel of it.
+
+    Args:
+        device: Device to compile for.
+        source: OpenCL C source of the program.
+        name: Name of the kernel function.
+        types: NumPy dtypes of its scalar arguments; None for buffers.
+
+    Raises:
+        CputrainError: The program does not compile.
+    """
     folder = os.path.join(cache_folder(), "opencl", "programs")
     whole = DOUBLE + source if device.has_double else source
     opencl: Any = cl()
-    # what is kept of it, by PyOpenCL or by the driver, may be broken: then it is built as if new
+    # the caches of PyOpenCL and the driver may be corrupt: then compile a text that is in neither
     for text in (whole, f"{whole}typedef int again_{time.time_ns()};\n"):
         try:
             found = getattr(opencl.Program(device.context, text).build(cache_dir=folder), name)
             typed(found, types)
-        except Exception as error:  # (a cache that is broken raises whatever it comes to)
+        except Exception as error:  # (a corrupt cache may raise anything)
             problem: Exception = error
             opencl._PYOPENCL_NO_CACHE = True
         else:

@@ -1,7 +1,7 @@
-"""Many elements made one: in an order that does not depend on who is faster, without atomics.
+"""Reductions without atomics, in a deterministic order.
 
-What one element comes of is divided among chunks, side by side; the chunks are made one then, in
-their order. Where there are many elements to come, each has one chunk.
+The elements that are reduced to one output are divided into chunks, which run in parallel; a second
+kernel reduces the chunks, in order. With many outputs, each has a single chunk.
 """
 
 from __future__ import annotations
@@ -26,25 +26,30 @@ if TYPE_CHECKING:
     from cputrain.opencl.tensor import OclTensor
 
 CHUNKS = 256
-"""At the most, of one element."""
+"""Maximum number of chunks of one output."""
 
 LEAST = 64
-"""Elements of a chunk."""
+"""Minimum number of elements of a chunk."""
 
 ENOUGH = 1 << 14
-"""Elements to come that need no chunks."""
+"""Number of outputs from which each has a single chunk."""
 
 
 def reduce(
     start: str, step: str, end: str, tensor: OclTensor, dims: Sequence[int], out: OclTensor,
     together: str | None = None,
 ) -> None:  # fmt: skip
-    """Make one of all elements in these dimensions, for each place in the others.
+    """Reduce a tensor over dimensions.
 
-    `step` gives A, what there is so far, from A and the next element X; it begins with `start`, and
-    `end` makes of A and the COUNT what is written. Where A has something else of X, its square say,
-    `together` says how A and X are put together that are both of parts. `out` is contiguous, and
-    has the other dimensions in their order.
+    Args:
+        start: OpenCL expression of the accumulator A's initial value.
+        step: Expression of the next A, from A and the next element X.
+        end: Expression of the result, from A and the COUNT of elements.
+        tensor: Tensor to reduce.
+        dims: Dimensions to reduce.
+        out: Contiguous tensor for the result, with the remaining dimensions in their order.
+        together: Expression that merges the accumulators A and X of two chunks, if that is not
+            `step` (as in sums of squares).
     """
     kept = [dim for dim in range(tensor.dim()) if dim not in dims]
     size, stride = tensor.size(), tensor.stride()
@@ -105,7 +110,7 @@ def source_of(
     start: str, step: str, end: str, read: str, written: str, computes: str, counts: str,
     outer: int, inner: int,
 ) -> str:  # fmt: skip
-    """The kernel's, for so many dimensions that stay and that are reduced, the innermost first."""
+    """Return the kernel's source for `outer` remaining and `inner` reduced dimensions."""
     in_blocks = start == "0" and step.startswith("A + ")
     parameters = [
         "const long items", "const long chunks", "const long count", "const long COUNT",
@@ -144,7 +149,7 @@ __kernel void reduced({", ".join(parameters)})
 _BLOCKS = (
     """if ((++added & 63) == 0) { B += A; A = 0; if ((added & 4095) == 0) { C += B; B = 0; } }"""
 )
-"""Sums of sums: one of many numbers, one after the other, loses the digits of the small ones."""
+"""Sum in blocks of blocks: adding many numbers one by one loses low-order digits."""
 
 
 def _places(name: str, place: str, many: int) -> str:

@@ -1,4 +1,4 @@
-"""Registers the device with torch, when this is imported; makers of tensors among it."""
+"""Register the device "ocl" with torch on import: factories, fallbacks, monkeypatches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def register() -> None:
-    """From now on there is "ocl"."""
+    """Register the device type "ocl"; does nothing when called again."""
     if _libraries:
         return
     taken = torch._C._get_privateuse1_backend_name()
@@ -32,12 +32,12 @@ def register() -> None:
             "cputrain.opencl", "needs torch's one place for a further device",
             found=f"{taken!r} in it", do=f"Do not import what registers {taken!r}.",
         )  # fmt: skip
-    devices()  # or there is none, and it says so
+    devices()  # raises if there is no OpenCL device
     from torch.optim.optimizer import _foreach_supported_types as optimizers_types
     from torch.utils._foreach_utils import _foreach_supported_types
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from cputrain.opencl import dispatch, files, module, ops  # noqa: F401  (kernels are found now)
+    from cputrain.opencl import dispatch, files, module, ops  # noqa: F401  (registers the kernels)
 
     _setup_privateuseone_for_python_backend(NAME, backend_module=module.made, device_guard=Guard())
     library: Any = torch.library.Library
@@ -47,11 +47,11 @@ def register() -> None:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     every = library("_", "IMPL")
     every.fallback(_otherwise, "PrivateUse1")
-    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # it casts nothing
+    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # no casts
     _libraries.extend((aten, every))
     engine: Any = torch.autograd.graph
     run = raised_at_its_end(engine._engine_run_backward)
-    both: tuple[Any, ...] = (engine, torch.autograd)  # each has it by its name
+    both: tuple[Any, ...] = (engine, torch.autograd)  # both modules hold a reference
     for place in both:
         place._engine_run_backward = run
     every_tensor: Any = torch.Tensor
@@ -59,7 +59,7 @@ def register() -> None:
     files.register(NAME)
     NOW.applied[NAME] = Told()
     kinds: tuple[Any, ...] = (_foreach_supported_types, optimizers_types)
-    for known in kinds:  # optimizers would have one tensor at a time
+    for known in kinds:  # else optimizers loop over single tensors
         known.append(OclTensor)
     autocast: Any = torch.amp.autocast_mode.autocast
     autocast.__init__ = left_off(autocast.__init__, NAME)
@@ -99,12 +99,12 @@ def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:  # 
 
 
 def _otherwise(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """An operator that makes a tensor of nothing."""
+    """Run an operator that has no tensor arguments on the CPU."""
     return on_cpu(func, args, kwargs)
 
 
 def _pinned(own: Any) -> Any:
-    """Torch's function: without a word it would ask this device, which has no such memory."""
+    """Wrap torch's pin_memory: its default would be this device, which has no pinned memory."""
 
     @wraps(own)
     def pin_memory(self: Any, device: Any = None) -> Any:
@@ -116,10 +116,10 @@ def _pinned(own: Any) -> Any:
 
 
 def _keeping_parameters(own: Any) -> Any:
-    """Torch's function that moves a module, with its parameters staying who they are.
+    """Wrap `Module._apply` so that parameters keep their identity when moved.
 
-    An optimizer may have them, or another module. Torch would put others in their place where they
-    come here or leave, as their memory is of another kind.
+    An optimizer or another module may hold them. Torch would replace them with new parameters when
+    they move to or from this device, as the tensor types differ; swapping keeps the objects.
     """
     future = torch.__future__
 

@@ -1,9 +1,9 @@
-"""An operator that is asked for again, with tensors of the same forms: what it asks for is known.
+"""Replay: run an operator's recorded kernel launches again, for tensors of the same metadata.
 
-A kernel's Python looks at what it is given: types, forms, what fits what. That takes longer than
-asking the device. The second and the third time it is written down what the operator asks for; if
-that is the same, it is asked for from then on, and nothing else is run. What looks at values is
-never repeated, and what is made of other operators is left to those.
+The Python of a kernel checks dtypes and shapes, which takes longer than enqueueing. So the launches
+of the second and the third call with the same key are recorded; if both traces are equal, later
+calls replay them and run no other Python. Operators that read values are never replayed, and
+composite operators are replayed by their parts.
 """
 
 from __future__ import annotations
@@ -32,24 +32,27 @@ if TYPE_CHECKING:
 PLAIN = frozenset(
     {int, type(None), str, torch.dtype, torch.device, torch.memory_format, torch.layout}
 )
-"""Types of arguments that are the same where they are equal."""
+"""Types of arguments that can be part of a key as they are."""
 
 WHOLE = frozenset({int})
 
 MOST = 1 << 13
-"""Calls that are known."""
+"""Maximum number of keys in the cache."""
 
 TRIES = 3
-"""To write down what a call asks for: something may happen meanwhile that happens once."""
+"""Attempts to trace a call: a one-off event, such as a finalizer, may break a trace."""
 
 NEVER = TRIES + 1
 
 _known: dict[Any, Repeat | Recorder | int] = {}
-"""By a call's key: what it asks for; what it asked for once; or how often that was not told."""
+"""By key: the replay, the first trace, or the number of attempts (`NEVER`: do not trace)."""
 
 
 def _add(values: Iterable[Any], key: list[Any], tensors: list[OclTensor]) -> bool:
-    """Calls with the same key ask for the same. Whether that can be told of these arguments."""
+    """Append the values to the key and tensors; return False if an argument has no key.
+
+    Calls with equal keys launch the same kernels.
+    """
     for one in values:
         kind = type(one)
         if kind is OclTensor:
@@ -65,20 +68,20 @@ def _add(values: Iterable[Any], key: list[Any], tensors: list[OclTensor]) -> boo
                 if not _add(one, key, tensors):
                     return False
         elif kind is float or kind is bool:
-            key.append((kind, one or str(one)))  # (1 is no float, and there are two zeros)
+            key.append((kind, one or str(one)))  # (tell 1.0 from 1, and -0.0 from 0.0)
         else:
             return False
     return True
 
 
 def run_as_known(run: Run, by_cpu: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """What the operator gives: by what is known of such a call, or by `run`."""
-    key: list[Any] = [id(func), torch.get_default_dtype()]  # (operators live as long as torch)
+    """Return an operator's result, by replay if its launches are known, else by `run`."""
+    key: list[Any] = [id(func), torch.get_default_dtype()]  # (operators are never freed)
     tensors: list[OclTensor] = []
     if kwargs:
         key += kwargs
     if (
-        NOW.recorder is not None  # it is a part of one that is written down
+        NOW.recorder is not None  # called within an operator that is being traced
         or not _add(args, key, tensors)
         or (kwargs and not _add(kwargs.values(), key, tensors))
     ):
@@ -98,7 +101,7 @@ def _by_device(
     known = _known.get(call, 0)
     if isinstance(known, Repeat):
         found = known.again(tensors)
-        if found is NotImplemented:  # some are in one memory now, or no more
+        if found is NotImplemented:  # these tensors alias each other differently
             found = _by_device(run, func, args, kwargs, (call, *_pattern(tensors)), tensors)
         return found
     if known == 0 or known == NEVER:
@@ -124,7 +127,7 @@ def _by_device(
 
 
 def _one_device(func: Any, tensors: Sequence[OclTensor]) -> None:
-    """Torch's rule, which it leaves to kernels."""
+    """Raise torch's error unless all tensors are on one device; copies are exempt."""
     there = {one.memory.device.name_in_torch for one in tensors}
     if len(there) > 1 and "copy" not in func.name():
         raise RuntimeError(
@@ -135,14 +138,14 @@ def _one_device(func: Any, tensors: Sequence[OclTensor]) -> None:
 
 @cache
 def is_made_of_others(func: Any) -> bool:
-    """Whether torch has it as a row of others, as it comes where autograd is off."""
+    """Return whether an operator without a kernel is composite, as seen with autograd off."""
     return func not in KERNELS and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )
 
 
 class Repeat:
-    """What one asks for."""
+    """The recorded launches and allocations of a call, ready to run with other tensors."""
 
     def __init__(
         self, func: Any, tensors: Sequence[OclTensor], recorder: Recorder, how: Any
@@ -158,7 +161,10 @@ class Repeat:
         self._steps, self._rest = _steps(recorder, set(_numbers_in(how)))
 
     def again(self, tensors: Sequence[OclTensor]) -> Any:
-        """What it gives for these; NotImplemented where some are in one memory that were not."""
+        """Run the launches for these tensors and return the result.
+
+        Return NotImplemented if they alias each other in another way than the recorded ones.
+        """
         if self._pattern is not None and _pattern(tensors) != self._pattern:
             return NotImplemented
         values: list[Any] = [one.memory.buffer for one in tensors] if self._steps else []
@@ -185,13 +191,16 @@ class Repeat:
 
 
 def _pattern(tensors: Sequence[OclTensor]) -> list[int]:
-    """For each, the first that is in the same memory."""
+    """Return, for each tensor, the index of the first tensor in the same memory."""
     firsts: dict[int, int] = {}
     return [firsts.setdefault(id(one.memory), number) for number, one in enumerate(tensors)]
 
 
 def _steps(recorder: Recorder, results: set[int]) -> tuple[list[Any], list[Any]]:
-    """Kernels, each with the memory that it is the first or the last to need; and what is left."""
+    """Return the launches, each with what to allocate before and free after it.
+
+    The second list has the allocations of results that no kernel uses.
+    """
     rooms, asked = recorder.rooms, recorder.asked
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -211,10 +220,10 @@ def _steps(recorder: Recorder, results: set[int]) -> tuple[list[Any], list[Any]]
 
 
 def _how(found: Any, tensors: Sequence[OclTensor], recorder: Recorder) -> Any:
-    """How what was found comes of what was given and asked for; None where that cannot be told.
+    """Return a recipe to rebuild the result from arguments and allocations; None if impossible.
 
-    Of one, it is the tensor's number and form; the number alone, where it is one that was given;
-    nothing where there is none.
+    The recipe of a tensor is its memory's number and its metadata; of an argument itself, its
+    number alone; of None, an empty tuple; of a list or tuple, its type and the recipes within.
     """
     if isinstance(found, (list, tuple)):
         each = [_how(one, tensors, recorder) for one in found]

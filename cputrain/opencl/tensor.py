@@ -1,4 +1,4 @@
-"""A tensor on a device: torch knows its form, and we know where its bytes are."""
+"""`OclTensor`: torch holds its metadata (shape, strides, dtype), we hold its device memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TensorMeta:
-    """All that torch knows of a tensor. Tensors that are alike have the same object."""
+    """Metadata of a tensor: device, dtype, size, strides, offset. Interned by `form_in`."""
 
     __slots__ = ("device", "dtype", "offset", "size", "stride", "tensor")
 
@@ -43,18 +43,20 @@ class TensorMeta:
             make, OclTensor, size, strides=stride, storage_offset=offset, dtype=dtype,
             device=torch.device(device.name_in_torch),
         )  # fmt: skip
-        """Makes one that has no memory yet."""
+        """Create an `OclTensor` with this metadata and no memory yet."""
 
     def within(self, memory: Memory) -> OclTensor:
-        """A tensor of this form."""
+        """Return a tensor with this metadata in `memory`."""
         found = self.tensor()
         found.memory = memory
         found.form = self
         return found
 
     def view_of(self, base: OclTensor) -> OclTensor:
-        """A tensor of this form in the same memory. That of an ordinary tensor is an ordinary one,
-        in inference mode as well."""
+        """Return a view of `base` with this metadata.
+
+        As in torch, a view of a normal tensor is a normal tensor, also in inference mode.
+        """
         if torch.is_inference_mode_enabled() and not base.is_inference():
             with torch.inference_mode(False):
                 return self.within(base.memory)
@@ -62,11 +64,11 @@ class TensorMeta:
 
 
 form_in = lru_cache(maxsize=1 << 14)(TensorMeta)
-"""The one that there is of it."""
+"""Return the interned `TensorMeta` of these values."""
 
 
 class OclTensor(torch.Tensor):
-    """One, or a view of one: many may be in one memory."""
+    """A tensor on an OpenCL device; views share the `memory` of their base."""
 
     memory: Memory
     form: TensorMeta
@@ -91,7 +93,7 @@ class OclTensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        """As any tensor's; what is put there brings its memory with it."""
+        """As `torch.Tensor.data`; assigning to it replaces the memory as well."""
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     @data.setter
@@ -100,22 +102,22 @@ class OclTensor(torch.Tensor):
         self.memory, self.form = value.memory, value.form
 
     def register_hook(self, hook: Any) -> Any:
-        """An error in it is raised when the backward is through: see errors.py."""
+        """Register a hook whose error is raised when the backward has finished: see errors.py."""
         return super().register_hook(kept(hook))  # type: ignore[no-untyped-call]
 
     def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
-        """The same."""
+        """Register a hook whose error is raised when the backward has finished: see errors.py."""
         return super().register_post_accumulate_grad_hook(kept(hook))  # type: ignore[no-untyped-call]
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def tolist(self) -> Any:
-        """Numbers."""
+        """Return the values as a number or nested lists."""
         return self.detach().cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Only by way of the CPU."""
+        """Return the values as a NumPy array; needs `force=True`, as for every device tensor."""
         if not force:
             raise TypeError(
                 f"can't convert an {self.device} tensor to numpy: say .cpu() before, or force=True"
@@ -126,7 +128,7 @@ class OclTensor(torch.Tensor):
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        """Its values, to be put where the reader wants them: torch's own way for such devices."""
+        """Pickle the values as a CPU tensor, so that `map_location` applies when loading."""
         if isinstance(self, torch.nn.Parameter):
             return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
         arguments = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
@@ -155,27 +157,27 @@ class OclTensor(torch.Tensor):
 
 
 OWN = frozenset({"memory", "form", "_is_param"})
-"""Attributes that are a tensor's by its making."""
+"""Attributes that creating a tensor sets, which `deepcopy` must not copy."""
 
 
 def dispatched_by(dispatch: Callable[..., Any]) -> None:
-    """This does what operators are asked for: dispatch.py says how, which needs tensors itself."""
+    """Install the dispatch function; dispatch.py calls this, as it imports this module."""
     OclTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
 
 def index_of(device: Any) -> int:
-    """The number of a device, as torch's functions are given it."""
+    """Return the index of a device argument: the current device if it has none."""
     index = None if device is None else torch.device(device).index
     return HERE.index if index is None else index
 
 
 def twin_of(one: OclTensor) -> torch.Tensor:
-    """One of the same form, without values."""
+    """Return a meta tensor with the same size, strides and dtype."""
     return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
 
 
 def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
-    """A new one, with whatever is in its memory."""
+    """Return a new, uninitialized tensor on device `index`."""
     there = devices()
     if not 0 <= index < len(there):
         raise RuntimeError(f"there is no device ocl:{index}: there are {len(there)}")
@@ -184,13 +186,13 @@ def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dt
 
 
 def dense(one: Any) -> OclTensor:
-    """Without gaps, the last dimension innermost: itself, if it is."""
+    """Return the tensor as contiguous: itself if it is, else a copy."""
     found: OclTensor = one if one.is_contiguous() else one.contiguous()
     return found
 
 
 def places_of(*tensors: OclTensor | None) -> list[Any]:
-    """For each, what a kernel is told of it: its memory, and where in that it begins."""
+    """Return the kernel arguments of tensors: for each, its buffer and its storage offset."""
     found: list[Any] = []
     for one in tensors:
         assert one is not None
@@ -200,18 +202,18 @@ def places_of(*tensors: OclTensor | None) -> list[Any]:
 
 @lru_cache(maxsize=1 << 14)
 def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> tuple[int, int]:
-    """Bytes of the block, and those that are used."""
+    """Return the block size and the storage size of a tensor, in bytes."""
     used = extent(size, stride) * each
     return rounded(used), used
 
 
 def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from the first to the last."""
+    """Return the number of elements from the first to the last in memory."""
     return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
 
 
 def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
-    """Give it another form: in its memory, if there is room, as on the CPU; else in new memory."""
+    """Resize a tensor in place: within its block if it fits, as on the CPU, else in new memory."""
     offset, many = int(one.storage_offset()), extent(tuple(size), tuple(stride))
     memory = one.memory
     used = (offset + many) * one.itemsize
@@ -221,14 +223,14 @@ def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
         offset = 0
         memory = made(memory.device.index, size, stride, one.dtype).memory
     with torch._C._DisableTorchDispatch():
-        for count in (0, many):  # the same size would be left as it is
+        for count in (0, many):  # torch ignores a resize to the same size
             torch.ops.aten.resize_.default.redispatch(_METADATA, one, [count])
     reformed(one, torch.empty(0, device="meta").as_strided(size, stride, offset))
     one.memory = memory
 
 
 def reformed(one: OclTensor, like: torch.Tensor) -> None:
-    """Another form in the same memory, in place."""
+    """Set a tensor's size, strides and offset in place to those of `like`."""
     cannot_be_repeated()
     size, stride, offset = form_of(like)
     with torch._C._DisableTorchDispatch():
@@ -237,30 +239,32 @@ def reformed(one: OclTensor, like: torch.Tensor) -> None:
 
 
 def form_of(one: torch.Tensor) -> tuple[list[int], list[int], int]:
-    """Size, stride and offset."""
+    """Return size, strides and storage offset."""
     return list(one.size()), list(one.stride()), int(one.storage_offset())
 
 
 _METADATA = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-"""Operators of the CPU that look at no values may be used for what torch knows of a tensor."""
+"""Dispatch keys of CPU operators, which can change a tensor's metadata without its values."""
 
 
 def on_host(one: OclTensor, host: Any = None) -> torch.Tensor:
-    """The same on the CPU: in the same memory, where it is the host's; else in a copy of that.
+    """Return a CPU tensor of the same values: on the same memory if shared, else on a copy.
 
-    The copy is `host`, if there is one already. What was asked of the device must be through.
+    Args:
+        one: Tensor to read. Its device must have finished the kernels that write to it.
+        host: Existing host copy of its memory, if there is one.
     """
     return on_base(one, torch.from_numpy(read(one.memory) if host is None else host))
 
 
 def on_base(one: OclTensor, base: torch.Tensor) -> torch.Tensor:
-    """The same, as a view of the bytes of its memory."""
+    """Return a CPU tensor with the same metadata as a view of `base`, its memory's bytes."""
     whole = base[: base.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
     return whole.as_strided(one.size(), one.stride(), one.storage_offset())
 
 
 def read(memory: Memory) -> Any:
-    """The bytes: where the host may use them, they themselves."""
+    """Return a memory's bytes as a NumPy array: the memory itself if shared, else a copy."""
     cannot_be_repeated()
     if memory.host is not None:
         return memory.host
@@ -272,19 +276,19 @@ def read(memory: Memory) -> Any:
 
 
 def write(memory: Memory, host: Any) -> None:
-    """Have these bytes on the device."""
+    """Copy host bytes to the device; no copy for shared or host-dirty memory."""
     if memory.host is None and memory.copy is None:
         cl().enqueue_copy(memory.device.queue, memory.buffer, host)
         memory.device.finish()
 
 
 def fill(there: OclTensor, value: Any) -> None:
-    """Write a tensor of the CPU to a tensor, or a number to all of its elements."""
+    """Copy a CPU tensor to a device tensor, or fill that with a number."""
     there.memory.device.finish()
     host = read(there.memory)
     target = on_host(there, host)
     if isinstance(value, torch.Tensor):
         target.copy_(value)
-    else:  # which may lie at one place, as in an expanded tensor
+    else:  # elements may overlap, as in an expanded tensor
         target.fill_(value)
     write(there.memory, host)

@@ -1,4 +1,4 @@
-"""Products in tiles: which tile for which product, and the kernel of one."""
+"""Tiled matrix products: choice of tile sizes, splitting of sums, and kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Tile(Record):
-    """What a group of items makes, and each of them; both are powers of two. All are in TILES, and
-    known by who they are."""
+    """Part of a product that a work-group and each of its items compute; powers of two.
+
+    All tiles are in `TILES`, so equality and hash are those of the object.
+    """
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__
@@ -28,19 +30,19 @@ class Tile(Record):
     rows: int
     columns: int
     deep: int
-    """What is added up before more is read."""
+    """Length of the sums per load into local memory."""
 
     item_rows: int
     item_columns: int
 
     @property
     def items(self) -> int:
-        """In a group."""
+        """Number of work items in a group."""
         return self.rows // self.item_rows * (self.columns // self.item_columns)
 
 
 FORMS = (
-    # rows, columns, deep, an item's rows and columns; how fast
+    # rows, columns, deep, item_rows, item_columns; relative throughput
     (128, 256, 8, 8, 16, 40), (128, 128, 16, 8, 8, 36), (64, 128, 16, 4, 8, 34),
     (64, 64, 16, 4, 4, 30), (32, 128, 16, 4, 8, 28), (32, 64, 16, 4, 4, 26),
     (16, 128, 16, 4, 4, 17), (16, 64, 16, 2, 4, 16), (8, 128, 16, 2, 4, 11),
@@ -52,31 +54,31 @@ TILES = {
     )
     for form in FORMS
 }
-"""With how fast they are where there is enough to do, against one another."""
+"""Relative throughput of each tile on large products."""
 
 MOST = (1 << 16) - 1
-"""Groups in the second and in the third direction, on some devices."""
+"""Maximum number of work-groups in the second and third dimension on some devices."""
 
 DEEP = 16
-"""What is added up by one group of items is a multiple of this, whatever its tile."""
+"""The length of a group's sums is a multiple of this, whatever its tile."""
 
 WAVES = 4
-"""Groups for each unit of a device that are enough."""
+"""Work-groups per compute unit that keep a device busy."""
 
 LEAST = 256
-"""Elements to add up that are worth a group of their own."""
+"""Minimum length of a sum that is worth a work-group of its own."""
 
 
 def groups(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
-    """How many of them make the product."""
+    """Return the number of tiles across and down the product."""
     return -(-columns // tile.columns), -(-rows // tile.rows)
 
 
 @lru_cache(maxsize=1 << 14)
 def parts_of(device: Device, rows: int, columns: int, deep: int, batch: int) -> tuple[int, int]:
-    """Among how many groups what is added up is divided, and how much each has.
+    """Return into how many parts to split the sums (split-k), and the length of each.
 
-    It does not depend on the tile: all give the same, to the last bit.
+    It does not depend on the tile, so that results are bitwise equal for all tiles.
     """
     there = -(-rows // 64) * -(-columns // 64) * batch
     parts = max(1, min(WAVES * device.units // there, deep // LEAST, 256))
@@ -87,7 +89,10 @@ def parts_of(device: Device, rows: int, columns: int, deep: int, batch: int) -> 
 
 @lru_cache(maxsize=1 << 14)
 def candidates(device: Device, rows: int, columns: int, batch: int, each: int) -> list[Tile]:
-    """Those that may be fastest, the most likely first; an element has so many bytes."""
+    """Return the tiles that fit the device, the lowest estimated cost first.
+
+    `each` is the size of an element in bytes.
+    """
     fitting = [
         tile
         for tile in TILES
@@ -99,16 +104,16 @@ def candidates(device: Device, rows: int, columns: int, batch: int, each: int) -
 
 
 def _local(tile: Tile, each: int) -> int:
-    """Bytes that a group shares, as in tiles.cl; and a table of windows, as in conv_weight.cl."""
+    """Return bytes of local memory of a group: tiles.cl, and the table of conv_weight.cl."""
     return 2 * tile.deep * (tile.rows + tile.columns + 8) * each + tile.columns * 16
 
 
 def _cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:
-    """By what it computes in vain, and how many groups there are for all units."""
+    """Estimate the relative time of a product, with padding and partly filled waves."""
     across, down = groups(tile, rows, columns)
     many = across * down * batch
     waves = max(1.0, many / device.units)
-    if many < 8 * device.units:  # the last wave is as long as the others
+    if many < 8 * device.units:  # the last wave takes as long as a full one
         waves = float(-(-many // device.units))
     return waves * tile.rows * tile.columns / TILES[tile]
 
@@ -122,7 +127,7 @@ def tiled(
     defined: tuple[tuple[str, int], ...],
     types: tuple[Any, ...],
 ) -> Any:
-    """The kernel: `head` are the files that say what is read and written."""
+    """Return the kernel for a tile; `head` are the files that define loads and stores."""
     number: Mapping[str, Any] = {
         "T": NAMES[kind], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
         "TM": tile.item_rows, "TN": tile.item_columns, "ITEMS": tile.items,

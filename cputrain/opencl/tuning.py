@@ -1,6 +1,6 @@
-"""Which tile is fastest for a product on this device: measured once, and kept on disk.
+"""Autotuning of tiles: time candidates for each product once, and cache the winner on disk.
 
-All tiles add up in the same order, so what is chosen changes no result.
+All tiles sum in the same order, so the choice does not change results.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from cputrain.opencl.tiles import Tile
 
 VARIABLE = "CPUTRAIN_OCL_TUNE"
-"""With "0", nothing is measured: the most likely tile is taken."""
+"""Environment variable; "0" disables measuring and takes the first candidate."""
 
 TRIED = 5
-"""Of the most likely."""
+"""Number of candidates that are timed."""
 
 TURNS = 5
-"""In which each is timed."""
+"""Timed rounds, in each of which all candidates run once."""
 
 SCHEMA_VERSION = 1
 
 
 class Tuning:
-    """What is known of one device."""
+    """Cache of the fastest tiles on one device."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -48,8 +48,17 @@ class Tuning:
         self, what: str, rows: int, columns: int, deep: int, batch: int, each: int,
         ask: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
-        """The fastest for such a product, of elements with so many bytes. `ask` has it computed
-        with a tile, to measure that."""
+        """Return the fastest tile for a product.
+
+        Args:
+            what: Name of the kernel and its definitions.
+            rows: Rows of the product.
+            columns: Columns of the product.
+            deep: Length of the sums.
+            batch: Number of products.
+            each: Size of an element in bytes.
+            ask: Launches the product with a tile, to time it.
+        """
         key = (what, rows, columns, deep, batch)
         found = self._fast.get(key)
         if found is None:
@@ -73,14 +82,14 @@ class Tuning:
         return self._tiles[number]
 
     def _fastest(self, likely: list[Tile], ask: Callable[[Tile], None]) -> Tile:
-        """In turns, as a device that was idle is slower at first."""
+        """Time tiles in turns, as an idle device is slow at first; return the fastest."""
         seconds = dict.fromkeys(likely, float("inf"))
         for turn in range(TURNS + 1):
             for tile in likely:
                 begin = time.perf_counter()
                 ask(tile)
                 self._device.finish()
-                if turn:  # (in the first, it is compiled)
+                if turn:  # (the first round compiles)
                     seconds[tile] = min(seconds[tile], time.perf_counter() - begin)
         return min(seconds, key=lambda tile: seconds[tile])
 
@@ -94,7 +103,7 @@ class Tuning:
         try:
             with open(self._path, encoding="utf-8") as file:
                 document = json.load(file)
-        except (OSError, ValueError):  # there is none yet, or it is broken: measured again
+        except (OSError, ValueError):  # missing or corrupt: measure again
             return {}
         known = document.get("tiles") if isinstance(document, dict) else None
         if not isinstance(known, dict) or document.get("schema_version") != SCHEMA_VERSION:
@@ -109,11 +118,11 @@ class Tuning:
             with open(aside, "w", encoding="utf-8") as file:
                 json.dump(document, file)
             os.replace(aside, self._path)
-        except OSError:  # a disk that is full or not ours: measured again the next time
+        except OSError:  # disk full or read-only: measure again next time
             return
 
 
 @cache
 def tuning_of(device: Device) -> Tuning:
-    """The one of this device."""
+    """Return the tile cache of a device."""
     return Tuning(device)

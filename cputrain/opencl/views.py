@@ -1,4 +1,4 @@
-"""Views: another form of the same memory. Torch itself says which, on a tensor without values."""
+"""Views: tensors in the same memory; their metadata is computed by torch on the meta device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAZY = {
     aten._conj.default: aten._conj_physical.default,
     aten._neg_view.default: aten.neg.default,
 }
-"""Views that torch marks, to compute with later: here that is done at once."""
+"""Lazy views (conjugate and negative bit), with the operators that compute them at once."""
 
 
 IN_PLACE = {
@@ -30,11 +30,11 @@ IN_PLACE = {
     aten.squeeze_.dims: aten.squeeze.dims,
     aten.unsqueeze_.default: aten.unsqueeze.default,
 }
-"""Those that give a tensor itself another form, and the views that have it."""
+"""In-place operators that change only metadata, with the views of the same metadata."""
 
 
 def reform(func: Any, args: Any, kwargs: Any) -> Any:
-    """What one of those gives."""
+    """Run an operator of `IN_PLACE` and return its argument."""
     one: OclTensor = args[0]
     begin: Any = one.storage_offset()
     view = IN_PLACE[func]
@@ -45,7 +45,7 @@ def reform(func: Any, args: Any, kwargs: Any) -> Any:
 
 @cache
 def is_view(func: Any) -> bool:
-    """Whether what it returns is in the memory of its first argument."""
+    """Return whether an operator returns views of its first argument."""
     returns = func._schema.returns
     arguments = func._schema.arguments
     if not returns or not arguments or arguments[0].alias_info is None:
@@ -55,7 +55,7 @@ def is_view(func: Any) -> bool:
 
 
 def viewed(func: Any, args: Any, kwargs: Any) -> Any:
-    """What a view gives."""
+    """Run a view operator and return a view, or a list of views."""
     base: OclTensor = args[0]
     offset: Any = base.storage_offset()
     if func in LAZY:
@@ -63,7 +63,7 @@ def viewed(func: Any, args: Any, kwargs: Any) -> Any:
     try:
         key = func, *map(_hashable, args[1:]), *(kwargs.items() if kwargs else ())
         forms = _forms_known(base.size(), base.stride(), offset, base.dtype, key)
-    except TypeError:  # an argument that is no plain value
+    except TypeError:  # an argument is not hashable
         forms = _forms(func, base.size(), base.stride(), offset, base.dtype, args[1:], kwargs)
     device = base.memory.device
     if func is aten.as_strided.default:
@@ -76,7 +76,7 @@ def viewed(func: Any, args: Any, kwargs: Any) -> Any:
 def _require_within(
     base: OclTensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
 ) -> None:
-    """Raise what torch raises where a view would reach beyond the memory of its tensor."""
+    """Raise torch's error if a view would exceed the storage of its base."""
     if len(size) != len(stride):
         raise RuntimeError("mismatch in length of strides and shape")
     if any(step < 0 for step in stride):
@@ -114,13 +114,13 @@ def _is_named(one: Any) -> bool:
 def _forms(
     func: Any, size: Any, stride: Any, begin: int, dtype: torch.dtype, args: Any, kwargs: Any
 ) -> Any:
-    """Size, stride, offset and type of what a view of such a tensor gives; of each, in a list."""
+    """Return size, strides, offset and dtype of a view; a list of them for several views."""
     if func is aten.as_strided.default:
         offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
         if offset is None:
             offset = begin
         return tuple(args[0]), tuple(args[1]), offset, dtype
-    # with its offset: a view of another type may be refused for that
+    # keep the offset: torch may refuse a view as another dtype because of it
     twin = torch.empty(0, dtype=dtype, device="meta").as_strided(size, stride, begin)
     found = func(twin, *args, **kwargs)
     if isinstance(found, (list, tuple)):
