@@ -18,5 +18,6 @@ UNMARKED = {torch.ops.aten.native_batch_norm.default: (3, 4)}
 def writes(func: Any) -> bool:
     """Return whether an operator mutates any of its arguments."""
     return func in UNMARKED or any(
-        one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in func._schema.arguments
     )

@@ -25,28 +25,28 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def keep(error: BaseException) -> None:
+def keep_error(error: BaseException) -> None:
     """Keep an error; the first one is raised when the backward has finished."""
     _pending.errors.append(error)
 
 
-def taken() -> BaseException | None:
+def take_first_error() -> BaseException | None:
     """Return the first kept error, or None, and drop all."""
     errors, _pending.errors = _pending.errors, []
     return errors[0] if errors else None
 
 
-def kept(hook: Any) -> Any:
+def keep_hook_errors(hook: Any) -> Any:
     """Wrap a user's hook so that its error within a backward is kept as well."""
 
     @wraps(hook)
-    def run(*given: Any) -> Any:
+    def run(*args: Any) -> Any:
         try:
-            return hook(*given)
+            return hook(*args)
         except BaseException as error:
             if not in_backward():
                 raise
-            keep(error)
+            keep_error(error)
             return None
 
     return run

@@ -15,7 +15,7 @@ import numpy as np
 from cputrain.errors import CputrainError
 from cputrain.machine.opencl import cl, found_devices, shares_memory
 from cputrain.opencl.pocl import name_processor
-from cputrain.opencl.trace import NOW, cannot_be_repeated
+from cputrain.opencl.trace import TRACING, cannot_be_repeated
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     Block = tuple[int, Any, Any]
     """Size in bytes, OpenCL buffer, and the NumPy array that shares its memory (or None)."""
 
-PAGE = 4096
+PAGE_BYTES = 4096
 """Alignment in bytes of memory that host and device share."""
 
-KEPT = 8
+CACHE_DIVISOR = 8
 """Divisor: on shared memory, cache at most 1/8 of it, as other processes need the host's memory."""
 
-LEAST = 512
+MIN_BLOCK_BYTES = 512
 """Size in bytes of the smallest block, and of the steps between block sizes."""
 
-NAN = b"\xff" * 8
+NAN_BYTES = b"\xff" * 8
 """Byte pattern that is NaN in every floating-point dtype."""
 
 
 class Memory:
     """A block of device memory, returned to the allocator when the last tensor in it dies."""
 
-    __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "passage", "size", "used")
+    __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "regime", "size", "used")
 
     def __init__(self, device: Device, size: int, used: int, buffer: Any, host: Any) -> None:
         self.device = device
@@ -56,12 +56,12 @@ class Memory:
         """NumPy array of the same memory if the device shares host memory, else None."""
         self.copy: Any = None
         """Host copy that is newer than the buffer; set only while the class is `HostDirty`."""
-        self.passage: Regime | None = None
+        self.regime: Regime | None = None
         """Kernels that led from an upload to this memory, if few; see fallback_policy."""
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # (a compiler may create instances without __init__)
-            self.device.give_back(self)
+            self.device.free(self)
 
 
 class HostDirty(Memory):
@@ -72,32 +72,32 @@ class HostDirty(Memory):
     @property
     def buffer(self) -> Any:
         """Upload the host copy, turn the object back into a `Memory`, and return its buffer."""
-        self.device.bring(self)
-        return buffer_of(self)
+        self.device.upload(self)
+        return raw_buffer(self)
 
     def __del__(self) -> None:
         self.__class__ = Memory  # type: ignore[assignment]
-        self.device.give_back(self)
+        self.device.free(self)
 
 
-_of_memory: Any = Memory.__dict__["buffer"]
+_buffer_descriptor: Any = Memory.__dict__["buffer"]
 
 
-def buffer_of(memory: Memory) -> Any:
+def raw_buffer(memory: Memory) -> Any:
     """Return the buffer without uploading a newer host copy."""
-    return _of_memory.__get__(memory)
+    return _buffer_descriptor.__get__(memory)
 
 
-class Here(threading.local):
+class CurrentDevice(threading.local):
     """Index of the current device of this thread: the one that "ocl" without index means."""
 
     index = 0
 
 
-HERE = Here()
+CURRENT_DEVICE = CurrentDevice()
 
 
-class Operator(threading.local):
+class OperatorScope(threading.local):
     """Context of the running operator, which defers the release of memory to its end.
 
     Kernel arguments are raw buffers, which hold no reference to their tensors. A tensor may die
@@ -118,7 +118,7 @@ class Operator(threading.local):
         for device, block in blocks:
             device.release(block)
 
-    def keeps(self, device: Device, block: Block) -> bool:
+    def defer(self, device: Device, block: Block) -> bool:
         """Hold a block until the outermost operator ends; return False outside of operators."""
         if not self._blocks:
             return False
@@ -126,16 +126,16 @@ class Operator(threading.local):
         return True
 
 
-OPERATOR = Operator()
+OPERATOR_SCOPE = OperatorScope()
 
 
 class UploadStats:
     """Statistics of uploads of host-dirty memory, over all devices."""
 
-    any = False
+    has_host_dirty = False
     """Whether any memory has ever been host-dirty."""
 
-    seconds = 0.0
+    upload_s = 0.0
 
 
 class Stats(Record):
@@ -157,122 +157,128 @@ class Device:
     poisons = False
     """Whether to fill released memory with NaN, so that tests detect a use after free."""
 
-    def __init__(self, index: int, found: Any) -> None:
+    def __init__(self, index: int, cl_device: Any) -> None:
         self.index = index
         self.name_in_torch = f"ocl:{index}"
-        self.name = str(found.name).strip()
-        self.context = cl().Context([found])
+        self.name = str(cl_device.name).strip()
+        self.context = cl().Context([cl_device])
         self.queue = cl().CommandQueue(self.context)
         self.lock = threading.RLock()
         """Held from setting a kernel's arguments until it is enqueued."""
-        self.depth = 0
+        self.launch_depth = 0
         """Nesting depth of launches under the lock; >0 when a signal handler launches a kernel."""
-        self._moves = threading.RLock()
-        self.is_cpu = bool(found.type & cl().device_type.CPU)
-        self.shares = shares_memory(found)
+        self._transfer_lock = threading.RLock()
+        self.is_cpu = bool(cl_device.type & cl().device_type.CPU)
+        self.shares = shares_memory(cl_device)
         """Whether the device shares the host's memory."""
-        self.version = f"{found.platform.name} {found.driver_version}"
-        self.memory = int(found.global_mem_size)
-        self.largest_group = int(found.max_work_group_size)
-        self.local = int(found.local_mem_size)
-        self.units = int(found.max_compute_units)
-        self.has_double = "cl_khr_fp64" in found.extensions.split()
+        self.version = f"{cl_device.platform.name} {cl_device.driver_version}"
+        self.memory = int(cl_device.global_mem_size)
+        self.largest_group = int(cl_device.max_work_group_size)
+        self.local = int(cl_device.local_mem_size)
+        self.units = int(cl_device.max_compute_units)
+        self.has_double = "cl_khr_fp64" in cl_device.extensions.split()
         self._free: dict[int, list[tuple[Any, Any]]] = {}
         self._allocated = self._reserved = self._peak = 0
-        self._is_ours = True
-        os.register_at_fork(after_in_child=self._leave)
+        self._is_owner = True
+        os.register_at_fork(after_in_child=self._disable_after_fork)
 
     def allocate(self, size: int, used: int) -> Memory:
         """Return a block of `size` bytes, of which the first `used` are tensor storage."""
-        kept = self._free.get(size)
-        buffer, host = kept.pop() if kept else self._new(size)
-        if NOW.recorder is not None:
-            NOW.recorder.allocated(self, size, used, buffer)
+        cached = self._free.get(size)
+        buffer, host = cached.pop() if cached else self._create_block(size)
+        if TRACING.recorder is not None:
+            TRACING.recorder.record_allocation(self, size, used, buffer)
         self._allocated += size
         if self._allocated > self._peak:
             self._peak = self._allocated
         return Memory(self, size, used, buffer, host)
 
     def ask(self, kernel: Any, items: Any, group: Any, *arguments: Any) -> None:
-        """Enqueue a kernel with global size `items` and work-group size `group`; record the launch."""
-        if NOW.recorder is not None:
-            NOW.recorder.launched(self, kernel, items, group, arguments)
+        """Enqueue a kernel with global size `items` and work-group size `group`, and record it."""
+        if TRACING.recorder is not None:
+            TRACING.recorder.record_launch(self, kernel, items, group, arguments)
         self.run(kernel, items, group, arguments)
 
     def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:
         """Enqueue a kernel without recording the launch."""
         with self.lock:  # a kernel object holds its arguments until it is enqueued
-            chosen = twin_of_kernel(kernel) if self.depth else kernel
-            self.depth += 1
+            kernel_object = clone_kernel(kernel) if self.launch_depth else kernel
+            self.launch_depth += 1
             try:
-                chosen.set_args(*arguments)
-                _enqueue(self.queue, chosen, items, group, None, None, False, False)
+                kernel_object.set_args(*arguments)
+                _enqueue(self.queue, kernel_object, items, group, None, None, False, False)
             finally:
-                self.depth -= 1
+                self.launch_depth -= 1
 
     def constant(self, host: Any) -> Any:
         """Return a read-only buffer with a copy of a host array."""
         flags = cl().mem_flags
-        return _constant()(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
+        return _constant_class()(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
 
-    def keep_on_host(self, memory: Memory, copy: Any) -> None:
+    def mark_host_dirty(self, memory: Memory, host_copy: Any) -> None:
         """Make a host array the memory's content, to be uploaded when a kernel needs the buffer."""
-        with self._moves:
-            memory.copy, memory.passage = copy, None
+        with self._transfer_lock:
+            memory.copy, memory.regime = host_copy, None
             memory.__class__ = HostDirty
-            UploadStats.any = True
+            UploadStats.has_host_dirty = True
 
-    def bring(self, memory: Memory) -> None:
+    def upload(self, memory: Memory) -> None:
         """Upload the newer host copy of host-dirty memory."""
-        with self._moves:
+        with self._transfer_lock:
             if type(memory) is not HostDirty:
                 return  # another thread has uploaded it
             self.queue.finish()  # do not count the wait for earlier kernels as upload time
             begin = time.perf_counter()
-            cl().enqueue_copy(self.queue, buffer_of(memory), memory.copy)
-            UploadStats.seconds += time.perf_counter() - begin
+            cl().enqueue_copy(self.queue, raw_buffer(memory), memory.copy)
+            UploadStats.upload_s += time.perf_counter() - begin
             memory.copy = None
             memory.__class__ = Memory  # type: ignore[assignment]
 
-    def may_change(self, one: Any) -> bool:
+    def is_writable_buffer(self, argument: Any) -> bool:
         """Return whether a kernel argument is a writable buffer, not a scalar or a constant."""
-        return type(one) is cl().Buffer
+        return type(argument) is cl().Buffer
 
-    def _new(self, size: int) -> tuple[Any, Any]:
-        kept = self._reserved - self._allocated
-        if self._reserved + size > self.memory or (self.shares and kept > self.memory // KEPT):
+    def _create_block(self, size: int) -> tuple[Any, Any]:
+        cached_bytes = self._reserved - self._allocated
+        if self._reserved + size > self.memory or (
+            self.shares and cached_bytes > self.memory // CACHE_DIVISOR
+        ):
             self.empty_cache()
         try:
             if self._reserved + size > self.memory:
                 raise MemoryError
-            found = self._shared(size) if self.shares else (self._own(size), None)
+            block = (
+                self._create_shared_buffer(size)
+                if self.shares
+                else (self._create_buffer(size), None)
+            )
         except (cl().Error, MemoryError) as error:  # (or the driver limits the size of a buffer)
             if self._free:
                 self.empty_cache()
-                return self._new(size)
-            raise no_memory(self, size) from error
+                return self._create_block(size)
+            raise out_of_memory_error(self, size) from error
         self._reserved += size
-        return found
+        return block
 
-    def _shared(self, size: int) -> tuple[Any, Any]:
-        whole = np.empty(size + PAGE, np.uint8)
-        start = -whole.ctypes.data % PAGE
-        host = whole[start : start + size]
+    def _create_shared_buffer(self, size: int) -> tuple[Any, Any]:
+        storage = np.empty(size + PAGE_BYTES, np.uint8)
+        start = -storage.ctypes.data % PAGE_BYTES
+        host = storage[start : start + size]
         flags = cl().mem_flags
         return cl().Buffer(self.context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host), host
 
-    def _own(self, size: int) -> Any:
-        found = cl().Buffer(self.context, cl().mem_flags.READ_WRITE, size)
+    def _create_buffer(self, size: int) -> Any:
+        buffer = cl().Buffer(self.context, cl().mem_flags.READ_WRITE, size)
         # some drivers allocate on first use: make an out-of-memory error occur here
-        cl().enqueue_fill_buffer(self.queue, found, b"\0", 0, 1)
-        return found
+        cl().enqueue_fill_buffer(self.queue, buffer, b"\0", 0, 1)
+        return buffer
 
-    def give_back(self, memory: Memory) -> None:
+    def free(self, memory: Memory) -> None:
         """Release dead memory now, or at the end of the running operator."""
-        if not self._is_ours:
+        if not self._is_owner:
             return
         block = (memory.size, memory.buffer, memory.host)
-        if not OPERATOR.keeps(self, block):
+        if not OPERATOR_SCOPE.defer(self, block):
             self.release(block)
 
     def release(self, block: Block) -> None:
@@ -280,22 +286,22 @@ class Device:
         size, buffer, host = block
         self._allocated -= size
         if self.poisons and not is_finalizing():
-            _fill(self.queue, buffer, NAN, 0, size)
-        kept = self._free.get(size)
-        if kept is None:
-            kept = self._free[size] = []
-        kept.append((buffer, host))
+            _fill(self.queue, buffer, NAN_BYTES, 0, size)
+        cached = self._free.get(size)
+        if cached is None:
+            cached = self._free[size] = []
+        cached.append((buffer, host))
 
-    def _leave(self) -> None:
-        self._is_ours = False
+    def _disable_after_fork(self) -> None:
+        self._is_owner = False
         self.__class__ = Forked
-        _end_without_drivers()
+        _skip_driver_exit_handlers()
 
     def empty_cache(self) -> None:
         """Free all cached blocks."""
-        kept, self._free = self._free, {}
+        cached, self._free = self._free, {}
         self.finish()  # kernels may still use released blocks
-        self._reserved -= sum(size * len(blocks) for size, blocks in kept.items())
+        self._reserved -= sum(size * len(blocks) for size, blocks in cached.items())
 
     def finish(self) -> None:
         """Wait until all enqueued commands have finished."""
@@ -303,7 +309,7 @@ class Device:
         try:
             self.queue.finish()
         except cl().Error as error:
-            raise in_clear(error) from error
+            raise to_torch_error(error) from error
 
     def stats(self) -> Stats:
         """Return the memory statistics."""
@@ -322,22 +328,22 @@ class Forked(Device):
     def constant(self, host: Any) -> Any:
         raise self._error(f"allocate {len(host)} bytes")
 
-    def bring(self, memory: Memory) -> None:
+    def upload(self, memory: Memory) -> None:
         raise self._error(f"write {memory.size} bytes")
 
     def finish(self) -> None:
         raise self._error("finish")
 
-    def _error(self, what: str) -> RuntimeError:
+    def _error(self, task: str) -> RuntimeError:
         return RuntimeError(
-            f"ocl:{self.index} cannot {what} in a forked subprocess: {self.name} is in use by the "
+            f"ocl:{self.index} cannot {task} in a forked subprocess: {self.name} is in use by the "
             "process that was forked. To use it with multiprocessing, you must use the 'spawn' "
             "start method"
         )
 
 
 @cache
-def _end_without_drivers() -> None:
+def _skip_driver_exit_handlers() -> None:
     """Make this forked process skip the exit handlers of drivers when it ends.
 
     Those would wait forever for threads that fork dropped. Exit handlers run last-in, first-out,
@@ -354,14 +360,14 @@ _fill: Any = cl().enqueue_fill_buffer
 _types: dict[Any, list[Any]] = {}
 
 
-def typed(kernel: Any, types: Sequence[Any]) -> Any:
+def set_argument_types(kernel: Any, types: Sequence[Any]) -> Any:
     """Set the dtypes of a kernel's scalar arguments (None for buffers) and return the kernel."""
     kernel.set_scalar_arg_dtypes(list(types))
     _types[kernel] = list(types)
     return kernel
 
 
-def twin_of_kernel(kernel: Any) -> Any:
+def clone_kernel(kernel: Any) -> Any:
     """Return a second kernel object, for when the first one's arguments are partly set."""
     twin = cl().Kernel(kernel.program, kernel.function_name)
     twin.set_scalar_arg_dtypes(_types[kernel])
@@ -369,11 +375,11 @@ def twin_of_kernel(kernel: Any) -> Any:
 
 
 @cache
-def _constant() -> Any:
+def _constant_class() -> Any:
     return type("Constant", (cl().Buffer,), {})
 
 
-def in_clear(error: BaseException) -> BaseException:
+def to_torch_error(error: BaseException) -> BaseException:
     """Translate a PyOpenCL error into the error that torch would raise; return others as is."""
     if not isinstance(error, cl().Error):
         return error
@@ -389,7 +395,7 @@ def in_clear(error: BaseException) -> BaseException:
     )
 
 
-def no_memory(device: Device, size: int) -> Exception:
+def out_of_memory_error(device: Device, size: int) -> Exception:
     """Return the `torch.OutOfMemoryError` for a failed allocation of `size` bytes."""
     import torch
 
@@ -399,24 +405,24 @@ def no_memory(device: Device, size: int) -> Exception:
     )
 
 
-def rounded(size: int) -> int:
+def rounded_block_size(size: int) -> int:
     """Return the block size for `size` bytes: at most an eighth larger, at least the minimum."""
-    if size <= LEAST:
-        return LEAST
-    step = max(LEAST, 1 << max(0, size.bit_length() - 4))
+    if size <= MIN_BLOCK_BYTES:
+        return MIN_BLOCK_BYTES
+    step = max(MIN_BLOCK_BYTES, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step
 
 
 @cache
 def devices() -> tuple[Device, ...]:
     """Return all OpenCL devices, GPUs first."""
-    found = found_devices()
-    if not found:
+    cl_devices = found_devices()
+    if not cl_devices:
         raise CputrainError(
             "cputrain.opencl", "needs an OpenCL device", found="none",
             do='pip install "cputrain[opencl]" brings one that is the CPU (pocl). For a GPU, '
             "install what its driver has for OpenCL.",
         )  # fmt: skip
-    for one in found:
-        name_processor(one)
-    return tuple(Device(number, one) for number, one in enumerate(found))
+    for cl_device in cl_devices:
+        name_processor(cl_device)
+    return tuple(Device(index, cl_device) for index, cl_device in enumerate(cl_devices))

@@ -54,25 +54,25 @@ def run(
         computes: Dtype to compute in.
     """
     device = out.memory.device
-    kernel, count, tail = _prepared(
+    kernel, count, tail = _prepare(
         device,
         expression,
         (out.dtype, out.size(), out.stride()),
-        tuple([(name, one.dtype, one.size(), one.stride()) for name, one in tensors]),
+        tuple([(name, tensor.dtype, tensor.size(), tensor.stride()) for name, tensor in tensors]),
         tuple([(name, kind) for name, kind, _ in scalars]),
         computes,
     )
     if not count:
         return
     arguments: list[object] = [out.memory.buffer, out.storage_offset()]
-    for _, one in tensors:
-        arguments += (one.memory.buffer, one.storage_offset())
+    for _, tensor in tensors:
+        arguments += (tensor.memory.buffer, tensor.storage_offset())
     arguments += [SCALARS[kind](value) for _, kind, value in scalars]
     device.ask(kernel, *in_groups(count), count, *arguments, *tail)
 
 
 @lru_cache(maxsize=1 << 14)
-def _prepared(
+def _prepare(
     device: Device,
     expression: str,
     out: Form,
@@ -81,24 +81,34 @@ def _prepared(
     computes: torch.dtype,
 ) -> tuple[Any, int, list[int]]:
     """Return the kernel, the number of elements, and the trailing size and stride arguments."""
-    kind, size, stride = out
+    out_dtype, size, stride = out
     count = prod(size)
     if not count:
         return None, 0, []
-    steps = [list(stride), *(stretched(own, step, size) for _, _, own, step in tensors)]
-    sizes, strides = folded(size, steps)
-    flat = len(sizes) == 1 and all(one[0] == 1 for one in strides)
+    steps = [
+        list(stride),
+        *(expanded_strides(shape, stride_step, size) for _, _, shape, stride_step in tensors),
+    ]
+    sizes, strides = collapse_dims(size, steps)
+    flat = len(sizes) == 1 and all(tensor_strides[0] == 1 for tensor_strides in strides)
     source = source_of(
         expression,
-        NAMES[kind],
+        NAMES[out_dtype],
         tuple((name, NAMES[dtype]) for name, dtype, _, _ in tensors),
         tuple((name, NAMES[dtype]) for name, dtype in scalars),
         NAMES[computes],
         0 if flat else len(sizes),
         counted_by(count),
-        is_bool=kind is torch.bool,
+        is_bool=out_dtype is torch.bool,
     )
-    tail = [] if flat else [*sizes, *(step for one in strides for step in one)]
+    tail = (
+        []
+        if flat
+        else [
+            *sizes,
+            *(stride_step for tensor_strides in strides for stride_step in tensor_strides),
+        ]
+    )
     types: list[object] = [np.int64]
     types += [None, np.int64] * (1 + len(tensors))
     types += [SCALARS[dtype] for _, dtype in scalars]
@@ -106,13 +116,15 @@ def _prepared(
     return kernel_of(device, source, "elements", tuple(types)), count, tail
 
 
-def stretched(own: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> list[int]:
+def expanded_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> list[int]:
     """Return the strides of a tensor expanded to `size`: 0 in broadcast dimensions."""
-    missing = [0] * (len(size) - len(own))
-    return missing + [0 if n == 1 else step for n, step in zip(own, stride, strict=True)]
+    missing = [0] * (len(size) - len(shape))
+    return missing + [0 if n == 1 else step for n, step in zip(shape, stride, strict=True)]
 
 
-def folded(size: Sequence[int], strides: Sequence[list[int]]) -> tuple[list[int], list[list[int]]]:
+def collapse_dims(
+    size: Sequence[int], strides: Sequence[list[int]]
+) -> tuple[list[int], list[list[int]]]:
     """Collapse dimensions; return sizes and, for each tensor, strides, innermost first."""
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
@@ -120,13 +132,13 @@ def folded(size: Sequence[int], strides: Sequence[list[int]]) -> tuple[list[int]
         if size[dim] == 1:
             continue
         if sizes and all(
-            one[dim] == step[-1] * sizes[-1] for one, step in zip(strides, steps, strict=True)
+            stride[dim] == step[-1] * sizes[-1] for stride, step in zip(strides, steps, strict=True)
         ):
             sizes[-1] *= size[dim]
             continue
         sizes.append(size[dim])
-        for one, step in zip(strides, steps, strict=True):
-            step.append(one[dim])
+        for stride, step in zip(strides, steps, strict=True):
+            step.append(stride[dim])
     if not sizes:
         return [1], [[1] for _ in strides]
     return sizes, steps

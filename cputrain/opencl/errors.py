@@ -14,13 +14,13 @@ import torch
 from torch.utils import _pytree as tree
 
 from cputrain.ipc import deferred_signals
-from cputrain.opencl.deferred_errors import in_backward, taken
+from cputrain.opencl.deferred_errors import in_backward, take_first_error
 from cputrain.opencl.guard import BACKWARD
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.tensor import OclTensor, made, twin_of
 
 
-def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
+def placeholder_result(func: Any, args: Any, kwargs: Any) -> Any:
     """Return an uninitialized result of the shape that the failed operator would have returned."""
     writes = [
         value
@@ -29,36 +29,40 @@ def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
     ]
     if writes:
         return writes[0]
-    tensors = [one for one in tree.tree_leaves((args, kwargs)) if isinstance(one, OclTensor)]
+    tensors = [
+        tensor for tensor in tree.tree_leaves((args, kwargs)) if isinstance(tensor, OclTensor)
+    ]
     index = tensors[0].memory.device.index if tensors else 0
-    bare = {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs
+    meta_kwargs = {**kwargs, "device": "meta"} if kwargs.get("device") is not None else kwargs
     try:
-        found = func(*tree.tree_map_only(OclTensor, twin_of, args),
-                     **tree.tree_map_only(OclTensor, twin_of, bare))  # fmt: skip
+        result = func(*tree.tree_map_only(OclTensor, twin_of, args),
+                     **tree.tree_map_only(OclTensor, twin_of, meta_kwargs))  # fmt: skip
     except Exception:
         return tensors[0] if tensors else None
     return tree.tree_map_only(
-        torch.Tensor, lambda one: made(index, one.size(), contiguous(one.size()), one.dtype), found
+        torch.Tensor,
+        lambda tensor: made(index, tensor.size(), contiguous(tensor.size()), tensor.dtype),
+        result,
     )
 
 
-def raised_at_its_end(own: Any) -> Any:
+def raising_kept_errors(run_backward: Any) -> Any:
     """Wrap torch's function that runs a backward so that it raises the first kept error."""
     from functools import wraps
 
-    @wraps(own)
+    @wraps(run_backward)
     def run(*args: Any, **options: Any) -> Any:
         # run it in this thread, so that kept errors are known to belong to this call
         with torch.autograd.set_multithreading_enabled(False), deferred_signals(), BACKWARD:
             try:
-                found = own(*args, **options)
+                result = run_backward(*args, **options)
             except BaseException as error:
-                if not in_backward() and (first := taken()) is not None:
+                if not in_backward() and (first_error := take_first_error()) is not None:
                     # (a SystemError only tells that the first error was withheld from torch)
-                    raise first from None if isinstance(error, SystemError) else error
+                    raise first_error from None if isinstance(error, SystemError) else error
                 raise
-        if not in_backward() and (first := taken()) is not None:
-            raise first
-        return found
+        if not in_backward() and (first_error := take_first_error()) is not None:
+            raise first_error
+        return result
 
     return run

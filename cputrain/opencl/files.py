@@ -13,19 +13,19 @@ import torch
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, fill, resized
 
-FIRST = 5
+PRIORITY = 5
 """Priority of the deserializer: before torch's own."""
 
 
-class Bytes(torch.UntypedStorage):
+class HostStorage(torch.UntypedStorage):
     """A host storage that stands for one on a device."""
 
-    goes_to: torch.device
+    target_device: torch.device
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """Device of the tensors that are built from the storage."""
-        return self.goes_to
+        return self.target_device
 
 
 def register(name: str) -> None:
@@ -34,13 +34,13 @@ def register(name: str) -> None:
     def read(storage: Any, location: str) -> Any:
         if not location.startswith(name):
             return None
-        found: Any = Bytes(storage.nbytes())  # type: ignore[no-untyped-call]
-        found.goes_to = torch.device("cpu")
-        found.copy_(storage)
-        found.goes_to = torch.device(location)
-        return found
+        host_storage: Any = HostStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+        host_storage.target_device = torch.device("cpu")
+        host_storage.copy_(storage)
+        host_storage.target_device = torch.device(location)
+        return host_storage
 
-    torch.serialization.register_package(FIRST, lambda _: None, read)
+    torch.serialization.register_package(PRIORITY, lambda _: None, read)
 
 
 @kernel(torch.ops.aten.set_.source_Storage_storage_offset)

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from cputrain.opencl.trace import NOW
+from cputrain.opencl.trace import TRACING
 
 STATE = 16
 """Bytes of the state: seed and offset, 8 bytes each."""
@@ -50,10 +50,10 @@ class Generator:
                 f"the state of an ocl generator is {STATE} bytes, not {state.numel()} of "
                 f"{state.dtype}: it is another device's"
             )
-        both = bytes(state.cpu().tolist())
+        data = bytes(state.cpu().tolist())
         with self._lock:
-            self._seed = int.from_bytes(both[:8], "little")
-            self._drawn = int.from_bytes(both[8:], "little")
+            self._seed = int.from_bytes(data[:8], "little")
+            self._drawn = int.from_bytes(data[8:], "little")
         return self
 
     def take(self, count: int) -> tuple[int, int]:
@@ -61,13 +61,13 @@ class Generator:
         with self._lock:
             seed = self._seed = self.initial_seed()
             first, self._drawn = self._drawn, self._drawn + count
-        if NOW.recorder is not None:
-            seed, first = _Drawn(seed), _Drawn(first)
-            NOW.recorder.drew(self, count, seed, first)
+        if TRACING.recorder is not None:
+            seed, first = _TracedInt(seed), _TracedInt(first)
+            TRACING.recorder.record_draw(self, count, seed, first)
         return seed, first
 
 
-class _Drawn(int):
+class _TracedInt(int):
     """An int with its own identity, by which the recorder finds it among kernel arguments."""
 
 

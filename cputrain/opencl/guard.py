@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.deferred_errors import keep
+from cputrain.opencl.deferred_errors import keep_error
 
 _base: Any = torch._C._acc.DeviceGuard
 _device_type: Any = torch._C._autograd.DeviceType.PrivateUse1
@@ -24,11 +24,11 @@ _raise_set = ctypes.pythonapi.PyErr_Occurred
 _raise_set.restype = None
 
 
-def _keeping_errors() -> Any:
+def _keep_current_error() -> Any:
     try:
         _raise_set()
     except BaseException as error:
-        keep(error)
+        keep_error(error)
     return _device_type
 
 
@@ -50,7 +50,7 @@ class Backward:
 
     def __enter__(self) -> None:
         self._num_open += 1
-        Guard.type_ = staticmethod(_keeping_errors)
+        Guard.type_ = staticmethod(_keep_current_error)
 
     def __exit__(self, *_: object) -> None:
         self._num_open -= 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.device import HERE, Forked, devices
+from cputrain.opencl.device import CURRENT_DEVICE, Forked, devices
 from cputrain.opencl.generator import generator_of
 
 made: Any = ModuleType("torch.ocl")
@@ -15,9 +15,9 @@ made.__doc__ = __doc__
 made._initialized = True  # (torch.utils.checkpoint reads this before it saves the RNG state)
 
 
-def _number(device: Any = None) -> int:
+def _index_of(device: Any = None) -> int:
     if device is None:
-        return HERE.index
+        return CURRENT_DEVICE.index
     if isinstance(device, int):
         return device
     return torch.device(device).index or 0
@@ -40,34 +40,34 @@ def device_count() -> int:
 
 def current_device() -> int:
     """Return the index of this thread's current device."""
-    return HERE.index
+    return CURRENT_DEVICE.index
 
 
 def get_device_name(device: Any = None) -> str:
     """Return the device's name, as the driver reports it."""
-    return devices()[_number(device)].name
+    return devices()[_index_of(device)].name
 
 
 def synchronize(device: Any = None) -> None:
     """Wait until all enqueued commands of the device have finished."""
-    devices()[_number(device)].finish()
+    devices()[_index_of(device)].finish()
 
 
 def empty_cache() -> None:
     """Free the cached memory of all devices."""
-    for one in devices():
-        one.empty_cache()
+    for ocl_device in devices():
+        ocl_device.empty_cache()
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return bytes allocated in tensors, reserved (with the cache), and the peak allocated."""
-    return devices()[_number(device)].stats().as_json()
+    return devices()[_index_of(device)].stats().as_json()
 
 
 def manual_seed_all(seed: int) -> None:
     """Seed the generators of all devices."""
-    for one in made.default_generators:
-        one.manual_seed(seed)
+    for generator in made.default_generators:
+        generator.manual_seed(seed)
 
 
 def manual_seed(seed: int) -> None:
@@ -77,27 +77,27 @@ def manual_seed(seed: int) -> None:
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """Return the state of the device's generator."""
-    return generator_of(_number(device)).get_state()
+    return generator_of(_index_of(device)).get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Set the state of the device's generator."""
-    generator_of(_number(device)).set_state(new_state)
+    generator_of(_index_of(device)).set_state(new_state)
 
 
 def set_device(device: Any) -> None:
     """Set this thread's current device."""
-    number = _number(device)
-    if number not in range(device_count()):
+    index = _index_of(device)
+    if index not in range(device_count()):
         raise IndexError(f"there is no {device}: there are {device_count()}")
-    HERE.index = number
+    CURRENT_DEVICE.index = index
 
 
 class device:  # noqa: N801  (torch's name)
     """Context manager that sets this thread's current device."""
 
     def __init__(self, device: Any) -> None:
-        self._index = _number(device)
+        self._index = _index_of(device)
         self._before = 0
 
     def __enter__(self) -> None:
@@ -109,7 +109,7 @@ class device:  # noqa: N801  (torch's name)
 
 
 def _is_in_bad_fork() -> bool:
-    return any(isinstance(one, Forked) for one in devices())
+    return any(isinstance(ocl_device, Forked) for ocl_device in devices())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

@@ -49,17 +49,17 @@ def name_processor(device: Any, flags: frozenset[str] | None = None) -> bytes | 
         return None
     if platform.machine() != "x86_64" or not os.path.exists("/proc/self/mem"):
         return None
-    place = place_of_name(int(device.int_ptr), UNKNOWN)
-    if place is None:
+    address = address_of_name(int(device.int_ptr), UNKNOWN)
+    if address is None:
         return None
-    has = _flags() if flags is None else flags
-    name = next(name for name, needed in PROCESSORS if needed <= has)
+    cpu_flags = _flags() if flags is None else flags
+    name = next(name for name, required in PROCESSORS if required <= cpu_flags)
     _names.append(ctypes.create_string_buffer(name))
-    ctypes.c_void_p.from_address(place).value = ctypes.addressof(_names[-1])
+    ctypes.c_void_p.from_address(address).value = ctypes.addressof(_names[-1])
     return name
 
 
-def place_of_name(structure: int, name: bytes) -> int | None:
+def address_of_name(structure: int, name: bytes) -> int | None:
     """Return the address of the pointer to `name` in a C structure; None where it has none."""
     memory = os.open("/proc/self/mem", os.O_RDONLY)  # reports bad addresses, no crash
 
@@ -70,9 +70,9 @@ def place_of_name(structure: int, name: bytes) -> int | None:
             return b""
 
     try:
-        found = read(structure, STRUCTURE_BYTES)
+        data = read(structure, STRUCTURE_BYTES)
         for (pointer,), offset in zip(
-            struct.iter_unpack("P", found), range(0, len(found), 8), strict=True
+            struct.iter_unpack("P", data), range(0, len(data), 8), strict=True
         ):
             if pointer and read(pointer, len(name)) == name:
                 return structure + offset

@@ -57,50 +57,50 @@ class Product:
         """
         self._device, self._heads, self._kind = device, heads, kind
         self._defined, self._types, self._size = defined, types, size
-        flat = _flat(pattern)
-        self._fixed = [None if isinstance(one, At) else one for one in flat]
-        self._slots = [(place, one) for place, one in enumerate(flat) if isinstance(one, At)]
+        flat = _flatten(pattern)
+        self._fixed = [None if isinstance(value, At) else value for value in flat]
+        self._slots = [(index, value) for index, value in enumerate(flat) if isinstance(value, At)]
         self._chosen: tuple[Any, tuple[int, ...], tuple[int, ...]] | None = None
 
-    def ask(self, tensors: Sequence[OclTensor], last: Sequence[Any] = ()) -> None:
-        """Launch the product for these tensors; `last` are trailing arguments."""
+    def ask(self, tensors: Sequence[OclTensor], trailing: Sequence[Any] = ()) -> None:
+        """Launch the product for these tensors; `trailing` are further arguments."""
         arguments: list[Any] = self._fixed.copy()
-        for place, one in self._slots:
-            tensor = tensors[one.number]
-            arguments[place] = tensor.memory.buffer
-            if not one.whole:
-                arguments[place + 1] = tensor.storage_offset() + one.more
-        arguments += last
+        for index, slot in self._slots:
+            tensor = tensors[slot.number]
+            arguments[index] = tensor.memory.buffer
+            if not slot.whole:
+                arguments[index + 1] = tensor.storage_offset() + slot.more
+        arguments += trailing
         if self._chosen is None:
-            what = f"{' '.join(self._heads)} {self._kind} {self._defined}"
+            key = f"{' '.join(self._heads)} {self._kind} {self._defined}"
             tile = tuning_of(self._device).tile(
-                what,
+                key,
                 *self._size,
                 self._kind.itemsize,
-                lambda tile: self._ask(self._with(tile), arguments),
+                lambda tile: self._launch(self._configure(tile), arguments),
             )
-            self._chosen = self._with(tile)
-        self._ask(self._chosen, arguments)
+            self._chosen = self._configure(tile)
+        self._launch(self._chosen, arguments)
 
-    def _with(self, tile: Tile) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    def _configure(self, tile: Tile) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
         """Return the kernel for a tile, its global size and its work-group size."""
         rows, columns, _, batch = self._size
         across, down = groups(tile, rows, columns)
-        ready = tiled(self._device, self._heads, tile, self._kind, self._defined, self._types)
-        return ready, (across * tile.items, down, batch), (tile.items, 1, 1)
+        kernel = tiled(self._device, self._heads, tile, self._kind, self._defined, self._types)
+        return kernel, (across * tile.items, down, batch), (tile.items, 1, 1)
 
-    def _ask(
+    def _launch(
         self, chosen: tuple[Any, tuple[int, ...], tuple[int, ...]], arguments: list[Any]
     ) -> None:
-        ready, items, group = chosen
-        self._device.ask(ready, items, group, *arguments)
+        kernel, items, group = chosen
+        self._device.ask(kernel, items, group, *arguments)
 
 
-def _flat(pattern: Sequence[Any]) -> list[Any]:
+def _flatten(pattern: Sequence[Any]) -> list[Any]:
     """Insert a place for the storage offset after each tensor that needs one."""
-    found: list[Any] = []
-    for one in pattern:
-        found.append(one)
-        if isinstance(one, At) and not one.whole:
-            found.append(None)
-    return found
+    flat: list[Any] = []
+    for value in pattern:
+        flat.append(value)
+        if isinstance(value, At) and not value.whole:
+            flat.append(None)
+    return flat

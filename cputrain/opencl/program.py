@@ -10,7 +10,7 @@ from importlib.resources import files
 from cputrain.errors import CputrainError
 from cputrain.machine.cache import cache_folder
 from cputrain.machine.opencl import cl
-from cputrain.opencl.device import typed
+from cputrain.opencl.device import set_argument_types
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 @lru_cache
-def _file(name: str) -> str:
+def _read_kernel_file(name: str) -> str:
     return files("cputrain.opencl").joinpath(f"kernels/{name}.cl").read_text(encoding="utf-8")
 
 
 def text_of(name: str, defined: Mapping[str, Any]) -> str:
     """Return the source of kernels/`name`.cl, preceded by definitions."""
     lines = [f"#define {key} {value}\n" for key, value in defined.items()]
-    return "".join(lines) + _file(name)
+    return "".join(lines) + _read_kernel_file(name)
 
 
 MAX_ERRORS = 3
@@ -51,27 +51,27 @@ def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) ->
         CputrainError: The program does not compile.
     """
     folder = os.path.join(cache_folder(), "opencl", "programs")
-    whole = DOUBLE + source if device.has_double else source
+    full_source = DOUBLE + source if device.has_double else source
     opencl: Any = cl()
     # the caches of PyOpenCL and the driver may be corrupt: then compile a text that is in neither
-    for text in (whole, f"{whole}typedef int again_{time.time_ns()};\n"):
+    for text in (full_source, f"{full_source}typedef int again_{time.time_ns()};\n"):
         try:
-            found = getattr(opencl.Program(device.context, text).build(cache_dir=folder), name)
-            typed(found, types)
+            kernel = getattr(opencl.Program(device.context, text).build(cache_dir=folder), name)
+            set_argument_types(kernel, types)
         except Exception as error:  # (a corrupt cache may raise anything)
-            problem: Exception = error
+            build_error: Exception = error
             opencl._PYOPENCL_NO_CACHE = True
         else:
-            return found
+            return kernel
     raise CputrainError(
-        f"an OpenCL program on {device.name}", "must compile", found=_compiler_errors(problem),
+        f"an OpenCL program on {device.name}", "must compile", found=_compiler_errors(build_error),
         do="Install a newer driver (for a CPU, pip install intel-opencl-rt), or report it with the "
         "driver's version: cputrain info tells that.",
-    ) from problem  # fmt: skip
+    ) from build_error  # fmt: skip
 
 
-def _compiler_errors(problem: Exception) -> str:
+def _compiler_errors(build_error: Exception) -> str:
     """Return the errors in a compiler's log, without its warnings and the program's source."""
-    lines = dict.fromkeys(" ".join(line.split()) for line in str(problem).splitlines())
+    lines = dict.fromkeys(" ".join(line.split()) for line in str(build_error).splitlines())
     errors = [line for line in lines if "error:" in line] or list(lines)
     return "; ".join(errors[:MAX_ERRORS])

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import folded, in_groups
+from cputrain.opencl.elementwise import collapse_dims, in_groups
 from cputrain.opencl.program import kernel_of
 from cputrain.opencl.tensor import made
 from cputrain.opencl.types import NAMES, counted_by
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
     from cputrain.opencl.tensor import OclTensor
 
-CHUNKS = 256
+MAX_CHUNKS = 256
 """Maximum number of chunks of one output."""
 
-LEAST = 64
+MIN_CHUNK_ELEMENTS = 64
 """Minimum number of elements of a chunk."""
 
-ENOUGH = 1 << 14
+MANY_OUTPUTS = 1 << 14
 """Number of outputs from which each has a single chunk."""
 
 
@@ -51,53 +51,54 @@ def reduce(
         together: Expression that merges the accumulators A and X of two chunks, if that is not
             `step` (as in sums of squares).
     """
-    kept = [dim for dim in range(tensor.dim()) if dim not in dims]
+    kept_dims = [dim for dim in range(tensor.dim()) if dim not in dims]
     size, stride = tensor.size(), tensor.stride()
-    outputs, count = prod(size[dim] for dim in kept), prod(size[dim] for dim in dims)
+    outputs, count = prod(size[dim] for dim in kept_dims), prod(size[dim] for dim in dims)
     if not outputs:
         return
     chunks = 1
-    if outputs < ENOUGH:
-        chunks = max(1, min(CHUNKS, count // LEAST, ENOUGH // outputs))
+    if outputs < MANY_OUTPUTS:
+        chunks = max(1, min(MAX_CHUNKS, count // MIN_CHUNK_ELEMENTS, MANY_OUTPUTS // outputs))
     device = out.memory.device
-    computes = _wide(out.dtype)
+    computes = _accumulator_dtype(out.dtype)
     first = out if chunks == 1 else made(device.index, (outputs * chunks,), (1,), computes)
-    kernel, tail = _prepared(
+    kernel, tail = _prepare(
         device, start, step, end if chunks == 1 else "A", NAMES[tensor.dtype], NAMES[first.dtype],
-        NAMES[computes], (tuple(size[d] for d in kept), tuple(stride[d] for d in kept)),
+        NAMES[computes], (tuple(size[d] for d in kept_dims), tuple(stride[d] for d in kept_dims)),
         (tuple(size[d] for d in dims), tuple(stride[d] for d in dims)),
     )  # fmt: skip
-    _ask(device, kernel, outputs * chunks, chunks, count, count, first, tensor, tail)
+    _launch(device, kernel, outputs * chunks, chunks, count, count, first, tensor, tail)
     if chunks > 1:
-        again, tail = _prepared(
+        merge_kernel, tail = _prepare(
             device, start, together or step, end, NAMES[computes], NAMES[out.dtype],
             NAMES[computes], ((outputs,), (chunks,)), ((chunks,), (1,)),
         )  # fmt: skip
-        _ask(device, again, outputs, 1, chunks, count, out, first, tail)
+        _launch(device, merge_kernel, outputs, 1, chunks, count, out, first, tail)
 
 
-def _wide(kind: torch.dtype) -> torch.dtype:
+def _accumulator_dtype(kind: torch.dtype) -> torch.dtype:
     return torch.uint8 if kind is torch.bool else kind
 
 
-def _ask(
-    device: Device, kernel: Any, items: int, chunks: int, count: int, whole: int, out: OclTensor,
+def _launch(
+    device: Device, kernel: Any, items: int, chunks: int, count: int, total: int, out: OclTensor,
     tensor: OclTensor, tail: list[int],
 ) -> None:  # fmt: skip
     device.ask(
-        kernel, *in_groups(items), items, chunks, count, whole,
+        kernel, *in_groups(items), items, chunks, count, total,
         out.memory.buffer, out.storage_offset(), tensor.memory.buffer, tensor.storage_offset(),
         *tail,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1 << 12)
-def _prepared(
+def _prepare(
     device: Device, start: str, step: str, end: str, read: str, written: str, computes: str,
-    kept: tuple[tuple[int, ...], tuple[int, ...]], reduced: tuple[tuple[int, ...], tuple[int, ...]],
+    kept_dims: tuple[tuple[int, ...], tuple[int, ...]],
+    dims: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> tuple[Any, list[int]]:  # fmt: skip
-    outer, (outer_steps,) = folded(kept[0], [list(kept[1])])
-    inner, (inner_steps,) = folded(reduced[0], [list(reduced[1])])
+    outer, (outer_steps,) = collapse_dims(kept_dims[0], [list(kept_dims[1])])
+    inner, (inner_steps,) = collapse_dims(dims[0], [list(dims[1])])
     counts = counted_by(prod(outer) * prod(inner))
     source = source_of(start, step, end, read, written, computes, counts, len(outer), len(inner))
     tail = [*outer, *outer_steps, *inner, *inner_steps]
@@ -117,9 +118,9 @@ def source_of(
         f"__global {written}* out", "const long out_at", f"__global const {read}* in",
         "const long in_at",
     ]  # fmt: skip
-    for name, many in (("k", outer), ("r", inner)):
-        parameters += [f"const long {name}n{dim}" for dim in range(many)]
-        parameters += [f"const long {name}s{dim}" for dim in range(many)]
+    for name, num_dims in (("k", outer), ("r", inner)):
+        parameters += [f"const long {name}n{dim}" for dim in range(num_dims)]
+        parameters += [f"const long {name}s{dim}" for dim in range(num_dims)]
     return f"""typedef {computes} T;
 __kernel void reduced({", ".join(parameters)})
 {{
@@ -129,13 +130,13 @@ __kernel void reduced({", ".join(parameters)})
   const N chunk = item % (N)chunks;
   N at = item / (N)chunks;
   long begin = in_at;
-  {_places("k", "begin", outer)}
+  {_offset_code("k", "begin", outer)}
   T A = {start};
   {"T B = A, C = A; N added = 0;" if in_blocks else ""}
   for (N number = chunk; number < (N)count; number += (N)chunks) {{
     long place = begin;
     at = number;
-    {_places("r", "place", inner)}
+    {_offset_code("r", "place", inner)}
     const T X = (T)in[place];
     A = {step};
     {_BLOCKS if in_blocks else ""}
@@ -152,12 +153,12 @@ _BLOCKS = (
 """Sum in blocks of blocks: adding many numbers one by one loses low-order digits."""
 
 
-def _places(name: str, place: str, many: int) -> str:
+def _offset_code(name: str, place: str, num_dims: int) -> str:
     lines = []
-    for dim in range(many):
-        last = dim == many - 1
-        at = "at" if last else f"at % (N){name}n{dim}"
-        lines.append(f"{place} += (long)({at}) * {name}s{dim};")
+    for dim in range(num_dims):
+        last = dim == num_dims - 1
+        index = "at" if last else f"at % (N){name}n{dim}"
+        lines.append(f"{place} += (long)({index}) * {name}s{dim};")
         if not last:
             lines.append(f"at /= (N){name}n{dim};")
     return " ".join(lines)

@@ -32,26 +32,26 @@ def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 def broadcast(sizes: Sequence[Sequence[int]]) -> list[int] | None:
     """Return the broadcast size, or None if the sizes do not match (torch will raise)."""
-    found: list[int] = []
+    result: list[int] = []
     for size in sizes:
-        longer, shorter = (found, size) if len(found) >= len(size) else (list(size), found)
+        longer, shorter = (result, size) if len(result) >= len(size) else (list(size), result)
         merged = list(longer)
-        for place, n in enumerate(shorter, len(longer) - len(shorter)):
-            if merged[place] == 1:
-                merged[place] = n
-            elif n not in (1, merged[place]):
+        for dim, n in enumerate(shorter, len(longer) - len(shorter)):
+            if merged[dim] == 1:
+                merged[dim] = n
+            elif n not in (1, merged[dim]):
                 return None
-        found = merged
-    return found
+        result = merged
+    return result
 
 
-def is_another_part(out: OclTensor, one: OclTensor) -> bool:
-    """Return whether `one` shares the memory of `out` without being the same view of it."""
-    return one.memory is out.memory and (
-        one.dtype is not out.dtype
-        or one.storage_offset() != out.storage_offset()
-        or one.stride() != out.stride()
-        or one.size() != out.size()
+def is_another_part(out: OclTensor, tensor: OclTensor) -> bool:
+    """Return whether `tensor` shares the memory of `out` without being the same view of it."""
+    return tensor.memory is out.memory and (
+        tensor.dtype is not out.dtype
+        or tensor.storage_offset() != out.storage_offset()
+        or tensor.stride() != out.stride()
+        or tensor.size() != out.size()
     )
 
 
@@ -60,7 +60,7 @@ def is_written_once(out: OclTensor) -> bool:
     return all(step or n == 1 for n, step in zip(out.size(), out.stride(), strict=True))
 
 
-def reach(one: OclTensor) -> tuple[int, int]:
+def reach(tensor: OclTensor) -> tuple[int, int]:
     """Return the byte range of a dense tensor in its memory, as begin and end."""
-    begin = int(one.storage_offset()) * one.itemsize
-    return begin, begin + one.numel() * one.itemsize
+    begin = int(tensor.storage_offset()) * tensor.itemsize
+    return begin, begin + tensor.numel() * tensor.itemsize

@@ -17,8 +17,8 @@ def kernel(*operators: Any) -> Callable[[Kernel], Kernel]:
     """Register the decorated function as the kernel of these operator overloads."""
 
     def register(function: Kernel) -> Kernel:
-        for one in operators:
-            KERNELS[one] = function
+        for operator in operators:
+            KERNELS[operator] = function
         return function
 
     return register

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from cputrain.machine.opencl import cl
-from cputrain.opencl.deferred_errors import kept
-from cputrain.opencl.device import HERE, Memory, devices, rounded
+from cputrain.opencl.deferred_errors import keep_hook_errors
+from cputrain.opencl.device import CURRENT_DEVICE, Memory, devices, rounded_block_size
 from cputrain.opencl.trace import cannot_be_repeated
 
 TYPE_CHECKING = False
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class TensorMeta:
-    """Metadata of a tensor: device, dtype, size, strides, offset. Interned by `form_in`."""
+    """Metadata of a tensor: device, dtype, size, strides, offset. Interned by `interned_meta`."""
 
-    __slots__ = ("device", "dtype", "offset", "size", "stride", "tensor")
+    __slots__ = ("device", "dtype", "make_tensor", "offset", "size", "stride")
 
     def __init__(
         self,
@@ -38,19 +38,19 @@ class TensorMeta:
     ) -> None:
         self.device, self.dtype, self.offset = device, dtype, offset
         self.size, self.stride = size, stride
-        make: Any = torch.Tensor._make_wrapper_subclass
-        self.tensor: Callable[[], OclTensor] = partial(
-            make, OclTensor, size, strides=stride, storage_offset=offset, dtype=dtype,
+        make_subclass: Any = torch.Tensor._make_wrapper_subclass
+        self.make_tensor: Callable[[], OclTensor] = partial(
+            make_subclass, OclTensor, size, strides=stride, storage_offset=offset, dtype=dtype,
             device=torch.device(device.name_in_torch),
         )  # fmt: skip
         """Create an `OclTensor` with this metadata and no memory yet."""
 
-    def within(self, memory: Memory) -> OclTensor:
+    def tensor_in(self, memory: Memory) -> OclTensor:
         """Return a tensor with this metadata in `memory`."""
-        found = self.tensor()
-        found.memory = memory
-        found.form = self
-        return found
+        tensor = self.make_tensor()
+        tensor.memory = memory
+        tensor.form = self
+        return tensor
 
     def view_of(self, base: OclTensor) -> OclTensor:
         """Return a view of `base` with this metadata.
@@ -59,11 +59,11 @@ class TensorMeta:
         """
         if torch.is_inference_mode_enabled() and not base.is_inference():
             with torch.inference_mode(False):
-                return self.within(base.memory)
-        return self.within(base.memory)
+                return self.tensor_in(base.memory)
+        return self.tensor_in(base.memory)
 
 
-form_in = lru_cache(maxsize=1 << 14)(TensorMeta)
+interned_meta = lru_cache(maxsize=1 << 14)(TensorMeta)
 """Return the interned `TensorMeta` of these values."""
 
 
@@ -84,12 +84,14 @@ class OclTensor(torch.Tensor):
         offset: int,
         dtype: torch.dtype,
     ) -> OclTensor:
-        return form_in(memory.device, tuple(size), tuple(stride), offset, dtype).within(memory)
+        return interned_meta(memory.device, tuple(size), tuple(stride), offset, dtype).tensor_in(
+            memory
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        shown = repr(self.detach().cpu())
+        text = repr(self.detach().cpu())
         end = ", requires_grad=True)" if self.is_leaf and self.requires_grad else ")"
-        return f"{shown[:-1]}, device='{self.device}'{end}"
+        return f"{text[:-1]}, device='{self.device}'{end}"
 
     @property
     def data(self) -> Any:
@@ -103,11 +105,11 @@ class OclTensor(torch.Tensor):
 
     def register_hook(self, hook: Any) -> Any:
         """Register a hook whose error is raised when the backward has finished: see errors.py."""
-        return super().register_hook(kept(hook))  # type: ignore[no-untyped-call]
+        return super().register_hook(keep_hook_errors(hook))  # type: ignore[no-untyped-call]
 
     def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
         """Register a hook whose error is raised when the backward has finished: see errors.py."""
-        return super().register_post_accumulate_grad_hook(kept(hook))  # type: ignore[no-untyped-call]
+        return super().register_post_accumulate_grad_hook(keep_hook_errors(hook))  # type: ignore[no-untyped-call]
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
@@ -134,9 +136,9 @@ class OclTensor(torch.Tensor):
         arguments = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
 
-    def __deepcopy__(self, known: dict[int, Any]) -> OclTensor:
-        if id(self) in known:
-            return known[id(self)]  # type: ignore[no-any-return]
+    def __deepcopy__(self, memo: dict[int, Any]) -> OclTensor:
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
         if not self.is_leaf:
             raise RuntimeError(
                 "only tensors that are leaves of the graph can be deep-copied: detach() it first"
@@ -147,64 +149,68 @@ class OclTensor(torch.Tensor):
             copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
         else:
             copied.requires_grad_(self.requires_grad)
-        known[id(self)] = copied
+        memo[id(self)] = copied
         for name, value in self.__dict__.items():
-            if name not in OWN:
-                setattr(copied, name, deepcopy(value, known))
+            if name not in INTRINSIC_ATTRIBUTES:
+                setattr(copied, name, deepcopy(value, memo))
         if self.grad is not None:
-            copied.grad = deepcopy(self.grad, known)
+            copied.grad = deepcopy(self.grad, memo)
         return copied  # type: ignore[no-any-return]
 
 
-OWN = frozenset({"memory", "form", "_is_param"})
+INTRINSIC_ATTRIBUTES = frozenset({"memory", "form", "_is_param"})
 """Attributes that creating a tensor sets, which `deepcopy` must not copy."""
 
 
-def dispatched_by(dispatch: Callable[..., Any]) -> None:
+def set_dispatch(dispatch: Callable[..., Any]) -> None:
     """Install the dispatch function; dispatch.py calls this, as it imports this module."""
     OclTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
 
-def index_of(device: Any) -> int:
+def device_index_of(device: Any) -> int:
     """Return the index of a device argument: the current device if it has none."""
     index = None if device is None else torch.device(device).index
-    return HERE.index if index is None else index
+    return CURRENT_DEVICE.index if index is None else index
 
 
-def twin_of(one: OclTensor) -> torch.Tensor:
+def twin_of(tensor: OclTensor) -> torch.Tensor:
     """Return a meta tensor with the same size, strides and dtype."""
-    return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
     """Return a new, uninitialized tensor on device `index`."""
-    there = devices()
-    if not 0 <= index < len(there):
-        raise RuntimeError(f"there is no device ocl:{index}: there are {len(there)}")
-    memory = there[index].allocate(*_room(tuple(size), tuple(stride), dtype.itemsize))
+    all_devices = devices()
+    if not 0 <= index < len(all_devices):
+        raise RuntimeError(f"there is no device ocl:{index}: there are {len(all_devices)}")
+    memory = all_devices[index].allocate(
+        *_block_and_storage_bytes(tuple(size), tuple(stride), dtype.itemsize)
+    )
     return OclTensor(memory, size, stride, 0, dtype)
 
 
-def dense(one: Any) -> OclTensor:
+def dense(tensor: Any) -> OclTensor:
     """Return the tensor as contiguous: itself if it is, else a copy."""
-    found: OclTensor = one if one.is_contiguous() else one.contiguous()
-    return found
+    result: OclTensor = tensor if tensor.is_contiguous() else tensor.contiguous()
+    return result
 
 
 def places_of(*tensors: OclTensor | None) -> list[Any]:
     """Return the kernel arguments of tensors: for each, its buffer and its storage offset."""
-    found: list[Any] = []
-    for one in tensors:
-        assert one is not None
-        found += (one.memory.buffer, one.storage_offset())
-    return found
+    arguments: list[Any] = []
+    for tensor in tensors:
+        assert tensor is not None
+        arguments += (tensor.memory.buffer, tensor.storage_offset())
+    return arguments
 
 
 @lru_cache(maxsize=1 << 14)
-def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> tuple[int, int]:
+def _block_and_storage_bytes(
+    size: tuple[int, ...], stride: tuple[int, ...], itemsize: int
+) -> tuple[int, int]:
     """Return the block size and the storage size of a tensor, in bytes."""
-    used = extent(size, stride) * each
-    return rounded(used), used
+    used = extent(size, stride) * itemsize
+    return rounded_block_size(used), used
 
 
 def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
@@ -212,55 +218,59 @@ def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
 
 
-def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
+def resized(tensor: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
     """Resize a tensor in place: within its block if it fits, as on the CPU, else in new memory."""
-    offset, many = int(one.storage_offset()), extent(tuple(size), tuple(stride))
-    memory = one.memory
-    used = (offset + many) * one.itemsize
+    offset, num_elements = int(tensor.storage_offset()), extent(tuple(size), tuple(stride))
+    memory = tensor.memory
+    used = (offset + num_elements) * tensor.itemsize
     if used <= memory.size:
         memory.used = max(memory.used, used)
     else:
         offset = 0
-        memory = made(memory.device.index, size, stride, one.dtype).memory
+        memory = made(memory.device.index, size, stride, tensor.dtype).memory
     with torch._C._DisableTorchDispatch():
-        for count in (0, many):  # torch ignores a resize to the same size
-            torch.ops.aten.resize_.default.redispatch(_METADATA, one, [count])
-    reformed(one, torch.empty(0, device="meta").as_strided(size, stride, offset))
-    one.memory = memory
+        for count in (0, num_elements):  # torch ignores a resize to the same size
+            torch.ops.aten.resize_.default.redispatch(_CPU_KEYS, tensor, [count])
+    set_metadata(tensor, torch.empty(0, device="meta").as_strided(size, stride, offset))
+    tensor.memory = memory
 
 
-def reformed(one: OclTensor, like: torch.Tensor) -> None:
+def set_metadata(tensor: OclTensor, like: torch.Tensor) -> None:
     """Set a tensor's size, strides and offset in place to those of `like`."""
     cannot_be_repeated()
-    size, stride, offset = form_of(like)
+    size, stride, offset = metadata_of(like)
     with torch._C._DisableTorchDispatch():
-        torch.ops.aten.as_strided_.default.redispatch(_METADATA, one, size, stride, offset)
-    one.form = form_in(one.memory.device, tuple(size), tuple(stride), offset, one.dtype)
+        torch.ops.aten.as_strided_.default.redispatch(_CPU_KEYS, tensor, size, stride, offset)
+    tensor.form = interned_meta(
+        tensor.memory.device, tuple(size), tuple(stride), offset, tensor.dtype
+    )
 
 
-def form_of(one: torch.Tensor) -> tuple[list[int], list[int], int]:
+def metadata_of(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
     """Return size, strides and storage offset."""
-    return list(one.size()), list(one.stride()), int(one.storage_offset())
+    return list(tensor.size()), list(tensor.stride()), int(tensor.storage_offset())
 
 
-_METADATA = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 """Dispatch keys of CPU operators, which can change a tensor's metadata without its values."""
 
 
-def on_host(one: OclTensor, host: Any = None) -> torch.Tensor:
+def on_host(tensor: OclTensor, host: Any = None) -> torch.Tensor:
     """Return a CPU tensor of the same values: on the same memory if shared, else on a copy.
 
     Args:
-        one: Tensor to read. Its device must have finished the kernels that write to it.
+        tensor: Tensor to read. Its device must have finished the kernels that write to it.
         host: Existing host copy of its memory, if there is one.
     """
-    return on_base(one, torch.from_numpy(read(one.memory) if host is None else host))
+    return view_of_bytes(tensor, torch.from_numpy(read(tensor.memory) if host is None else host))
 
 
-def on_base(one: OclTensor, base: torch.Tensor) -> torch.Tensor:
+def view_of_bytes(tensor: OclTensor, base: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor with the same metadata as a view of `base`, its memory's bytes."""
-    whole = base[: base.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
-    return whole.as_strided(one.size(), one.stride(), one.storage_offset())
+    elements = base[: base.numel() // tensor.dtype.itemsize * tensor.dtype.itemsize].view(
+        tensor.dtype
+    )
+    return elements.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def read(memory: Memory) -> Any:
@@ -282,13 +292,13 @@ def write(memory: Memory, host: Any) -> None:
         memory.device.finish()
 
 
-def fill(there: OclTensor, value: Any) -> None:
+def fill(tensor: OclTensor, value: Any) -> None:
     """Copy a CPU tensor to a device tensor, or fill that with a number."""
-    there.memory.device.finish()
-    host = read(there.memory)
-    target = on_host(there, host)
+    tensor.memory.device.finish()
+    host = read(tensor.memory)
+    target = on_host(tensor, host)
     if isinstance(value, torch.Tensor):
         target.copy_(value)
     else:  # elements may overlap, as in an expanded tensor
         target.fill_(value)
-    write(there.memory, host)
+    write(tensor.memory, host)

@@ -41,7 +41,7 @@ class Tile(Record):
         return self.rows // self.item_rows * (self.columns // self.item_columns)
 
 
-FORMS = (
+TILE_SIZES = (
     # rows, columns, deep, item_rows, item_columns; relative throughput
     (128, 256, 8, 8, 16, 40), (128, 128, 16, 8, 8, 36), (64, 128, 16, 4, 8, 34),
     (64, 64, 16, 4, 4, 30), (32, 128, 16, 4, 8, 28), (32, 64, 16, 4, 4, 26),
@@ -49,10 +49,10 @@ FORMS = (
 )  # fmt: skip
 
 TILES = {
-    Tile(rows=form[0], columns=form[1], deep=form[2], item_rows=form[3], item_columns=form[4]): (
-        form[5]
-    )
-    for form in FORMS
+    Tile(
+        rows=sizes[0], columns=sizes[1], deep=sizes[2], item_rows=sizes[3], item_columns=sizes[4]
+    ): (sizes[5])
+    for sizes in TILE_SIZES
 }
 """Relative throughput of each tile on large products."""
 
@@ -80,41 +80,41 @@ def parts_of(device: Device, rows: int, columns: int, deep: int, batch: int) -> 
 
     It does not depend on the tile, so that results are bitwise equal for all tiles.
     """
-    there = -(-rows // 64) * -(-columns // 64) * batch
-    parts = max(1, min(WAVES * device.units // there, deep // LEAST, 256))
-    each = -(-deep // parts)
-    each = max(DEEP, -(-each // DEEP) * DEEP)
-    return max(1, -(-deep // each)), each
+    num_tiles = -(-rows // 64) * -(-columns // 64) * batch
+    parts = max(1, min(WAVES * device.units // num_tiles, deep // LEAST, 256))
+    part_length = -(-deep // parts)
+    part_length = max(DEEP, -(-part_length // DEEP) * DEEP)
+    return max(1, -(-deep // part_length)), part_length
 
 
 @lru_cache(maxsize=1 << 14)
-def candidates(device: Device, rows: int, columns: int, batch: int, each: int) -> list[Tile]:
+def candidates(device: Device, rows: int, columns: int, batch: int, itemsize: int) -> list[Tile]:
     """Return the tiles that fit the device, the lowest estimated cost first.
 
-    `each` is the size of an element in bytes.
+    `itemsize` is the size of an element in bytes.
     """
     fitting = [
         tile
         for tile in TILES
-        if _local(tile, each) <= device.local
+        if _local_bytes(tile, itemsize) <= device.local
         and tile.items <= device.largest_group
         and groups(tile, rows, columns)[1] <= MOST
     ]
-    return sorted(fitting, key=lambda tile: _cost(device, tile, rows, columns, batch))
+    return sorted(fitting, key=lambda tile: _estimated_cost(device, tile, rows, columns, batch))
 
 
-def _local(tile: Tile, each: int) -> int:
+def _local_bytes(tile: Tile, itemsize: int) -> int:
     """Return bytes of local memory of a group: tiles.cl, and the table of conv_weight.cl."""
-    return 2 * tile.deep * (tile.rows + tile.columns + 8) * each + tile.columns * 16
+    return 2 * tile.deep * (tile.rows + tile.columns + 8) * itemsize + tile.columns * 16
 
 
-def _cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:
+def _estimated_cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:
     """Estimate the relative time of a product, with padding and partly filled waves."""
     across, down = groups(tile, rows, columns)
-    many = across * down * batch
-    waves = max(1.0, many / device.units)
-    if many < 8 * device.units:  # the last wave takes as long as a full one
-        waves = float(-(-many // device.units))
+    num_groups = across * down * batch
+    waves = max(1.0, num_groups / device.units)
+    if num_groups < 8 * device.units:  # the last wave takes as long as a full one
+        waves = float(-(-num_groups // device.units))
     return waves * tile.rows * tile.columns / TILES[tile]
 
 
@@ -128,11 +128,11 @@ def tiled(
     types: tuple[Any, ...],
 ) -> Any:
     """Return the kernel for a tile; `head` are the files that define loads and stores."""
-    number: Mapping[str, Any] = {
+    definitions: Mapping[str, Any] = {
         "T": NAMES[kind], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
         "TM": tile.item_rows, "TN": tile.item_columns, "ITEMS": tile.items,
         "A_STEP": min(4, tile.item_rows), "B_STEP": min(4, tile.item_columns), **dict(defined),
     }  # fmt: skip
-    first, *others = (*head, "tiles")
-    source = text_of(first, number) + "".join(text_of(other, {}) for other in others)
+    first, *rest = (*head, "tiles")
+    source = text_of(first, definitions) + "".join(text_of(name, {}) for name in rest)
     return kernel_of(device, source, "product", types)

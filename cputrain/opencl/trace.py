@@ -36,74 +36,77 @@ class KernelLaunch:
 class Recorder:
     """Records a trace. Values are numbered in order: first the buffers of tensor arguments."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
-        self.rooms: dict[int, tuple[Device, int, int]] = {}
+    def __init__(self, buffers: Sequence[Any]) -> None:
+        self.allocations: dict[int, tuple[Device, int, int]] = {}
         """Allocations by number: device, block size and storage size in bytes."""
         self.draws: dict[int, tuple[Generator, int]] = {}
         """Random draws by the seed's number; the offset has the next number."""
-        self.asked: list[KernelLaunch] = []
+        self.launches: list[KernelLaunch] = []
         self.is_broken = False
         """Whether the operator did something that a replay cannot do."""
-        self._held = list(given)
-        self._numbers = {id(one): number for number, one in enumerate(given)}
+        self._kept_alive = list(buffers)
+        self._numbers = {id(buffer): number for number, buffer in enumerate(buffers)}
 
-    def is_like(self, other: Recorder) -> bool:
+    def is_equal_to(self, trace: Recorder) -> bool:
         """Return whether two traces are equal.
 
         A finalizer or signal handler may launch kernels during one trace, but hardly in two.
         """
         return (
-            [vars(one) for one in self.asked] == [vars(one) for one in other.asked]
-            and self.rooms == other.rooms
-            and self.draws == other.draws
+            [vars(launch) for launch in self.launches]
+            == [vars(launch) for launch in trace.launches]
+            and self.allocations == trace.allocations
+            and self.draws == trace.draws
         )
 
-    def forget(self) -> Recorder:
+    def drop_references(self) -> Recorder:
         """Drop references to buffers, held so that their ids stay unique; return self."""
-        self._held, self._numbers = [], {}
+        self._kept_alive, self._numbers = [], {}
         return self
 
-    def number_of(self, one: Any) -> int | None:
+    def number_of(self, value: Any) -> int | None:
         """Return the latest number of a value; a freed buffer may be allocated again."""
-        return self._numbers.get(id(one))
+        return self._numbers.get(id(value))
 
-    def _add(self, one: Any) -> int:
-        number = self._numbers[id(one)] = len(self._held)
-        self._held.append(one)
+    def _assign_number(self, value: Any) -> int:
+        number = self._numbers[id(value)] = len(self._kept_alive)
+        self._kept_alive.append(value)
         return number
 
-    def allocated(self, device: Device, size: int, used: int, buffer: Any) -> None:
+    def record_allocation(self, device: Device, size: int, used: int, buffer: Any) -> None:
         """Record an allocation."""
-        self.rooms[self._add(buffer)] = (device, size, used)
+        self.allocations[self._assign_number(buffer)] = (device, size, used)
 
-    def drew(self, generator: Generator, count: int, seed: Any, first: Any) -> None:
+    def record_draw(self, generator: Generator, count: int, seed: Any, first: Any) -> None:
         """Record a draw of random numbers."""
-        self.draws[self._add(seed)] = (generator, count)
-        self._add(first)
+        self.draws[self._assign_number(seed)] = (generator, count)
+        self._assign_number(first)
 
-    def launched(self, device: Device, kernel: Any, items: Any, group: Any, given: Any) -> None:
+    def record_launch(
+        self, device: Device, kernel: Any, items: Any, group: Any, values: Any
+    ) -> None:
         """Record a kernel launch."""
-        arguments, fills = list(given), []
-        for place, one in enumerate(given):
-            number = self._numbers.get(id(one))
+        arguments, fills = list(values), []
+        for index, value in enumerate(values):
+            number = self._numbers.get(id(value))
             if number is not None:
-                fills.append((place, number))
-                arguments[place] = None
-            elif device.may_change(one):
+                fills.append((index, number))
+                arguments[index] = None
+            elif device.is_writable_buffer(value):
                 self.is_broken = True  # a buffer that is neither an argument nor allocated here
-        self.asked.append(KernelLaunch(device, kernel, items, group, arguments, tuple(fills)))
+        self.launches.append(KernelLaunch(device, kernel, items, group, arguments, tuple(fills)))
 
 
-class _Now(threading.local):
+class _ThreadState(threading.local):
     """Recorder of this thread, if a trace is running."""
 
     recorder: Recorder | None = None
 
 
-NOW = _Now()
+TRACING = _ThreadState()
 
 
 def cannot_be_repeated() -> None:
     """Mark the running trace as broken: the caller does more than launch kernels."""
-    if NOW.recorder is not None:
-        NOW.recorder.is_broken = True
+    if TRACING.recorder is not None:
+        TRACING.recorder.is_broken = True

@@ -52,7 +52,9 @@ SCALARS: dict[torch.dtype, Any] = {
 
 def are_known(device: Device, *types: torch.dtype) -> bool:
     """Return whether kernels of this device support all of these dtypes."""
-    return all(one in NAMES and (one is not torch.float64 or device.has_double) for one in types)
+    return all(
+        dtype in NAMES and (dtype is not torch.float64 or device.has_double) for dtype in types
+    )
 
 
 def holds(kind: torch.dtype, value: Any) -> bool:
