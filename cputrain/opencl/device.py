@@ -35,7 +35,7 @@ CACHE_DIVISOR = 8
 """Divisor: on shared memory, cache at most 1/8 of it, as other processes need the host's memory."""
 
 MIN_BLOCK_BYTES = 512
-"""Size in bytes of the smallest block, and of the steps between block sizes."""
+"""Size in bytes of the smallest block, and smallest step between block sizes."""
 
 NAN_BYTES = b"\xff" * 8
 """Byte pattern that is NaN in every floating-point dtype."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
     from cputrain.opencl.tensor import OclTensor
 
-    Named = tuple[str, OclTensor]
-    Form = tuple[torch.dtype, Sequence[int], Sequence[int]]
+    NamedTensor = tuple[str, OclTensor]
+    Metadata = tuple[torch.dtype, Sequence[int], Sequence[int]]
     Scalar = tuple[str, torch.dtype, float]
 
 GROUP = 256
@@ -39,7 +39,7 @@ def in_groups(count: int) -> tuple[tuple[int], tuple[int]]:
 def run(
     expression: str,
     out: OclTensor,
-    tensors: Sequence[Named],
+    tensors: Sequence[NamedTensor],
     scalars: Sequence[Scalar] = (),
     *,
     computes: torch.dtype,
@@ -75,7 +75,7 @@ def run(
 def _prepare(
     device: Device,
     expression: str,
-    out: Form,
+    out: Metadata,
     tensors: tuple[tuple[str, torch.dtype, Sequence[int], Sequence[int]], ...],
     scalars: tuple[tuple[str, torch.dtype], ...],
     computes: torch.dtype,

@@ -38,8 +38,8 @@ def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
         return False
     if not all(isinstance(item, OclTensor) for tensors in lists.values() for item in tensors):
         return False
-    kind, device = first[0].dtype, first[0].memory.device
-    if not (kind.is_floating_point and are_known(device, kind)):
+    dtype, device = first[0].dtype, first[0].memory.device
+    if not (dtype.is_floating_point and are_known(device, dtype)):
         return False
     forms = [(item.size(), item.stride()) for item in first]
     for name, tensors in lists.items():
@@ -53,7 +53,7 @@ def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
                 or any(item.numel() > 1 for item in tensors)
             ):
                 return False
-        elif types != {kind} or [(item.size(), item.stride()) for item in tensors] != forms:
+        elif types != {dtype} or [(item.size(), item.stride()) for item in tensors] != forms:
             return False
     if any(item.numel() > LARGEST for item in first):
         return False
@@ -111,14 +111,14 @@ def each_of(
     """
     scalars, per_tensor = scalars or {}, per_tensor or {}
     first = next(iter(lists.values()))
-    device, kind = first[0].memory.device, first[0].dtype
-    number = SCALARS[kind]
+    device, dtype = first[0].memory.device, first[0].dtype
+    number = SCALARS[dtype]
     trailing = [number(item) for item in scalars.values()]
     singles = tuple((name, NAMES[lists[name][0].dtype]) for name in single)
     places = [index for index, item in enumerate(first) if item.numel()]
     for pack in _packs([(index, first[index].numel()) for index in places]):
         kernel = _build_kernel(
-            device, body, kind, len(pack), tuple(lists), singles, tuple(scalars), tuple(per_tensor)
+            device, body, dtype, len(pack), tuple(lists), singles, tuple(scalars), tuple(per_tensor)
         )
         ends = np.cumsum([first[index].numel() for index in pack], dtype=np.int64)
         total = int(ends[-1])
@@ -133,15 +133,15 @@ def each_of(
 
 @lru_cache(maxsize=1 << 10)
 def _build_kernel(
-    device: Device, body: str, kind: torch.dtype, count: int, lists: tuple[str, ...],
+    device: Device, body: str, dtype: torch.dtype, count: int, lists: tuple[str, ...],
     single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], per_tensor: tuple[str, ...],
 ) -> Any:  # fmt: skip
-    number = SCALARS[kind]
+    number = SCALARS[dtype]
     types = (
         *[np.int32] * count, *(None, np.int64) * (count * len(lists)),
         *[number] * (count * len(per_tensor) + len(scalars)),
     )  # fmt: skip
-    source = source_of(body, NAMES[kind], count, lists, single, scalars, per_tensor)
+    source = source_of(body, NAMES[dtype], count, lists, single, scalars, per_tensor)
     return kernel_of(device, source, "together", types)
 
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 class At:
     """Placeholder of a tensor in an argument pattern: its buffer and its storage offset."""
 
-    def __init__(self, number: int, more: int = 0, *, whole: bool = False) -> None:
+    def __init__(self, number: int, offset: int = 0, *, whole: bool = False) -> None:
         """Refer to a tensor of the launch.
 
         Args:
             number: Index among the tensors of the launch.
-            more: Elements to add to the storage offset.
+            offset: Elements to add to the storage offset.
             whole: Whether the tensor begins with its buffer, so that no offset is passed.
         """
-        self.number, self.more, self.whole = number, more, whole
+        self.number, self.offset, self.whole = number, offset, whole
 
 
 class Product:
@@ -38,7 +38,7 @@ class Product:
         self,
         device: Device,
         heads: tuple[str, ...],
-        kind: torch.dtype,
+        dtype: torch.dtype,
         defined: tuple[tuple[str, Any], ...],
         types: tuple[Any, ...],
         size: tuple[int, int, int, int],
@@ -55,7 +55,7 @@ class Product:
             size: Rows, columns, length of the sums, batch size.
             pattern: Kernel arguments, with `At` in the place of tensors.
         """
-        self._device, self._heads, self._kind = device, heads, kind
+        self._device, self._heads, self._dtype = device, heads, dtype
         self._defined, self._types, self._size = defined, types, size
         flat = _flatten(pattern)
         self._fixed = [None if isinstance(value, At) else value for value in flat]
@@ -69,14 +69,14 @@ class Product:
             tensor = tensors[slot.number]
             arguments[index] = tensor.memory.buffer
             if not slot.whole:
-                arguments[index + 1] = tensor.storage_offset() + slot.more
+                arguments[index + 1] = tensor.storage_offset() + slot.offset
         arguments += trailing
         if self._chosen is None:
-            key = f"{' '.join(self._heads)} {self._kind} {self._defined}"
+            key = f"{' '.join(self._heads)} {self._dtype} {self._defined}"
             tile = tuning_of(self._device).tile(
                 key,
                 *self._size,
-                self._kind.itemsize,
+                self._dtype.itemsize,
                 lambda tile: self._launch(self._configure(tile), arguments),
             )
             self._chosen = self._configure(tile)
@@ -86,7 +86,7 @@ class Product:
         """Return the kernel for a tile, its global size and its work-group size."""
         rows, columns, _, batch = self._size
         across, down = groups(tile, rows, columns)
-        kernel = tiled(self._device, self._heads, tile, self._kind, self._defined, self._types)
+        kernel = tiled(self._device, self._heads, tile, self._dtype, self._defined, self._types)
         return kernel, (across * tile.items, down, batch), (tile.items, 1, 1)
 
     def _launch(

@@ -76,8 +76,8 @@ def reduce(
         _launch(device, merge_kernel, outputs, 1, chunks, count, out, first, tail)
 
 
-def _accumulator_dtype(kind: torch.dtype) -> torch.dtype:
-    return torch.uint8 if kind is torch.bool else kind
+def _accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.uint8 if dtype is torch.bool else dtype
 
 
 def _launch(

@@ -59,13 +59,13 @@ TILES = {
 MOST = (1 << 16) - 1
 """Maximum number of work-groups in the second and third dimension on some devices."""
 
-DEEP = 16
+DEPTH_MULTIPLE = 16
 """The length of a group's sums is a multiple of this, whatever its tile."""
 
-WAVES = 4
+GROUPS_PER_UNIT = 4
 """Work-groups per compute unit that keep a device busy."""
 
-LEAST = 256
+MIN_SPLIT_DEPTH = 256
 """Minimum length of a sum that is worth a work-group of its own."""
 
 
@@ -75,16 +75,16 @@ def groups(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1 << 14)
-def parts_of(device: Device, rows: int, columns: int, deep: int, batch: int) -> tuple[int, int]:
+def parts_of(device: Device, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int]:
     """Return into how many parts to split the sums (split-k), and the length of each.
 
     It does not depend on the tile, so that results are bitwise equal for all tiles.
     """
     num_tiles = -(-rows // 64) * -(-columns // 64) * batch
-    parts = max(1, min(WAVES * device.units // num_tiles, deep // LEAST, 256))
-    part_length = -(-deep // parts)
-    part_length = max(DEEP, -(-part_length // DEEP) * DEEP)
-    return max(1, -(-deep // part_length)), part_length
+    parts = max(1, min(GROUPS_PER_UNIT * device.units // num_tiles, depth // MIN_SPLIT_DEPTH, 256))
+    part_length = -(-depth // parts)
+    part_length = max(DEPTH_MULTIPLE, -(-part_length // DEPTH_MULTIPLE) * DEPTH_MULTIPLE)
+    return max(1, -(-depth // part_length)), part_length
 
 
 @lru_cache(maxsize=1 << 14)
@@ -123,13 +123,13 @@ def tiled(
     device: Device,
     head: tuple[str, ...],
     tile: Tile,
-    kind: torch.dtype,
+    dtype: torch.dtype,
     defined: tuple[tuple[str, int], ...],
     types: tuple[Any, ...],
 ) -> Any:
     """Return the kernel for a tile; `head` are the files that define loads and stores."""
     definitions: Mapping[str, Any] = {
-        "T": NAMES[kind], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
+        "T": NAMES[dtype], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
         "TM": tile.item_rows, "TN": tile.item_columns, "ITEMS": tile.items,
         "A_STEP": min(4, tile.item_rows), "B_STEP": min(4, tile.item_columns), **dict(defined),
     }  # fmt: skip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
     from cputrain.opencl.generator import Generator
 
-    Fill = tuple[int, int]
+    ArgumentFill = tuple[int, int]
 
 
 class KernelLaunch:
@@ -24,7 +24,7 @@ class KernelLaunch:
 
     def __init__(
         self, device: Device, kernel: Any, items: Any, group: Any, arguments: list[Any],
-        fills: tuple[Fill, ...],
+        fills: tuple[ArgumentFill, ...],
     ) -> None:  # fmt: skip
         self.device, self.kernel, self.items, self.group = device, kernel, items, group
         self.arguments = arguments

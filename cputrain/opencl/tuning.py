@@ -45,7 +45,7 @@ class Tuning:
         self._by_key: dict[tuple[object, ...], Tile] = {}
 
     def tile(
-        self, what: str, rows: int, columns: int, deep: int, batch: int, itemsize: int,
+        self, what: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
         ask: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
         """Return the fastest tile for a product.
@@ -54,25 +54,25 @@ class Tuning:
             what: Name of the kernel and its definitions.
             rows: Rows of the product.
             columns: Columns of the product.
-            deep: Length of the sums.
+            depth: Length of the sums.
             batch: Number of products.
             itemsize: Size of an element in bytes.
             ask: Launches the product with a tile, to time it.
         """
-        key = (what, rows, columns, deep, batch)
+        key = (what, rows, columns, depth, batch)
         result = self._by_key.get(key)
         if result is None:
             result = self._by_key[key] = self._look_up(*key, itemsize, ask)
         return result
 
     def _look_up(
-        self, what: str, rows: int, columns: int, deep: int, batch: int, itemsize: int,
+        self, what: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
         ask: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
         likely = candidates(self._device, rows, columns, batch, itemsize)
         if self._device.is_cpu or os.environ.get(VARIABLE) == "0":
             return likely[0]
-        name = f"{what} {rows} {columns} {deep} {batch}"
+        name = f"{what} {rows} {columns} {depth} {batch}"
         index = self._indices.get(name, -1)
         if index not in {self._tiles.index(tile) for tile in likely}:
             index = self._tiles.index(self._fastest(likely[:NUM_CANDIDATES], ask))

@@ -57,14 +57,14 @@ def are_known(device: Device, *types: torch.dtype) -> bool:
     )
 
 
-def holds(kind: torch.dtype, value: Any) -> bool:
+def holds(dtype: torch.dtype, value: Any) -> bool:
     """Return whether a dtype can represent a value without overflow or truncation."""
-    if kind.is_floating_point:
+    if dtype.is_floating_point:
         if -1e38 < value < 1e38:  # the common case
             return True
-        return not math.isfinite(value) or abs(value) <= torch.finfo(kind).max
-    if kind is torch.bool:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    if dtype is torch.bool:
         return value in (0, 1)
     if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
         return False
-    return bool(torch.iinfo(kind).min <= value <= torch.iinfo(kind).max)
+    return bool(torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max)
