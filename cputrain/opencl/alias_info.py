@@ -1,4 +1,4 @@
-"""Which arguments operators write to."""
+"""Which arguments an operator mutates, by its schema."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 UNMARKED = {torch.ops.aten.native_batch_norm.default: (3, 4)}
-"""By operator, the places of those that torch's schema does not mark: running statistics."""
+"""Indices of mutated arguments that torch's schema does not mark: running statistics."""
 
 
 @cache
 def writes(func: Any) -> bool:
-    """Whether there are any."""
+    """Return whether an operator mutates any of its arguments."""
     return func in UNMARKED or any(
-        one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in func._schema.arguments
     )

@@ -1,4 +1,4 @@
-"""torch.autocast on a device without kernels of reduced precision: off, with one warning."""
+"""Disable torch.autocast for the device, which has no reduced-precision kernels; warn once."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
 _has_warned = False
 
 
-def left_off(own: Any, name: str) -> Any:
-    """Wrap autocast's `__init__`: for this device, warn once in a process and leave it off.
+def disable_autocast(original_init: Any, name: str) -> Any:
+    """Wrap autocast's `__init__`: for this device, disable it and warn once per process.
 
-    Torch does so for types that `get_amp_supported_dtype` lacks, but again in every step of a loop
-    in which anything changes Python's filters of warnings.
+    Torch does so for dtypes that `get_amp_supported_dtype` lacks, but warns again in every step of
+    a loop that changes Python's warning filters.
     """
 
-    @wraps(own)
+    @wraps(original_init)
     def init(
         self: Any, device_type: str, dtype: Any = None, enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:  # fmt: skip
         if device_type == name and enabled:
-            asked = torch.get_autocast_dtype(name) if dtype is None else dtype
-            if asked is not torch.float32:
-                _warn(name, asked)
+            target_dtype = torch.get_autocast_dtype(name) if dtype is None else dtype
+            if target_dtype is not torch.float32:
+                _warn(name, target_dtype)
                 enabled = False
-        own(self, device_type, dtype, enabled, cache_enabled)
+        original_init(self, device_type, dtype, enabled, cache_enabled)
 
     return init
 
 
-def _warn(name: str, asked: torch.dtype) -> None:
+def _warn(name: str, dtype: torch.dtype) -> None:
     global _has_warned
     if not _has_warned:
         warnings.warn(
             f"In {name} autocast, but the target dtype is not supported. Disabling autocast.\n"
-            f"No kernel of {name} computes in {asked}: results are in float32, as without it.",
+            f"No kernel of {name} computes in {dtype}: results are in float32, as without it.",
             stacklevel=3,
         )
         _has_warned = True

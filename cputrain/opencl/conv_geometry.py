@@ -1,4 +1,4 @@
-"""What a convolution, or a pool, does with an image: sizes, steps, edges and gaps."""
+"""Geometry of a convolution or pooling: sizes, stride, padding and dilation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class ConvGeometry(Record):
-    """Of n images with c channels of h x w, k channels of p x q are made by windows of r x s.
+    """Sizes of a convolution: input (n, c, h, w), output (n, k, p, q), kernel size (r, s).
 
-    `window_of` makes one of each, so they are known by who they are, which is quick.
+    `step_*` is the stride, `pad_*` the padding, `gap_*` the dilation. `conv_geometry_of` interns
+    the objects, so that equality and hash can be those of the object, which is fast.
     """
 
     __hash__ = object.__hash__
@@ -39,37 +40,37 @@ class ConvGeometry(Record):
 
     @property
     def input_size(self) -> tuple[int, ...]:
-        """Of what is read."""
+        """Shape of the input."""
         return self.n, self.c, self.h, self.w
 
     @property
     def output_size(self) -> tuple[int, ...]:
-        """Of what is written."""
+        """Shape of the output."""
         return self.n, self.k, self.p, self.q
 
     @property
     def each_in(self) -> int:
-        """Channels that a group reads."""
+        """Input channels of a group."""
         return self.c // self.groups
 
     @property
     def each_out(self) -> int:
-        """Channels that a group writes."""
+        """Output channels of a group."""
         return self.k // self.groups
 
     @property
     def reach(self) -> int:
-        """What is added up for an element that is written."""
+        """Number of products that are summed for one output element."""
         return self.each_in * self.r * self.s
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is on its own."""
+        """Whether each input channel is a group of its own."""
         return self.groups == self.c and self.groups > 1
 
     @property
     def is_padded(self) -> bool:
-        """Whether a window reaches beyond the image."""
+        """Whether any position of the kernel reaches beyond the image."""
         ends = (
             (self.p - 1) * self.step_h - self.pad_h + (self.r - 1) * self.gap_h >= self.h,
             (self.q - 1) * self.step_w - self.pad_w + (self.s - 1) * self.gap_w >= self.w,
@@ -79,50 +80,67 @@ class ConvGeometry(Record):
 
 @lru_cache(maxsize=1 << 12)
 def conv_geometry_of(
-    size: tuple[int, ...], weight: tuple[int, ...], step: tuple[int, ...], pad: tuple[int, ...],
-    gap: tuple[int, ...], groups: int, more: tuple[int, ...] | None,
+    size: tuple[int, ...], weight: tuple[int, ...], stride: tuple[int, ...],
+    padding: tuple[int, ...], dilation: tuple[int, ...], groups: int,
+    output_padding: tuple[int, ...] | None,
 ) -> ConvGeometry | None:  # fmt: skip
-    """Of a convolution of what has these sizes; with `more` at its edges, a transposed one: then it
-    is the window whose gradient that is. None where they do not go together."""
+    """Return the geometry of a convolution, or None if the sizes do not match.
+
+    Args:
+        size: Shape of the input, 4-D.
+        weight: Shape of the weight, 4-D.
+        stride: Stride, either a single value or one for each spatial dimension.
+        padding: Padding, as `stride`.
+        dilation: Dilation, as `stride`.
+        groups: Number of groups.
+        output_padding: Output padding of a transposed convolution, which gets the geometry of the
+            convolution whose input gradient it is; None for an ordinary convolution.
+    """
     if len(weight) != 4 or len(size) != 4:
         return None
-    steps, pads, gaps = (_both(value) for value in (step, pad, gap))
-    if min(*steps, *gaps, groups) < 1:
+    strides, paddings, dilations = (_pair(value) for value in (stride, padding, dilation))
+    if min(*strides, *dilations, groups) < 1:
         return None
-    if more is None:
-        (n, c, h, w), (k, each, r, s) = size, weight
+    if output_padding is None:
+        (n, c, h, w), (k, group_channels, r, s) = size, weight
         p, q = (
-            (length + 2 * edge - apart * (reach - 1) - 1) // by + 1
-            for length, edge, apart, reach, by in zip(
-                (h, w), pads, gaps, (r, s), steps, strict=True
+            (length + 2 * side_padding - side_dilation * (kernel_length - 1) - 1) // side_stride + 1
+            for length, side_padding, side_dilation, kernel_length, side_stride in zip(
+                (h, w), paddings, dilations, (r, s), strides, strict=True
             )
         )
-        fits = each * groups == c and p > 0 and q > 0
+        fits = group_channels * groups == c and p > 0 and q > 0
     else:
-        (n, k, p, q), (every, each, r, s) = size, weight
+        (n, k, p, q), (weight_rows, group_channels, r, s) = size, weight
         h, w = (
-            (length - 1) * by - 2 * edge + apart * (reach - 1) + add + 1
-            for length, by, edge, apart, reach, add in zip(
-                (p, q), steps, pads, gaps, (r, s), _both(more), strict=True
+            (length - 1) * side_stride
+            - 2 * side_padding
+            + side_dilation * (kernel_length - 1)
+            + extra
+            + 1
+            for length, side_stride, side_padding, side_dilation, kernel_length, extra in zip(
+                (p, q), strides, paddings, dilations, (r, s), _pair(output_padding), strict=True
             )
         )
-        c = each * groups
+        c = group_channels * groups
         fits = (
-            every == k
+            weight_rows == k
             and h > 0
             and w > 0
             and all(
-                add < max(by, apart)
-                for add, by, apart in zip(_both(more), steps, gaps, strict=True)
+                extra < max(side_stride, side_dilation)
+                for extra, side_stride, side_dilation in zip(
+                    _pair(output_padding), strides, dilations, strict=True
+                )
             )
         )
-    if not fits or k % groups or min(pads) < 0:
+    if not fits or k % groups or min(paddings) < 0:
         return None
     return ConvGeometry(
-        n=n, c=c, h=h, w=w, k=k, p=p, q=q, r=r, s=s, step_h=steps[0], step_w=steps[1],
-        pad_h=pads[0], pad_w=pads[1], gap_h=gaps[0], gap_w=gaps[1], groups=groups,
+        n=n, c=c, h=h, w=w, k=k, p=p, q=q, r=r, s=s, step_h=strides[0], step_w=strides[1],
+        pad_h=paddings[0], pad_w=paddings[1], gap_h=dilations[0], gap_w=dilations[1], groups=groups,
     )  # fmt: skip
 
 
-def _both(value: Sequence[int]) -> tuple[int, int]:
+def _pair(value: Sequence[int]) -> tuple[int, int]:
     return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])

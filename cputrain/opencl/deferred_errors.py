@@ -1,4 +1,4 @@
-"""What went wrong within a backward, until that is through. It is this thread's: see errors.py."""
+"""Errors raised within a backward, kept by thread until it has finished: see errors.py."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _pending = _Pending()
 
 
 def in_backward() -> bool:
-    """Whether autograd asks."""
+    """Return whether this thread is running a backward."""
     return torch._C._current_graph_task_id() != -1
 
 
-def keep(error: BaseException) -> None:
-    """Raise this when the backward is through, if it is the first."""
+def keep_error(error: BaseException) -> None:
+    """Keep an error; the first one is raised when the backward has finished."""
     _pending.errors.append(error)
 
 
-def taken() -> BaseException | None:
-    """The first one; from now on there is none."""
+def take_first_error() -> BaseException | None:
+    """Return the first kept error, or None, and drop all."""
     errors, _pending.errors = _pending.errors, []
     return errors[0] if errors else None
 
 
-def kept(hook: Any) -> Any:
-    """A hook of the user's, whose error waits as well."""
+def keep_hook_errors(hook: Any) -> Any:
+    """Wrap a user's hook so that its error within a backward is kept as well."""
 
     @wraps(hook)
-    def run(*given: Any) -> Any:
+    def run(*args: Any) -> Any:
         try:
-            return hook(*given)
+            return hook(*args)
         except BaseException as error:
             if not in_backward():
                 raise
-            keep(error)
+            keep_error(error)
             return None
 
     return run

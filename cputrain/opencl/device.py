@@ -1,4 +1,4 @@
-"""The devices: their queues, their limits, and the memory that is kept for the next tensor."""
+"""OpenCL devices: command queue, limits, and a caching memory allocator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from cputrain.errors import CputrainError
 from cputrain.machine.opencl import cl, found_devices, shares_memory
 from cputrain.opencl.pocl import name_processor
-from cputrain.opencl.trace import NOW, cannot_be_repeated
+from cputrain.opencl.trace import TRACING, cannot_be_repeated
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -26,84 +26,82 @@ if TYPE_CHECKING:
     from cputrain.opencl.fallback_policy import Regime
 
     Block = tuple[int, Any, Any]
-    """Its size, its buffer, and the same bytes on the host."""
+    """Size in bytes, OpenCL buffer, and the NumPy array that shares its memory (or None)."""
 
-PAGE = 4096
-"""What memory that host and device share is aligned to."""
+PAGE_BYTES = 4096
+"""Alignment in bytes of memory that host and device share."""
 
-KEPT = 8
-"""The part of the memory of the host, at the most, that is kept for tensors to come: others on the
-machine want it, too."""
+CACHE_DIVISOR = 8
+"""Divisor: on shared memory, cache at most 1/8 of it, as other processes need the host's memory."""
 
-LEAST = 512
-"""Bytes of the smallest block."""
+MIN_BLOCK_BYTES = 512
+"""Size in bytes of the smallest block, and smallest step between block sizes."""
 
-NAN = b"\xff" * 8
-"""In every type of floating-point numbers."""
+NAN_BYTES = b"\xff" * 8
+"""Byte pattern that is NaN in every floating-point dtype."""
 
 
 class Memory:
-    """A block on a device; it goes back to those that are free with the last tensor in it."""
+    """A block of device memory, returned to the allocator when the last tensor in it dies."""
 
-    __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "passage", "size", "used")
+    __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "regime", "size", "used")
 
     def __init__(self, device: Device, size: int, used: int, buffer: Any, host: Any) -> None:
         self.device = device
         self.size = size
         self.used = used
-        """Bytes that tensors may be in: the rest of the block is beyond torch's storage."""
+        """Bytes of the tensor storage; the rest of the block is padding."""
         self.buffer = buffer
         self.host = host
-        """The same bytes, where the host may use them; None where it cannot."""
+        """NumPy array of the same memory if the device shares host memory, else None."""
         self.copy: Any = None
-        """Newer bytes on the host: see Waiting."""
-        self.passage: Regime | None = None
-        """What was done since they were on the host, if that is not long ago."""
+        """Host copy that is newer than the buffer; set only while the class is `HostDirty`."""
+        self.regime: Regime | None = None
+        """Kernels that led from an upload to this memory, if few; see fallback_policy."""
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # (a compiler makes some that are none)
-            self.device.give_back(self)
+        with suppress(AttributeError):  # (a compiler may create instances without __init__)
+            self.device.free(self)
 
 
 class HostDirty(Memory):
-    """One whose newer bytes are on the host. Whoever wants its buffer has them brought there."""
+    """Memory whose newest bytes are on the host; reading `buffer` uploads them first."""
 
     __slots__ = ()
 
     @property
     def buffer(self) -> Any:
-        """With the newer bytes; from then on it is any other's."""
-        self.device.bring(self)
-        return buffer_of(self)
+        """Upload the host copy, turn the object back into a `Memory`, and return its buffer."""
+        self.device.upload(self)
+        return raw_buffer(self)
 
     def __del__(self) -> None:
         self.__class__ = Memory  # type: ignore[assignment]
-        self.device.give_back(self)
+        self.device.free(self)
 
 
-_of_memory: Any = Memory.__dict__["buffer"]
+_buffer_descriptor: Any = Memory.__dict__["buffer"]
 
 
-def buffer_of(memory: Memory) -> Any:
-    """Its buffer, whatever is in it."""
-    return _of_memory.__get__(memory)
+def raw_buffer(memory: Memory) -> Any:
+    """Return the buffer without uploading a newer host copy."""
+    return _buffer_descriptor.__get__(memory)
 
 
-class Here(threading.local):
-    """What "ocl" means in this thread."""
+class CurrentDevice(threading.local):
+    """Index of the current device of this thread: the one that "ocl" without index means."""
 
     index = 0
 
 
-HERE = Here()
+CURRENT_DEVICE = CurrentDevice()
 
 
-class Operator(threading.local):
-    """The operator that this thread is at: memory that is let go of meanwhile is free at its end.
+class OperatorScope(threading.local):
+    """Context of the running operator, which defers the release of memory to its end.
 
-    A kernel is asked for with buffers, which say nothing of the tensors that they were taken from.
-    Such a tensor may be gone before the kernel is asked for, and its memory must not be given to
-    another one until then.
+    Kernel arguments are raw buffers, which hold no reference to their tensors. A tensor may die
+    before the kernel that uses its buffer is enqueued; until then its memory must not be reused.
     """
 
     def __init__(self) -> None:
@@ -114,206 +112,212 @@ class Operator(threading.local):
 
     def __exit__(self, *_: object) -> None:
         blocks = self._blocks.pop()
-        if self._blocks:  # an operator within another one, which may hold what this one let go of
+        if self._blocks:  # nested: the outer operator may still use buffers freed here
             self._blocks[-1] += blocks
             return
         for device, block in blocks:
             device.release(block)
 
-    def keeps(self, device: Device, block: Block) -> bool:
-        """Keep a block until the operator's end; return False if there is none."""
+    def defer(self, device: Device, block: Block) -> bool:
+        """Hold a block until the outermost operator ends; return False outside of operators."""
         if not self._blocks:
             return False
         self._blocks[-1].append((device, block))
         return True
 
 
-OPERATOR = Operator()
+OPERATOR_SCOPE = OperatorScope()
 
 
 class UploadStats:
-    """What was brought from the host, by all devices."""
+    """Statistics of uploads of host-dirty memory, over all devices."""
 
-    any = False
-    """Whether bytes ever waited."""
+    has_host_dirty = False
+    """Whether any memory has ever been host-dirty."""
 
-    seconds = 0.0
+    upload_s = 0.0
 
 
 class Stats(Record):
-    """Bytes of a device."""
+    """Memory statistics of a device, in bytes."""
 
     allocated: int
-    """In tensors."""
+    """Bytes in live tensors."""
 
     reserved: int
-    """In tensors, and kept for the next."""
+    """Bytes in live tensors and in the cache."""
 
     peak: int
-    """The most that was in tensors."""
+    """Maximum of `allocated` so far."""
 
 
 class Device:
-    """One, with a queue in which everything is done in its order."""
+    """An OpenCL device with an in-order command queue and a caching allocator."""
 
     poisons = False
-    """Whether memory that is let go of is filled with NaN: a test sees who reads it still."""
+    """Whether to fill released memory with NaN, so that tests detect a use after free."""
 
-    def __init__(self, index: int, found: Any) -> None:
+    def __init__(self, index: int, cl_device: Any) -> None:
         self.index = index
         self.name_in_torch = f"ocl:{index}"
-        self.name = str(found.name).strip()
-        self.context = cl().Context([found])
+        self.name = str(cl_device.name).strip()
+        self.context = cl().Context([cl_device])
         self.queue = cl().CommandQueue(self.context)
         self.lock = threading.RLock()
-        """Held while something is asked of the queue by several calls."""
-        self.depth = 0
-        """How often this was begun by who holds it: a handler of a signal may come between."""
-        self._moves = threading.RLock()
-        self.is_cpu = bool(found.type & cl().device_type.CPU)
-        self.shares = shares_memory(found)
-        """Whether its memory is the host's."""
-        self.version = f"{found.platform.name} {found.driver_version}"
-        self.memory = int(found.global_mem_size)
-        self.largest_group = int(found.max_work_group_size)
-        self.local = int(found.local_mem_size)
-        self.units = int(found.max_compute_units)
-        self.has_double = "cl_khr_fp64" in found.extensions.split()
+        """Held from setting a kernel's arguments until it is enqueued."""
+        self.launch_depth = 0
+        """Nesting depth of launches under the lock; >0 when a signal handler launches a kernel."""
+        self._transfer_lock = threading.RLock()
+        self.is_cpu = bool(cl_device.type & cl().device_type.CPU)
+        self.shares = shares_memory(cl_device)
+        """Whether the device shares the host's memory."""
+        self.version = f"{cl_device.platform.name} {cl_device.driver_version}"
+        self.memory = int(cl_device.global_mem_size)
+        self.largest_group = int(cl_device.max_work_group_size)
+        self.local = int(cl_device.local_mem_size)
+        self.units = int(cl_device.max_compute_units)
+        self.has_double = "cl_khr_fp64" in cl_device.extensions.split()
         self._free: dict[int, list[tuple[Any, Any]]] = {}
         self._allocated = self._reserved = self._peak = 0
-        self._is_ours = True
-        os.register_at_fork(after_in_child=self._leave)
+        self._is_owner = True
+        os.register_at_fork(after_in_child=self._disable_after_fork)
 
     def allocate(self, size: int, used: int) -> Memory:
-        """A block of so many bytes: those that are used, `rounded`."""
-        kept = self._free.get(size)
-        buffer, host = kept.pop() if kept else self._new(size)
-        if NOW.recorder is not None:
-            NOW.recorder.allocated(self, size, used, buffer)
+        """Return a block of `size` bytes, of which the first `used` are tensor storage."""
+        cached = self._free.get(size)
+        buffer, host = cached.pop() if cached else self._create_block(size)
+        if TRACING.recorder is not None:
+            TRACING.recorder.record_allocation(self, size, used, buffer)
         self._allocated += size
         if self._allocated > self._peak:
             self._peak = self._allocated
         return Memory(self, size, used, buffer, host)
 
     def ask(self, kernel: Any, items: Any, group: Any, *arguments: Any) -> None:
-        """Have a kernel run by so many items, of which so many are a group."""
-        if NOW.recorder is not None:
-            NOW.recorder.launched(self, kernel, items, group, arguments)
+        """Enqueue a kernel with global size `items` and work-group size `group`, and record it."""
+        if TRACING.recorder is not None:
+            TRACING.recorder.record_launch(self, kernel, items, group, arguments)
         self.run(kernel, items, group, arguments)
 
     def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:
-        """The same, without it being written down."""
-        with self.lock:  # arguments stay with the kernel until it is asked for
-            chosen = twin_of_kernel(kernel) if self.depth else kernel
-            self.depth += 1
+        """Enqueue a kernel without recording the launch."""
+        with self.lock:  # a kernel object holds its arguments until it is enqueued
+            kernel_object = clone_kernel(kernel) if self.launch_depth else kernel
+            self.launch_depth += 1
             try:
-                chosen.set_args(*arguments)
-                _enqueue(self.queue, chosen, items, group, None, None, False, False)
+                kernel_object.set_args(*arguments)
+                _enqueue(self.queue, kernel_object, items, group, None, None, False, False)
             finally:
-                self.depth -= 1
+                self.launch_depth -= 1
 
     def constant(self, host: Any) -> Any:
-        """Memory that has these values, and no others ever."""
+        """Return a read-only buffer with a copy of a host array."""
         flags = cl().mem_flags
-        return _constant()(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
+        return _constant_class()(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
 
-    def keep_on_host(self, memory: Memory, copy: Any) -> None:
-        """These are its bytes from now on: brought here when a kernel needs them."""
-        with self._moves:
-            memory.copy, memory.passage = copy, None
+    def mark_host_dirty(self, memory: Memory, host_copy: Any) -> None:
+        """Make a host array the memory's content, to be uploaded when a kernel needs the buffer."""
+        with self._transfer_lock:
+            memory.copy, memory.regime = host_copy, None
             memory.__class__ = HostDirty
-            UploadStats.any = True
+            UploadStats.has_host_dirty = True
 
-    def bring(self, memory: Memory) -> None:
-        """Bring bytes from the host that wait there."""
-        with self._moves:
+    def upload(self, memory: Memory) -> None:
+        """Upload the newer host copy of host-dirty memory."""
+        with self._transfer_lock:
             if type(memory) is not HostDirty:
-                return  # another thread has
-            self.queue.finish()  # to wait for others is no cost of its own
+                return  # another thread has uploaded it
+            self.queue.finish()  # do not count the wait for earlier kernels as upload time
             begin = time.perf_counter()
-            cl().enqueue_copy(self.queue, buffer_of(memory), memory.copy)
-            UploadStats.seconds += time.perf_counter() - begin
+            cl().enqueue_copy(self.queue, raw_buffer(memory), memory.copy)
+            UploadStats.upload_s += time.perf_counter() - begin
             memory.copy = None
             memory.__class__ = Memory  # type: ignore[assignment]
 
-    def may_change(self, one: Any) -> bool:
-        """Whether it is memory, and not a constant."""
-        return type(one) is cl().Buffer
+    def is_writable_buffer(self, argument: Any) -> bool:
+        """Return whether a kernel argument is a writable buffer, not a scalar or a constant."""
+        return type(argument) is cl().Buffer
 
-    def _new(self, size: int) -> tuple[Any, Any]:
-        kept = self._reserved - self._allocated
-        if self._reserved + size > self.memory or (self.shares and kept > self.memory // KEPT):
+    def _create_block(self, size: int) -> tuple[Any, Any]:
+        cached_bytes = self._reserved - self._allocated
+        if self._reserved + size > self.memory or (
+            self.shares and cached_bytes > self.memory // CACHE_DIVISOR
+        ):
             self.empty_cache()
         try:
             if self._reserved + size > self.memory:
                 raise MemoryError
-            found = self._shared(size) if self.shares else (self._own(size), None)
-        except (cl().Error, MemoryError) as error:  # (a block may be larger than a driver has)
+            block = (
+                self._create_shared_buffer(size)
+                if self.shares
+                else (self._create_buffer(size), None)
+            )
+        except (cl().Error, MemoryError) as error:  # (or the driver limits the size of a buffer)
             if self._free:
                 self.empty_cache()
-                return self._new(size)
-            raise no_memory(self, size) from error
+                return self._create_block(size)
+            raise out_of_memory_error(self, size) from error
         self._reserved += size
-        return found
+        return block
 
-    def _shared(self, size: int) -> tuple[Any, Any]:
-        whole = np.empty(size + PAGE, np.uint8)
-        start = -whole.ctypes.data % PAGE
-        host = whole[start : start + size]
+    def _create_shared_buffer(self, size: int) -> tuple[Any, Any]:
+        storage = np.empty(size + PAGE_BYTES, np.uint8)
+        start = -storage.ctypes.data % PAGE_BYTES
+        host = storage[start : start + size]
         flags = cl().mem_flags
         return cl().Buffer(self.context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host), host
 
-    def _own(self, size: int) -> Any:
-        found = cl().Buffer(self.context, cl().mem_flags.READ_WRITE, size)
-        # some drivers look for the memory only when it is used: that is to fail here
-        cl().enqueue_fill_buffer(self.queue, found, b"\0", 0, 1)
-        return found
+    def _create_buffer(self, size: int) -> Any:
+        buffer = cl().Buffer(self.context, cl().mem_flags.READ_WRITE, size)
+        # some drivers allocate on first use: make an out-of-memory error occur here
+        cl().enqueue_fill_buffer(self.queue, buffer, b"\0", 0, 1)
+        return buffer
 
-    def give_back(self, memory: Memory) -> None:
-        """It is free: for what is asked of the queue from now on."""
-        if not self._is_ours:
+    def free(self, memory: Memory) -> None:
+        """Release dead memory now, or at the end of the running operator."""
+        if not self._is_owner:
             return
         block = (memory.size, memory.buffer, memory.host)
-        if not OPERATOR.keeps(self, block):
+        if not OPERATOR_SCOPE.defer(self, block):
             self.release(block)
 
     def release(self, block: Block) -> None:
-        """Have a block used again, by what is asked of the queue from now on."""
+        """Put a block into the cache: commands enqueued from now on may reuse it."""
         size, buffer, host = block
         self._allocated -= size
         if self.poisons and not is_finalizing():
-            _fill(self.queue, buffer, NAN, 0, size)
-        kept = self._free.get(size)
-        if kept is None:
-            kept = self._free[size] = []
-        kept.append((buffer, host))
+            _fill(self.queue, buffer, NAN_BYTES, 0, size)
+        cached = self._free.get(size)
+        if cached is None:
+            cached = self._free[size] = []
+        cached.append((buffer, host))
 
-    def _leave(self) -> None:
-        self._is_ours = False
+    def _disable_after_fork(self) -> None:
+        self._is_owner = False
         self.__class__ = Forked
-        _end_without_drivers()
+        _skip_driver_exit_handlers()
 
     def empty_cache(self) -> None:
-        """Nothing is kept for the next tensor."""
-        kept, self._free = self._free, {}
-        self.finish()  # what was given back may be at work still
-        self._reserved -= sum(size * len(blocks) for size, blocks in kept.items())
+        """Free all cached blocks."""
+        cached, self._free = self._free, {}
+        self.finish()  # kernels may still use released blocks
+        self._reserved -= sum(size * len(blocks) for size, blocks in cached.items())
 
     def finish(self) -> None:
-        """Wait for all that was asked of it."""
+        """Wait until all enqueued commands have finished."""
         cannot_be_repeated()
         try:
             self.queue.finish()
         except cl().Error as error:
-            raise in_clear(error) from error
+            raise to_torch_error(error) from error
 
     def stats(self) -> Stats:
-        """What is in use."""
+        """Return the memory statistics."""
         return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
 
 
 class Forked(Device):
-    """One in a process that was forked: drivers have threads, which are not forked along."""
+    """A device in a forked child, where it is unusable: drivers have threads, which fork drops."""
 
     def allocate(self, size: int, used: int) -> Memory:  # noqa: ARG002
         raise self._error(f"allocate {size} bytes")
@@ -324,25 +328,26 @@ class Forked(Device):
     def constant(self, host: Any) -> Any:
         raise self._error(f"allocate {len(host)} bytes")
 
-    def bring(self, memory: Memory) -> None:
+    def upload(self, memory: Memory) -> None:
         raise self._error(f"write {memory.size} bytes")
 
     def finish(self) -> None:
         raise self._error("finish")
 
-    def _error(self, what: str) -> RuntimeError:
+    def _error(self, task: str) -> RuntimeError:
         return RuntimeError(
-            f"ocl:{self.index} cannot {what} in a forked subprocess: {self.name} is in use by the "
+            f"ocl:{self.index} cannot {task} in a forked subprocess: {self.name} is in use by the "
             "process that was forked. To use it with multiprocessing, you must use the 'spawn' "
             "start method"
         )
 
 
 @cache
-def _end_without_drivers() -> None:
-    """Have this process, which was forked, end without what drivers do at its end.
+def _skip_driver_exit_handlers() -> None:
+    """Make this forked process skip the exit handlers of drivers when it ends.
 
-    They wait for their threads, for ever. What is registered last is called first.
+    Those would wait forever for threads that fork dropped. Exit handlers run last-in, first-out,
+    so this one, registered last, ends the process before theirs.
     """
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):  # not every C library has it
@@ -355,27 +360,27 @@ _fill: Any = cl().enqueue_fill_buffer
 _types: dict[Any, list[Any]] = {}
 
 
-def typed(kernel: Any, types: Sequence[Any]) -> Any:
-    """The kernel, with the types of its scalar arguments."""
+def set_argument_types(kernel: Any, types: Sequence[Any]) -> Any:
+    """Set the dtypes of a kernel's scalar arguments (None for buffers) and return the kernel."""
     kernel.set_scalar_arg_dtypes(list(types))
     _types[kernel] = list(types)
     return kernel
 
 
-def twin_of_kernel(kernel: Any) -> Any:
-    """Another with arguments of its own: those of the first may be half set."""
+def clone_kernel(kernel: Any) -> Any:
+    """Return a second kernel object, for when the first one's arguments are partly set."""
     twin = cl().Kernel(kernel.program, kernel.function_name)
     twin.set_scalar_arg_dtypes(_types[kernel])
     return twin
 
 
 @cache
-def _constant() -> Any:
+def _constant_class() -> Any:
     return type("Constant", (cl().Buffer,), {})
 
 
-def in_clear(error: BaseException) -> BaseException:
-    """The same, as torch's callers know it, if a driver raised it."""
+def to_torch_error(error: BaseException) -> BaseException:
+    """Translate a PyOpenCL error into the error that torch would raise; return others as is."""
     if not isinstance(error, cl().Error):
         return error
     import torch
@@ -390,8 +395,8 @@ def in_clear(error: BaseException) -> BaseException:
     )
 
 
-def no_memory(device: Device, size: int) -> Exception:
-    """What torch's callers look for."""
+def out_of_memory_error(device: Device, size: int) -> Exception:
+    """Return the `torch.OutOfMemoryError` for a failed allocation of `size` bytes."""
     import torch
 
     return torch.OutOfMemoryError(
@@ -400,24 +405,24 @@ def no_memory(device: Device, size: int) -> Exception:
     )
 
 
-def rounded(size: int) -> int:
-    """The block for so many bytes: an eighth more than needed, at most."""
-    if size <= LEAST:
-        return LEAST
-    step = max(LEAST, 1 << max(0, size.bit_length() - 4))
+def rounded_block_size(size: int) -> int:
+    """Return the block size for `size` bytes: at most an eighth larger, at least the minimum."""
+    if size <= MIN_BLOCK_BYTES:
+        return MIN_BLOCK_BYTES
+    step = max(MIN_BLOCK_BYTES, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step
 
 
 @cache
 def devices() -> tuple[Device, ...]:
-    """All there are, those of GPUs first."""
-    found = found_devices()
-    if not found:
+    """Return all OpenCL devices, GPUs first."""
+    cl_devices = found_devices()
+    if not cl_devices:
         raise CputrainError(
             "cputrain.opencl", "needs an OpenCL device", found="none",
             do='pip install "cputrain[opencl]" brings one that is the CPU (pocl). For a GPU, '
             "install what its driver has for OpenCL.",
         )  # fmt: skip
-    for one in found:
-        name_processor(one)
-    return tuple(Device(number, one) for number, one in enumerate(found))
+    for cl_device in cl_devices:
+        name_processor(cl_device)
+    return tuple(Device(index, cl_device) for index, cl_device in enumerate(cl_devices))

@@ -1,17 +1,17 @@
-"""What is done with an operator: by a kernel, as a view, or by the CPU."""
+"""`__torch_dispatch__` of `OclTensor`: replay, kernel, decomposition, view or CPU fallback."""
 
 from __future__ import annotations
 
 import torch
 
-from cputrain.opencl.deferred_errors import in_backward, keep
-from cputrain.opencl.device import OPERATOR, in_clear
-from cputrain.opencl.errors import stand_in
+from cputrain.opencl.deferred_errors import in_backward, keep_error
+from cputrain.opencl.device import OPERATOR_SCOPE, to_torch_error
+from cputrain.opencl.errors import placeholder_result
 from cputrain.opencl.fallback import on_cpu
-from cputrain.opencl.replay import is_made_of_others, run_as_known
+from cputrain.opencl.replay import is_composite, run_or_replay
 from cputrain.opencl.table import KERNELS
-from cputrain.opencl.tensor import OclTensor, dispatched_by
-from cputrain.opencl.views import IN_PLACE, is_view, reform, viewed
+from cputrain.opencl.tensor import OclTensor, set_dispatch
+from cputrain.opencl.views import IN_PLACE, is_view, run_in_place_view, run_view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 
 
 def dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG001
-    """What the operator gives."""
+    """Run an operator and return its result; within a backward, keep errors for its end."""
     kwargs = kwargs or {}
     try:
-        return run_as_known(_done, _chosen_for_cpu, func, args, kwargs)
+        return run_or_replay(_run_operator, _run_on_cpu, func, args, kwargs)
     except BaseException as error:
         if not in_backward():
-            if (clear := in_clear(error)) is not error:
-                raise clear from error
+            if (torch_error := to_torch_error(error)) is not error:
+                raise torch_error from error
             raise
-        keep(in_clear(error))
-        return stand_in(func, args, kwargs)
+        keep_error(to_torch_error(error))
+        return placeholder_result(func, args, kwargs)
 
 
-def _done(func: Any, args: Any, kwargs: Any) -> Any:
-    run = KERNELS.get(func)
-    if run is not None:
-        with OPERATOR:
-            found = run(*args, **kwargs)
-        if found is not NotImplemented:
-            return found
-    if is_made_of_others(func):
+def _run_operator(func: Any, args: Any, kwargs: Any) -> Any:
+    run_kernel = KERNELS.get(func)
+    if run_kernel is not None:
+        with OPERATOR_SCOPE:
+            result = run_kernel(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    if is_composite(func):
         return func.decompose(*args, **kwargs)
     if is_view(func) and isinstance(args[0], OclTensor):
-        return viewed(func, args, kwargs)
+        return run_view(func, args, kwargs)
     if func in IN_PLACE:
-        return reform(func, args, kwargs)
-    with torch._C._DisableTorchDispatch(), OPERATOR:
+        return run_in_place_view(func, args, kwargs)
+    with torch._C._DisableTorchDispatch(), OPERATOR_SCOPE:
         return on_cpu(func, args, kwargs)
 
 
-def _chosen_for_cpu(func: Any, args: Any, kwargs: Any) -> Any:
-    with torch._C._DisableTorchDispatch(), OPERATOR:
+def _run_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
+    with torch._C._DisableTorchDispatch(), OPERATOR_SCOPE:
         return on_cpu(func, args, kwargs, chosen=True)
 
 
-dispatched_by(dispatch)
+set_dispatch(dispatch)

@@ -1,7 +1,7 @@
-"""One expression for each element, over tensors that are broadcast with one another.
+"""Elementwise kernels: evaluate an expression over broadcast tensors.
 
-A kernel is made for the expression, the types and the number of dimensions that are left once those
-that lie behind one another in all tensors are made one. Where all tensors lie alike, that is one.
+A kernel is generated for each expression, dtypes and number of dimensions. Dimensions that are
+contiguous to one another in all tensors are collapsed; tensors of equal dense layout have just one.
 """
 
 from __future__ import annotations
@@ -23,77 +23,92 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
     from cputrain.opencl.tensor import OclTensor
 
-    Named = tuple[str, OclTensor]
-    Form = tuple[torch.dtype, Sequence[int], Sequence[int]]
+    NamedTensor = tuple[str, OclTensor]
+    Metadata = tuple[torch.dtype, Sequence[int], Sequence[int]]
     Scalar = tuple[str, torch.dtype, float]
 
 GROUP = 256
-"""Elements that are computed side by side."""
+"""Work-group size of elementwise kernels."""
 
 
 def in_groups(count: int) -> tuple[tuple[int], tuple[int]]:
-    """How many items are asked for where an element has one, and how many are a group."""
+    """Return the global size, rounded up, and the work-group size for one item per element."""
     return (-(-count // GROUP) * GROUP,), (GROUP,)
 
 
 def run(
     expression: str,
     out: OclTensor,
-    tensors: Sequence[Named],
+    tensors: Sequence[NamedTensor],
     scalars: Sequence[Scalar] = (),
     *,
     computes: torch.dtype,
 ) -> None:
-    """Write the expression's value for each element of `out`.
+    """Evaluate an OpenCL expression for each element and write it to `out`.
 
-    Tensors and scalars go by their names in it; tensors are read as what is `computes`d in.
+    Args:
+        expression: OpenCL C expression over the names of tensors and scalars.
+        out: Tensor to write to; the others are broadcast to its size.
+        tensors: (name, tensor) pairs; elements are cast to `computes` when read.
+        scalars: (name, dtype, value) triples.
+        computes: Dtype to compute in.
     """
     device = out.memory.device
-    kernel, count, tail = _prepared(
+    kernel, count, tail = _prepare(
         device,
         expression,
         (out.dtype, out.size(), out.stride()),
-        tuple([(name, one.dtype, one.size(), one.stride()) for name, one in tensors]),
+        tuple([(name, tensor.dtype, tensor.size(), tensor.stride()) for name, tensor in tensors]),
         tuple([(name, kind) for name, kind, _ in scalars]),
         computes,
     )
     if not count:
         return
     arguments: list[object] = [out.memory.buffer, out.storage_offset()]
-    for _, one in tensors:
-        arguments += (one.memory.buffer, one.storage_offset())
+    for _, tensor in tensors:
+        arguments += (tensor.memory.buffer, tensor.storage_offset())
     arguments += [SCALARS[kind](value) for _, kind, value in scalars]
     device.ask(kernel, *in_groups(count), count, *arguments, *tail)
 
 
 @lru_cache(maxsize=1 << 14)
-def _prepared(
+def _prepare(
     device: Device,
     expression: str,
-    out: Form,
+    out: Metadata,
     tensors: tuple[tuple[str, torch.dtype, Sequence[int], Sequence[int]], ...],
     scalars: tuple[tuple[str, torch.dtype], ...],
     computes: torch.dtype,
 ) -> tuple[Any, int, list[int]]:
-    """The kernel for tensors of this form, the number of elements, and the last arguments."""
-    kind, size, stride = out
+    """Return the kernel, the number of elements, and the trailing size and stride arguments."""
+    out_dtype, size, stride = out
     count = prod(size)
     if not count:
         return None, 0, []
-    steps = [list(stride), *(stretched(own, step, size) for _, _, own, step in tensors)]
-    sizes, strides = folded(size, steps)
-    flat = len(sizes) == 1 and all(one[0] == 1 for one in strides)
+    steps = [
+        list(stride),
+        *(expanded_strides(shape, stride_step, size) for _, _, shape, stride_step in tensors),
+    ]
+    sizes, strides = collapse_dims(size, steps)
+    flat = len(sizes) == 1 and all(tensor_strides[0] == 1 for tensor_strides in strides)
     source = source_of(
         expression,
-        NAMES[kind],
+        NAMES[out_dtype],
         tuple((name, NAMES[dtype]) for name, dtype, _, _ in tensors),
         tuple((name, NAMES[dtype]) for name, dtype in scalars),
         NAMES[computes],
         0 if flat else len(sizes),
         counted_by(count),
-        is_bool=kind is torch.bool,
+        is_bool=out_dtype is torch.bool,
     )
-    tail = [] if flat else [*sizes, *(step for one in strides for step in one)]
+    tail = (
+        []
+        if flat
+        else [
+            *sizes,
+            *(stride_step for tensor_strides in strides for stride_step in tensor_strides),
+        ]
+    )
     types: list[object] = [np.int64]
     types += [None, np.int64] * (1 + len(tensors))
     types += [SCALARS[dtype] for _, dtype in scalars]
@@ -101,27 +116,29 @@ def _prepared(
     return kernel_of(device, source, "elements", tuple(types)), count, tail
 
 
-def stretched(own: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> list[int]:
-    """Strides of a tensor as if it had this size: what is broadcast does not move."""
-    missing = [0] * (len(size) - len(own))
-    return missing + [0 if n == 1 else step for n, step in zip(own, stride, strict=True)]
+def expanded_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> list[int]:
+    """Return the strides of a tensor expanded to `size`: 0 in broadcast dimensions."""
+    missing = [0] * (len(size) - len(shape))
+    return missing + [0 if n == 1 else step for n, step in zip(shape, stride, strict=True)]
 
 
-def folded(size: Sequence[int], strides: Sequence[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """The same with as few dimensions as possible, in their order."""
+def collapse_dims(
+    size: Sequence[int], strides: Sequence[list[int]]
+) -> tuple[list[int], list[list[int]]]:
+    """Collapse dimensions; return sizes and, for each tensor, strides, innermost first."""
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for dim in range(len(size) - 1, -1, -1):
         if size[dim] == 1:
             continue
         if sizes and all(
-            one[dim] == step[-1] * sizes[-1] for one, step in zip(strides, steps, strict=True)
+            stride[dim] == step[-1] * sizes[-1] for stride, step in zip(strides, steps, strict=True)
         ):
             sizes[-1] *= size[dim]
             continue
         sizes.append(size[dim])
-        for one, step in zip(strides, steps, strict=True):
-            step.append(one[dim])
+        for stride, step in zip(strides, steps, strict=True):
+            step.append(stride[dim])
     if not sizes:
         return [1], [[1] for _ in strides]
     return sizes, steps
@@ -139,7 +156,7 @@ def source_of(
     *,
     is_bool: bool,
 ) -> str:
-    """The kernel's; with no dimensions, all lie alike. The innermost dimension is the first."""
+    """Return the kernel's source; 0 `dims` means all tensors are dense and of equal layout."""
     names = ["out", *(name for name, _ in tensors)]
     parameters = ["const long count", f"__global {out}* p_out", "long i_out"]
     for name, kind in tensors:

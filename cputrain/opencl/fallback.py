@@ -1,4 +1,4 @@
-"""An operator without a kernel: the CPU does it, and what that cost is written down."""
+"""CPU fallback: run operators without OpenCL kernel on the CPU, and record their cost."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from torch.utils import _pytree as tree
 
 from cputrain.opencl.alias_info import UNMARKED
-from cputrain.opencl.fallback_policy import VARIABLE, came_back
+from cputrain.opencl.fallback_policy import VARIABLE, record_download
 from cputrain.opencl.shapes import contiguous, is_dense
 from cputrain.opencl.tensor import (
     OclTensor,
+    device_index_of,
     fill,
-    form_of,
-    index_of,
     made,
-    on_base,
+    metadata_of,
     on_host,
     read,
-    reformed,
     resized,
+    set_metadata,
+    view_of_bytes,
 )
 from cputrain.opencl.trace import cannot_be_repeated
 from cputrain.record import Record
@@ -37,215 +37,244 @@ if TYPE_CHECKING:
 
 
 class Fallback(Record):
-    """An operator that the CPU did."""
+    """Statistics of an operator that ran on the CPU."""
 
     operator: str
-    """ "aten.cumsum.default"."""
+    """Name of the overload, as "aten.cumsum.default"."""
 
     calls: int
-    """How often."""
+    """Number of calls."""
 
     seconds: float
-    """In all: waiting for the device, to the host, and on the CPU."""
+    """Total time: waiting for the device, copying to the host, and computing."""
 
     moved_bytes: int
-    """To the host; none where memory is shared. What goes back later is not counted."""
+    """Bytes copied to the host; 0 with shared memory. Later uploads are not counted."""
 
     chosen: int
-    """How many of the calls have a kernel: between others that the CPU did, it was faster."""
+    """Calls that have a kernel but ran on the CPU because that was faster between fallbacks."""
 
 
 class _Counts:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.of: dict[str, Fallback] = {}
+        self.by_operator: dict[str, Fallback] = {}
 
 
 _counts = _Counts()
 
 
 def fallbacks() -> list[Fallback]:
-    """Operators that the CPU did since the last reset, the dearest first."""
+    """Return the operators that ran on the CPU since the last reset, the slowest first."""
     with _counts.lock:
-        found = list(_counts.of.values())
-    return sorted(found, key=lambda one: -one.seconds)
+        records = list(_counts.by_operator.values())
+    return sorted(records, key=lambda record: -record.seconds)
 
 
-class Told:
-    """What stands of it in the line at the end of a launch."""
+class FallbackSummary:
+    """The fallbacks' entry in the summary that is printed at the end of a launch."""
 
     def describe(self) -> str:
-        """The dearest, and how many there were."""
-        found = fallbacks()
-        if not found:
+        """Return how many operators fell back, and the slowest; empty if none did."""
+        records = fallbacks()
+        if not records:
             return ""
-        shown = ", ".join(
-            f"{one.operator.split('.')[1]} ({one.calls} calls, {one.seconds * 1e3:.3g} ms)"
-            for one in found[:SHOWN]
+        listed = ", ".join(
+            f"{record.operator.split('.')[1]} ({record.calls} calls, {record.seconds * 1e3:.3g} ms)"
+            for record in records[:MAX_LISTED]
         )
-        many = "operators" if len(found) > 1 else "operator"
-        more = ", …" if len(found) > SHOWN else ""
-        chosen = sum(one.chosen for one in found)
-        end = f"; {chosen} calls were chosen for it, between others that it did" if chosen else ""
-        return f"{len(found)} {many} done by the CPU in the place of OpenCL: {shown}{more}{end}"
+        noun = "operators" if len(records) > 1 else "operator"
+        more = ", …" if len(records) > MAX_LISTED else ""
+        num_chosen = sum(record.chosen for record in records)
+        end = (
+            f"; {num_chosen} calls were chosen for it, between others that it did"
+            if num_chosen
+            else ""
+        )
+        return f"{len(records)} {noun} done by the CPU in the place of OpenCL: {listed}{more}{end}"
 
     def undo(self) -> None:
-        """It stays."""
+        """Do nothing: the device stays registered."""
 
 
-SHOWN = 3
-"""Operators in that line."""
+MAX_LISTED = 3
+"""Maximum number of operators listed in the summary."""
 
 
 def reset_fallbacks() -> None:
-    """From now on, none was."""
+    """Clear the statistics of fallbacks."""
     with _counts.lock:
-        _counts.of.clear()
+        _counts.by_operator.clear()
 
 
-def _count(func: Any, seconds: float, moved: int, *, chosen: bool) -> None:
+def _record_fallback(func: Any, seconds: float, num_bytes: int, *, chosen: bool) -> None:
     name = str(func)
-    none = Fallback(operator=name, calls=0, seconds=0.0, moved_bytes=0, chosen=0)
+    zero = Fallback(operator=name, calls=0, seconds=0.0, moved_bytes=0, chosen=0)
     with _counts.lock:
-        one = _counts.of.get(name, none)
-        _counts.of[name] = one.replace(
-            calls=one.calls + 1, seconds=one.seconds + seconds,
-            moved_bytes=one.moved_bytes + moved, chosen=one.chosen + chosen,
+        record = _counts.by_operator.get(name, zero)
+        _counts.by_operator[name] = record.replace(
+            calls=record.calls + 1, seconds=record.seconds + seconds,
+            moved_bytes=record.moved_bytes + num_bytes, chosen=record.chosen + chosen,
         )  # fmt: skip
 
 
 def is_chosen(device: Device) -> bool:
-    """Whether what has a kernel is done by torch's for the CPU where that is faster.
+    """Return whether operators with a kernel may run on the CPU where torch is faster.
 
-    It is on a device that is the CPU: the same memory, and many times the speed.
+    True for a device that is the CPU: the memory is the same, torch's kernels are much faster.
     """
     return device.is_cpu and os.environ.get(VARIABLE) not in ("needed", "error")
 
 
 def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
-    """What the operator gives, done by the CPU: on the same memory, or on copies of it."""
+    """Run an operator on the CPU and return its result.
+
+    Tensors are read from the same memory if it is shared, else from host copies; what was written
+    stays on the host (host-dirty) until a kernel needs it.
+
+    Args:
+        func: Operator overload.
+        args: Positional arguments of the operator.
+        kwargs: Keyword arguments of the operator.
+        chosen: Whether the operator has a kernel, but the fallback policy prefers the CPU.
+
+    Raises:
+        NotImplementedError: CPUTRAIN_OCL_FALLBACK=error forbids fallbacks.
+    """
     if os.environ.get(VARIABLE) == "error":
         raise NotImplementedError(
             f"{func} has no OpenCL kernel, and {VARIABLE}=error forbids the CPU"
         )
     cannot_be_repeated()
     begin = time.perf_counter()
-    tensors = [one for one in tree.tree_leaves((args, kwargs)) if isinstance(one, OclTensor)]
-    index = next((one.memory.device.index for one in tensors), index_of(kwargs.get("device")))
-    memories = {id(one.memory): one.memory for one in tensors}  # several may be in one
-    for device in {one.device for one in memories.values() if one.copy is None}:
+    tensors = [item for item in tree.tree_leaves((args, kwargs)) if isinstance(item, OclTensor)]
+    index = next(
+        (item.memory.device.index for item in tensors), device_index_of(kwargs.get("device"))
+    )
+    memories = {id(item.memory): item.memory for item in tensors}  # tensors may share memory
+    for device in {item.device for item in memories.values() if item.copy is None}:
         device.finish()
-    hosts = {key: _host_of(one) for key, one in memories.items()}
-    moved = sum(one.size for one in memories.values() if one.host is None and one.copy is None)
-    written = _written(func, args, kwargs)
-    # an output may be made larger, which the memory of a device cannot: it is apart, and its values
-    # are written back. If others are in its memory, so are they, as torch looks for what overlaps
-    uses = Counter(id(one.memory) for one in tensors)
-    shared = {id(one.memory) for one in written.outputs if uses[id(one.memory)] > 1}
+    hosts = {key: _download(item) for key, item in memories.items()}
+    moved_bytes = sum(
+        item.size for item in memories.values() if item.host is None and item.copy is None
+    )
+    mutated = _mutated_tensors(func, args, kwargs)
+    # torch may resize an `out=` tensor, but not device memory: compute into a separate CPU tensor
+    # and write it back. If other arguments share its memory, clone the memory for all of them, as
+    # torch checks for overlap
+    uses = Counter(id(item.memory) for item in tensors)
+    shared_ids = {id(item.memory) for item in mutated.outputs if uses[id(item.memory)] > 1}
     bases = {key: torch.from_numpy(host[: memories[key].used]) for key, host in hosts.items()}
-    bases.update((key, bases[key].clone()) for key in shared)
+    bases.update((key, bases[key].clone()) for key in shared_ids)
     outputs = {
-        id(one): torch.empty_strided(one.size(), one.stride(), dtype=one.dtype)
-        for one in written.outputs
-        if id(one.memory) not in shared
+        id(item): torch.empty_strided(item.size(), item.stride(), dtype=item.dtype)
+        for item in mutated.outputs
+        if id(item.memory) not in shared_ids
     }
-    there = {id(one): on_base(one, bases[id(one.memory)]) for one in tensors}
-    there.update(outputs)
-    known = {id(there[id(one)]): one for one in tensors}
-    bare_args = tree.tree_map_only(OclTensor, lambda one: there[id(one)], args)
-    bare = tree.tree_map_only(OclTensor, lambda one: there[id(one)], kwargs)
-    goes_to = None if bare.get("device") is None else torch.device(bare["device"])
-    if goes_to is not None:
-        bare["device"] = "cpu"
-        index = goes_to.index or 0
-    found = func(*bare_args, **bare)
-    for key in shared:
+    cpu_tensors = {id(item): view_of_bytes(item, bases[id(item.memory)]) for item in tensors}
+    cpu_tensors.update(outputs)
+    originals = {id(cpu_tensors[id(item)]): item for item in tensors}
+    cpu_args = tree.tree_map_only(OclTensor, lambda item: cpu_tensors[id(item)], args)
+    cpu_kwargs = tree.tree_map_only(OclTensor, lambda item: cpu_tensors[id(item)], kwargs)
+    target_device = None if cpu_kwargs.get("device") is None else torch.device(cpu_kwargs["device"])
+    if target_device is not None:
+        cpu_kwargs["device"] = "cpu"
+        index = target_device.index or 0
+    result = func(*cpu_args, **cpu_kwargs)
+    for key in shared_ids:
         torch.from_numpy(hosts[key])[: len(bases[key])].copy_(bases[key])
-        _keep(memories[key], hosts[key])
-    for one in written.in_place:
-        if form_of(there[id(one)]) != form_of(one):
-            reformed(one, there[id(one)])
-    for one in written.in_place:
-        _keep(one.memory, hosts[id(one.memory)])
-    for one in written.outputs:
-        _write_back(one, there[id(one)])
-    if goes_to is not None and goes_to.type not in ("cpu", "ocl"):
-        found = tree.tree_map_only(torch.Tensor, lambda one: one.to(goes_to), found)
-    elif goes_to is None or goes_to.type == "ocl":
-        found = tree.tree_map_only(torch.Tensor, lambda one: _back(one, known, index), found)
-    _count(func, time.perf_counter() - begin, moved, chosen=chosen)
-    return found
+        _mark_host_dirty(memories[key], hosts[key])
+    for item in mutated.in_place:
+        if metadata_of(cpu_tensors[id(item)]) != metadata_of(item):
+            set_metadata(item, cpu_tensors[id(item)])
+    for item in mutated.in_place:
+        _mark_host_dirty(item.memory, hosts[id(item.memory)])
+    for item in mutated.outputs:
+        _write_back(item, cpu_tensors[id(item)])
+    if target_device is not None and target_device.type not in ("cpu", "ocl"):
+        result = tree.tree_map_only(torch.Tensor, lambda item: item.to(target_device), result)
+    elif target_device is None or target_device.type == "ocl":
+        result = tree.tree_map_only(
+            torch.Tensor, lambda item: _to_device(item, originals, index), result
+        )
+    _record_fallback(func, time.perf_counter() - begin, moved_bytes, chosen=chosen)
+    return result
 
 
-def _write_back(one: OclTensor, value: torch.Tensor) -> None:
-    """Give an output the values, and the form, that it has on the CPU."""
-    if form_of(value)[:2] != form_of(one)[:2]:
-        resized(one, value.size(), value.stride())
-    # of what is expanded, each element once
-    size = [n if step else min(n, 1) for n, step in zip(one.size(), one.stride(), strict=True)]
+def _write_back(output: OclTensor, value: torch.Tensor) -> None:
+    """Copy size, strides and values of a CPU result to an `out=` tensor."""
+    if metadata_of(value)[:2] != metadata_of(output)[:2]:
+        resized(output, value.size(), value.stride())
+    # write each element of an expanded tensor once
+    size = [
+        length if stride else min(length, 1)
+        for length, stride in zip(output.size(), output.stride(), strict=True)
+    ]
     fill(
-        OclTensor(one.memory, size, one.stride(), int(one.storage_offset()), one.dtype),
+        OclTensor(output.memory, size, output.stride(), int(output.storage_offset()), output.dtype),
         value.as_strided(size, value.stride(), value.storage_offset()),
     )
 
 
-def _host_of(memory: Memory) -> Any:
-    """The bytes of a memory; what it takes to bring them is a cost of kernels on the way."""
+def _download(memory: Memory) -> Any:
+    """Return a memory's bytes; attribute the time to the kernels since its upload."""
     begin = time.perf_counter()
     host = read(memory)
-    if memory.passage is not None:
-        came_back(memory.passage, time.perf_counter() - begin)
+    if memory.regime is not None:
+        record_download(memory.regime, time.perf_counter() - begin)
     return host
 
 
-def _keep(memory: Memory, host: Any) -> None:
-    """What the CPU wrote stays where it is, until a kernel wants it."""
+def _mark_host_dirty(memory: Memory, host: Any) -> None:
+    """Mark memory that the CPU wrote as host-dirty; nothing to do if it is shared."""
     if memory.host is None:
-        memory.device.keep_on_host(memory, host)
+        memory.device.mark_host_dirty(memory, host)
 
 
-class _Written(Record):
+class _MutatedTensors(Record):
     """Tensors that an operator writes to."""
 
     in_place: list[OclTensor]
-    """What they hold before counts."""
+    """Tensors that are modified in place: their previous values matter."""
 
     outputs: list[OclTensor]
-    """They are `out=`, and may be of another size."""
+    """`out=` tensors, which the operator may resize."""
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> _Written:
-    found: tuple[list[OclTensor], list[OclTensor]] = ([], [])
+def _mutated_tensors(func: Any, args: Any, kwargs: Any) -> _MutatedTensors:
+    by_kind: tuple[list[OclTensor], list[OclTensor]] = ([], [])
     arguments = func._schema.arguments
-    given = list(zip(arguments, args, strict=False))
-    given += [(one, kwargs[one.name]) for one in arguments if one.name in kwargs]
-    for argument, value in given:
+    pairs = list(zip(arguments, args, strict=False))
+    pairs += [(item, kwargs[item.name]) for item in arguments if item.name in kwargs]
+    for argument, value in pairs:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            each = value if isinstance(value, (list, tuple)) else [value]
-            found[argument.kwarg_only].extend(one for one in each if isinstance(one, OclTensor))
-    for number in UNMARKED.get(func, ()):
-        if isinstance(args[number], OclTensor):
-            found[0].append(args[number])
-    return _Written(in_place=found[0], outputs=found[1])
+            values = value if isinstance(value, (list, tuple)) else [value]
+            by_kind[argument.kwarg_only].extend(
+                item for item in values if isinstance(item, OclTensor)
+            )
+    for index in UNMARKED.get(func, ()):
+        if isinstance(args[index], OclTensor):
+            by_kind[0].append(args[index])
+    return _MutatedTensors(in_place=by_kind[0], outputs=by_kind[1])
 
 
-def _back(one: torch.Tensor, known: dict[int, OclTensor], index: int) -> Any:
-    """On the device: an argument itself, or a new tensor of these values."""
-    if one.layout is not torch.strided:
-        raise NotImplementedError(f"{one.layout} is for tensors on the CPU: call .cpu() before")
-    if id(one) in known:
-        return known[id(one)]
-    return sent(one, index)
+def _to_device(tensor: torch.Tensor, originals: dict[int, OclTensor], index: int) -> Any:
+    """Return a CPU result as a device tensor: the argument it stands for, or a new one."""
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(f"{tensor.layout} is for tensors on the CPU: call .cpu() before")
+    if id(tensor) in originals:
+        return originals[id(tensor)]
+    return sent(tensor, index)
 
 
 def sent(value: torch.Tensor, index: int) -> OclTensor:
-    """A tensor of the CPU on a device, in the same order of memory."""
+    """Copy a CPU tensor to a device, keeping dense strides; others become contiguous."""
     value = value.resolve_conj().resolve_neg()
     stride = value.stride() if is_dense(value.size(), value.stride()) else contiguous(value.size())
     there = made(index, value.size(), stride, value.dtype)
     memory = there.memory
     if memory.host is None:
-        _keep(memory, np.empty(memory.size, np.uint8))
+        _mark_host_dirty(memory, np.empty(memory.size, np.uint8))
         on_host(there, memory.copy).copy_(value)
     else:
         fill(there, value)

@@ -1,8 +1,8 @@
-"""An operator that has a kernel, between others that the CPU does: is the device worth the way?
+"""Policy: run operators with a kernel on the CPU if they lie between CPU fallbacks.
 
-What the CPU did stays on the host until a kernel wants it. If what kernels make of it is wanted on
-the host soon after, the way there and back is a cost of those kernels. It is measured, and so is
-what the CPU takes for them when they come again. Then the faster of the two is chosen.
+Results of a fallback stay on the host until a kernel needs them. If the results of that kernel are
+needed on the host soon after, both transfers are overhead of the kernels in between. The transfers
+are timed, and so are the same calls on the CPU when they recur; then the faster path is chosen.
 """
 
 from __future__ import annotations
@@ -25,111 +25,117 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 VARIABLE = "CPUTRAIN_OCL_FALLBACK"
-"""With "needed" or "error", nothing is chosen."""
+"""Environment variable; "needed" and "error" disable the policy."""
 
-LONGEST = 8
-"""Kernels between two that the CPU does. What is farther away is not between them."""
+MAX_CALLS = 8
+"""Maximum number of consecutive kernels between two fallbacks that are considered."""
 
-TRIES = 2
-"""Of each on the CPU, before it is judged: the first may be slow."""
+NUM_TRIALS = 2
+"""Timed CPU runs of each call before it is judged: the first one may be slow."""
 
 
 class Regime:
-    """Calls that were asked of the device with bytes of the host, and what bringing them took."""
+    """Calls that ran on the device since an upload, and the seconds of the upload."""
 
-    __slots__ = ("calls", "seconds")
+    __slots__ = ("calls", "upload_s")
 
-    def __init__(self, calls: tuple[Any, ...], seconds: float) -> None:
-        self.calls, self.seconds = calls, seconds
+    def __init__(self, calls: tuple[Any, ...], upload_s: float) -> None:
+        self.calls, self.upload_s = calls, upload_s
 
 
 class Placement:
-    """The same, once the bytes were wanted on the host again: both ways are known."""
+    """Calls between an upload and a download, with the cost of both and of the CPU path."""
 
-    def __init__(self, calls: tuple[Any, ...], seconds: float) -> None:
+    def __init__(self, calls: tuple[Any, ...], transfer_s: float) -> None:
         self.calls = calls
-        self.there = seconds
-        """Seconds of bringing bytes to the device and back."""
-        self._here: dict[Any, list[float]] = {one: [] for one in calls}
+        self.transfer_s = transfer_s
+        """Seconds of the upload and the download."""
+        self._cpu_times: dict[Any, list[float]] = {call: [] for call in calls}
 
-    def took(self, call: Any, seconds: float) -> None:
-        """So long, on the CPU."""
-        self._here[call].append(seconds)
+    def record_cpu_time(self, call: Any, elapsed_s: float) -> None:
+        """Record the seconds that a call took on the CPU."""
+        self._cpu_times[call].append(elapsed_s)
 
-    def is_worth_it(self, call: Any) -> bool:
-        """Whether the CPU does this call: to see what it takes, or because all are faster there."""
-        took = self._here[call]
-        if len(took) < TRIES:
+    def should_use_cpu(self, call: Any) -> bool:
+        """Return whether to run a call on the CPU: to time it, or because all are faster there."""
+        times = self._cpu_times[call]
+        if len(times) < NUM_TRIALS:
             return True
-        return sum(min(one) for one in self._here.values() if one) < self.there
+        return (
+            sum(min(call_times) for call_times in self._cpu_times.values() if call_times)
+            < self.transfer_s
+        )
 
 
-_ways: dict[Any, Placement] = {}
-"""By call."""
+_placements: dict[Any, Placement] = {}
+"""Placement by call key."""
 
-MOST = 1 << 12
+MAX_ENTRIES = 1 << 12
 
 
-def came_back(passage: Regime, seconds: float) -> None:
-    """What was made on the way is wanted on the host: to bring it there took so long."""
-    whole = passage.seconds + seconds
-    known = _ways.get(passage.calls[0])
-    if known is not None and known.calls == passage.calls:
-        known.there = min(known.there, whole)
+def record_download(regime: Regime, download_s: float) -> None:
+    """Record that a result of these calls was downloaded, in `download_s` seconds."""
+    transfer_s = regime.upload_s + download_s
+    existing = _placements.get(regime.calls[0])
+    if existing is not None and existing.calls == regime.calls:
+        existing.transfer_s = min(existing.transfer_s, transfer_s)
         return
-    if len(_ways) > MOST:
-        _ways.clear()
-    way = Placement(passage.calls, whole)
-    for one in passage.calls:
-        _ways[one] = way
+    if len(_placements) > MAX_ENTRIES:
+        _placements.clear()
+    placement = Placement(regime.calls, transfer_s)
+    for call in regime.calls:
+        _placements[call] = placement
 
 
-def run_between(
-    by_device: Callable[[], Any], by_cpu: Callable[[], Any], func: Any, call: Any,
+def run_by_policy(
+    run_on_device: Callable[[], Any], run_on_cpu: Callable[[], Any], func: Any, call: Any,
     tensors: Sequence[OclTensor],
 ) -> Any:  # fmt: skip
-    """What the operator gives, by the one or the other."""
-    if not _may_be_chosen(func):
-        return by_device()
-    memories = [one.memory for one in tensors]
-    waits = any(type(one) is HostDirty for one in memories)
-    way = _ways.get(call) if waits else None
+    """Run an operator on the device or the CPU, whichever the policy chooses; return its result."""
+    if not _can_run_on_cpu(func):
+        return run_on_device()
+    memories = [item.memory for item in tensors]
+    is_host_dirty = any(type(item) is HostDirty for item in memories)
+    placement = _placements.get(call) if is_host_dirty else None
     if (
-        way is not None
+        placement is not None
         and os.environ.get(VARIABLE) not in ("needed", "error")
-        and not torch.are_deterministic_algorithms_enabled()  # the same in every run
-        and not (writes(func) and any(type(one) is not HostDirty for one in memories))
-        and way.is_worth_it(call)
+        and not torch.are_deterministic_algorithms_enabled()  # timings must not change results
+        and not (writes(func) and any(type(item) is not HostDirty for item in memories))
+        and placement.should_use_cpu(call)
     ):
-        begin = time.perf_counter()
-        found = by_cpu()
-        way.took(call, time.perf_counter() - begin)
-        return found
-    passages = [one.passage for one in memories if one.passage is not None]
-    before = UploadStats.seconds
-    found = by_device()
-    if waits or passages:
-        longest = max((one.calls for one in passages), key=len, default=())
-        seconds = UploadStats.seconds - before + sum(one.seconds for one in passages)
-        passage = Regime((*longest, call), seconds) if len(longest) < LONGEST else None
-        for one in found if isinstance(found, (list, tuple)) else (found,):
-            if isinstance(one, OclTensor) and type(one.memory) is not HostDirty:
-                one.memory.passage = passage
-    return found
+        start_s = time.perf_counter()
+        result = run_on_cpu()
+        placement.record_cpu_time(call, time.perf_counter() - start_s)
+        return result
+    regimes = [item.regime for item in memories if item.regime is not None]
+    upload_s_before = UploadStats.upload_s
+    result = run_on_device()
+    if is_host_dirty or regimes:
+        calls = max((item.calls for item in regimes), key=len, default=())
+        transfer_s = UploadStats.upload_s - upload_s_before + sum(item.upload_s for item in regimes)
+        regime = Regime((*calls, call), transfer_s) if len(calls) < MAX_CALLS else None
+        for item in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(item, OclTensor) and type(item.memory) is not HostDirty:
+                item.memory.regime = regime
+    return result
 
 
 @cache
-def _may_be_chosen(func: Any) -> bool:
-    """Random numbers are the device's own; what moves tensors is not computing; and the CPU has no
-    kernel for what torch makes for devices alone."""
+def _can_run_on_cpu(func: Any) -> bool:
+    """Return whether an operator with a kernel may run on the CPU instead.
+
+    Not random operators (the device has its own generator), nor those that move tensors or are
+    views, nor those without a CPU kernel.
+    """
     return (
         func in KERNELS
         and torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
         and not is_view(func)
         and torch.Tag.nondeterministic_seeded not in func.tags
-        and func.name() not in MOVING
-        and not any(one.name == "device" for one in func._schema.arguments)
+        and func.name() not in TRANSFER_OPERATORS
+        and not any(argument.name == "device" for argument in func._schema.arguments)
     )
 
 
-MOVING = {"aten::copy_", "aten::_local_scalar_dense", "aten::resize_", "aten::detach"}
+TRANSFER_OPERATORS = {"aten::copy_", "aten::_local_scalar_dense", "aten::resize_", "aten::detach"}

@@ -1,7 +1,7 @@
-"""Files of tensors, read to a device whatever device they were written on.
+"""`torch.load` with `map_location="ocl"`, whatever device the file was saved from.
 
-Torch reads bytes into a storage where the tensor is to be. Ours has no storages: so the bytes stay
-on the host, in one that says it is on the device, and go there with the tensor that is made of it.
+Torch reads bytes into a storage on the target device, but ours has no storages. So the bytes are
+read into a host storage that reports the device, and are copied when a tensor is built from it.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ import torch
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor, fill, resized
 
-FIRST = 5
-"""Before what torch itself would do."""
+PRIORITY = 5
+"""Priority of the deserializer: before torch's own."""
 
 
-class Bytes(torch.UntypedStorage):
-    """On the host, for a device."""
+class HostStorage(torch.UntypedStorage):
+    """A host storage that stands for one on a device."""
 
-    goes_to: torch.device
+    target_device: torch.device
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where a tensor of it will be."""
-        return self.goes_to
+        """Device of the tensors that are built from the storage."""
+        return self.target_device
 
 
 def register(name: str) -> None:
-    """Have torch.load use this for a device of this name."""
+    """Register the deserializer with torch.load for the device type `name`."""
 
     def read(storage: Any, location: str) -> Any:
         if not location.startswith(name):
             return None
-        found: Any = Bytes(storage.nbytes())  # type: ignore[no-untyped-call]
-        found.goes_to = torch.device("cpu")
-        found.copy_(storage)
-        found.goes_to = torch.device(location)
-        return found
+        host_storage: Any = HostStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+        host_storage.target_device = torch.device("cpu")
+        host_storage.copy_(storage)
+        host_storage.target_device = torch.device(location)
+        return host_storage
 
-    torch.serialization.register_package(FIRST, lambda _: None, read)
+    torch.serialization.register_package(PRIORITY, lambda _: None, read)
 
 
 @kernel(torch.ops.aten.set_.source_Storage_storage_offset)
 def set_(self: OclTensor, source: Any, storage_offset: int, size: Any, stride: Any) -> Any:
-    """The tensor has these bytes from now on."""
+    """Copy a storage's bytes to a tensor, with this offset, size and stride."""
     value = torch.empty(0, dtype=self.dtype).set_(source, storage_offset, size, stride)
     resized(self, value.size(), value.contiguous().stride())
     fill(self, value)

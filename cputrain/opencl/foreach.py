@@ -1,4 +1,4 @@
-"""The same for each of many tensors: a few of them in one kernel, as an optimizer has them."""
+"""Foreach kernels: run statements over lists of tensors, several tensors per launch."""
 
 from __future__ import annotations
 
@@ -23,69 +23,74 @@ if TYPE_CHECKING:
 
     Lists = Mapping[str, Sequence[OclTensor]]
 
-PACK = 8
-"""Tensors of a list that one kernel is given."""
+MAX_TENSORS = 8
+"""Maximum number of tensors of a list per launch."""
 
 
 def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
-    """Whether all tensors at one place of the lists have their elements in the same places.
+    """Return whether `each_of` can run over these lists.
 
-    Those of `single` lists have one element.
+    Tensors at the same index of the lists must have equal size, strides, dtype and device, be dense
+    and not overlap; tensors of the lists named in `single` have one element.
     """
     first = next(iter(lists.values()))
-    if not first or any(len(one) != len(first) for one in lists.values()):
+    if not first or any(len(item) != len(first) for item in lists.values()):
         return False
-    if not all(isinstance(one, OclTensor) for each in lists.values() for one in each):
+    if not all(isinstance(item, OclTensor) for tensors in lists.values() for item in tensors):
         return False
-    kind, device = first[0].dtype, first[0].memory.device
-    if not (kind.is_floating_point and are_known(device, kind)):
+    dtype, device = first[0].dtype, first[0].memory.device
+    if not (dtype.is_floating_point and are_known(device, dtype)):
         return False
-    forms = [(one.size(), one.stride()) for one in first]
-    for name, each in lists.items():
-        if {one.memory.device for one in each} != {device}:
+    forms = [(item.size(), item.stride()) for item in first]
+    for name, tensors in lists.items():
+        if {item.memory.device for item in tensors} != {device}:
             return False
-        types = {one.dtype for one in each}
+        types = {item.dtype for item in tensors}
         if name in single:
-            if len(types) > 1 or not types <= NAMES.keys() or any(one.numel() > 1 for one in each):
+            if (
+                len(types) > 1
+                or not types <= NAMES.keys()
+                or any(item.numel() > 1 for item in tensors)
+            ):
                 return False
-        elif types != {kind} or [(one.size(), one.stride()) for one in each] != forms:
+        elif types != {dtype} or [(item.size(), item.stride()) for item in tensors] != forms:
             return False
-    if any(one.numel() > LARGEST for one in first):
+    if any(item.numel() > LARGEST for item in first):
         return False
     return all(_is_dense(*form) for form in forms) and not _overlap(lists, single)
 
 
 def _overlap(lists: Lists, single: Sequence[str]) -> bool:
-    """Whether tensors at different places of the lists share elements, or share some of them.
+    """Return whether tensors at different indices share elements, or tensors partly overlap.
 
-    Torch updates one tensor after the other, and refuses some of these; a kernel has no such order.
+    Torch updates one tensor after the other and refuses some overlaps; a kernel has no such order.
     """
     ranges: dict[int, set[tuple[int, int, int]]] = {}
-    for name, each in lists.items():
-        for at, one in enumerate(each):
-            if one.numel():
-                place = -1 if name in single else at
-                ranges.setdefault(id(one.memory), set()).add((*reach(one), place))
-    for found in ranges.values():
-        if len(found) > 1:
-            in_order = sorted(found)
-            for (_, end, _), (begin, _, _) in pairwise(in_order):
+    for name, tensors in lists.items():
+        for index, tensor in enumerate(tensors):
+            if tensor.numel():
+                owner = -1 if name in single else index
+                ranges.setdefault(id(tensor.memory), set()).add((*reach(tensor), owner))
+    for spans in ranges.values():
+        if len(spans) > 1:
+            ordered = sorted(spans)
+            for (_, end, _), (begin, _, _) in pairwise(ordered):
                 if begin < end:
                     return True
     return False
 
 
 def _packs(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Places of tensors for each kernel: no more elements than an int counts."""
-    found: list[list[int]] = []
+    """Split tensors, as (index, size), into launches of at most `MAX_TENSORS` tensors."""
+    packs: list[list[int]] = []
     total = 0
-    for at, size in sizes:
-        if not found or len(found[-1]) == PACK or total + size > LARGEST:
-            found.append([])
+    for index, size in sizes:
+        if not packs or len(packs[-1]) == MAX_TENSORS or total + size > LARGEST:
+            packs.append([])
             total = 0
-        found[-1].append(at)
+        packs[-1].append(index)
         total += size
-    return found
+    return packs
 
 
 _is_dense = lru_cache(maxsize=1 << 12)(is_dense)
@@ -93,55 +98,59 @@ _is_dense = lru_cache(maxsize=1 << 12)(is_dense)
 
 def each_of(
     body: str, lists: Lists, scalars: Mapping[str, float] | None = None,
-    own: Mapping[str, Sequence[float]] | None = None, single: Sequence[str] = (),
+    per_tensor: Mapping[str, Sequence[float]] | None = None, single: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Run statements for each element of tensors that `fit`.
+    """Run OpenCL statements for each element of lists of tensors that `fit`.
 
-    Lists go by their names in it, as do numbers: `scalars` are the same for all tensors, each has
-    its `own`.
+    Args:
+        body: OpenCL C statements over the names of lists and scalars.
+        lists: Lists of tensors by name.
+        scalars: Scalars by name, the same for all tensors.
+        per_tensor: Lists of scalars by name, one value for each tensor.
+        single: Names of the lists whose tensors have one element.
     """
-    scalars, own = scalars or {}, own or {}
+    scalars, per_tensor = scalars or {}, per_tensor or {}
     first = next(iter(lists.values()))
-    device, kind = first[0].memory.device, first[0].dtype
-    number = SCALARS[kind]
-    last = [number(one) for one in scalars.values()]
+    device, dtype = first[0].memory.device, first[0].dtype
+    number = SCALARS[dtype]
+    trailing = [number(item) for item in scalars.values()]
     singles = tuple((name, NAMES[lists[name][0].dtype]) for name in single)
-    places = [at for at, one in enumerate(first) if one.numel()]
-    for pack in _packs([(at, first[at].numel()) for at in places]):
-        ready = _ready(
-            device, body, kind, len(pack), tuple(lists), singles, tuple(scalars), tuple(own)
+    places = [index for index, item in enumerate(first) if item.numel()]
+    for pack in _packs([(index, first[index].numel()) for index in places]):
+        kernel = _build_kernel(
+            device, body, dtype, len(pack), tuple(lists), singles, tuple(scalars), tuple(per_tensor)
         )
-        ends = np.cumsum([first[at].numel() for at in pack], dtype=np.int64)
+        ends = np.cumsum([first[index].numel() for index in pack], dtype=np.int64)
         total = int(ends[-1])
         arguments: list[Any] = [int(end) for end in ends]
-        for each in lists.values():
-            for at in pack:
-                arguments += (each[at].memory.buffer, each[at].storage_offset())
-        for values in own.values():
-            arguments += [number(values[at]) for at in pack]
-        device.ask(ready, *in_groups(total), *arguments, *last)
+        for tensors in lists.values():
+            for index in pack:
+                arguments += (tensors[index].memory.buffer, tensors[index].storage_offset())
+        for values in per_tensor.values():
+            arguments += [number(values[index]) for index in pack]
+        device.ask(kernel, *in_groups(total), *arguments, *trailing)
 
 
 @lru_cache(maxsize=1 << 10)
-def _ready(
-    device: Device, body: str, kind: torch.dtype, count: int, lists: tuple[str, ...],
-    single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], own: tuple[str, ...],
+def _build_kernel(
+    device: Device, body: str, dtype: torch.dtype, count: int, lists: tuple[str, ...],
+    single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], per_tensor: tuple[str, ...],
 ) -> Any:  # fmt: skip
-    number = SCALARS[kind]
+    number = SCALARS[dtype]
     types = (
         *[np.int32] * count, *(None, np.int64) * (count * len(lists)),
-        *[number] * (count * len(own) + len(scalars)),
+        *[number] * (count * len(per_tensor) + len(scalars)),
     )  # fmt: skip
-    source = source_of(body, NAMES[kind], count, lists, single, scalars, own)
+    source = source_of(body, NAMES[dtype], count, lists, single, scalars, per_tensor)
     return kernel_of(device, source, "together", types)
 
 
 @cache
 def source_of(
     body: str, kind: str, count: int, lists: tuple[str, ...],
-    single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], own: tuple[str, ...],
+    single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], per_tensor: tuple[str, ...],
 ) -> str:  # fmt: skip
-    """The kernel's: an item looks which tensor its element is of."""
+    """Return the kernel's source: each work item finds the tensor that its element belongs to."""
     types = dict(single)
     parameters = [f"const int end{at}" for at in range(count)]
     for name in lists:
@@ -150,25 +159,25 @@ def source_of(
                 f"__global {types.get(name, 'T')}* {name}{at}",
                 f"const long {name}_at{at}",
             ]
-    parameters += [f"const T {name}{at}" for name in own for at in range(count)]
+    parameters += [f"const T {name}{at}" for name in per_tensor for at in range(count)]
     parameters += [f"const T {name}" for name in scalars]
-    chosen = []
+    branches = []
     for at in range(count):
-        takes = [f"p_{name} = {name}{at} + {name}_at{at};" for name in lists]
-        takes += [f"{name} = {name}{at};" for name in own]
+        assignments = [f"p_{name} = {name}{at} + {name}_at{at};" for name in lists]
+        assignments += [f"{name} = {name}{at};" for name in per_tensor]
         begin = f" i = at - end{at - 1};" if at else " i = at;"
         head = f"if (at < end{at})" if at < count - 1 else ""
-        chosen.append(f"{head} {{{begin} {' '.join(takes)} }}")
+        branches.append(f"{head} {{{begin} {' '.join(assignments)} }}")
     names = "".join(f"#define {name} p_{name}[{0 if name in types else 'i'}]\n" for name in lists)
     pointers = "".join(f"  __global {types.get(name, 'T')}* p_{name};\n" for name in lists)
-    numbers = "".join(f"  T {name};\n" for name in own)
+    numbers = "".join(f"  T {name};\n" for name in per_tensor)
     return f"""#define T {kind}
 __kernel void together({", ".join(parameters)})
 {{
   const int at = get_global_id(0);
   if (at >= end{count - 1}) return;
   int i;
-{pointers}{numbers}  {" else ".join(chosen)}
+{pointers}{numbers}  {" else ".join(branches)}
 {names}  {body}
 }}
 """

@@ -1,4 +1,4 @@
-"""The random numbers of a device: Philox, a counter under a seed; the same on every device."""
+"""Random number generator of a device: counter-based Philox, equal on every device."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import cache
 
 import torch
 
-from cputrain.opencl.trace import NOW
+from cputrain.opencl.trace import TRACING
 
 STATE = 16
-"""Bytes: the seed, and how many numbers were drawn."""
+"""Bytes of the state: seed and offset, 8 bytes each."""
 
 
 class Generator:
-    """What torch.Generator is, as far as a device's own is asked."""
+    """The part of the torch.Generator interface that a device's default generator needs."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -24,54 +24,54 @@ class Generator:
 
     @property
     def device(self) -> torch.device:
-        """Whose it is."""
+        """Device of the generator."""
         return torch.device("ocl", self._index)
 
     def manual_seed(self, seed: int) -> Generator:
-        """Begin anew, under this one."""
+        """Set the seed and reset the offset to 0."""
         with self._lock:
             self._seed, self._drawn = seed & ((1 << 64) - 1), 0
         return self
 
     def initial_seed(self) -> int:
-        """What it began under: the CPU's, until it is given another."""
+        """Return the seed: the CPU generator's until one is set."""
         return torch.initial_seed() if self._seed is None else self._seed
 
     def get_state(self) -> torch.Tensor:
-        """As bytes."""
+        """Return the state as a tensor of 16 bytes."""
         with self._lock:
             state = self.initial_seed().to_bytes(8, "little") + self._drawn.to_bytes(8, "little")
         return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> Generator:
-        """As it was."""
+        """Restore a state of `get_state`."""
         if state.numel() != STATE or state.dtype is not torch.uint8:
             raise RuntimeError(
                 f"the state of an ocl generator is {STATE} bytes, not {state.numel()} of "
                 f"{state.dtype}: it is another device's"
             )
-        both = bytes(state.cpu().tolist())
+        data = bytes(state.cpu().tolist())
         with self._lock:
-            self._seed = int.from_bytes(both[:8], "little")
-            self._drawn = int.from_bytes(both[8:], "little")
+            self._seed = int.from_bytes(data[:8], "little")
+            self._drawn = int.from_bytes(data[8:], "little")
         return self
 
     def take(self, count: int) -> tuple[int, int]:
-        """The seed, and the first of so many numbers."""
+        """Reserve `count` random numbers; return the seed and the offset of the first."""
         with self._lock:
             seed = self._seed = self.initial_seed()
             first, self._drawn = self._drawn, self._drawn + count
-        if NOW.recorder is not None:
-            seed, first = _Drawn(seed), _Drawn(first)
-            NOW.recorder.drew(self, count, seed, first)
+        if TRACING.recorder is not None:
+            seed, first = _TracedInt(seed), _TracedInt(first)
+            TRACING.recorder.record_draw(self, count, seed, first)
         return seed, first
 
 
-class _Drawn(int):
-    """A number that is an object of its own, by which it is known wherever it is used."""
+class _TracedInt(int):
+    """An int with its own identity, by which the recorder finds it among kernel arguments."""
 
 
 @cache
 def generator_of(index: int) -> Generator:
-    """The one of this device."""
+    """Return the default generator of a device."""
     return Generator(index)

@@ -1,8 +1,8 @@
-"""The type of the device, which torch's C++ asks for where an exception would end the process.
+"""Device guard: torch's C++ reads its `type_` where an exception would end the process.
 
-Outside of a backward it is given without bytecode, so that no handler of a signal runs there.
-Within one, autograd asks while it passes on an exception that a hook has raised, with Python's
-error indicator set: a call with one fails. So the exception is kept until the backward has ended.
+Outside of a backward `type_` runs no bytecode, so that no signal handler runs there. Within one,
+autograd calls it while propagating a hook's exception, with Python's error indicator set, and a
+call with that set fails. So the exception is kept until the backward has finished.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.deferred_errors import keep
+from cputrain.opencl.deferred_errors import keep_error
 
 _base: Any = torch._C._acc.DeviceGuard
 _device_type: Any = torch._C._autograd.DeviceType.PrivateUse1
 
 _raise_set = ctypes.pythonapi.PyErr_Occurred
-"""Raises the error that is set, as every function of ctypes.pythonapi does."""
+"""Raises the current error, if any, as every function of ctypes.pythonapi does."""
 _raise_set.restype = None
 
 
-def _keeping_errors() -> Any:
+def _keep_current_error() -> Any:
     try:
         _raise_set()
     except BaseException as error:
-        keep(error)
+        keep_error(error)
     return _device_type
 
 
 class Guard(_base):  # type: ignore[misc]
-    """Asked for `type_` a few times by each operator.
+    """Device guard whose `type_` torch calls a few times for each operator.
 
-    As an attribute of an instance it would not do: looking for one clears the error indicator.
+    It must be an attribute of the class: looking up one of an instance clears the error indicator.
     """
 
     type_: Any = staticmethod(partial(getitem, (_device_type,), 0))
 
 
 class Backward:
-    """Entered for a backward, in which handlers of signals are deferred."""
+    """Context of a backward, during which `Guard.type_` keeps errors; signals are deferred."""
 
     def __init__(self) -> None:
         self._constant = vars(Guard)["type_"]
@@ -50,7 +50,7 @@ class Backward:
 
     def __enter__(self) -> None:
         self._num_open += 1
-        Guard.type_ = staticmethod(_keeping_errors)
+        Guard.type_ = staticmethod(_keep_current_error)
 
     def __exit__(self, *_: object) -> None:
         self._num_open -= 1

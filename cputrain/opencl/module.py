@@ -1,4 +1,4 @@
-"""What stands as `torch.ocl`."""
+"""The module `torch.ocl`."""
 
 from __future__ import annotations
 
@@ -7,97 +7,97 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.device import HERE, Forked, devices
+from cputrain.opencl.device import CURRENT_DEVICE, Forked, devices
 from cputrain.opencl.generator import generator_of
 
 made: Any = ModuleType("torch.ocl")
 made.__doc__ = __doc__
-made._initialized = True  # (checkpoints ask, before they keep random numbers)
+made._initialized = True  # (torch.utils.checkpoint reads this before it saves the RNG state)
 
 
-def _number(device: Any = None) -> int:
+def _index_of(device: Any = None) -> int:
     if device is None:
-        return HERE.index
+        return CURRENT_DEVICE.index
     if isinstance(device, int):
         return device
     return torch.device(device).index or 0
 
 
 def is_available() -> bool:
-    """Whether there is one."""
+    """Return whether there is an OpenCL device."""
     return device_count() > 0
 
 
 def is_initialized() -> bool:
-    """Whether one can be used."""
+    """Return True: there is no lazy initialization."""
     return True
 
 
 def device_count() -> int:
-    """How many there are."""
+    """Return the number of OpenCL devices."""
     return len(devices())
 
 
 def current_device() -> int:
-    """The one that is meant where a number is left out."""
-    return HERE.index
+    """Return the index of this thread's current device."""
+    return CURRENT_DEVICE.index
 
 
 def get_device_name(device: Any = None) -> str:
-    """As its driver calls it."""
-    return devices()[_number(device)].name
+    """Return the device's name, as the driver reports it."""
+    return devices()[_index_of(device)].name
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for all that was asked of it."""
-    devices()[_number(device)].finish()
+    """Wait until all enqueued commands of the device have finished."""
+    devices()[_index_of(device)].finish()
 
 
 def empty_cache() -> None:
-    """Give memory back that is kept for tensors to come."""
-    for one in devices():
-        one.empty_cache()
+    """Free the cached memory of all devices."""
+    for ocl_device in devices():
+        ocl_device.empty_cache()
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Bytes: in tensors, kept for the next, and the most that was in tensors."""
-    return devices()[_number(device)].stats().as_json()
+    """Return bytes allocated in tensors, reserved (with the cache), and the peak allocated."""
+    return devices()[_index_of(device)].stats().as_json()
 
 
 def manual_seed_all(seed: int) -> None:
-    """Have the random numbers of all devices begin anew."""
-    for one in made.default_generators:
-        one.manual_seed(seed)
+    """Seed the generators of all devices."""
+    for generator in made.default_generators:
+        generator.manual_seed(seed)
 
 
 def manual_seed(seed: int) -> None:
-    """The same, of the first."""
+    """Seed the generator of the current device."""
     made.default_generators[current_device()].manual_seed(seed)
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """Where its random numbers are."""
-    return generator_of(_number(device)).get_state()
+    """Return the state of the device's generator."""
+    return generator_of(_index_of(device)).get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
-    """Have them go on from there."""
-    generator_of(_number(device)).set_state(new_state)
+    """Set the state of the device's generator."""
+    generator_of(_index_of(device)).set_state(new_state)
 
 
 def set_device(device: Any) -> None:
-    """Have this one be meant where a number is left out."""
-    number = _number(device)
-    if number not in range(device_count()):
+    """Set this thread's current device."""
+    index = _index_of(device)
+    if index not in range(device_count()):
         raise IndexError(f"there is no {device}: there are {device_count()}")
-    HERE.index = number
+    CURRENT_DEVICE.index = index
 
 
 class device:  # noqa: N801  (torch's name)
-    """The same, for a while."""
+    """Context manager that sets this thread's current device."""
 
     def __init__(self, device: Any) -> None:
-        self._index = _number(device)
+        self._index = _index_of(device)
         self._before = 0
 
     def __enter__(self) -> None:
@@ -109,13 +109,13 @@ class device:  # noqa: N801  (torch's name)
 
 
 def _is_in_bad_fork() -> bool:
-    return any(isinstance(one, Forked) for one in devices())
+    return any(isinstance(ocl_device, Forked) for ocl_device in devices())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Return the only type that autocast may compute in: for others torch warns, and leaves it off.
+    """Return the dtypes that autocast supports: float32 alone, as no kernel has fewer bits.
 
-    No kernel computes in fewer bits than float32.
+    For other dtypes torch warns and disables autocast.
     """
     return [torch.float32]
 

@@ -1,9 +1,9 @@
-"""Has pip's PoCL compile on processors that are newer than it.
+"""Make pip's PoCL compile on processors that are newer than its LLVM.
 
 Its LLVM calls an x86 processor that it does not know "generic", and then refuses that name: every
 program fails, on Zen 5 for example (github.com/pocl/pocl/issues/1049). A device keeps the name in a
-C structure, where this puts the name of the closest processor that LLVM knows; nothing else of a
-driver is touched.
+C structure, where we put the name of the closest processor that LLVM knows; nothing else of the
+driver is changed.
 """
 
 from __future__ import annotations
@@ -22,41 +22,46 @@ PLATFORM = "Portable Computing Language"
 UNKNOWN = b"generic\0"
 
 STRUCTURE_BYTES = 4096
-"""Where the name is looked for; a device's structure is about a third of it."""
+"""Bytes searched for the name; a device's structure is about a third of it."""
 
 PROCESSORS = (
     (b"skylake-avx512", frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})),
     (b"haswell", frozenset({"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"})),
     (b"x86-64", frozenset[str]()),
 )
-"""Names that LLVM knows, and the flags that a processor must have for each: the best first."""
+"""LLVM's processor names and the CPU flags that each requires, the best first."""
 
 _names: list[Any] = []
-"""Strings that structures of drivers point to: they must live as long as the process."""
+"""Strings that the drivers' structures point to: they must live as long as the process."""
 
 
 def name_processor(device: Any, flags: frozenset[str] | None = None) -> bytes | None:
-    """Give a device of PyOpenCL a processor that its compiler knows; return it, None if it had one.
+    """Set the processor of a PoCL device that its compiler does not know.
 
-    `flags` are those of the processor, where they are not read from the system.
+    Args:
+        device: A `pyopencl.Device`.
+        flags: CPU flags; read from /proc/cpuinfo by default.
+
+    Returns:
+        The processor's name, or None if nothing had to be, or could be, changed.
     """
     if device.platform.name != PLATFORM or not device.version.endswith("-generic"):
         return None
     if platform.machine() != "x86_64" or not os.path.exists("/proc/self/mem"):
         return None
-    place = place_of_name(int(device.int_ptr), UNKNOWN)
-    if place is None:
+    address = address_of_name(int(device.int_ptr), UNKNOWN)
+    if address is None:
         return None
-    has = _flags() if flags is None else flags
-    name = next(name for name, needed in PROCESSORS if needed <= has)
+    cpu_flags = _flags() if flags is None else flags
+    name = next(name for name, required in PROCESSORS if required <= cpu_flags)
     _names.append(ctypes.create_string_buffer(name))
-    ctypes.c_void_p.from_address(place).value = ctypes.addressof(_names[-1])
+    ctypes.c_void_p.from_address(address).value = ctypes.addressof(_names[-1])
     return name
 
 
-def place_of_name(structure: int, name: bytes) -> int | None:
+def address_of_name(structure: int, name: bytes) -> int | None:
     """Return the address of the pointer to `name` in a C structure; None where it has none."""
-    memory = os.open("/proc/self/mem", os.O_RDONLY)  # which fails where a pointer would crash
+    memory = os.open("/proc/self/mem", os.O_RDONLY)  # reports bad addresses, no crash
 
     def read(address: int, size: int) -> bytes:
         try:
@@ -65,9 +70,9 @@ def place_of_name(structure: int, name: bytes) -> int | None:
             return b""
 
     try:
-        found = read(structure, STRUCTURE_BYTES)
+        data = read(structure, STRUCTURE_BYTES)
         for (pointer,), offset in zip(
-            struct.iter_unpack("P", found), range(0, len(found), 8), strict=True
+            struct.iter_unpack("P", data), range(0, len(data), 8), strict=True
         ):
             if pointer and read(pointer, len(name)) == name:
                 return structure + offset

@@ -1,4 +1,4 @@
-"""A product in tiles that is asked for again and again: all but where its tensors are is known."""
+"""Tiled matrix product with fixed shapes: only the tensors differ between launches."""
 
 from __future__ import annotations
 
@@ -18,74 +18,89 @@ if TYPE_CHECKING:
 
 
 class At:
-    """The place of a tensor among arguments: its memory, and where in that it begins."""
+    """Placeholder of a tensor in an argument pattern: its buffer and its storage offset."""
 
-    def __init__(self, number: int, more: int = 0, *, whole: bool = False) -> None:
-        """Of those that are given to `ask`; `more` elements behind its first. A `whole` one begins
-        with its memory, and that is not told."""
-        self.number, self.more, self.whole = number, more, whole
+    def __init__(self, number: int, offset: int = 0, *, whole: bool = False) -> None:
+        """Refer to a tensor of the launch.
+
+        Args:
+            number: Index among the tensors of the launch.
+            offset: Elements to add to the storage offset.
+            whole: Whether the tensor begins with its buffer, so that no offset is passed.
+        """
+        self.number, self.offset, self.whole = number, offset, whole
 
 
 class Product:
-    """One."""
+    """A tiled product for a device, kernel, dtype and size; its tile is tuned on first use."""
 
     def __init__(
         self,
         device: Device,
         heads: tuple[str, ...],
-        kind: torch.dtype,
+        dtype: torch.dtype,
         defined: tuple[tuple[str, Any], ...],
         types: tuple[Any, ...],
         size: tuple[int, int, int, int],
         pattern: Sequence[Any],
     ) -> None:
-        """Of this `size`: rows, columns, what is added up, and how many there are."""
-        self._device, self._heads, self._kind = device, heads, kind
+        """Prepare a product.
+
+        Args:
+            device: Device to run on.
+            heads: Names of the files of kernels/ that define how factors and product are accessed.
+            kind: Dtype of the elements.
+            defined: Preprocessor definitions.
+            types: Dtypes of the kernel's scalar arguments; None for buffers.
+            size: Rows, columns, length of the sums, batch size.
+            pattern: Kernel arguments, with `At` in the place of tensors.
+        """
+        self._device, self._heads, self._dtype = device, heads, dtype
         self._defined, self._types, self._size = defined, types, size
-        flat = _flat(pattern)
-        self._fixed = [None if isinstance(one, At) else one for one in flat]
-        self._slots = [(place, one) for place, one in enumerate(flat) if isinstance(one, At)]
+        flat = _flatten(pattern)
+        self._fixed = [None if isinstance(value, At) else value for value in flat]
+        self._slots = [(index, value) for index, value in enumerate(flat) if isinstance(value, At)]
         self._chosen: tuple[Any, tuple[int, ...], tuple[int, ...]] | None = None
 
-    def ask(self, tensors: Sequence[OclTensor], last: Sequence[Any] = ()) -> None:
-        """Have it computed for these; `last` are arguments behind all others."""
+    def ask(self, tensors: Sequence[OclTensor], trailing: Sequence[Any] = ()) -> None:
+        """Launch the product for these tensors; `trailing` are further arguments."""
         arguments: list[Any] = self._fixed.copy()
-        for place, one in self._slots:
-            tensor = tensors[one.number]
-            arguments[place] = tensor.memory.buffer
-            if not one.whole:
-                arguments[place + 1] = tensor.storage_offset() + one.more
-        arguments += last
+        for index, slot in self._slots:
+            tensor = tensors[slot.number]
+            arguments[index] = tensor.memory.buffer
+            if not slot.whole:
+                arguments[index + 1] = tensor.storage_offset() + slot.offset
+        arguments += trailing
         if self._chosen is None:
-            what = f"{' '.join(self._heads)} {self._kind} {self._defined}"
+            key = f"{' '.join(self._heads)} {self._dtype} {self._defined}"
             tile = tuning_of(self._device).tile(
-                what,
+                key,
                 *self._size,
-                self._kind.itemsize,
-                lambda tile: self._ask(self._with(tile), arguments),
+                self._dtype.itemsize,
+                lambda tile: self._launch(self._configure(tile), arguments),
             )
-            self._chosen = self._with(tile)
-        self._ask(self._chosen, arguments)
+            self._chosen = self._configure(tile)
+        self._launch(self._chosen, arguments)
 
-    def _with(self, tile: Tile) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
-        """The kernel, and the items that it is asked of, all and in a group."""
+    def _configure(self, tile: Tile) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+        """Return the kernel for a tile, its global size and its work-group size."""
         rows, columns, _, batch = self._size
         across, down = groups(tile, rows, columns)
-        ready = tiled(self._device, self._heads, tile, self._kind, self._defined, self._types)
-        return ready, (across * tile.items, down, batch), (tile.items, 1, 1)
+        kernel = tiled(self._device, self._heads, tile, self._dtype, self._defined, self._types)
+        return kernel, (across * tile.items, down, batch), (tile.items, 1, 1)
 
-    def _ask(
+    def _launch(
         self, chosen: tuple[Any, tuple[int, ...], tuple[int, ...]], arguments: list[Any]
     ) -> None:
-        ready, items, group = chosen
-        self._device.ask(ready, items, group, *arguments)
+        kernel, items, group = chosen
+        self._device.ask(kernel, items, group, *arguments)
 
 
-def _flat(pattern: Sequence[Any]) -> list[Any]:
-    """With room for where a tensor begins."""
-    found: list[Any] = []
-    for one in pattern:
-        found.append(one)
-        if isinstance(one, At) and not one.whole:
-            found.append(None)
-    return found
+def _flatten(pattern: Sequence[Any]) -> list[Any]:
+    """Insert a place for the storage offset after each tensor that needs one."""
+    flat: list[Any] = []
+    for value in pattern:
+        flat.append(value)
+        if isinstance(value, At) and not value.whole:
+            flat.append(None)
+    return flat

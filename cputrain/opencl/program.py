@@ -1,4 +1,4 @@
-"""Programs: source and what is defined for it, built once for a device and kept on disk."""
+"""Compile OpenCL programs: once for each device, source and definitions, cached on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.resources import files
 from cputrain.errors import CputrainError
 from cputrain.machine.cache import cache_folder
 from cputrain.machine.opencl import cl
-from cputrain.opencl.device import typed
+from cputrain.opencl.device import set_argument_types
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,47 +21,57 @@ if TYPE_CHECKING:
 
 
 @lru_cache
-def _file(name: str) -> str:
+def _read_kernel_file(name: str) -> str:
     return files("cputrain.opencl").joinpath(f"kernels/{name}.cl").read_text(encoding="utf-8")
 
 
 def text_of(name: str, defined: Mapping[str, Any]) -> str:
-    """A file of kernels, with these names defined before it."""
+    """Return the source of kernels/`name`.cl, preceded by definitions."""
     lines = [f"#define {key} {value}\n" for key, value in defined.items()]
-    return "".join(lines) + _file(name)
+    return "".join(lines) + _read_kernel_file(name)
 
 
 MAX_ERRORS = 3
-"""Lines of a compiler's log that an error message quotes."""
+"""Maximum number of compiler errors that an error message quotes."""
 
 DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
 
 
 @lru_cache(maxsize=4096)
 def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) -> Any:
-    """A kernel, with the types of its scalar arguments: None for memory."""
+    """Compile a program and return a kernel of it.
+
+    Args:
+        device: Device to compile for.
+        source: OpenCL C source of the program.
+        name: Name of the kernel function.
+        types: NumPy dtypes of its scalar arguments; None for buffers.
+
+    Raises:
+        CputrainError: The program does not compile.
+    """
     folder = os.path.join(cache_folder(), "opencl", "programs")
-    whole = DOUBLE + source if device.has_double else source
+    full_source = DOUBLE + source if device.has_double else source
     opencl: Any = cl()
-    # what is kept of it, by PyOpenCL or by the driver, may be broken: then it is built as if new
-    for text in (whole, f"{whole}typedef int again_{time.time_ns()};\n"):
+    # the caches of PyOpenCL and the driver may be corrupt: then compile a text that is in neither
+    for text in (full_source, f"{full_source}typedef int again_{time.time_ns()};\n"):
         try:
-            found = getattr(opencl.Program(device.context, text).build(cache_dir=folder), name)
-            typed(found, types)
-        except Exception as error:  # (a cache that is broken raises whatever it comes to)
-            problem: Exception = error
+            kernel = getattr(opencl.Program(device.context, text).build(cache_dir=folder), name)
+            set_argument_types(kernel, types)
+        except Exception as error:  # (a corrupt cache may raise anything)
+            build_error: Exception = error
             opencl._PYOPENCL_NO_CACHE = True
         else:
-            return found
+            return kernel
     raise CputrainError(
-        f"an OpenCL program on {device.name}", "must compile", found=_compiler_errors(problem),
+        f"an OpenCL program on {device.name}", "must compile", found=_compiler_errors(build_error),
         do="Install a newer driver (for a CPU, pip install intel-opencl-rt), or report it with the "
         "driver's version: cputrain info tells that.",
-    ) from problem  # fmt: skip
+    ) from build_error  # fmt: skip
 
 
-def _compiler_errors(problem: Exception) -> str:
+def _compiler_errors(build_error: Exception) -> str:
     """Return the errors in a compiler's log, without its warnings and the program's source."""
-    lines = dict.fromkeys(" ".join(line.split()) for line in str(problem).splitlines())
+    lines = dict.fromkeys(" ".join(line.split()) for line in str(build_error).splitlines())
     errors = [line for line in lines if "error:" in line] or list(lines)
     return "; ".join(errors[:MAX_ERRORS])

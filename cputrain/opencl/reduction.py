@@ -1,7 +1,7 @@
-"""Many elements made one: in an order that does not depend on who is faster, without atomics.
+"""Reductions without atomics, in a deterministic order.
 
-What one element comes of is divided among chunks, side by side; the chunks are made one then, in
-their order. Where there are many elements to come, each has one chunk.
+The elements that are reduced to one output are divided into chunks, which run in parallel; a second
+kernel reduces the chunks, in order. With many outputs, each has a single chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import folded, in_groups
+from cputrain.opencl.elementwise import collapse_dims, in_groups
 from cputrain.opencl.program import kernel_of
 from cputrain.opencl.tensor import made
 from cputrain.opencl.types import NAMES, counted_by
@@ -25,74 +25,80 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
     from cputrain.opencl.tensor import OclTensor
 
-CHUNKS = 256
-"""At the most, of one element."""
+MAX_CHUNKS = 256
+"""Maximum number of chunks of one output."""
 
-LEAST = 64
-"""Elements of a chunk."""
+MIN_CHUNK_ELEMENTS = 64
+"""Minimum number of elements of a chunk."""
 
-ENOUGH = 1 << 14
-"""Elements to come that need no chunks."""
+MANY_OUTPUTS = 1 << 14
+"""Number of outputs from which each has a single chunk."""
 
 
 def reduce(
     start: str, step: str, end: str, tensor: OclTensor, dims: Sequence[int], out: OclTensor,
     together: str | None = None,
 ) -> None:  # fmt: skip
-    """Make one of all elements in these dimensions, for each place in the others.
+    """Reduce a tensor over dimensions.
 
-    `step` gives A, what there is so far, from A and the next element X; it begins with `start`, and
-    `end` makes of A and the COUNT what is written. Where A has something else of X, its square say,
-    `together` says how A and X are put together that are both of parts. `out` is contiguous, and
-    has the other dimensions in their order.
+    Args:
+        start: OpenCL expression of the accumulator A's initial value.
+        step: Expression of the next A, from A and the next element X.
+        end: Expression of the result, from A and the COUNT of elements.
+        tensor: Tensor to reduce.
+        dims: Dimensions to reduce.
+        out: Contiguous tensor for the result, with the remaining dimensions in their order.
+        together: Expression that merges the accumulators A and X of two chunks, if that is not
+            `step` (as in sums of squares).
     """
-    kept = [dim for dim in range(tensor.dim()) if dim not in dims]
+    kept_dims = [dim for dim in range(tensor.dim()) if dim not in dims]
     size, stride = tensor.size(), tensor.stride()
-    outputs, count = prod(size[dim] for dim in kept), prod(size[dim] for dim in dims)
+    outputs, count = prod(size[dim] for dim in kept_dims), prod(size[dim] for dim in dims)
     if not outputs:
         return
     chunks = 1
-    if outputs < ENOUGH:
-        chunks = max(1, min(CHUNKS, count // LEAST, ENOUGH // outputs))
+    if outputs < MANY_OUTPUTS:
+        chunks = max(1, min(MAX_CHUNKS, count // MIN_CHUNK_ELEMENTS, MANY_OUTPUTS // outputs))
     device = out.memory.device
-    computes = _wide(out.dtype)
+    computes = _accumulator_dtype(out.dtype)
     first = out if chunks == 1 else made(device.index, (outputs * chunks,), (1,), computes)
-    kernel, tail = _prepared(
+    kernel, tail = _prepare(
         device, start, step, end if chunks == 1 else "A", NAMES[tensor.dtype], NAMES[first.dtype],
-        NAMES[computes], (tuple(size[d] for d in kept), tuple(stride[d] for d in kept)),
+        NAMES[computes], (tuple(size[d] for d in kept_dims), tuple(stride[d] for d in kept_dims)),
         (tuple(size[d] for d in dims), tuple(stride[d] for d in dims)),
     )  # fmt: skip
-    _ask(device, kernel, outputs * chunks, chunks, count, count, first, tensor, tail)
+    _launch(device, kernel, outputs * chunks, chunks, count, count, first, tensor, tail)
     if chunks > 1:
-        again, tail = _prepared(
+        merge_kernel, tail = _prepare(
             device, start, together or step, end, NAMES[computes], NAMES[out.dtype],
             NAMES[computes], ((outputs,), (chunks,)), ((chunks,), (1,)),
         )  # fmt: skip
-        _ask(device, again, outputs, 1, chunks, count, out, first, tail)
+        _launch(device, merge_kernel, outputs, 1, chunks, count, out, first, tail)
 
 
-def _wide(kind: torch.dtype) -> torch.dtype:
-    return torch.uint8 if kind is torch.bool else kind
+def _accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.uint8 if dtype is torch.bool else dtype
 
 
-def _ask(
-    device: Device, kernel: Any, items: int, chunks: int, count: int, whole: int, out: OclTensor,
+def _launch(
+    device: Device, kernel: Any, items: int, chunks: int, count: int, total: int, out: OclTensor,
     tensor: OclTensor, tail: list[int],
 ) -> None:  # fmt: skip
     device.ask(
-        kernel, *in_groups(items), items, chunks, count, whole,
+        kernel, *in_groups(items), items, chunks, count, total,
         out.memory.buffer, out.storage_offset(), tensor.memory.buffer, tensor.storage_offset(),
         *tail,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1 << 12)
-def _prepared(
+def _prepare(
     device: Device, start: str, step: str, end: str, read: str, written: str, computes: str,
-    kept: tuple[tuple[int, ...], tuple[int, ...]], reduced: tuple[tuple[int, ...], tuple[int, ...]],
+    kept_dims: tuple[tuple[int, ...], tuple[int, ...]],
+    dims: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> tuple[Any, list[int]]:  # fmt: skip
-    outer, (outer_steps,) = folded(kept[0], [list(kept[1])])
-    inner, (inner_steps,) = folded(reduced[0], [list(reduced[1])])
+    outer, (outer_steps,) = collapse_dims(kept_dims[0], [list(kept_dims[1])])
+    inner, (inner_steps,) = collapse_dims(dims[0], [list(dims[1])])
     counts = counted_by(prod(outer) * prod(inner))
     source = source_of(start, step, end, read, written, computes, counts, len(outer), len(inner))
     tail = [*outer, *outer_steps, *inner, *inner_steps]
@@ -105,16 +111,16 @@ def source_of(
     start: str, step: str, end: str, read: str, written: str, computes: str, counts: str,
     outer: int, inner: int,
 ) -> str:  # fmt: skip
-    """The kernel's, for so many dimensions that stay and that are reduced, the innermost first."""
+    """Return the kernel's source for `outer` remaining and `inner` reduced dimensions."""
     in_blocks = start == "0" and step.startswith("A + ")
     parameters = [
         "const long items", "const long chunks", "const long count", "const long COUNT",
         f"__global {written}* out", "const long out_at", f"__global const {read}* in",
         "const long in_at",
     ]  # fmt: skip
-    for name, many in (("k", outer), ("r", inner)):
-        parameters += [f"const long {name}n{dim}" for dim in range(many)]
-        parameters += [f"const long {name}s{dim}" for dim in range(many)]
+    for name, num_dims in (("k", outer), ("r", inner)):
+        parameters += [f"const long {name}n{dim}" for dim in range(num_dims)]
+        parameters += [f"const long {name}s{dim}" for dim in range(num_dims)]
     return f"""typedef {computes} T;
 __kernel void reduced({", ".join(parameters)})
 {{
@@ -124,13 +130,13 @@ __kernel void reduced({", ".join(parameters)})
   const N chunk = item % (N)chunks;
   N at = item / (N)chunks;
   long begin = in_at;
-  {_places("k", "begin", outer)}
+  {_offset_code("k", "begin", outer)}
   T A = {start};
   {"T B = A, C = A; N added = 0;" if in_blocks else ""}
   for (N number = chunk; number < (N)count; number += (N)chunks) {{
     long place = begin;
     at = number;
-    {_places("r", "place", inner)}
+    {_offset_code("r", "place", inner)}
     const T X = (T)in[place];
     A = {step};
     {_BLOCKS if in_blocks else ""}
@@ -144,15 +150,15 @@ __kernel void reduced({", ".join(parameters)})
 _BLOCKS = (
     """if ((++added & 63) == 0) { B += A; A = 0; if ((added & 4095) == 0) { C += B; B = 0; } }"""
 )
-"""Sums of sums: one of many numbers, one after the other, loses the digits of the small ones."""
+"""Sum in blocks of blocks: adding many numbers one by one loses low-order digits."""
 
 
-def _places(name: str, place: str, many: int) -> str:
+def _offset_code(name: str, place: str, num_dims: int) -> str:
     lines = []
-    for dim in range(many):
-        last = dim == many - 1
-        at = "at" if last else f"at % (N){name}n{dim}"
-        lines.append(f"{place} += (long)({at}) * {name}s{dim};")
+    for dim in range(num_dims):
+        last = dim == num_dims - 1
+        index = "at" if last else f"at % (N){name}n{dim}"
+        lines.append(f"{place} += (long)({index}) * {name}s{dim};")
         if not last:
             lines.append(f"at /= (N){name}n{dim};")
     return " ".join(lines)

@@ -1,9 +1,9 @@
-"""An operator that is asked for again, with tensors of the same forms: what it asks for is known.
+"""Replay: run an operator's recorded kernel launches again, for tensors of the same metadata.
 
-A kernel's Python looks at what it is given: types, forms, what fits what. That takes longer than
-asking the device. The second and the third time it is written down what the operator asks for; if
-that is the same, it is asked for from then on, and nothing else is run. What looks at values is
-never repeated, and what is made of other operators is left to those.
+The Python of a kernel checks dtypes and shapes, which takes longer than enqueueing. So the launches
+of the second and the third call with the same key are recorded; if both traces are equal, later
+calls replay them and run no other Python. Operators that read values are never replayed, and
+composite operators are replayed by their parts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from cputrain.opencl.alias_info import writes
-from cputrain.opencl.device import UploadStats, buffer_of
-from cputrain.opencl.fallback_policy import run_between
+from cputrain.opencl.device import UploadStats, raw_buffer
+from cputrain.opencl.fallback_policy import run_by_policy
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor
-from cputrain.opencl.trace import NOW, Recorder
+from cputrain.opencl.trace import TRACING, Recorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,226 +29,252 @@ if TYPE_CHECKING:
 
     Run = Callable[[Any, Any, Any], Any]
 
-PLAIN = frozenset(
+PLAIN_TYPES = frozenset(
     {int, type(None), str, torch.dtype, torch.device, torch.memory_format, torch.layout}
 )
-"""Types of arguments that are the same where they are equal."""
+"""Types of arguments that can be part of a key as they are."""
 
-WHOLE = frozenset({int})
+INT_ONLY = frozenset({int})
 
-MOST = 1 << 13
-"""Calls that are known."""
+MAX_ENTRIES = 1 << 13
+"""Maximum number of keys in the cache."""
 
-TRIES = 3
-"""To write down what a call asks for: something may happen meanwhile that happens once."""
+MAX_ATTEMPTS = 3
+"""Attempts to trace a call: a one-off event, such as a finalizer, may break a trace."""
 
-NEVER = TRIES + 1
+NEVER = MAX_ATTEMPTS + 1
 
-_known: dict[Any, Repeat | Recorder | int] = {}
-"""By a call's key: what it asks for; what it asked for once; or how often that was not told."""
+_cache: dict[Any, Replay | Recorder | int] = {}
+"""By key: the replay, the first trace, or the number of attempts (`NEVER`: do not trace)."""
 
 
-def _add(values: Iterable[Any], key: list[Any], tensors: list[OclTensor]) -> bool:
-    """Calls with the same key ask for the same. Whether that can be told of these arguments."""
-    for one in values:
-        kind = type(one)
-        if kind is OclTensor:
-            key.append(one.form)
-            tensors.append(one)
-        elif kind in PLAIN:
-            key.append(one)
-        elif kind is list or kind is tuple:
-            if WHOLE.issuperset(map(type, one)):
-                key.append(tuple(one))
+def _extend_key(values: Iterable[Any], key: list[Any], tensors: list[OclTensor]) -> bool:
+    """Append the values to the key and tensors; return False if an argument has no key.
+
+    Calls with equal keys launch the same kernels.
+    """
+    for value in values:
+        value_type = type(value)
+        if value_type is OclTensor:
+            key.append(value.form)
+            tensors.append(value)
+        elif value_type in PLAIN_TYPES:
+            key.append(value)
+        elif value_type is list or value_type is tuple:
+            if INT_ONLY.issuperset(map(type, value)):
+                key.append(tuple(value))
             else:
-                key.append(len(one))
-                if not _add(one, key, tensors):
+                key.append(len(value))
+                if not _extend_key(value, key, tensors):
                     return False
-        elif kind is float or kind is bool:
-            key.append((kind, one or str(one)))  # (1 is no float, and there are two zeros)
+        elif value_type is float or value_type is bool:
+            key.append((value_type, value or str(value)))  # (tell 1.0 from 1, and -0.0 from 0.0)
         else:
             return False
     return True
 
 
-def run_as_known(run: Run, by_cpu: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """What the operator gives: by what is known of such a call, or by `run`."""
-    key: list[Any] = [id(func), torch.get_default_dtype()]  # (operators live as long as torch)
+def run_or_replay(run: Run, run_on_cpu: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return an operator's result, by replay if its launches are known, else by `run`."""
+    key: list[Any] = [id(func), torch.get_default_dtype()]  # (operators are never freed)
     tensors: list[OclTensor] = []
     if kwargs:
         key += kwargs
     if (
-        NOW.recorder is not None  # it is a part of one that is written down
-        or not _add(args, key, tensors)
-        or (kwargs and not _add(kwargs.values(), key, tensors))
+        TRACING.recorder is not None  # called within an operator that is being traced
+        or not _extend_key(args, key, tensors)
+        or (kwargs and not _extend_key(kwargs.values(), key, tensors))
     ):
         return run(func, args, kwargs)
     call = tuple(key)
-    if UploadStats.any:
-        return run_between(
-            lambda: _by_device(run, func, args, kwargs, call, tensors),
-            lambda: by_cpu(func, args, kwargs), func, call, tensors,
+    if UploadStats.has_host_dirty:
+        return run_by_policy(
+            lambda: _run_on_device(run, func, args, kwargs, call, tensors),
+            lambda: run_on_cpu(func, args, kwargs), func, call, tensors,
         )  # fmt: skip
-    return _by_device(run, func, args, kwargs, call, tensors)
+    return _run_on_device(run, func, args, kwargs, call, tensors)
 
 
-def _by_device(
+def _run_on_device(
     run: Run, func: Any, args: Any, kwargs: Any, call: Any, tensors: Sequence[OclTensor]
 ) -> Any:
-    known = _known.get(call, 0)
-    if isinstance(known, Repeat):
-        found = known.again(tensors)
-        if found is NotImplemented:  # some are in one memory now, or no more
-            found = _by_device(run, func, args, kwargs, (call, *_pattern(tensors)), tensors)
-        return found
-    if known == 0 or known == NEVER:
-        if not known:
-            _one_device(func, tensors)
-            if len(_known) >= MOST:
-                _known.clear()
-            _known[call] = NEVER if is_made_of_others(func) else 1
+    entry = _cache.get(call, 0)
+    if isinstance(entry, Replay):
+        result = entry.replay(tensors)
+        if result is NotImplemented:  # these tensors alias each other differently
+            result = _run_on_device(
+                run, func, args, kwargs, (call, *_alias_pattern(tensors)), tensors
+            )
+        return result
+    if entry == 0 or entry == NEVER:
+        if not entry:
+            _check_one_device(func, tensors)
+            if len(_cache) >= MAX_ENTRIES:
+                _cache.clear()
+            _cache[call] = NEVER if is_composite(func) else 1
         return run(func, args, kwargs)
-    recorder = NOW.recorder = Recorder([buffer_of(one.memory) for one in tensors])
+    recorder = TRACING.recorder = Recorder([raw_buffer(tensor.memory) for tensor in tensors])
     try:
-        found = run(func, args, kwargs)
+        result = run(func, args, kwargs)
     finally:
-        NOW.recorder = None
-    how = None if recorder.is_broken else _how(found, tensors, recorder)
-    if how is None:
-        _known[call] = known + 1 if isinstance(known, int) else NEVER
-    elif isinstance(known, Recorder) and known.is_like(recorder):
-        _known[call] = Repeat(func, tensors, recorder, how)
+        TRACING.recorder = None
+    recipe = None if recorder.is_broken else _recipe_of(result, tensors, recorder)
+    if recipe is None:
+        _cache[call] = entry + 1 if isinstance(entry, int) else NEVER
+    elif isinstance(entry, Recorder) and entry.is_equal_to(recorder):
+        _cache[call] = Replay(func, tensors, recorder, recipe)
     else:
-        _known[call] = recorder.forget()
-    return found
+        _cache[call] = recorder.drop_references()
+    return result
 
 
-def _one_device(func: Any, tensors: Sequence[OclTensor]) -> None:
-    """Torch's rule, which it leaves to kernels."""
-    there = {one.memory.device.name_in_torch for one in tensors}
-    if len(there) > 1 and "copy" not in func.name():
+def _check_one_device(func: Any, tensors: Sequence[OclTensor]) -> None:
+    """Raise torch's error unless all tensors are on one device; copies are exempt."""
+    names = {tensor.memory.device.name_in_torch for tensor in tensors}
+    if len(names) > 1 and "copy" not in func.name():
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{' and '.join(sorted(there))}!"
+            f"{' and '.join(sorted(names))}!"
         )
 
 
 @cache
-def is_made_of_others(func: Any) -> bool:
-    """Whether torch has it as a row of others, as it comes where autograd is off."""
+def is_composite(func: Any) -> bool:
+    """Return whether an operator without a kernel is composite, as seen with autograd off."""
     return func not in KERNELS and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )
 
 
-class Repeat:
-    """What one asks for."""
+class Replay:
+    """The recorded launches and allocations of a call, ready to run with other tensors."""
 
     def __init__(
-        self, func: Any, tensors: Sequence[OclTensor], recorder: Recorder, how: Any
+        self, func: Any, tensors: Sequence[OclTensor], recorder: Recorder, recipe: Any
     ) -> None:
-        pattern = _pattern(tensors)
+        pattern = _alias_pattern(tensors)
         is_plain = not writes(func) and pattern == list(range(len(tensors)))
-        self._pattern = None if is_plain else pattern
-        self._draws = tuple((number, *one) for number, one in recorder.draws.items())
-        recorder.forget()
-        self._how = how
-        self._single: tuple[int, TensorMeta] | None = how if _is_new(how, len(tensors)) else None
-        self._blank = [None] * (len(recorder.rooms) + 2 * len(self._draws))
-        self._steps, self._rest = _steps(recorder, set(_numbers_in(how)))
+        self._alias_pattern = None if is_plain else pattern
+        self._draws = tuple((number, *draw) for number, draw in recorder.draws.items())
+        recorder.drop_references()
+        self._recipe = recipe
+        self._single: tuple[int, TensorMeta] | None = (
+            recipe if _is_allocated(recipe, len(tensors)) else None
+        )
+        self._placeholders = [None] * (len(recorder.allocations) + 2 * len(self._draws))
+        self._steps, self._result_allocations = _launch_steps(recorder, set(_numbers_in(recipe)))
 
-    def again(self, tensors: Sequence[OclTensor]) -> Any:
-        """What it gives for these; NotImplemented where some are in one memory that were not."""
-        if self._pattern is not None and _pattern(tensors) != self._pattern:
+    def replay(self, tensors: Sequence[OclTensor]) -> Any:
+        """Run the launches for these tensors and return the result.
+
+        Return NotImplemented if they alias each other in another way than the recorded ones.
+        """
+        if self._alias_pattern is not None and _alias_pattern(tensors) != self._alias_pattern:
             return NotImplemented
-        values: list[Any] = [one.memory.buffer for one in tensors] if self._steps else []
-        values += self._blank
+        values: list[Any] = [tensor.memory.buffer for tensor in tensors] if self._steps else []
+        values += self._placeholders
         memories: dict[int, Memory] = {}
         for number, generator, count in self._draws:
             values[number], values[number + 1] = generator.take(count)
-        for takes, device, kernel, items, group, arguments, fills, drops in self._steps:
-            for number, where, size, used in takes:
-                memory = memories[number] = where.allocate(size, used)
+        for allocations, device, kernel, items, group, arguments, fills, frees in self._steps:
+            for number, memory_device, size, used in allocations:
+                memory = memories[number] = memory_device.allocate(size, used)
                 values[number] = memory.buffer
-            given = arguments.copy()
-            for place, number in fills:
-                given[place] = values[number]
-            device.run(kernel, items, group, given)
-            for number in drops:
+            launch_arguments = arguments.copy()
+            for index, number in fills:
+                launch_arguments[index] = values[number]
+            device.run(kernel, items, group, launch_arguments)
+            for number in frees:
                 del memories[number]
-        for number, where, size, used in self._rest:
-            memories[number] = where.allocate(size, used)
+        for number, memory_device, size, used in self._result_allocations:
+            memories[number] = memory_device.allocate(size, used)
         if self._single is not None:
-            number, form = self._single
-            return form.within(memories[number])
-        return _result(self._how, tensors, memories)
+            number, meta = self._single
+            return meta.tensor_in(memories[number])
+        return _build_result(self._recipe, tensors, memories)
 
 
-def _pattern(tensors: Sequence[OclTensor]) -> list[int]:
-    """For each, the first that is in the same memory."""
+def _alias_pattern(tensors: Sequence[OclTensor]) -> list[int]:
+    """Return, for each tensor, the index of the first tensor in the same memory."""
     firsts: dict[int, int] = {}
-    return [firsts.setdefault(id(one.memory), number) for number, one in enumerate(tensors)]
+    return [firsts.setdefault(id(tensor.memory), index) for index, tensor in enumerate(tensors)]
 
 
-def _steps(recorder: Recorder, results: set[int]) -> tuple[list[Any], list[Any]]:
-    """Kernels, each with the memory that it is the first or the last to need; and what is left."""
-    rooms, asked = recorder.rooms, recorder.asked
+def _launch_steps(recorder: Recorder, results: set[int]) -> tuple[list[Any], list[Any]]:
+    """Return the launches, each with what to allocate before and free after it.
+
+    The second list has the allocations of results that no kernel uses.
+    """
+    allocations, launches = recorder.allocations, recorder.launches
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    for at, one in enumerate(asked):
-        for _, number in one.fills:
-            if number in rooms:
-                first.setdefault(number, at)
-                last[number] = at
+    for index, entry in enumerate(launches):
+        for _, number in entry.fills:
+            if number in allocations:
+                first.setdefault(number, index)
+                last[number] = index
     steps = []
-    for at, one in enumerate(asked):
-        takes = [(number, *rooms[number]) for number in first if first[number] == at]
-        drops = [number for number in last if last[number] == at and number not in results]
+    for index, entry in enumerate(launches):
+        allocates = [(number, *allocations[number]) for number in first if first[number] == index]
+        frees = [number for number in last if last[number] == index and number not in results]
         steps.append(
-            (takes, one.device, one.kernel, one.items, one.group, one.arguments, one.fills, drops)
+            (
+                allocates,
+                entry.device,
+                entry.kernel,
+                entry.items,
+                entry.group,
+                entry.arguments,
+                entry.fills,
+                frees,
+            )
         )
-    return steps, [(one, *rooms[one]) for one in rooms if one in results and one not in first]
+    return steps, [
+        (entry, *allocations[entry])
+        for entry in allocations
+        if entry in results and entry not in first
+    ]
 
 
-def _how(found: Any, tensors: Sequence[OclTensor], recorder: Recorder) -> Any:
-    """How what was found comes of what was given and asked for; None where that cannot be told.
+def _recipe_of(result: Any, tensors: Sequence[OclTensor], recorder: Recorder) -> Any:
+    """Return a recipe to rebuild the result from arguments and allocations; None if impossible.
 
-    Of one, it is the tensor's number and form; the number alone, where it is one that was given;
-    nothing where there is none.
+    The recipe of a tensor is its memory's number and its metadata; of an argument itself, its
+    number alone; of None, an empty tuple; of a list or tuple, its type and the recipes within.
     """
-    if isinstance(found, (list, tuple)):
-        each = [_how(one, tensors, recorder) for one in found]
-        return None if None in each else (type(found), each)
-    if found is None:
+    if isinstance(result, (list, tuple)):
+        recipes = [_recipe_of(value, tensors, recorder) for value in result]
+        return None if None in recipes else (type(result), recipes)
+    if result is None:
         return ()
-    if type(found) is not OclTensor:
+    if type(result) is not OclTensor:
         return None
-    for number, one in enumerate(tensors):
-        if one is found:
+    for number, value in enumerate(tensors):
+        if value is result:
             return (number,)
-    place = recorder.number_of(buffer_of(found.memory))
-    return None if place is None else (place, found.form)
+    memory_number = recorder.number_of(raw_buffer(result.memory))
+    return None if memory_number is None else (memory_number, result.form)
 
 
-def _is_new(how: Any, given: int) -> bool:
-    return len(how) == 2 and type(how[0]) is int and how[0] >= given
+def _is_allocated(recipe: Any, num_arguments: int) -> bool:
+    return len(recipe) == 2 and type(recipe[0]) is int and recipe[0] >= num_arguments
 
 
-def _numbers_in(how: Any) -> Iterable[int]:
-    if how and isinstance(how[0], type):
-        for one in how[1]:
-            yield from _numbers_in(one)
-    elif how:
-        yield how[0]
+def _numbers_in(recipe: Any) -> Iterable[int]:
+    if recipe and isinstance(recipe[0], type):
+        for inner in recipe[1]:
+            yield from _numbers_in(inner)
+    elif recipe:
+        yield recipe[0]
 
 
-def _result(how: Any, tensors: Sequence[OclTensor], memories: dict[int, Memory]) -> Any:
-    if not how:
+def _build_result(recipe: Any, tensors: Sequence[OclTensor], memories: dict[int, Memory]) -> Any:
+    if not recipe:
         return None
-    first = how[0]
+    first = recipe[0]
     if type(first) is type:
-        return first(_result(one, tensors, memories) for one in how[1])
-    if len(how) == 1:
+        return first(_build_result(inner, tensors, memories) for inner in recipe[1])
+    if len(recipe) == 1:
         return tensors[first]
-    form: TensorMeta = how[1]
-    return form.view_of(tensors[first]) if first < len(tensors) else form.within(memories[first])
+    meta: TensorMeta = recipe[1]
+    return meta.view_of(tensors[first]) if first < len(tensors) else meta.tensor_in(memories[first])

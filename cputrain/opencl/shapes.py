@@ -1,4 +1,4 @@
-"""Forms of tensors, and how they go together."""
+"""Shapes and strides: contiguity, broadcasting, overlap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def contiguous(size: Sequence[int]) -> list[int]:
-    """The strides of a tensor without gaps, the last dimension innermost."""
+    """Return the strides of a contiguous tensor."""
     stride, step = [0] * len(size), 1
     for dim in range(len(size) - 1, -1, -1):
         stride[dim] = step
@@ -19,7 +19,7 @@ def contiguous(size: Sequence[int]) -> list[int]:
 
 
 def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether a tensor fills its part of the memory, in whatever order."""
+    """Return whether a tensor has no gaps and no overlap, in any order of dimensions."""
     expected = 1
     for step, n in sorted(zip(stride, size, strict=True)):
         if n == 1:
@@ -31,36 +31,36 @@ def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def broadcast(sizes: Sequence[Sequence[int]]) -> list[int] | None:
-    """The size of all together; None where they do not go together, as torch will say."""
-    found: list[int] = []
+    """Return the broadcast size, or None if the sizes do not match (torch will raise)."""
+    result: list[int] = []
     for size in sizes:
-        longer, shorter = (found, size) if len(found) >= len(size) else (list(size), found)
+        longer, shorter = (result, size) if len(result) >= len(size) else (list(size), result)
         merged = list(longer)
-        for place, n in enumerate(shorter, len(longer) - len(shorter)):
-            if merged[place] == 1:
-                merged[place] = n
-            elif n not in (1, merged[place]):
+        for dim, n in enumerate(shorter, len(longer) - len(shorter)):
+            if merged[dim] == 1:
+                merged[dim] = n
+            elif n not in (1, merged[dim]):
                 return None
-        found = merged
-    return found
+        result = merged
+    return result
 
 
-def is_another_part(out: OclTensor, one: OclTensor) -> bool:
-    """Whether it is in the same memory, and not the same elements in the same places."""
-    return one.memory is out.memory and (
-        one.dtype is not out.dtype
-        or one.storage_offset() != out.storage_offset()
-        or one.stride() != out.stride()
-        or one.size() != out.size()
+def is_another_part(out: OclTensor, tensor: OclTensor) -> bool:
+    """Return whether `tensor` shares the memory of `out` without being the same view of it."""
+    return tensor.memory is out.memory and (
+        tensor.dtype is not out.dtype
+        or tensor.storage_offset() != out.storage_offset()
+        or tensor.stride() != out.stride()
+        or tensor.size() != out.size()
     )
 
 
 def is_written_once(out: OclTensor) -> bool:
-    """Whether no element is in several places, as those of an expanded tensor are."""
+    """Return whether no two indices share an element, as they do in an expanded tensor."""
     return all(step or n == 1 for n, step in zip(out.size(), out.stride(), strict=True))
 
 
-def reach(one: OclTensor) -> tuple[int, int]:
-    """Return the first byte of a dense tensor in its memory, and the one behind its last."""
-    begin = int(one.storage_offset()) * one.itemsize
-    return begin, begin + one.numel() * one.itemsize
+def reach(tensor: OclTensor) -> tuple[int, int]:
+    """Return the byte range of a dense tensor in its memory, as begin and end."""
+    begin = int(tensor.storage_offset()) * tensor.itemsize
+    return begin, begin + tensor.numel() * tensor.itemsize

@@ -1,4 +1,4 @@
-"""What runs an operator here: found by the operator."""
+"""The table of OpenCL kernels by operator."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     Kernel = Callable[..., Any]
 
 KERNELS: dict[Any, Kernel] = {}
-"""By operator: returns what that returns, or NotImplemented where it cannot take the arguments."""
+"""Kernel by operator overload; it returns NotImplemented for arguments it does not support."""
 
 
 def kernel(*operators: Any) -> Callable[[Kernel], Kernel]:
-    """This function is the kernel of these."""
+    """Register the decorated function as the kernel of these operator overloads."""
 
     def register(function: Kernel) -> Kernel:
-        for one in operators:
-            KERNELS[one] = function
+        for operator in operators:
+            KERNELS[operator] = function
         return function
 
     return register

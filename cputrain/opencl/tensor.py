@@ -1,4 +1,4 @@
-"""A tensor on a device: torch knows its form, and we know where its bytes are."""
+"""`OclTensor`: torch holds its metadata (shape, strides, dtype), we hold its device memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from cputrain.machine.opencl import cl
-from cputrain.opencl.deferred_errors import kept
-from cputrain.opencl.device import HERE, Memory, devices, rounded
+from cputrain.opencl.deferred_errors import keep_hook_errors
+from cputrain.opencl.device import CURRENT_DEVICE, Memory, devices, rounded_block_size
 from cputrain.opencl.trace import cannot_be_repeated
 
 TYPE_CHECKING = False
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class TensorMeta:
-    """All that torch knows of a tensor. Tensors that are alike have the same object."""
+    """Metadata of a tensor: device, dtype, size, strides, offset. Interned by `interned_meta`."""
 
-    __slots__ = ("device", "dtype", "offset", "size", "stride", "tensor")
+    __slots__ = ("device", "dtype", "make_tensor", "offset", "size", "stride")
 
     def __init__(
         self,
@@ -38,35 +38,37 @@ class TensorMeta:
     ) -> None:
         self.device, self.dtype, self.offset = device, dtype, offset
         self.size, self.stride = size, stride
-        make: Any = torch.Tensor._make_wrapper_subclass
-        self.tensor: Callable[[], OclTensor] = partial(
-            make, OclTensor, size, strides=stride, storage_offset=offset, dtype=dtype,
+        make_subclass: Any = torch.Tensor._make_wrapper_subclass
+        self.make_tensor: Callable[[], OclTensor] = partial(
+            make_subclass, OclTensor, size, strides=stride, storage_offset=offset, dtype=dtype,
             device=torch.device(device.name_in_torch),
         )  # fmt: skip
-        """Makes one that has no memory yet."""
+        """Create an `OclTensor` with this metadata and no memory yet."""
 
-    def within(self, memory: Memory) -> OclTensor:
-        """A tensor of this form."""
-        found = self.tensor()
-        found.memory = memory
-        found.form = self
-        return found
+    def tensor_in(self, memory: Memory) -> OclTensor:
+        """Return a tensor with this metadata in `memory`."""
+        tensor = self.make_tensor()
+        tensor.memory = memory
+        tensor.form = self
+        return tensor
 
     def view_of(self, base: OclTensor) -> OclTensor:
-        """A tensor of this form in the same memory. That of an ordinary tensor is an ordinary one,
-        in inference mode as well."""
+        """Return a view of `base` with this metadata.
+
+        As in torch, a view of a normal tensor is a normal tensor, also in inference mode.
+        """
         if torch.is_inference_mode_enabled() and not base.is_inference():
             with torch.inference_mode(False):
-                return self.within(base.memory)
-        return self.within(base.memory)
+                return self.tensor_in(base.memory)
+        return self.tensor_in(base.memory)
 
 
-form_in = lru_cache(maxsize=1 << 14)(TensorMeta)
-"""The one that there is of it."""
+interned_meta = lru_cache(maxsize=1 << 14)(TensorMeta)
+"""Return the interned `TensorMeta` of these values."""
 
 
 class OclTensor(torch.Tensor):
-    """One, or a view of one: many may be in one memory."""
+    """A tensor on an OpenCL device; views share the `memory` of their base."""
 
     memory: Memory
     form: TensorMeta
@@ -82,16 +84,18 @@ class OclTensor(torch.Tensor):
         offset: int,
         dtype: torch.dtype,
     ) -> OclTensor:
-        return form_in(memory.device, tuple(size), tuple(stride), offset, dtype).within(memory)
+        return interned_meta(memory.device, tuple(size), tuple(stride), offset, dtype).tensor_in(
+            memory
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        shown = repr(self.detach().cpu())
+        text = repr(self.detach().cpu())
         end = ", requires_grad=True)" if self.is_leaf and self.requires_grad else ")"
-        return f"{shown[:-1]}, device='{self.device}'{end}"
+        return f"{text[:-1]}, device='{self.device}'{end}"
 
     @property
     def data(self) -> Any:
-        """As any tensor's; what is put there brings its memory with it."""
+        """As `torch.Tensor.data`; assigning to it replaces the memory as well."""
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     @data.setter
@@ -100,22 +104,22 @@ class OclTensor(torch.Tensor):
         self.memory, self.form = value.memory, value.form
 
     def register_hook(self, hook: Any) -> Any:
-        """An error in it is raised when the backward is through: see errors.py."""
-        return super().register_hook(kept(hook))  # type: ignore[no-untyped-call]
+        """Register a hook whose error is raised when the backward has finished: see errors.py."""
+        return super().register_hook(keep_hook_errors(hook))  # type: ignore[no-untyped-call]
 
     def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
-        """The same."""
-        return super().register_post_accumulate_grad_hook(kept(hook))  # type: ignore[no-untyped-call]
+        """Register a hook whose error is raised when the backward has finished: see errors.py."""
+        return super().register_post_accumulate_grad_hook(keep_hook_errors(hook))  # type: ignore[no-untyped-call]
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def tolist(self) -> Any:
-        """Numbers."""
+        """Return the values as a number or nested lists."""
         return self.detach().cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Only by way of the CPU."""
+        """Return the values as a NumPy array; needs `force=True`, as for every device tensor."""
         if not force:
             raise TypeError(
                 f"can't convert an {self.device} tensor to numpy: say .cpu() before, or force=True"
@@ -126,15 +130,15 @@ class OclTensor(torch.Tensor):
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        """Its values, to be put where the reader wants them: torch's own way for such devices."""
+        """Pickle the values as a CPU tensor, so that `map_location` applies when loading."""
         if isinstance(self, torch.nn.Parameter):
             return torch._utils._rebuild_parameter, (self.data, self.requires_grad, OrderedDict())
         arguments = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
         return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
 
-    def __deepcopy__(self, known: dict[int, Any]) -> OclTensor:
-        if id(self) in known:
-            return known[id(self)]  # type: ignore[no-any-return]
+    def __deepcopy__(self, memo: dict[int, Any]) -> OclTensor:
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
         if not self.is_leaf:
             raise RuntimeError(
                 "only tensors that are leaves of the graph can be deep-copied: detach() it first"
@@ -145,122 +149,132 @@ class OclTensor(torch.Tensor):
             copied = torch.nn.Parameter(copied, requires_grad=self.requires_grad)
         else:
             copied.requires_grad_(self.requires_grad)
-        known[id(self)] = copied
+        memo[id(self)] = copied
         for name, value in self.__dict__.items():
-            if name not in OWN:
-                setattr(copied, name, deepcopy(value, known))
+            if name not in INTRINSIC_ATTRIBUTES:
+                setattr(copied, name, deepcopy(value, memo))
         if self.grad is not None:
-            copied.grad = deepcopy(self.grad, known)
+            copied.grad = deepcopy(self.grad, memo)
         return copied  # type: ignore[no-any-return]
 
 
-OWN = frozenset({"memory", "form", "_is_param"})
-"""Attributes that are a tensor's by its making."""
+INTRINSIC_ATTRIBUTES = frozenset({"memory", "form", "_is_param"})
+"""Attributes that creating a tensor sets, which `deepcopy` must not copy."""
 
 
-def dispatched_by(dispatch: Callable[..., Any]) -> None:
-    """This does what operators are asked for: dispatch.py says how, which needs tensors itself."""
+def set_dispatch(dispatch: Callable[..., Any]) -> None:
+    """Install the dispatch function; dispatch.py calls this, as it imports this module."""
     OclTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
 
-def index_of(device: Any) -> int:
-    """The number of a device, as torch's functions are given it."""
+def device_index_of(device: Any) -> int:
+    """Return the index of a device argument: the current device if it has none."""
     index = None if device is None else torch.device(device).index
-    return HERE.index if index is None else index
+    return CURRENT_DEVICE.index if index is None else index
 
 
-def twin_of(one: OclTensor) -> torch.Tensor:
-    """One of the same form, without values."""
-    return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device="meta")
+def twin_of(tensor: OclTensor) -> torch.Tensor:
+    """Return a meta tensor with the same size, strides and dtype."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
-    """A new one, with whatever is in its memory."""
-    there = devices()
-    if not 0 <= index < len(there):
-        raise RuntimeError(f"there is no device ocl:{index}: there are {len(there)}")
-    memory = there[index].allocate(*_room(tuple(size), tuple(stride), dtype.itemsize))
+    """Return a new, uninitialized tensor on device `index`."""
+    all_devices = devices()
+    if not 0 <= index < len(all_devices):
+        raise RuntimeError(f"there is no device ocl:{index}: there are {len(all_devices)}")
+    memory = all_devices[index].allocate(
+        *_block_and_storage_bytes(tuple(size), tuple(stride), dtype.itemsize)
+    )
     return OclTensor(memory, size, stride, 0, dtype)
 
 
-def dense(one: Any) -> OclTensor:
-    """Without gaps, the last dimension innermost: itself, if it is."""
-    found: OclTensor = one if one.is_contiguous() else one.contiguous()
-    return found
+def dense(tensor: Any) -> OclTensor:
+    """Return the tensor as contiguous: itself if it is, else a copy."""
+    result: OclTensor = tensor if tensor.is_contiguous() else tensor.contiguous()
+    return result
 
 
 def places_of(*tensors: OclTensor | None) -> list[Any]:
-    """For each, what a kernel is told of it: its memory, and where in that it begins."""
-    found: list[Any] = []
-    for one in tensors:
-        assert one is not None
-        found += (one.memory.buffer, one.storage_offset())
-    return found
+    """Return the kernel arguments of tensors: for each, its buffer and its storage offset."""
+    arguments: list[Any] = []
+    for tensor in tensors:
+        assert tensor is not None
+        arguments += (tensor.memory.buffer, tensor.storage_offset())
+    return arguments
 
 
 @lru_cache(maxsize=1 << 14)
-def _room(size: tuple[int, ...], stride: tuple[int, ...], each: int) -> tuple[int, int]:
-    """Bytes of the block, and those that are used."""
-    used = extent(size, stride) * each
-    return rounded(used), used
+def _block_and_storage_bytes(
+    size: tuple[int, ...], stride: tuple[int, ...], itemsize: int
+) -> tuple[int, int]:
+    """Return the block size and the storage size of a tensor, in bytes."""
+    used = extent(size, stride) * itemsize
+    return rounded_block_size(used), used
 
 
 def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from the first to the last."""
+    """Return the number of elements from the first to the last in memory."""
     return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
 
 
-def resized(one: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
-    """Give it another form: in its memory, if there is room, as on the CPU; else in new memory."""
-    offset, many = int(one.storage_offset()), extent(tuple(size), tuple(stride))
-    memory = one.memory
-    used = (offset + many) * one.itemsize
+def resized(tensor: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
+    """Resize a tensor in place: within its block if it fits, as on the CPU, else in new memory."""
+    offset, num_elements = int(tensor.storage_offset()), extent(tuple(size), tuple(stride))
+    memory = tensor.memory
+    used = (offset + num_elements) * tensor.itemsize
     if used <= memory.size:
         memory.used = max(memory.used, used)
     else:
         offset = 0
-        memory = made(memory.device.index, size, stride, one.dtype).memory
+        memory = made(memory.device.index, size, stride, tensor.dtype).memory
     with torch._C._DisableTorchDispatch():
-        for count in (0, many):  # the same size would be left as it is
-            torch.ops.aten.resize_.default.redispatch(_METADATA, one, [count])
-    reformed(one, torch.empty(0, device="meta").as_strided(size, stride, offset))
-    one.memory = memory
+        for count in (0, num_elements):  # torch ignores a resize to the same size
+            torch.ops.aten.resize_.default.redispatch(_CPU_KEYS, tensor, [count])
+    set_metadata(tensor, torch.empty(0, device="meta").as_strided(size, stride, offset))
+    tensor.memory = memory
 
 
-def reformed(one: OclTensor, like: torch.Tensor) -> None:
-    """Another form in the same memory, in place."""
+def set_metadata(tensor: OclTensor, like: torch.Tensor) -> None:
+    """Set a tensor's size, strides and offset in place to those of `like`."""
     cannot_be_repeated()
-    size, stride, offset = form_of(like)
+    size, stride, offset = metadata_of(like)
     with torch._C._DisableTorchDispatch():
-        torch.ops.aten.as_strided_.default.redispatch(_METADATA, one, size, stride, offset)
-    one.form = form_in(one.memory.device, tuple(size), tuple(stride), offset, one.dtype)
+        torch.ops.aten.as_strided_.default.redispatch(_CPU_KEYS, tensor, size, stride, offset)
+    tensor.form = interned_meta(
+        tensor.memory.device, tuple(size), tuple(stride), offset, tensor.dtype
+    )
 
 
-def form_of(one: torch.Tensor) -> tuple[list[int], list[int], int]:
-    """Size, stride and offset."""
-    return list(one.size()), list(one.stride()), int(one.storage_offset())
+def metadata_of(tensor: torch.Tensor) -> tuple[list[int], list[int], int]:
+    """Return size, strides and storage offset."""
+    return list(tensor.size()), list(tensor.stride()), int(tensor.storage_offset())
 
 
-_METADATA = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-"""Operators of the CPU that look at no values may be used for what torch knows of a tensor."""
+_CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+"""Dispatch keys of CPU operators, which can change a tensor's metadata without its values."""
 
 
-def on_host(one: OclTensor, host: Any = None) -> torch.Tensor:
-    """The same on the CPU: in the same memory, where it is the host's; else in a copy of that.
+def on_host(tensor: OclTensor, host: Any = None) -> torch.Tensor:
+    """Return a CPU tensor of the same values: on the same memory if shared, else on a copy.
 
-    The copy is `host`, if there is one already. What was asked of the device must be through.
+    Args:
+        tensor: Tensor to read. Its device must have finished the kernels that write to it.
+        host: Existing host copy of its memory, if there is one.
     """
-    return on_base(one, torch.from_numpy(read(one.memory) if host is None else host))
+    return view_of_bytes(tensor, torch.from_numpy(read(tensor.memory) if host is None else host))
 
 
-def on_base(one: OclTensor, base: torch.Tensor) -> torch.Tensor:
-    """The same, as a view of the bytes of its memory."""
-    whole = base[: base.numel() // one.dtype.itemsize * one.dtype.itemsize].view(one.dtype)
-    return whole.as_strided(one.size(), one.stride(), one.storage_offset())
+def view_of_bytes(tensor: OclTensor, base: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor with the same metadata as a view of `base`, its memory's bytes."""
+    elements = base[: base.numel() // tensor.dtype.itemsize * tensor.dtype.itemsize].view(
+        tensor.dtype
+    )
+    return elements.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def read(memory: Memory) -> Any:
-    """The bytes: where the host may use them, they themselves."""
+    """Return a memory's bytes as a NumPy array: the memory itself if shared, else a copy."""
     cannot_be_repeated()
     if memory.host is not None:
         return memory.host
@@ -272,19 +286,19 @@ def read(memory: Memory) -> Any:
 
 
 def write(memory: Memory, host: Any) -> None:
-    """Have these bytes on the device."""
+    """Copy host bytes to the device; no copy for shared or host-dirty memory."""
     if memory.host is None and memory.copy is None:
         cl().enqueue_copy(memory.device.queue, memory.buffer, host)
         memory.device.finish()
 
 
-def fill(there: OclTensor, value: Any) -> None:
-    """Write a tensor of the CPU to a tensor, or a number to all of its elements."""
-    there.memory.device.finish()
-    host = read(there.memory)
-    target = on_host(there, host)
+def fill(tensor: OclTensor, value: Any) -> None:
+    """Copy a CPU tensor to a device tensor, or fill that with a number."""
+    tensor.memory.device.finish()
+    host = read(tensor.memory)
+    target = on_host(tensor, host)
     if isinstance(value, torch.Tensor):
         target.copy_(value)
-    else:  # which may lie at one place, as in an expanded tensor
+    else:  # elements may overlap, as in an expanded tensor
         target.fill_(value)
-    write(there.memory, host)
+    write(tensor.memory, host)

@@ -1,4 +1,4 @@
-"""Products in tiles: which tile for which product, and the kernel of one."""
+"""Tiled matrix products: choice of tile sizes, splitting of sums, and kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Tile(Record):
-    """What a group of items makes, and each of them; both are powers of two. All are in TILES, and
-    known by who they are."""
+    """Part of a product that a work-group and each of its items compute; powers of two.
+
+    All tiles are in `TILES`, so equality and hash are those of the object.
+    """
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__
@@ -28,88 +30,91 @@ class Tile(Record):
     rows: int
     columns: int
     deep: int
-    """What is added up before more is read."""
+    """Length of the sums per load into local memory."""
 
     item_rows: int
     item_columns: int
 
     @property
     def items(self) -> int:
-        """In a group."""
+        """Number of work items in a group."""
         return self.rows // self.item_rows * (self.columns // self.item_columns)
 
 
-FORMS = (
-    # rows, columns, deep, an item's rows and columns; how fast
+TILE_SIZES = (
+    # rows, columns, deep, item_rows, item_columns; relative throughput
     (128, 256, 8, 8, 16, 40), (128, 128, 16, 8, 8, 36), (64, 128, 16, 4, 8, 34),
     (64, 64, 16, 4, 4, 30), (32, 128, 16, 4, 8, 28), (32, 64, 16, 4, 4, 26),
     (16, 128, 16, 4, 4, 17), (16, 64, 16, 2, 4, 16), (8, 128, 16, 2, 4, 11),
 )  # fmt: skip
 
 TILES = {
-    Tile(rows=form[0], columns=form[1], deep=form[2], item_rows=form[3], item_columns=form[4]): (
-        form[5]
-    )
-    for form in FORMS
+    Tile(
+        rows=sizes[0], columns=sizes[1], deep=sizes[2], item_rows=sizes[3], item_columns=sizes[4]
+    ): (sizes[5])
+    for sizes in TILE_SIZES
 }
-"""With how fast they are where there is enough to do, against one another."""
+"""Relative throughput of each tile on large products."""
 
 MOST = (1 << 16) - 1
-"""Groups in the second and in the third direction, on some devices."""
+"""Maximum number of work-groups in the second and third dimension on some devices."""
 
-DEEP = 16
-"""What is added up by one group of items is a multiple of this, whatever its tile."""
+DEPTH_MULTIPLE = 16
+"""The length of a group's sums is a multiple of this, whatever its tile."""
 
-WAVES = 4
-"""Groups for each unit of a device that are enough."""
+GROUPS_PER_UNIT = 4
+"""Work-groups per compute unit that keep a device busy."""
 
-LEAST = 256
-"""Elements to add up that are worth a group of their own."""
+MIN_SPLIT_DEPTH = 256
+"""Minimum length of a sum that is worth a work-group of its own."""
 
 
 def groups(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
-    """How many of them make the product."""
+    """Return the number of tiles across and down the product."""
     return -(-columns // tile.columns), -(-rows // tile.rows)
 
 
 @lru_cache(maxsize=1 << 14)
-def parts_of(device: Device, rows: int, columns: int, deep: int, batch: int) -> tuple[int, int]:
-    """Among how many groups what is added up is divided, and how much each has.
+def parts_of(device: Device, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int]:
+    """Return into how many parts to split the sums (split-k), and the length of each.
 
-    It does not depend on the tile: all give the same, to the last bit.
+    It does not depend on the tile, so that results are bitwise equal for all tiles.
     """
-    there = -(-rows // 64) * -(-columns // 64) * batch
-    parts = max(1, min(WAVES * device.units // there, deep // LEAST, 256))
-    each = -(-deep // parts)
-    each = max(DEEP, -(-each // DEEP) * DEEP)
-    return max(1, -(-deep // each)), each
+    num_tiles = -(-rows // 64) * -(-columns // 64) * batch
+    parts = max(1, min(GROUPS_PER_UNIT * device.units // num_tiles, depth // MIN_SPLIT_DEPTH, 256))
+    part_length = -(-depth // parts)
+    part_length = max(DEPTH_MULTIPLE, -(-part_length // DEPTH_MULTIPLE) * DEPTH_MULTIPLE)
+    return max(1, -(-depth // part_length)), part_length
 
 
 @lru_cache(maxsize=1 << 14)
-def candidates(device: Device, rows: int, columns: int, batch: int, each: int) -> list[Tile]:
-    """Those that may be fastest, the most likely first; an element has so many bytes."""
+def candidates(device: Device, rows: int, columns: int, batch: int, itemsize: int) -> list[Tile]:
+    """Return the tiles that fit the device, the lowest estimated cost first.
+
+    `itemsize` is the size of an element in bytes.
+    """
     fitting = [
         tile
         for tile in TILES
-        if _local(tile, each) <= device.local
+        if _local_bytes(tile, itemsize) <= device.local
         and tile.items <= device.largest_group
         and groups(tile, rows, columns)[1] <= MOST
     ]
-    return sorted(fitting, key=lambda tile: _cost(device, tile, rows, columns, batch))
+    return sorted(fitting, key=lambda tile: _estimated_cost(device, tile, rows, columns, batch))
 
 
-def _local(tile: Tile, each: int) -> int:
-    """Bytes that a group shares, as in tiles.cl; and a table of windows, as in conv_weight.cl."""
-    return 2 * tile.deep * (tile.rows + tile.columns + 8) * each + tile.columns * 16
+def _local_bytes(tile: Tile, itemsize: int) -> int:
+    """Return bytes of local memory of a group: tiles.cl, and the table of conv_weight.cl."""
+    return 2 * tile.deep * (tile.rows + tile.columns + 8) * itemsize + tile.columns * 16
 
 
-def _cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:
-    """By what it computes in vain, and how many groups there are for all units."""
+def _estimated_cost(device: Device, tile: Tile, rows: int, columns: int, batch: int) -> float:
+    """Estimate the relative time of a product, with padding and partly filled waves."""
     across, down = groups(tile, rows, columns)
-    many = across * down * batch
-    waves = max(1.0, many / device.units)
-    if many < 8 * device.units:  # the last wave is as long as the others
-        waves = float(-(-many // device.units))
+    num_groups = across * down * batch
+    waves = max(1.0, num_groups / device.units)
+    if num_groups < 8 * device.units:  # the last wave takes as long as a full one
+        waves = float(-(-num_groups // device.units))
     return waves * tile.rows * tile.columns / TILES[tile]
 
 
@@ -118,16 +123,16 @@ def tiled(
     device: Device,
     head: tuple[str, ...],
     tile: Tile,
-    kind: torch.dtype,
+    dtype: torch.dtype,
     defined: tuple[tuple[str, int], ...],
     types: tuple[Any, ...],
 ) -> Any:
-    """The kernel: `head` are the files that say what is read and written."""
-    number: Mapping[str, Any] = {
-        "T": NAMES[kind], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
+    """Return the kernel for a tile; `head` are the files that define loads and stores."""
+    definitions: Mapping[str, Any] = {
+        "T": NAMES[dtype], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
         "TM": tile.item_rows, "TN": tile.item_columns, "ITEMS": tile.items,
         "A_STEP": min(4, tile.item_rows), "B_STEP": min(4, tile.item_columns), **dict(defined),
     }  # fmt: skip
-    first, *others = (*head, "tiles")
-    source = text_of(first, number) + "".join(text_of(other, {}) for other in others)
+    first, *rest = (*head, "tiles")
+    source = text_of(first, definitions) + "".join(text_of(name, {}) for name in rest)
     return kernel_of(device, source, "product", types)

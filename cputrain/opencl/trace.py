@@ -1,7 +1,7 @@
-"""What an operator asks for while its kernel runs: memory, random numbers, kernels of devices.
+"""Trace of an operator: its allocations, random numbers and kernel launches.
 
-With that written down it can be asked for again, with other tensors of the same forms, without
-running anything but that: see repeated.py.
+A trace can be replayed with other tensors of the same metadata without the operator's Python: see
+replay.py.
 """
 
 from __future__ import annotations
@@ -16,92 +16,97 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
     from cputrain.opencl.generator import Generator
 
-    Fill = tuple[int, int]
+    ArgumentFill = tuple[int, int]
 
 
 class KernelLaunch:
-    """A kernel that was asked for."""
+    """A recorded kernel launch."""
 
     def __init__(
         self, device: Device, kernel: Any, items: Any, group: Any, arguments: list[Any],
-        fills: tuple[Fill, ...],
+        fills: tuple[ArgumentFill, ...],
     ) -> None:  # fmt: skip
         self.device, self.kernel, self.items, self.group = device, kernel, items, group
         self.arguments = arguments
-        """Those that are always the same, in their places."""
+        """Arguments in order; None where `fills` has an entry."""
         self.fills = fills
-        """Of the others, each: its place, and the number of what is there."""
+        """(Index of the argument, number of the recorded value to put there) pairs."""
 
 
 class Recorder:
-    """Writes down what is asked for. Whatever it may be is numbered; first come given memories."""
+    """Records a trace. Values are numbered in order: first the buffers of tensor arguments."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
-        self.rooms: dict[int, tuple[Device, int, int]] = {}
-        """By number: where memory was asked for, how much, and how much of that is used."""
+    def __init__(self, buffers: Sequence[Any]) -> None:
+        self.allocations: dict[int, tuple[Device, int, int]] = {}
+        """Allocations by number: device, block size and storage size in bytes."""
         self.draws: dict[int, tuple[Generator, int]] = {}
-        """By the number of the seed; the next is that of the first random number."""
-        self.asked: list[KernelLaunch] = []
+        """Random draws by the seed's number; the offset has the next number."""
+        self.launches: list[KernelLaunch] = []
         self.is_broken = False
-        """Whether something was done that no repetition would do."""
-        self._held = list(given)
-        self._numbers = {id(one): number for number, one in enumerate(given)}
+        """Whether the operator did something that a replay cannot do."""
+        self._kept_alive = list(buffers)
+        self._numbers = {id(buffer): number for number, buffer in enumerate(buffers)}
 
-    def is_like(self, other: Recorder) -> bool:
-        """Whether the same was asked for. A finaliser or a handler that asked for something of its
-        own meanwhile does not do so twice."""
+    def is_equal_to(self, trace: Recorder) -> bool:
+        """Return whether two traces are equal.
+
+        A finalizer or signal handler may launch kernels during one trace, but hardly in two.
+        """
         return (
-            [vars(one) for one in self.asked] == [vars(one) for one in other.asked]
-            and self.rooms == other.rooms
-            and self.draws == other.draws
+            [vars(launch) for launch in self.launches]
+            == [vars(launch) for launch in trace.launches]
+            and self.allocations == trace.allocations
+            and self.draws == trace.draws
         )
 
-    def forget(self) -> Recorder:
-        """What was only held so that it can be told apart is free."""
-        self._held, self._numbers = [], {}
+    def drop_references(self) -> Recorder:
+        """Drop references to buffers, held so that their ids stay unique; return self."""
+        self._kept_alive, self._numbers = [], {}
         return self
 
-    def number_of(self, one: Any) -> int | None:
-        """What it is by now: a buffer may be another's memory after a while."""
-        return self._numbers.get(id(one))
+    def number_of(self, value: Any) -> int | None:
+        """Return the latest number of a value; a freed buffer may be allocated again."""
+        return self._numbers.get(id(value))
 
-    def _add(self, one: Any) -> int:
-        number = self._numbers[id(one)] = len(self._held)
-        self._held.append(one)
+    def _assign_number(self, value: Any) -> int:
+        number = self._numbers[id(value)] = len(self._kept_alive)
+        self._kept_alive.append(value)
         return number
 
-    def allocated(self, device: Device, size: int, used: int, buffer: Any) -> None:
-        """Memory was asked for."""
-        self.rooms[self._add(buffer)] = (device, size, used)
+    def record_allocation(self, device: Device, size: int, used: int, buffer: Any) -> None:
+        """Record an allocation."""
+        self.allocations[self._assign_number(buffer)] = (device, size, used)
 
-    def drew(self, generator: Generator, count: int, seed: Any, first: Any) -> None:
-        """So were random numbers."""
-        self.draws[self._add(seed)] = (generator, count)
-        self._add(first)
+    def record_draw(self, generator: Generator, count: int, seed: Any, first: Any) -> None:
+        """Record a draw of random numbers."""
+        self.draws[self._assign_number(seed)] = (generator, count)
+        self._assign_number(first)
 
-    def launched(self, device: Device, kernel: Any, items: Any, group: Any, given: Any) -> None:
-        """So was a kernel."""
-        arguments, fills = list(given), []
-        for place, one in enumerate(given):
-            number = self._numbers.get(id(one))
+    def record_launch(
+        self, device: Device, kernel: Any, items: Any, group: Any, values: Any
+    ) -> None:
+        """Record a kernel launch."""
+        arguments, fills = list(values), []
+        for index, value in enumerate(values):
+            number = self._numbers.get(id(value))
             if number is not None:
-                fills.append((place, number))
-                arguments[place] = None
-            elif device.may_change(one):
-                self.is_broken = True  # it is somebody's, who is unknown here
-        self.asked.append(KernelLaunch(device, kernel, items, group, arguments, tuple(fills)))
+                fills.append((index, number))
+                arguments[index] = None
+            elif device.is_writable_buffer(value):
+                self.is_broken = True  # a buffer that is neither an argument nor allocated here
+        self.launches.append(KernelLaunch(device, kernel, items, group, arguments, tuple(fills)))
 
 
-class _Now(threading.local):
-    """Of this thread."""
+class _ThreadState(threading.local):
+    """Recorder of this thread, if a trace is running."""
 
     recorder: Recorder | None = None
 
 
-NOW = _Now()
+TRACING = _ThreadState()
 
 
 def cannot_be_repeated() -> None:
-    """Said by what does more than ask a device for kernels."""
-    if NOW.recorder is not None:
-        NOW.recorder.is_broken = True
+    """Mark the running trace as broken: the caller does more than launch kernels."""
+    if TRACING.recorder is not None:
+        TRACING.recorder.is_broken = True

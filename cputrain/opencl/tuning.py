@@ -1,6 +1,6 @@
-"""Which tile is fastest for a product on this device: measured once, and kept on disk.
+"""Autotuning of tiles: time candidates for each product once, and cache the winner on disk.
 
-All tiles add up in the same order, so what is chosen changes no result.
+All tiles sum in the same order, so the choice does not change results.
 """
 
 from __future__ import annotations
@@ -23,97 +23,106 @@ if TYPE_CHECKING:
     from cputrain.opencl.tiles import Tile
 
 VARIABLE = "CPUTRAIN_OCL_TUNE"
-"""With "0", nothing is measured: the most likely tile is taken."""
+"""Environment variable; "0" disables measuring and takes the first candidate."""
 
-TRIED = 5
-"""Of the most likely."""
+NUM_CANDIDATES = 5
+"""Number of candidates that are timed."""
 
-TURNS = 5
-"""In which each is timed."""
+NUM_ROUNDS = 5
+"""Timed rounds, in each of which all candidates run once."""
 
 SCHEMA_VERSION = 1
 
 
 class Tuning:
-    """What is known of one device."""
+    """Cache of the fastest tiles on one device."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._lock = threading.Lock()
         self._tiles = list(TILES)
-        self._known = self._read()
-        self._fast: dict[tuple[object, ...], Tile] = {}
+        self._indices = self._read()
+        self._by_key: dict[tuple[object, ...], Tile] = {}
 
     def tile(
-        self, what: str, rows: int, columns: int, deep: int, batch: int, each: int,
+        self, what: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
         ask: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
-        """The fastest for such a product, of elements with so many bytes. `ask` has it computed
-        with a tile, to measure that."""
-        key = (what, rows, columns, deep, batch)
-        found = self._fast.get(key)
-        if found is None:
-            found = self._fast[key] = self._found(*key, each, ask)
-        return found
+        """Return the fastest tile for a product.
 
-    def _found(
-        self, what: str, rows: int, columns: int, deep: int, batch: int, each: int,
+        Args:
+            what: Name of the kernel and its definitions.
+            rows: Rows of the product.
+            columns: Columns of the product.
+            depth: Length of the sums.
+            batch: Number of products.
+            itemsize: Size of an element in bytes.
+            ask: Launches the product with a tile, to time it.
+        """
+        key = (what, rows, columns, depth, batch)
+        result = self._by_key.get(key)
+        if result is None:
+            result = self._by_key[key] = self._look_up(*key, itemsize, ask)
+        return result
+
+    def _look_up(
+        self, what: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
         ask: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
-        likely = candidates(self._device, rows, columns, batch, each)
+        likely = candidates(self._device, rows, columns, batch, itemsize)
         if self._device.is_cpu or os.environ.get(VARIABLE) == "0":
             return likely[0]
-        name = f"{what} {rows} {columns} {deep} {batch}"
-        number = self._known.get(name, -1)
-        if number not in {self._tiles.index(one) for one in likely}:
-            number = self._tiles.index(self._fastest(likely[:TRIED], ask))
+        name = f"{what} {rows} {columns} {depth} {batch}"
+        index = self._indices.get(name, -1)
+        if index not in {self._tiles.index(tile) for tile in likely}:
+            index = self._tiles.index(self._fastest(likely[:NUM_CANDIDATES], ask))
             with self._lock:
-                self._known[name] = number
+                self._indices[name] = index
                 self._write()
-        return self._tiles[number]
+        return self._tiles[index]
 
     def _fastest(self, likely: list[Tile], ask: Callable[[Tile], None]) -> Tile:
-        """In turns, as a device that was idle is slower at first."""
+        """Time tiles in turns, as an idle device is slow at first; return the fastest."""
         seconds = dict.fromkeys(likely, float("inf"))
-        for turn in range(TURNS + 1):
+        for round_index in range(NUM_ROUNDS + 1):
             for tile in likely:
                 begin = time.perf_counter()
                 ask(tile)
                 self._device.finish()
-                if turn:  # (in the first, it is compiled)
+                if round_index:  # (the first round compiles)
                     seconds[tile] = min(seconds[tile], time.perf_counter() - begin)
         return min(seconds, key=lambda tile: seconds[tile])
 
     @property
     def _path(self) -> str:
-        of = f"{self._device.name} {self._device.version} {self._tiles}"
-        name = hashlib.sha256(of.encode()).hexdigest()[:16]
+        identity = f"{self._device.name} {self._device.version} {self._tiles}"
+        name = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return os.path.join(cache_folder(), "opencl", f"tiles-{name}.json")
 
     def _read(self) -> dict[str, int]:
         try:
             with open(self._path, encoding="utf-8") as file:
                 document = json.load(file)
-        except (OSError, ValueError):  # there is none yet, or it is broken: measured again
+        except (OSError, ValueError):  # missing or corrupt: measure again
             return {}
-        known = document.get("tiles") if isinstance(document, dict) else None
-        if not isinstance(known, dict) or document.get("schema_version") != SCHEMA_VERSION:
+        indices = document.get("tiles") if isinstance(document, dict) else None
+        if not isinstance(indices, dict) or document.get("schema_version") != SCHEMA_VERSION:
             return {}
-        return {name: one for name, one in known.items() if isinstance(one, int)}
+        return {name: index for name, index in indices.items() if isinstance(index, int)}
 
     def _write(self) -> None:
-        document = {"schema_version": SCHEMA_VERSION, "tiles": self._known}
-        aside = f"{self._path}.{os.getpid()}"
+        document = {"schema_version": SCHEMA_VERSION, "tiles": self._indices}
+        temp_path = f"{self._path}.{os.getpid()}"
         try:
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            with open(aside, "w", encoding="utf-8") as file:
+            with open(temp_path, "w", encoding="utf-8") as file:
                 json.dump(document, file)
-            os.replace(aside, self._path)
-        except OSError:  # a disk that is full or not ours: measured again the next time
+            os.replace(temp_path, self._path)
+        except OSError:  # disk full or read-only: measure again next time
             return
 
 
 @cache
 def tuning_of(device: Device) -> Tuning:
-    """The one of this device."""
+    """Return the tile cache of a device."""
     return Tuning(device)

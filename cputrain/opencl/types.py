@@ -1,4 +1,4 @@
-"""Types of numbers: torch's, OpenCL's and NumPy's."""
+"""Dtypes: torch's, OpenCL's and NumPy's."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ NAMES: dict[torch.dtype, str] = {
     torch.uint8: "uchar",
     torch.bool: "uchar",
 }
-"""Those that kernels know."""
+"""OpenCL type names of the dtypes that kernels support."""
 
 LARGEST = (1 << 31) - 1
-"""Elements that an int of a kernel counts."""
+"""Maximum number of elements that kernels index by int."""
 
 
 def counted_by(count: int) -> str:
-    """What a kernel counts so many elements by, with a step beyond them. A GPU divides an int in a
-    fraction of the time."""
+    """Return the OpenCL index type for `count` elements: int if it is large enough.
+
+    A GPU divides ints in a fraction of the time of longs. Half of the range is left for the last
+    step of loops, which goes beyond the count.
+    """
     return "int" if count <= LARGEST // 2 else "long"
 
 
@@ -48,18 +51,20 @@ SCALARS: dict[torch.dtype, Any] = {
 
 
 def are_known(device: Device, *types: torch.dtype) -> bool:
-    """Whether kernels of this device can be made for all of them."""
-    return all(one in NAMES and (one is not torch.float64 or device.has_double) for one in types)
+    """Return whether kernels of this device support all of these dtypes."""
+    return all(
+        dtype in NAMES and (dtype is not torch.float64 or device.has_double) for dtype in types
+    )
 
 
-def holds(kind: torch.dtype, value: Any) -> bool:
-    """Whether a number of this type is this one."""
-    if kind.is_floating_point:
-        if -1e38 < value < 1e38:  # nearly all are
+def holds(dtype: torch.dtype, value: Any) -> bool:
+    """Return whether a dtype can represent a value without overflow or truncation."""
+    if dtype.is_floating_point:
+        if -1e38 < value < 1e38:  # the common case
             return True
-        return not math.isfinite(value) or abs(value) <= torch.finfo(kind).max
-    if kind is torch.bool:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    if dtype is torch.bool:
         return value in (0, 1)
     if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
         return False
-    return bool(torch.iinfo(kind).min <= value <= torch.iinfo(kind).max)
+    return bool(torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max)

@@ -1,4 +1,4 @@
-"""Views: another form of the same memory. Torch itself says which, on a tensor without values."""
+"""Views: tensors in the same memory; their metadata is computed by torch on the meta device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from cputrain.opencl.tensor import OclTensor, extent, form_in, reformed
+from cputrain.opencl.tensor import OclTensor, extent, interned_meta, set_metadata
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LAZY = {
     aten._conj.default: aten._conj_physical.default,
     aten._neg_view.default: aten.neg.default,
 }
-"""Views that torch marks, to compute with later: here that is done at once."""
+"""Lazy views (conjugate and negative bit), with the operators that compute them at once."""
 
 
 IN_PLACE = {
@@ -30,22 +30,24 @@ IN_PLACE = {
     aten.squeeze_.dims: aten.squeeze.dims,
     aten.unsqueeze_.default: aten.unsqueeze.default,
 }
-"""Those that give a tensor itself another form, and the views that have it."""
+"""In-place operators that change only metadata, with the views of the same metadata."""
 
 
-def reform(func: Any, args: Any, kwargs: Any) -> Any:
-    """What one of those gives."""
-    one: OclTensor = args[0]
-    begin: Any = one.storage_offset()
+def run_in_place_view(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator of `IN_PLACE` and return its argument."""
+    tensor: OclTensor = args[0]
+    begin: Any = tensor.storage_offset()
     view = IN_PLACE[func]
-    size, stride, *_ = _forms(view, one.size(), one.stride(), begin, one.dtype, args[1:], kwargs)
-    reformed(one, torch.empty(0, device="meta").as_strided(size, stride, begin))
-    return one
+    size, stride, *_ = _metadata(
+        view, tensor.size(), tensor.stride(), begin, tensor.dtype, args[1:], kwargs
+    )
+    set_metadata(tensor, torch.empty(0, device="meta").as_strided(size, stride, begin))
+    return tensor
 
 
 @cache
 def is_view(func: Any) -> bool:
-    """Whether what it returns is in the memory of its first argument."""
+    """Return whether an operator returns views of its first argument."""
     returns = func._schema.returns
     arguments = func._schema.arguments
     if not returns or not arguments or arguments[0].alias_info is None:
@@ -54,29 +56,29 @@ def is_view(func: Any) -> bool:
     return of_return is not None and not of_return.is_write and not of_argument.is_write
 
 
-def viewed(func: Any, args: Any, kwargs: Any) -> Any:
-    """What a view gives."""
+def run_view(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a view operator and return a view, or a list of views."""
     base: OclTensor = args[0]
     offset: Any = base.storage_offset()
     if func in LAZY:
         return LAZY[func](base)
     try:
         key = func, *map(_hashable, args[1:]), *(kwargs.items() if kwargs else ())
-        forms = _forms_known(base.size(), base.stride(), offset, base.dtype, key)
-    except TypeError:  # an argument that is no plain value
-        forms = _forms(func, base.size(), base.stride(), offset, base.dtype, args[1:], kwargs)
+        metadata = _cached_metadata(base.size(), base.stride(), offset, base.dtype, key)
+    except TypeError:  # an argument is not hashable
+        metadata = _metadata(func, base.size(), base.stride(), offset, base.dtype, args[1:], kwargs)
     device = base.memory.device
     if func is aten.as_strided.default:
-        _require_within(base, *forms)
-    if isinstance(forms, list):
-        return [form_in(device, *form).view_of(base) for form in forms]
-    return form_in(device, *forms).view_of(base)
+        _check_bounds(base, *metadata)
+    if isinstance(metadata, list):
+        return [interned_meta(device, *item).view_of(base) for item in metadata]
+    return interned_meta(device, *metadata).view_of(base)
 
 
-def _require_within(
+def _check_bounds(
     base: OclTensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
 ) -> None:
-    """Raise what torch raises where a view would reach beyond the memory of its tensor."""
+    """Raise torch's error if a view would exceed the storage of its base."""
     if len(size) != len(stride):
         raise RuntimeError("mismatch in length of strides and shape")
     if any(step < 0 for step in stride):
@@ -100,33 +102,33 @@ def _hashable(value: Any) -> Any:
 
 
 @lru_cache(maxsize=1 << 13)
-def _forms_known(size: Any, stride: Any, offset: int, dtype: torch.dtype, key: Any) -> Any:
+def _cached_metadata(size: Any, stride: Any, offset: int, dtype: torch.dtype, key: Any) -> Any:
     func, *args = key
-    first = [one for one in args if not _is_named(one)]
-    named = dict(one for one in args if _is_named(one))
-    return _forms(func, size, stride, offset, dtype, first, named)
+    positional = [arg for arg in args if not _is_keyword(arg)]
+    keywords = dict(arg for arg in args if _is_keyword(arg))
+    return _metadata(func, size, stride, offset, dtype, positional, keywords)
 
 
-def _is_named(one: Any) -> bool:
-    return isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
+def _is_keyword(arg: Any) -> bool:
+    return isinstance(arg, tuple) and len(arg) == 2 and isinstance(arg[0], str)
 
 
-def _forms(
+def _metadata(
     func: Any, size: Any, stride: Any, begin: int, dtype: torch.dtype, args: Any, kwargs: Any
 ) -> Any:
-    """Size, stride, offset and type of what a view of such a tensor gives; of each, in a list."""
+    """Return size, strides, offset and dtype of a view; a list of them for several views."""
     if func is aten.as_strided.default:
         offset = args[2] if len(args) > 2 else kwargs.get("storage_offset")
         if offset is None:
             offset = begin
         return tuple(args[0]), tuple(args[1]), offset, dtype
-    # with its offset: a view of another type may be refused for that
-    twin = torch.empty(0, dtype=dtype, device="meta").as_strided(size, stride, begin)
-    found = func(twin, *args, **kwargs)
-    if isinstance(found, (list, tuple)):
-        return [_form(one) for one in found]
-    return _form(found)
+    # keep the offset: torch may refuse a view as another dtype because of it
+    meta_tensor = torch.empty(0, dtype=dtype, device="meta").as_strided(size, stride, begin)
+    result = func(meta_tensor, *args, **kwargs)
+    if isinstance(result, (list, tuple)):
+        return [_metadata_of(view) for view in result]
+    return _metadata_of(result)
 
 
-def _form(form: torch.Tensor) -> Any:
-    return tuple(form.size()), tuple(form.stride()), int(form.storage_offset()), form.dtype
+def _metadata_of(view: torch.Tensor) -> Any:
+    return tuple(view.size()), tuple(view.stride()), int(view.storage_offset()), view.dtype

@@ -16,18 +16,20 @@ def _apart(monkeypatch):
     """A device with memory of its own; nothing is known."""
     monkeypatch.setattr(devices()[0], "shares", False)
     devices()[0].empty_cache()
-    between._ways.clear()
+    between._placements.clear()
     reset_fallbacks()
 
 
 @pytest.fixture
 def way(monkeypatch):
     """Gives a function: the way there and back takes so many seconds."""
-    came_back = fallback.came_back
+    record_download = fallback.record_download
 
     def takes(seconds):
         monkeypatch.setattr(
-            fallback, "came_back", lambda one, _: came_back(Regime(one.calls, 0.0), seconds)
+            fallback,
+            "record_download",
+            lambda one, _: record_download(Regime(one.calls, 0.0), seconds),
         )
 
     return takes
@@ -91,7 +93,7 @@ def test_the_way_is_shorter(way):
 def test_others_of_other_forms_are_judged_for_themselves(way):
     way(100.0)
     calls(2)
-    between._ways.clear()
+    between._placements.clear()
     way(0.0)
     calls(6, size=20)
     assert max(chosen().values()) <= 1 + 2
@@ -151,28 +153,28 @@ def test_gradients_are_the_same(way):
 
 def test_what_was_long_ago_is_not_between():
     x = torch.ones(10, device="ocl").cumsum(0)
-    for _ in range(between.LONGEST + 2):
+    for _ in range(between.MAX_CALLS + 2):
         x = x * 1.5
     x.cumsum(0)
-    assert not between._ways
+    assert not between._placements
 
 
 def test_sums_of_both_ways():
     way = Placement(("a", "b"), 1.0)
-    assert way.is_worth_it("a")
+    assert way.should_use_cpu("a")
     for _ in range(2):
-        way.took("a", 0.7)
-    assert way.is_worth_it("a")
-    assert way.is_worth_it("b")
-    way.took("b", 9.0)  # the first may be slow
-    assert way.is_worth_it("b")
-    way.took("b", 0.4)
-    assert not way.is_worth_it("a")
-    way.took("a", 0.5)
-    assert way.is_worth_it("a")
-    between.came_back(Regime(("a", "b"), 0.1), 0.2)
-    between.came_back(Regime(("a", "b"), 0.4), 0.2)
-    assert between._ways["b"].there == pytest.approx(0.3)
+        way.record_cpu_time("a", 0.7)
+    assert way.should_use_cpu("a")
+    assert way.should_use_cpu("b")
+    way.record_cpu_time("b", 9.0)  # the first may be slow
+    assert way.should_use_cpu("b")
+    way.record_cpu_time("b", 0.4)
+    assert not way.should_use_cpu("a")
+    way.record_cpu_time("a", 0.5)
+    assert way.should_use_cpu("a")
+    between.record_download(Regime(("a", "b"), 0.1), 0.2)
+    between.record_download(Regime(("a", "b"), 0.4), 0.2)
+    assert between._placements["b"].transfer_s == pytest.approx(0.3)
 
 
 def test_memory_that_waits_is_freed_like_any_other():
@@ -185,5 +187,5 @@ def test_memory_that_waits_is_freed_like_any_other():
 def test_it_is_told(way):
     way(100.0)
     calls(3)
-    text = fallback.Told().describe()
+    text = fallback.FallbackSummary().describe()
     assert text.endswith("; 4 calls were chosen for it, between others that it did")

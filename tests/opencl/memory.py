@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cputrain.opencl.device import OPERATOR, Device
+from cputrain.opencl.device import OPERATOR_SCOPE, Device
 
 WARM_UP, STEPS = 60, 500
 
@@ -74,8 +74,8 @@ def test_memory_lives_until_the_outermost_operator_ends():
     """An operator that is made of others may still hold buffers of what they let go of."""
     kept = torch.ones(1000, device="ocl")
     buffer = kept.memory.buffer
-    with OPERATOR:
-        with OPERATOR:
+    with OPERATOR_SCOPE:
+        with OPERATOR_SCOPE:
             del kept
         other = torch.ones(1000, device="ocl")
         assert other.memory.buffer is not buffer

@@ -24,7 +24,7 @@ def device():
 def unknown(device):
     """The same device, whose processor its compiler does not know."""
     names = [device.version.rpartition("-gnu-")[2].encode(), *(name for name, _ in pocl.PROCESSORS)]
-    places = [pocl.place_of_name(int(device.int_ptr), name + b"\0") for name in names]
+    places = [pocl.address_of_name(int(device.int_ptr), name + b"\0") for name in names]
     place = next(one for one in places if one is not None)
     pointer = ctypes.c_void_p.from_address(place)
     before, other = pointer.value, ctypes.create_string_buffer(pocl.UNKNOWN[:-1])

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import cputrain.opencl
 from cputrain.opencl import reset_fallbacks
-from cputrain.opencl.device import rounded
-from cputrain.opencl.elementwise import folded
+from cputrain.opencl.device import rounded_block_size
+from cputrain.opencl.elementwise import collapse_dims
 
 LAST = torch.channels_last
 
@@ -285,10 +285,10 @@ def test_memory_is_used_again():
 
 @given(st.integers(0, 1 << 40))
 def test_a_block_is_little_larger_than_what_is_in_it(size):
-    room = rounded(size)
+    room = rounded_block_size(size)
     assert room >= size
     assert room <= max(512, size + size / 8 + 512)
-    assert rounded(room) == room
+    assert rounded_block_size(room) == room
 
 
 @settings(deadline=None)
@@ -297,7 +297,7 @@ def test_folded_dimensions_are_the_same_places(size, data):
     order = data.draw(st.permutations(range(len(size))))
     twin = torch.arange(torch.Size(size).numel()).reshape([size[dim] for dim in order])
     twin = twin.permute([order.index(dim) for dim in range(len(size))])
-    sizes, (steps, flat) = folded(
+    sizes, (steps, flat) = collapse_dims(
         twin.shape, [list(twin.stride()), list(torch.empty(size).stride())]
     )
     places, others = [0], [0]
