@@ -113,10 +113,8 @@ class Arguments:
 
     def _with_leaves(self, leaves: Sequence[Any], size: int) -> Arguments:
         arguments = Arguments(*self.built(leaves), self.dim)
-        arguments.size, arguments.dims = (
-            size,
-            self.dims,
-        )  # with fewer samples, other dimensions might have the batch's size
+        # with fewer samples, other dimensions might have the batch's size
+        arguments.size, arguments.dims = size, self.dims
         return arguments
 
 

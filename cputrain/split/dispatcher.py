@@ -159,9 +159,8 @@ class Dispatcher:
             and self._has_target()
         )
         if can_shard and self._has_sharding and (hooked := self._hooks.find(self._model)):
-            self._refuse(
-                f"{hooked}, which would see parts of the batch"
-            )  # registered after the proof
+            # the hook was registered after the proof
+            self._refuse(f"{hooked}, which would see parts of the batch")
             can_shard = False
         signature = shape_of(self._model, tensors=bool(self._devices)) if can_shard else None
         if signature is not None:
@@ -191,9 +190,7 @@ class Dispatcher:
                     return self._run_sharded(call, arguments, sharding, sizes, signature)
                 snapshot.restore()
             return call(self._model, *args, **kwargs)
-        except (
-            Exception
-        ) as error:  # an error of the model, which the whole batch raises again, or of ours
+        except Exception as error:  # the model's, which the whole batch raises again, or ours
             if not self._falls_back:
                 raise
             fault = _one_line(error)
@@ -290,7 +287,7 @@ class Dispatcher:
         first = Arguments(args, kwargs, DIMS[0])
         kind = (
             first.kind, structure, torch.is_grad_enabled(), home_of(self._model),
-            CallerState(home_of(self._model)).casts_to,
+            CallerState(home_of(self._model)).autocast_dtype,
         )  # fmt: skip
         if kind not in self._shardings:
             if first.size < FEWEST:  # too few to prove anything: the next batch may have more
@@ -442,9 +439,8 @@ class Dispatcher:
         current.forward()
         forward = current.call
         forward.group.write_back()
-        if (
-            forward.has_questions and not sharding.proof.asks
-        ):  # the call differs from what was proved: prove it again
+        # a call that differs from what was proved is proved again
+        if forward.has_questions and not sharding.proof.asks:
             self._shardings = {
                 kind: current
                 for kind, current in self._shardings.items()
@@ -546,9 +542,8 @@ class Dispatcher:
         self._replicas[signature] = replicas  # in order of last use
         if len(self._replicas) > MAX_STRUCTURES:
             del self._replicas[next(iter(self._replicas))]
-        with torch.inference_mode(
-            False
-        ):  # replicas are also for training, even if first used for inference
+        # replicas are also for training, even if first used for inference
+        with torch.inference_mode(False):
             for device in devices[len(replicas) :]:
                 is_first = device == home and home not in devices[: len(replicas)]
                 flat_params = (

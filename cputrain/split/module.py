@@ -68,7 +68,7 @@ class Split(nn.Module):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(
-                "model", "must be a torch.nn.Module", replica_cores=type(model).__name__,
+                "model", "must be a torch.nn.Module", found=type(model).__name__,
                 do="Split(nn.Linear(2, 3)), for example.",
             )  # fmt: skip
         count = count_of(replicas)
@@ -134,7 +134,7 @@ class Split(nn.Module):
             raise UsageError(
                 "replicas",
                 "must be 2 or more to be verified",
-                replica_cores=repr(replicas),
+                found=repr(replicas),
                 do="Try 2.",
             )
         unsplit_model = model._split_model if isinstance(model, Split) else model

@@ -19,7 +19,7 @@ REDUCED = -1
 
 
 class OutputLayout(Record):
-    """How outputs of shards make up the whole output, known from a comparison with it."""
+    """How outputs of shards make up the whole output, found by comparing with it."""
 
     dims: tuple[int | None, ...]
     """Batch dimension of each leaf; None for leaves that are the same in all shards.
@@ -135,13 +135,13 @@ def _view_like(offsets: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 class HeldTensors:
     """An object in an output that is no container and holds tensors, such as a key-value cache."""
 
-    def __init__(self, value: Any, tensors: Sequence[torch.Tensor], remaining: Any) -> None:
+    def __init__(self, value: Any, tensors: Sequence[torch.Tensor], structure: Any) -> None:
         self._value = value
         self._tensors = tensors
-        self._rest = remaining
+        self._structure = structure
 
-    def __eq__(self, other_index: object) -> bool:
-        return isinstance(other_index, HeldTensors) and self._rest == other_index._rest
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HeldTensors) and self._structure == other._structure
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -163,11 +163,11 @@ class OutputForm:
         self._spec = spec
         self._objects = objects
 
-    def __eq__(self, other_index: object) -> bool:
+    def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other_index, OutputForm)
-            and self._spec == other_index._spec
-            and self._objects == other_index._objects
+            isinstance(other, OutputForm)
+            and self._spec == other._spec
+            and self._objects == other._objects
         )
 
     __hash__ = None  # type: ignore[assignment]

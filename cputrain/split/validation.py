@@ -39,13 +39,13 @@ def devices_of(devices: str | Sequence[str]) -> list[torch.device]:
         if problem or device in checked:
             raise UsageError(
                 "devices", 'must be "auto", "cpu", or devices that are there, each once',
-                checked=f"{name!r} ({problem or 'twice'})",
+                found=f"{name!r} ({problem or 'twice'})",
                 do='Split(model, ("cuda", "cpu")), for example.',
             )  # fmt: skip
         checked.append(device)
     if not checked:
         raise UsageError(
-            "devices", "must name one at least", checked=repr(devices), do='"auto" is the default.'
+            "devices", "must name one at least", found=repr(devices), do='"auto" is the default.'
         )
     return checked
 

@@ -1,7 +1,7 @@
 """The number of replicas: fixed, or the fastest in the script's own steps.
 
 The result is the same for any number of replicas. So the measured steps are ordinary training
-steps, and a trial costs no more than the difference of the slower ones.
+steps, and measuring costs no more than the slower ones among them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Choice(Protocol):
-        """What a dispatcher asks for shard sizes."""
+        """Picks the shard sizes of each call of a dispatcher."""
 
         @property
         def is_measuring(self) -> bool:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
         def record(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
             """Record the seconds of a call and its backward: total, and each replica's own."""
 
-        def limit(self, member: int, limit: int) -> bool:
-            """Limit a replica to `most` samples, as its device has no memory for more.
+        def limit(self, replica: int, limit: int) -> bool:
+            """Limit a replica to `limit` samples, as its device has no memory for more.
 
             Returns False if it is limited already, or if no other replica can take the rest.
             """
@@ -77,8 +77,8 @@ class Limits:
     def within(self, sizes: Sizes, first: int = 0) -> Sizes:
         """Return the sizes with limits applied.
 
-        What is cut off goes to index `first` if it has no limit, else to the largest one without a
-        limit.
+        The excess goes to index `first` if it has no limit, else to the largest shard without
+        one.
         """
         unlimited = [number for number in range(self._count) if number not in self._limits]
         limited = [min(size, self._limits.get(number, size)) for number, size in enumerate(sizes)]
@@ -104,9 +104,9 @@ class FixedShards:
     def record(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
         """Ignore the times."""
 
-    def limit(self, member: int, limit: int) -> bool:
+    def limit(self, replica: int, limit: int) -> bool:
         """Limit a replica; the others take the rest."""
-        return self._limits.set(member, limit)
+        return self._limits.set(replica, limit)
 
 
 class Measured(Record):
@@ -177,7 +177,7 @@ class AutoReplicas:
         self._turn.pop(0)
         self._num_to_skip = WARM_UP
 
-    def limit(self, member: int, limit: int) -> bool:  # noqa: ARG002
+    def limit(self, replica: int, limit: int) -> bool:  # noqa: ARG002
         """Return False: all replicas are on the CPU and share its memory."""
         return False
 

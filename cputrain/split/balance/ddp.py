@@ -46,14 +46,14 @@ def rank_share(
         weights: Relative speed of each rank, used instead of a measurement.
     """
     is_distributed = distributed.is_available() and distributed.is_initialized()
-    rank, count = (
+    rank, num_ranks = (
         (distributed.get_rank(), distributed.get_world_size()) if is_distributed else (0, 1)
     )
     if weights is None:
-        weights = _all_gather(1.0 / _step_seconds(step or _small_step()), count)
-    if len(weights) != count or not all(0 < weight < float("inf") for weight in weights):
+        weights = _all_gather(1.0 / _step_seconds(step or _small_step()), num_ranks)
+    if len(weights) != num_ranks or not all(0 < weight < float("inf") for weight in weights):
         raise UsageError(
-            "weights", f"must be a number above 0 for each of the {count} ranks",
+            "weights", f"must be a number above 0 for each of the {num_ranks} ranks",
             found=repr(list(weights)), do="Leave them out to have the ranks measured.",
         )  # fmt: skip
     return RankShare(weights, rank)
@@ -108,7 +108,7 @@ class RankSampler(Sampler[list[int]]):
         drop_last: bool,
     ) -> None:  # fmt: skip
         share.of(batch_size)
-        self._share, self._data, self._batch = share, data, batch_size
+        self._share, self._data, self._batch_size = share, data, batch_size
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self.epoch = 0
 
@@ -117,7 +117,7 @@ class RankSampler(Sampler[list[int]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        num_batches, num_left = divmod(len(self._data), self._batch)
+        num_batches, num_left = divmod(len(self._data), self._batch_size)
         return num_batches + (not self._drop_last and num_left >= len(self._share.weights))
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -126,7 +126,7 @@ class RankSampler(Sampler[list[int]]):
             generator = torch.Generator().manual_seed(self._seed + self.epoch)
             order = torch.randperm(len(order), generator=generator).tolist()
         for number in range(len(self)):
-            batch = order[number * self._batch : (number + 1) * self._batch]
+            batch = order[number * self._batch_size : (number + 1) * self._batch_size]
             sizes = self._share.of(len(batch))
             begin = sum(sizes[: self._share.rank])
             yield batch[begin : begin + sizes[self._share.rank]]
@@ -137,7 +137,7 @@ class WeightedModel:
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._group = model.process_group
-        self._samples = 0
+        self._num_samples = 0
         self._total_samples = torch.zeros(1)
         self._total_work: Any = None
         self._started_at = 0.0
@@ -162,8 +162,8 @@ class WeightedModel:
                 "the model", "must be given a tensor of samples", found="none",
                 do="Without one nobody knows how many samples a rank has.",
             )  # fmt: skip
-        self._samples = first.shape[0]
-        self._total_samples = torch.tensor([float(self._samples)])
+        self._num_samples = first.shape[0]
+        self._total_samples = torch.tensor([float(self._num_samples)])
         self._total_work = distributed.all_reduce(
             self._total_samples, group=self._group, async_op=True
         )
@@ -171,18 +171,18 @@ class WeightedModel:
 
     def _weight_gradients(self, bucket: GradBucket) -> Any:
         if bucket.is_last():
-            self._rates.append(self._samples / (time.perf_counter() - self._started_at))
+            self._rates.append(self._num_samples / (time.perf_counter() - self._started_at))
         self._total_work.wait()
         gradients = bucket.buffer()
-        gradients.mul_(self._samples / self._total_samples.item())
+        gradients.mul_(self._num_samples / self._total_samples.item())
         work = distributed.all_reduce(gradients, group=self._group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
 
-def _all_gather(value: float, count: int) -> list[float]:
-    if count == 1:
+def _all_gather(value: float, num_ranks: int) -> list[float]:
+    if num_ranks == 1:
         return [value]
-    values = torch.zeros(count, dtype=torch.float64)
+    values = torch.zeros(num_ranks, dtype=torch.float64)
     values[distributed.get_rank()] = value
     distributed.all_reduce(values)
     result: list[float] = values.tolist()

@@ -186,7 +186,7 @@ class LoadBalancer:
         return self._of_replicas(self._within(_scaled(self._division, size)))
 
     def limit(self, replica: int, limit: int) -> bool:
-        """Limit each replica of this replica's device to `most` samples."""
+        """Limit each replica of this replica's device to `limit` samples."""
         device = 0
         while replica >= self._replicas[device]:
             replica -= self._replicas[device]
@@ -236,9 +236,8 @@ class LoadBalancer:
         """Record a step, if it used the division that is measured now."""
         remaining = iter(busy)
         busy_by_device = self._by_device([next(remaining) if size else 0.0 for size in sizes])
-        device_busy = tuple(
-            map(max, busy_by_device)
-        )  # a device takes as long as its slowest replica
+        # a device takes as long as its slowest replica
+        device_busy = tuple(map(max, busy_by_device))
         if not self.is_measuring:
             self._watch(sizes, device_busy, seconds)
             return
@@ -445,7 +444,7 @@ def _eased(division: Sequence[int], costs: Sequence[Cost], fastest: int) -> tupl
     """
     slowest = max(
         (number for number, size in enumerate(division) if size and number != fastest),
-        key=lambda number: costs[number].each,
+        key=lambda number: costs[number].per_sample,
     )
     result = list(division)
     result[slowest] = int(EASED_RATIO * division[slowest])

@@ -47,7 +47,7 @@ class Cost(Record):
         return max(0.0, (seconds - self.fixed - self.overhead) / self.per_sample)
 
 
-NEVER = Cost(fixed=float("inf"), each=1.0)
+NEVER = Cost(fixed=float("inf"), per_sample=1.0)
 """Cost of a device that is left out."""
 
 
@@ -79,7 +79,7 @@ class StepSamples:
         overheads = self._overheads(count)
         smallest = min(overheads.values(), default=0.0)
         return tuple(
-            fitted(points).replace(overheads=overheads.get(number, smallest)) if points else NEVER
+            fitted(points).replace(overhead=overheads.get(number, smallest)) if points else NEVER
             for number, points in enumerate(map(self.points, range(count)))
         )
 
@@ -121,9 +121,7 @@ def fitted(points: Sequence[tuple[int, float]]) -> Cost:
         sum((n - mean_samples) * (t - mean_seconds) for n, t in points) / spread if spread else 0.0
     )
     fixed = mean_seconds - per_sample * mean_samples
-    if (
-        per_sample <= 0.0 or fixed < 0.0
-    ):  # a single size, or noise: attribute all time to the samples
+    if per_sample <= 0.0 or fixed < 0.0:  # a single size, or noise: all time is the samples'
         return Cost(fixed=0.0, per_sample=max(mean_seconds / mean_samples, MIN_SAMPLE_S))
     return Cost(fixed=fixed, per_sample=per_sample)
 
@@ -151,7 +149,7 @@ def balanced(costs: Sequence[Cost], size: int, home: int | None) -> tuple[int, .
         seconds = max(cost.seconds(n) for cost, n in zip(costs, all_sizes, strict=True))
         if seconds < best[0]:
             best = seconds, tuple(all_sizes)
-        # a device left out saves its fixed cost: try without the one with the dearest sample
+        # a device left out saves its fixed cost: try without the slowest at one sample
         active.remove(max(active, key=lambda number: costs[number].seconds(1)))
     return best[1]
 

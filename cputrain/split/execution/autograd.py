@@ -182,7 +182,7 @@ class ShardedForward:
                     result = job()
                     stopwatch.stop()
             except BaseException as error:
-                context.barrier.part()
+                context.barrier.abort()
                 end_checkpoints(error)
                 raise
             self._stopwatches.append((context.number, stopwatch))
@@ -350,7 +350,7 @@ class ShardedForward:
             with transfer.receiving():
                 input_gradients = [transfer.receive(tensor) for tensor in input_gradients]
                 if isinstance(parameter_gradients, Packed):
-                    parameter_gradients = parameter_gradients.fetched(transfer.receive)
+                    parameter_gradients = parameter_gradients.fetch(transfer.receive)
             return input_gradients, parameter_gradients
 
         return ShardJob(send, compute, fetch)
@@ -446,7 +446,7 @@ class ShardedFunction(torch.autograd.Function):
             raise DifferentiatedTwice(
                 "the model",
                 "gives no gradients that can be differentiated again while its batch is divided",
-                input_gradients="create_graph=True",
+                found="create_graph=True",
                 do="Call the model itself there, not the Split of it; or launch it without "
                 "--replicas.",
             )

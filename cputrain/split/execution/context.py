@@ -29,7 +29,7 @@ _thread_state = _ThreadState()
 
 
 class UnprovedError(BaseException):
-    """A question about the whole batch was answered as in no proof.
+    """A question about the whole batch has an answer that no proof covers.
 
     Not an Exception, which a model may catch.
     """
@@ -58,7 +58,7 @@ class ReplicaContext:
         self.device = draws.home if device is None else device
         """Device that computes the shard."""
         self.is_multi_device = is_multi_device
-        """Whether shards are on several devices, which exchange tensors through the CPU."""
+        """Whether a shard is on another device than the model: then gather through the CPU."""
         self.barrier = barrier
         self.draws = draws
         self.trace = trace

@@ -273,7 +273,7 @@ _executors: weakref.WeakValueDictionary[tuple[int, tuple[Any, ...]], Executor] =
 
 
 def executor_on(places: Sequence[tuple[Cpus, ...]]) -> Executor:
-    """Return the executor on these cores; start it if no one else holds it."""
+    """Return the executor on these cores; start it if there is none."""
     key = (os.getpid(), tuple(places))
     executor = _executors.get(key)
     if executor is None:

@@ -34,7 +34,7 @@ class FlatParams:
         self._sent_buffers: set[int] = set()
         """Indices of the buffers that were sent."""
         self._buffers: list[tuple[list[Tensor], Tensor, list[Tensor]]] = []
-        """Source tensors, their buffer there, and two packed buffers here: last sent, and next."""
+        """Source tensors, their flat buffer, and two packed buffers: last sent, and next."""
         for pairs in _by_dtype(enumerate(self._tensors)):
             same_dtype = [tensor for _, tensor in pairs]
             count = sum(tensor.numel() for tensor in same_dtype)
@@ -56,13 +56,13 @@ class FlatParams:
         Unchanged buffers are not written again while the graph of an earlier call may need them.
         """
         with self._lock, torch.no_grad():
-            self._calls = [known_call for known_call in self._calls if known_call() is not None]
-            if call is not None and any(known_call() is call for known_call in self._calls):
+            self._calls = [item for item in self._calls if item() is not None]
+            if call is not None and any(item() is call for item in self._calls):
                 return
             should_compare = call is None or self._calls
             for index, (tensors, device_buffer, buffers) in enumerate(self._buffers):
                 sent, spare = buffers
-                torch.cat([_flat(known_call.detach()) for known_call in tensors], out=spare)
+                torch.cat([_flat(item.detach()) for item in tensors], out=spare)
                 if should_compare and index in self._sent_buffers and torch.equal(spare, sent):
                     continue
                 self._sent_buffers.discard(index)  # until the copy has succeeded

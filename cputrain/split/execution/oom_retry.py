@@ -1,4 +1,4 @@
-"""Retry of a sharded call with a smaller shard on the device that ran out of memory.
+"""Retry of a sharded call with a shrink shard on the device that ran out of memory.
 
 In the forward, or in the backward: then the forward is repeated first with the same random numbers
 and buffers, and the caller sees none of it.
@@ -51,18 +51,18 @@ class OomRetry:
         model: nn.Module,
         changing: frozenset[str],
         inputs: Sequence[Any],
-        smaller: Callable[[Sizes, int], Sizes | None],
+        shrink: Callable[[Sizes, int], Sizes | None],
     ) -> None:
         """Remember the state before the call.
 
-        `smaller` takes the shard sizes and the index of the shard that ran out of memory, limits
+        `shrink` takes the shard sizes and the index of the shard that ran out of memory, limits
         that device from now on, and returns the new sizes; None where the device cannot have fewer
         samples.
         """
         self._model = model
         self._changing = changing
         self._inputs = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
-        self.smaller = smaller
+        self.shrink = shrink
         self.before = self.snapshot()
         self._signature_before = self._signature()
 
@@ -102,7 +102,7 @@ class Attempts:
         return self._call
 
     def forward(self) -> None:
-        """Run the forward; repeat it with smaller shards after an out-of-memory error."""
+        """Run the forward; repeat it with shrink shards after an out-of-memory error."""
         try:
             return self.call.forward()
         except torch.OutOfMemoryError as error:
@@ -138,7 +138,7 @@ class Attempts:
         """Shrink the shard that ran out of memory, free its graph; return whether it did."""
         if self._retry is None or self.call.oom_shard is None or not self._retry.is_possible:
             return False
-        sizes = self._retry.smaller(self._sizes, self.call.oom_shard)
+        sizes = self._retry.shrink(self._sizes, self.call.oom_shard)
         if sizes is None:
             return False
         self._sizes = sizes

@@ -41,7 +41,7 @@ class DeviceFlatParams:
         self._written, self._constant = (
             FlatParams(buffers, device) for buffers in _sorted_buffers(model, changing)
         )
-        self.packed: dict[torch.dtype, torch.Tensor] = {}
+        self.packed_buffers: dict[torch.dtype, torch.Tensor] = {}
         """Flat buffers for packing gradients, by dtype."""
 
     def are_of(self, model: nn.Module, changing: frozenset[str]) -> bool:
@@ -90,7 +90,7 @@ class _Replacements(dict[int, Any]):
         """Return whether a tensor must be copied to the replica's device."""
         return self._home != self._device and value.device == self._home
 
-    def copy(self, value: torch.Tensor) -> torch.Tensor:
+    def make_copy(self, value: torch.Tensor) -> torch.Tensor:
         """Copy the tensor to the replica's device."""
         self.copies.append(_TensorCopy(value, self._device))
         return self.copies[-1].copied
@@ -189,7 +189,7 @@ def _replicated(value: Any, replacements: _Replacements) -> Any:
     if isinstance(value, nn.Module):
         return _replicated_module(value, replacements)
     if _is_plain_tensor(value) and replacements.must_copy(value):
-        replacements[id(value)] = replacements.copy(value)
+        replacements[id(value)] = replacements.make_copy(value)
         return replacements[id(value)]
     if isinstance(value, nn.Parameter):
         alias = nn.Parameter(value.detach(), value.requires_grad)

@@ -46,6 +46,7 @@ class ReplicaGroup:
             if replica.flat_params is not None
         }
         self.is_multi_device = any(device != home for device in self.devices)
+        """Whether any shard is computed on another device than the model's."""
         self.caller_transfers = home.type != "cpu" and self.is_multi_device
         """Whether the caller makes the copies between devices."""
         self._caller_index = None
@@ -134,10 +135,10 @@ class ReplicaGroup:
         if len(gradients) == 1:
             return list(gradients[0])
         sums: list[torch.Tensor | None] = [None] * count
-        sizes = [0 if gradient is None else gradient.numel() for gradient in gradients[0]]
+        sizes = [0 if item is None else item.numel() for item in gradients[0]]
         shards: list[list[int]] = [[] for _ in gradients]
         loads = [0] * len(gradients)
-        for number in sorted(range(count), key=lambda gradient: -sizes[gradient]):
+        for number in sorted(range(count), key=lambda item: -sizes[item]):
             lightest = loads.index(min(loads))
             shards[lightest].append(number)
             loads[lightest] += sizes[number] + 1

@@ -318,7 +318,7 @@ def _attention(original: Function, context: ReplicaContext) -> Function:
         if context.draws.home.type in FUSED:
             raise PartsDiffer(
                 "the model", "must draw where it can be divided",
-                slice_="dropout within scaled_dot_product_attention", do="Train it unsplit.",
+                found="dropout within scaled_dot_product_attention", do="Train it unsplit.",
             )  # fmt: skip
         if enable_gqa:
             groups = query.size(-3) // key.size(-3)

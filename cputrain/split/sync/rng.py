@@ -153,7 +153,7 @@ class SharedDraws:
                 raise PartsDiffer(
                     "the model",
                     "must draw as many random numbers in every forward",
-                    found=f"draw {index + 1} where there were {len(self._known)} before",
+                    found=f"draw {index + 1} where there were {len(self._known_draws)} before",
                     do="Train it unsplit.",
                 )
             return self._known_draws[index]
