@@ -55,7 +55,7 @@ MAX_REFUSALS = 3
 
 FREE_PROOFS = 8
 CALLS_FOR_PROOF = 20
-"""Divided calls that pay for one more proof, after the free ones."""
+"""Sharded calls that pay for one more proof, after the free ones."""
 
 MAX_STRUCTURES = 3
 """Model structures whose replicas are kept, such as those in training and in evaluation."""

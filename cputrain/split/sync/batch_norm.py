@@ -113,14 +113,14 @@ class WholeBatchNorm(torch.autograd.Function):
         gathered = context.all_gather(
             f"batch norm {ctx.index + 1} on its way back", grad_weight, grad_bias
         )
-        mean_grad_weight = torch.stack([value for value, _ in gathered]).sum(0) / ctx.total
-        mean_grad_bias = torch.stack([value for _, value in gathered]).sum(0) / ctx.total
-        # scaled - scale (all_of_bias + normalised all_of_weight), as one line a x + b
+        mean_grad_weight = torch.stack([unit for unit, _ in gathered]).sum(0) / ctx.total
+        mean_grad_bias = torch.stack([unit for _, unit in gathered]).sum(0) / ctx.total
+        # scaled - scale * (mean_grad_bias + normalised * mean_grad_weight), as slope * x + offset
         scale = inverse if weight is None else inverse * weight
         slope = scale * inverse * mean_grad_weight
         offset = scale * mean_grad_bias - slope * mean
-        zero, value = torch.zeros_like(mean), torch.ones_like(mean)
-        correction = torch.batch_norm(input_, slope, offset, zero, value, False, 0.0, 0.0, False)
+        zero, unit = torch.zeros_like(mean), torch.ones_like(mean)
+        correction = torch.batch_norm(input_, slope, offset, zero, unit, False, 0.0, 0.0, False)
         needs_grad = ctx.needs_input_grad
         return (
             scaled.sub_(correction),

@@ -1,7 +1,7 @@
 """Loss functions inside a model: each replica returns the loss of the whole batch.
 
-A mean is the sum over all samples divided by their total weight. Replicas all-gather both, and each
-one's backward gives the gradients of its own samples.
+A mean is the sum over all samples divided by their total weight. Replicas all-gather both, and the
+backward of each gives the gradients of its own samples.
 """
 
 from __future__ import annotations
