@@ -1,4 +1,4 @@
-"""Which of a call's arguments are the batch, and its parts."""
+"""The arguments of a call: which tensors hold the batch, and their shards."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 
 DIMS = (0, 1)
-"""Where a batch may lie: first, or second, as in sequences that are not batch_first."""
+"""Dimensions that may be the batch: the first, or the second as in sequences not batch_first."""
 
 
 class Arguments:
-    """What a model was called with."""
+    """The arguments of a model's call, flattened to leaves."""
 
-    def __init__(self, args: tuple[Any, ...], options: dict[str, Any], dim: int) -> None:
-        self.leaves, self._form = tree.tree_flatten((args, options))
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> None:
+        self.leaves, self._spec = tree.tree_flatten((args, kwargs))
         self.dim = dim
         first = next(
-            (one for one in self.leaves if isinstance(one, torch.Tensor) and one.dim()), None
+            (tensor for tensor in self.leaves if isinstance(tensor, torch.Tensor) and tensor.dim()),
+            None,
         )
         self.size = first.size(dim) if first is not None and first.dim() > dim else 0
-        """Samples in the batch: what the first tensor has of them."""
+        """Samples in the batch: the size of the first tensor along `dim`."""
         self.dims = [self._dim(leaf) for leaf in self.leaves]
-        """Of each leaf, where the batch lies. What has no such dimension goes to all: None."""
+        """Batch dimension of each leaf; None for leaves that all replicas get whole."""
         self.differentiable = [
             number
             for number, leaf in enumerate(self.leaves)
@@ -43,48 +44,50 @@ class Arguments:
     def _dim(self, leaf: Any) -> int | None:
         if not isinstance(leaf, torch.Tensor) or not self.size:
             return None
-        at = [dim for dim in (self.dim, *DIMS) if dim < leaf.dim() and leaf.size(dim) == self.size]
-        return at[0] if at else None
+        candidates = [
+            dim for dim in (self.dim, *DIMS) if dim < leaf.dim() and leaf.size(dim) == self.size
+        ]
+        return candidates[0] if candidates else None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of all tensors in the dimensions in which samples do not lie."""
+        """Sizes of all tensors along the dimensions that are not the batch."""
         return tuple(
             size
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
             if isinstance(leaf, torch.Tensor)
-            for at, size in enumerate(leaf.shape)
-            if at != dim
+            for axis, size in enumerate(leaf.shape)
+            if axis != dim
         )
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What calls of one kind have in common: what was found for one holds for the others."""
+        """A key that is equal for calls which one proof covers."""
         leaves = tuple(
             (leaf.dim(), leaf.dtype, leaf.device.type, dim, leaf.requires_grad)
             if isinstance(leaf, torch.Tensor)
-            else outline(leaf)  # what a model decides by
+            else outline(leaf)  # a non-tensor argument, which may select the model's path
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         )
-        return leaves, self._form
+        return leaves, self._spec
 
     def part(self, range_: Range) -> list[Any]:
-        """The leaves of one part: views of the same memory, apart from the graph."""
+        """Return the leaves of one shard: detached views of the same memory."""
         begin, end = range_
         return [
             leaf
             if not isinstance(leaf, torch.Tensor)
-            else _apart(leaf if dim is None else leaf.narrow(dim, begin, end - begin))
+            else _detached(leaf if dim is None else leaf.narrow(dim, begin, end - begin))
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         ]
 
     def built(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments made of these."""
-        args, options = tree.tree_unflatten(leaves, self._form)
-        return args, options
+        """Return positional and keyword arguments made of these leaves."""
+        args, kwargs = tree.tree_unflatten(leaves, self._spec)
+        return args, kwargs
 
     def first(self, count: int, *, exactly: bool) -> Arguments:
-        """The same with fewer samples; `exactly` in float64."""
+        """Return a copy with the first `count` samples; with `exactly` in float64."""
         leaves = [
             leaf
             if not isinstance(leaf, torch.Tensor)
@@ -93,43 +96,46 @@ class Arguments:
             else leaf.detach().clone().requires_grad_(leaf.requires_grad)
             for leaf in self.part((0, count))
         ]
-        return self._like(leaves, count)
+        return self._with_leaves(leaves, count)
 
-    def some(self, pick: Callable[[int], torch.Tensor]) -> Arguments:
-        """The same with the samples whose numbers `pick` returns for their count."""
-        numbers = pick(self.size)
+    def select(self, pick: Callable[[int], torch.Tensor]) -> Arguments:
+        """Return a copy with the samples whose indices `pick` returns for the batch size."""
+        indices = pick(self.size)
         leaves = [
             leaf.detach()
-            .index_select(dim, numbers.to(leaf.device))
+            .index_select(dim, indices.to(leaf.device))
             .requires_grad_(leaf.requires_grad)
             if isinstance(leaf, torch.Tensor) and dim is not None
             else leaf
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         ]
-        return self._like(leaves, len(numbers))
+        return self._with_leaves(leaves, len(indices))
 
-    def _like(self, leaves: Sequence[Any], size: int) -> Arguments:
-        few = Arguments(*self.built(leaves), self.dim)
-        few.size, few.dims = size, self.dims  # with fewer samples, others might look like them
-        return few
+    def _with_leaves(self, leaves: Sequence[Any], size: int) -> Arguments:
+        arguments = Arguments(*self.built(leaves), self.dim)
+        # with fewer samples, other dimensions might have the batch's size
+        arguments.size, arguments.dims = size, self.dims
+        return arguments
 
 
-def _apart(tensor: torch.Tensor) -> torch.Tensor:
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def divided(size: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Samples of each part, in proportion to the shares: at least one, while there are any."""
+    """Return shard sizes in proportion to the shares: at least 1 each, while there are samples."""
     count = min(size, len(shares))
     total = sum(shares[:count])
-    edges = [round(size * sum_ / total) for sum_ in accumulate(shares[:count], initial=0.0)]
-    for number in range(1, count):  # at least one sample for each
-        edges[number] = max(edges[number], edges[number - 1] + 1)
-    for number in range(count - 1, 0, -1):
-        edges[number] = min(edges[number], edges[number + 1] - 1)
+    edges = [
+        round(size * partial_sum / total) for partial_sum in accumulate(shares[:count], initial=0.0)
+    ]
+    for index in range(1, count):  # at least one sample for each
+        edges[index] = max(edges[index], edges[index - 1] + 1)
+    for index in range(count - 1, 0, -1):
+        edges[index] = min(edges[index], edges[index + 1] - 1)
     return tuple(end - begin for begin, end in pairwise(edges))
 
 
 def ranges(sizes: Sequence[int]) -> list[Range]:
-    """Where each part begins and ends."""
+    """Return where each shard begins and ends."""
     return list(pairwise(accumulate(sizes, initial=0)))

@@ -1,4 +1,4 @@
-"""Devices, asked for what not all of them have."""
+"""Device-generic versions of what torch has for some devices only: streams, events, generators."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 
-PINS = ("cuda", "xpu")
-"""Devices whose drivers copy faster from memory that cannot be swapped out."""
+PINNING_DEVICES = ("cuda", "xpu")
+"""Device types whose drivers copy faster from pinned memory."""
 
 _modes: Any = torch.overrides._get_current_function_mode_stack
 
 
 def available(name: str | torch.device) -> torch.device:
-    """The device of this name, with its number. Raises what torch raises where it is not there."""
+    """Return the device of this name with its index; raise torch's error if it is not available."""
     device = torch.device(name)
     if device.type == "meta":
         raise RuntimeError("tensors have no values there")
@@ -32,109 +32,109 @@ def available(name: str | torch.device) -> torch.device:
 
 
 def finish(device: torch.device) -> None:
-    """Wait for what was only begun there."""
+    """Wait for all work queued on the device."""
     synchronize = getattr(module_of(device), "synchronize", None)
     if device.type != "cpu" and synchronize is not None:
-        synchronize(*([] if device.type == "mps" else [device]))  # (there is but one "mps")
+        synchronize(*([] if device.type == "mps" else [device]))  # (there is a single "mps" device)
 
 
-def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Where it is the one that a number is left out for, "cuda" say."""
-    chosen = getattr(module_of(device), "device", None)
-    return nullcontext() if device.type == "cpu" or chosen is None else chosen(device)
+def device_guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context manager in which this is the current device of its type."""
+    guard = getattr(module_of(device), "device", None)
+    return nullcontext() if device.type == "cpu" or guard is None else guard(device)
 
 
 def default_device() -> torch.device | None:
-    """That of torch.set_default_device, or of `with torch.device`, if any."""
+    """Return the device of torch.set_default_device or `with torch.device`, if any."""
     modes = [mode for mode in _modes() if isinstance(mode, DeviceContext)]
     return modes[-1].device if modes else None
 
 
-def is_watched() -> bool:
-    """Whether anything but a default device sees each call of torch's functions."""
+def has_function_mode() -> bool:
+    """Return whether a torch function mode other than a default device is active."""
     return not all(isinstance(mode, DeviceContext) for mode in _modes())
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
-    """Those that a model on this device draws from: the CPU's, and its own."""
-    found = [torch.default_generator]
+    """Return the generators that a model on this device draws from: the CPU's and the device's."""
+    result = [torch.default_generator]
     if device.type != "cpu":
-        own = getattr(module_of(device), "default_generators", ())
-        found += [one for one in own if one.device == device]
-    return found
+        device_generators = getattr(module_of(device), "default_generators", ())
+        result += [generator for generator in device_generators if generator.device == device]
+    return result
 
 
-def is_elsewhere(device: torch.device) -> bool:
-    """Whether the caller has it work in an order of his own: on a stream, or for a graph."""
+def has_custom_stream(device: torch.device) -> bool:
+    """Return whether the current stream is not the default one, or captures a graph."""
     module = module_of(device)
     if device.type == "cpu" or not hasattr(module, "default_stream"):
         return False
-    capturing = getattr(module, "is_current_stream_capturing", bool)
-    return bool(capturing()) or module.current_stream(device) != module.default_stream(device)
+    is_capturing = getattr(module, "is_current_stream_capturing", bool)
+    return bool(is_capturing()) or module.current_stream(device) != module.default_stream(device)
 
 
 class Stopwatch:
-    """How long a device is at what it is asked for from now until `stop`.
+    """Time that a device needs for the work queued from now until `stop`.
 
-    Nobody waits for a device that keeps the time itself, before `seconds` are asked for.
+    Where the device has timing events, nothing blocks before `elapsed_s` is read.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._marks: list[Any] = []
-        if device.type == "cuda":  # it can be asked when it came to a point
-            make: Any = torch.cuda.Event
-            self._marks = [make(enable_timing=True) for _ in range(2)]
-            self._marks[0].record()
-        self._begin = time.perf_counter()
-        self._took = 0.0
+        self._events: list[Any] = []
+        if device.type == "cuda":  # which has timing events
+            new_event: Any = torch.cuda.Event
+            self._events = [new_event(enable_timing=True) for _ in range(2)]
+            self._events[0].record()
+        self._started_at = time.perf_counter()
+        self._elapsed_s = 0.0
 
     def stop(self) -> None:
-        """All of it is asked for."""
-        if self._marks:
-            self._marks[1].record()
+        """Mark the end of the timed work."""
+        if self._events:
+            self._events[1].record()
         else:
             finish(self._device)
-            self._took = time.perf_counter() - self._begin
+            self._elapsed_s = time.perf_counter() - self._started_at
 
     @property
-    def seconds(self) -> float:
-        """How long it was."""
-        if not self._marks:
-            return self._took
-        begin, end = self._marks
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+    def elapsed_s(self) -> float:
+        """Elapsed seconds; waits for the end of the timed work."""
+        if not self._events:
+            return self._elapsed_s
+        start_event, end_event = self._events
+        end_event.synchronize()
+        return float(start_event.elapsed_time(end_event)) / 1e3
 
 
-class Aside:
-    """Work that does not wait for all else that a device has been given to do."""
+class SideStream:
+    """Work on a side stream, which does not wait for other work queued on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = stream_of(device, "draws")
-        self._ended: Any = None
+        self._stream = side_stream(device, "draws")
+        self._end_event: Any = None
 
     def begin(self) -> AbstractContextManager[Any]:
-        """What is asked of the device within is done aside."""
+        """Return a context manager in which work is queued on the side stream."""
         return nullcontext() if self._stream is None else module_of(self._stream.device).stream(
             self._stream
         )  # fmt: skip
 
     def end(self) -> None:
-        """All of it is asked for."""
+        """Mark the end of the work on the side stream."""
         if self._stream is not None:
-            self._ended = self._stream.record_event()
+            self._end_event = self._stream.record_event()
 
-    def given(self, made: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """What was made, on this device."""
-        if made.device != device:
+    def to(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a tensor made on the side stream for use on this device's current stream."""
+        if tensor.device != device:
             with self.begin():
-                return made.to(device)
-        if self._ended is not None:
-            now = module_of(device).current_stream(device)
-            now.wait_event(self._ended)
-            made.record_stream(now)
-        return made
+                return tensor.to(device)
+        if self._end_event is not None:
+            current_stream = module_of(device).current_stream(device)
+            current_stream.wait_event(self._end_event)
+            tensor.record_stream(current_stream)
+        return tensor
 
 
 _streams: dict[tuple[torch.device, str], Any] = {}
@@ -142,12 +142,16 @@ _lock = threading.Lock()
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether it does what it is asked for in several orders."""
+    """Return whether the device has streams."""
     return device.type != "cpu" and hasattr(module_of(device), "Stream")
 
 
-def stream_of(device: torch.device, purpose: str) -> Any:
-    """An order of its own; always the same one for a purpose, as each has memory of its own."""
+def side_stream(device: torch.device, purpose: str) -> Any:
+    """Return the side stream of this device for a purpose; None if it has no streams.
+
+    It is the same stream in each call, as the caching allocator keeps separate memory for each
+    stream.
+    """
     if not has_streams(device):
         return None
     with _lock:
@@ -157,5 +161,5 @@ def stream_of(device: torch.device, purpose: str) -> Any:
 
 
 def module_of(device: torch.device) -> Any:
-    """What torch has for devices of this kind, torch.cuda say; None where it has nothing."""
+    """Return torch's module for this device type, such as torch.cuda; None if there is none."""
     return getattr(torch, device.type, None)

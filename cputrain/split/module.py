@@ -1,4 +1,4 @@
-"""A module that stands for a model, and divides its batches."""
+"""Split: a module in place of a model, which shards its batches over replicas and devices."""
 
 from __future__ import annotations
 
@@ -25,28 +25,38 @@ if TYPE_CHECKING:
     from cputrain.split.balance.load_balancer import Fit
     from cputrain.split.proof.verify import Verification
 
-OWN = frozenset(
-    {"_stands_for", "_asked", "_splitter", "chosen", "chosen_shares", "_compiled_call_impl"}
+SPLIT_ATTRIBUTES = frozenset(
+    {
+        "_split_model",
+        "_split_options",
+        "_split_dispatcher",
+        "chosen",
+        "chosen_shares",
+        "_compiled_call_impl",
+    }
 )
-"""Attributes of the module itself, beside its hooks; all others are the model's."""
+"""Attributes of Split itself, besides its hooks; all others are the model's."""
 
 
 class Split(nn.Module):
-    """Stands for the model: its parameters, buffers and modules, its names in a state_dict.
+    """A module in place of a model, with the model's parameters, buffers, modules and state_dict.
 
-    A forward divides the batch among replicas, which share the memory of the parameters, and puts
-    their outputs together; a backward adds up their gradients. Loss and optimizer see nothing of
-    it. What comes out is what the model gives for the whole batch, but for the order of additions:
-    batch norm is over the whole batch, random numbers are those of the whole batch. A model that
-    gives something else when its batch is divided is left as it is, with a warning that says why.
+    A forward shards the batch over replicas, which share the parameters' memory, and concatenates
+    their outputs; a backward adds up their gradients. The loss and the optimizer need no change.
+    The result is that of the model on the whole batch, but for the order of floating-point
+    additions: batch norm uses the statistics of the whole batch, and random numbers are those of
+    the whole batch. A model whose result would differ is called unsharded, with a warning that says
+    why.
 
-    `replicas` is their number, or "auto": the fastest of the first few steps, with one of them if
-    more are not faster. `shares` are the parts of the batch, (3, 1) say: even by default.
-
-    `devices` such as ("cuda", "cpu") compute side by side, wherever the model is: it stays there,
-    and the others have copies of its parameters, made anew for each call. Their shares are fitted
-    from the first steps, and told on standard error; one of them has all of the batch where that
-    is faster. `replicas` are then those on the CPU.
+    Args:
+        model: The model.
+        devices: Devices such as ("cuda", "cpu") that compute side by side. The model stays on its
+            device; the others have copies of its parameters, updated in each call. Shard sizes are
+            balanced in the first steps and reported on standard error; one device gets the whole
+            batch where that is faster.
+        replicas: Number of replicas on the CPU, or "auto": the fastest of the first steps, or 1 if
+            more are not faster.
+        shares: Relative shard sizes, such as (3, 1); even by default.
     """
 
     def __init__(
@@ -62,128 +72,139 @@ class Split(nn.Module):
                 do="Split(nn.Linear(2, 3)), for example.",
             )  # fmt: skip
         count = count_of(replicas)
-        beside = devices_of(devices)
-        given = shares_of(shares, count, beside)
+        checked_devices = devices_of(devices)
+        checked_shares = shares_of(shares, count, checked_devices)
         super().__init__()
         del self.training
         for table in ("_parameters", "_buffers", "_modules"):
             object.__setattr__(self, table, model.__dict__[table])
-        self._stands_for = model
-        self._asked = (devices, replicas, shares)
+        self._split_model = model
+        self._split_options = (devices, replicas, shares)
         self.chosen: tuple[int, float] | None = None
         self.chosen_shares: dict[str, int] | None = None
-        if beside:
-            self._splitter = among(
-                model, beside, count, shares=given, fit=self._fits, tell=_warn, say=_say
+        if checked_devices:
+            self._split_dispatcher = among(
+                model,
+                checked_devices,
+                count,
+                shares=checked_shares,
+                fit=self._record_fit,
+                tell=_warn,
+                say=_log,
             )
         else:
-            self._splitter = splitter_of(model, count, shares=given, chose=self._chose, tell=_warn)
+            self._split_dispatcher = splitter_of(
+                model, count, shares=checked_shares, chose=self._record_choice, tell=_warn
+            )
 
-    def forward(self, *args: Any, **options: Any) -> Any:
-        """The model's, divided."""
-        if torch.compiler.is_compiling():  # a compiler is given the whole model
-            return self._stands_for(*args, **options)
-        return self._splitter(type(self._stands_for).__call__, args, options)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward, sharded."""
+        if torch.compiler.is_compiling():  # a compiler traces the whole model
+            return self._split_model(*args, **kwargs)
+        return self._split_dispatcher(type(self._split_model).__call__, args, kwargs)
 
-    def _chose(self, count: int, gain: float) -> None:
+    def _record_choice(self, count: int, gain: float) -> None:
         object.__setattr__(self, "chosen", (count, gain))
 
-    def _fits(self, fit: Fit, names: Sequence[str]) -> None:
+    def _record_fit(self, fit: Fit, names: Sequence[str]) -> None:
         if not fit.is_promise:
             object.__setattr__(self, "chosen_shares", dict(zip(names, fit.sizes, strict=True)))
-        _say(described(fit, names))
+        _log(described(fit, names))
 
     @property
     def calls_divided(self) -> int:
-        """How many calls were."""
-        return self._splitter.divided
+        """Number of calls that were sharded."""
+        return self._split_dispatcher.divided
 
     @property
     def why_not(self) -> str:
-        """Why the batch is not divided; empty where it is, or where nothing was tried yet."""
-        return self._splitter.refused
+        """Why the batch is not sharded; empty if it is, or if no call was tried yet."""
+        return self._split_dispatcher.refusal
 
     @staticmethod
-    def verify(model: nn.Module, *args: Any, replicas: int = 2, **options: Any) -> Verification:
-        """How far the batch in so many parts is from the whole: a call, and its backward.
+    def verify(model: nn.Module, *args: Any, replicas: int = 2, **kwargs: Any) -> Verification:
+        """Compare a call and its backward, sharded and whole, in float64 and float32.
 
-        Tensor by tensor, in float64 and in float32. Nothing of it stays in the model.
+        All outputs, buffers and gradients are compared. The model is left unchanged.
         """
         from cputrain.split.proof.verify import verify
 
         count = count_of(replicas)
         if count is None or count < 2:
             raise UsageError(
-                "replicas", "must be 2 or more to be verified", found=repr(replicas), do="Try 2."
+                "replicas",
+                "must be 2 or more to be verified",
+                found=repr(replicas),
+                do="Try 2.",
             )
-        whole = model._stands_for if isinstance(model, Split) else model
-        return verify(whole, args, options, replicas=count)
+        unsplit_model = model._split_model if isinstance(model, Split) else model
+        return verify(unsplit_model, args, kwargs, replicas=count)
 
-    # -- all else is the model's
+    # -- everything else is delegated to the model
 
     def __getattr__(self, name: str) -> Any:
-        if name in OWN or "_stands_for" not in self.__dict__:
+        if name in SPLIT_ATTRIBUTES or "_split_model" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        return getattr(self._stands_for, name)
+        return getattr(self._split_model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in OWN:
+        if name in SPLIT_ATTRIBUTES:
             object.__setattr__(self, name, value)
-        elif "_stands_for" in self.__dict__:
-            setattr(self._stands_for, name, value)
+        elif "_split_model" in self.__dict__:
+            setattr(self._split_model, name, value)
         else:
             super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        if "_stands_for" in self.__dict__:
-            delattr(self._stands_for, name)
+        if "_split_model" in self.__dict__:
+            delattr(self._split_model, name)
         else:
             super().__delattr__(name)
 
     def train(self, mode: bool = True) -> Self:
-        self._stands_for.train(mode)
+        self._split_model.train(mode)
         return self
 
-    def state_dict(self, *args: Any, **options: Any) -> Any:
-        return self._stands_for.state_dict(*args, **options)
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._split_model.state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        return self._stands_for.load_state_dict(state_dict, strict=strict, assign=assign)
+        return self._split_model.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        apply: Any = self._stands_for._apply
+        apply: Any = self._split_model._apply
         apply(fn, recurse)
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        return self._stands_for[index]  # type: ignore[index]
+        return self._split_model[index]  # type: ignore[index]
 
     def __len__(self) -> int:
-        return len(self._stands_for)  # type: ignore[arg-type]
+        return len(self._split_model)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._stands_for)  # type: ignore[call-overload, no-any-return]
+        return iter(self._split_model)  # type: ignore[call-overload, no-any-return]
 
     def __bool__(self) -> bool:
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self._stands_for, *self._asked)
+        return _restored, (type(self), self._split_model, *self._split_options)
 
     def __repr__(self) -> str:
-        return f"Split({self._stands_for!r})"
+        return f"Split({self._split_model!r})"
 
 
-def _restored(kind: type[Split], model: nn.Module, devices: Any, *others: Any) -> Split:
-    """One that was kept; of devices that are not here, nothing is left."""
+def _restored(split_class: type[Split], model: nn.Module, devices: Any, *options: Any) -> Split:
+    """Restore a pickled Split; on the CPU alone if its devices are not available here."""
     try:
         devices_of(devices)
     except UsageError as error:
         warnings.warn(f"cputrain.Split: it is divided on the CPU alone: {error}", stacklevel=2)
-        return kind(model)
-    return kind(model, devices, *others)
+        return split_class(model)
+    return split_class(model, devices, *options)
 
 
 def splitter_of(
@@ -195,22 +216,29 @@ def splitter_of(
     tell: Callable[[str], None],
     falls_back: bool = False,
 ) -> Dispatcher:
-    """One for this model: with so many replicas, or with None as many as are fastest.
+    """Return a dispatcher for this model, with `count` replicas; None for the fastest number.
 
-    `chose` hears of the number, and of how many times as fast as one that was; `tell` why a batch
-    is not divided. One that `falls_back` runs the whole batch where a part fails.
+    Args:
+        model: The model to shard.
+        count: Number of replicas; None to measure the fastest number in the script's own steps.
+        shares: Relative shard sizes; even by default.
+        chose: Called with the number of replicas and their speed-up over one replica.
+        tell: Called with the reason for which a batch is not sharded.
+        falls_back: Run the whole batch where a shard's forward fails.
     """
-    found = places(count)
+    replica_cores = places(count)
 
-    def told(measured: Measured) -> None:
-        splitter.use_only(measured.count)
+    def on_measured(measured: Measured) -> None:
+        dispatcher.use_only(measured.count)
         chose(measured.count, measured.gain)
 
     choice: Choice = (
-        AutoReplicas(list(found), told) if count is None else FixedShards(shares or [1.0] * count)
+        AutoReplicas(list(replica_cores), on_measured)
+        if count is None
+        else FixedShards(shares or [1.0] * count)
     )
-    splitter = Dispatcher(model, found, choice, tell=tell, falls_back=falls_back)
-    return splitter
+    dispatcher = Dispatcher(model, replica_cores, choice, on_refused=tell, falls_back=falls_back)
+    return dispatcher
 
 
 def among(
@@ -223,33 +251,54 @@ def among(
     tell: Callable[[str], None],
     say: Callable[[str], None],
 ) -> Dispatcher:
-    """One that divides among devices, with so many replicas where that is the CPU.
+    """Return a dispatcher that shards among devices, with `count` replicas on the CPU.
 
-    `fit` hears of fitted shares, and of the names of the devices that they are for; `tell` why a
-    batch is not divided, `say` of a device that has less from now on.
+    Args:
+        model: The model to shard.
+        devices: Devices that compute shards.
+        count: Number of replicas on the CPU; None for one.
+        shares: Relative shard size of each device; None to balance by measured costs.
+        fit: Called with fitted shard sizes and the devices' names.
+        tell: Called with the reason for which a batch is not sharded.
+        say: Called with messages about devices whose limit was reduced.
     """
-    members, seats = seats_among(devices, count)
-    each = [device for device, many in zip(devices, members, strict=True) for _ in range(many)]
+    replicas_per_device, replica_cores = seats_among(devices, count)
+    replica_devices = [
+        device
+        for device, num_replicas in zip(devices, replicas_per_device, strict=True)
+        for _ in range(num_replicas)
+    ]
 
-    def at_home() -> int | None:
+    def home_index() -> int | None:
         home = home_of(model)
         return devices.index(home) if home in devices else None
 
     choice: Choice
     if shares is not None or len(devices) == 1:
-        given = shares or [1.0]
+        relative_shares = shares or [1.0]
         choice = FixedShards(
-            [share / many for share, many in zip(given, members, strict=True) for _ in range(many)]
+            [
+                share / num_replicas
+                for share, num_replicas in zip(relative_shares, replicas_per_device, strict=True)
+                for _ in range(num_replicas)
+            ]
         )
     else:
         names = [str(device) for device in devices]
-        choice = LoadBalancer(members, at_home, lambda one: fit(one, names))
-    return Dispatcher(model, {len(seats): seats}, choice, devices=each, tell=tell, say=say)
+        choice = LoadBalancer(replicas_per_device, home_index, lambda result: fit(result, names))
+    return Dispatcher(
+        model,
+        {len(replica_cores): replica_cores},
+        choice,
+        devices=replica_devices,
+        on_refused=tell,
+        log=say,
+    )
 
 
 def _warn(reason: str) -> None:
     warnings.warn(f"cputrain.Split: the model is left as it is: {reason}", stacklevel=2)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"cputrain.Split: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""How the outputs of a batch's parts are put together."""
+"""How shards' outputs are put together to the output of the whole batch."""
 
 from __future__ import annotations
 
@@ -15,140 +15,141 @@ if TYPE_CHECKING:
     from typing import Any
 
 REDUCED = -1
-"""In the place of a dimension: a number of the whole batch, which every part has."""
+"""In place of a dimension: a value reduced over the whole batch, the same in every shard."""
 
 
 class OutputLayout(Record):
-    """How the outputs of the parts make one, found where the whole output is known."""
+    """How outputs of shards make up the whole output, found by comparing with it."""
 
     dims: tuple[int | None, ...]
-    """Of each leaf, the dimension along which the parts lie; None where all have the same.
+    """Batch dimension of each leaf; None for leaves that are the same in all shards.
 
-    REDUCED where all have the same, and each part's gradient is that of its own samples.
+    REDUCED where they are the same, but each shard's gradient is that of its own samples.
     """
 
     shared: tuple[Shared | None, ...]
-    """Of each leaf, the one whose memory it has."""
+    """For each leaf, the earlier leaf whose memory it shares; None where it shares none."""
 
-    def put(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
-        """The leaves of the whole; None for those that share the memory of another."""
+    def put(self, shards: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the whole output's leaves; None for those that share another leaf's memory."""
         return [
             None
             if self.shared[number]
-            else parts[0][number]
+            else shards[0][number]
             if dim is None or dim == REDUCED
-            else concatenated([part[number] for part in parts], dim)
+            else concatenate([shard[number] for shard in shards], dim)
             for number, dim in enumerate(self.dims)
         ]
 
     def share(self, leaves: Sequence[Any]) -> list[Any]:
-        """The same with those that share memory."""
+        """Replace leaves that share memory by aliases of the leaf that they share it with."""
         return [
-            leaf if shared is None else shared.made(leaves[shared.number])
+            leaf if shared is None else shared.alias_of(leaves[shared.number])
             for leaf, shared in zip(leaves, self.shared, strict=True)
         ]
 
 
 class Shared(Record):
-    """A leaf of an output that has the memory of another: the same tensor, or a view."""
+    """An output leaf that shares another leaf's memory: the same tensor, or a view of it."""
 
     number: int
-    """Of that leaf."""
+    """Index of the other leaf."""
     is_same: bool
-    """Whether it is the same tensor."""
+    """Whether it is the same tensor object."""
     is_detached: bool
 
-    def made(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Make it of that leaf."""
+    def alias_of(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Return the alias of this leaf."""
         if self.is_same:
             return leaf
         return leaf.detach() if self.is_detached else leaf.view_as(leaf)
 
 
-def concatenated(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """Put parts together along a dimension, in memory in the order in which the parts' lie.
+def concatenate(shards: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Concatenate shards along a dimension, in the memory order of the largest shard.
 
-    A script may take a view of the whole that only this order has.
+    A script may take a view of the result that only this order allows.
     """
-    largest = max(parts, key=torch.Tensor.numel)
+    largest = max(shards, key=torch.Tensor.numel)
     if largest.is_contiguous():
-        return torch.cat(tuple(parts), dim)
+        return torch.cat(tuple(shards), dim)
     order = sorted(range(largest.dim()), key=largest.stride, reverse=True)
     if not largest.permute(order).is_contiguous():  # with gaps, or expanded
-        return torch.cat(tuple(parts), dim)
-    back = sorted(range(largest.dim()), key=order.__getitem__)
-    return torch.cat([part.permute(order) for part in parts], order.index(dim)).permute(back)
+        return torch.cat(tuple(shards), dim)
+    inverse = sorted(range(largest.dim()), key=order.__getitem__)
+    return torch.cat([shard.permute(order) for shard in shards], order.index(dim)).permute(inverse)
 
 
 def shared_memory(leaves: Sequence[Any]) -> list[Shared | None]:
-    """Tell which leaves of an output have the memory of others.
+    """Return for each leaf the leaf whose memory it shares; None where it shares none.
 
-    Raises CannotSplitError where only some elements are the same.
+    Raises:
+        CannotSplitError: Two leaves share some of their elements only.
     """
-    found: list[Shared | None] = [None] * len(leaves)
+    result: list[Shared | None] = [None] * len(leaves)
     tensors = [number for number, leaf in enumerate(leaves) if _has_memory(leaf)]
-    own: list[int] = []
+    distinct: list[int] = []
     for number in sorted(tensors, key=lambda number: not leaves[number].requires_grad):
         leaf = leaves[number]
-        for other in own:
-            if _overlap(leaf, leaves[other]):
-                if _place(leaf) != _place(leaves[other]):
-                    first, second = sorted((other, number))
+        for other_index in distinct:
+            if _overlap(leaf, leaves[other_index]):
+                if _view_key(leaf) != _view_key(leaves[other_index]):
+                    first, second = sorted((other_index, number))
                     raise CannotSplitError(f"its outputs {first} and {second} share memory")
-                found[number] = Shared(
-                    number=other,
-                    is_same=leaf is leaves[other],
-                    is_detached=leaf.requires_grad != leaves[other].requires_grad,
+                result[number] = Shared(
+                    number=other_index,
+                    is_same=leaf is leaves[other_index],
+                    is_detached=leaf.requires_grad != leaves[other_index].requires_grad,
                 )
                 break
         else:
-            own.append(number)
-    return found
+            distinct.append(number)
+    return result
 
 
 def _has_memory(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.numel() > 0
 
 
-def _place(leaf: torch.Tensor) -> tuple[Any, ...]:
+def _view_key(leaf: torch.Tensor) -> tuple[Any, ...]:
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors have elements in common."""
-    memory = one.untyped_storage()
-    if memory.data_ptr() != other.untyped_storage().data_ptr():
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors have elements in common."""
+    storage = first.untyped_storage()
+    if storage.data_ptr() != second.untyped_storage().data_ptr():
         return False
-    if _place(one) == _place(other) or one.element_size() != other.element_size():
+    if _view_key(first) == _view_key(second) or first.element_size() != second.element_size():
         return True
-    numbers = torch.arange(memory.nbytes() // one.element_size())
-    is_in_one = torch.zeros_like(numbers, dtype=torch.bool)
-    is_in_one[_strided_like(numbers, one)] = True
-    return bool(is_in_one[_strided_like(numbers, other)].any())
+    offsets = torch.arange(storage.nbytes() // first.element_size())
+    is_in_first = torch.zeros_like(offsets, dtype=torch.bool)
+    is_in_first[_view_like(offsets, first)] = True
+    return bool(is_in_first[_view_like(offsets, second)].any())
 
 
-def _strided_like(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+def _view_like(offsets: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return offsets.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 class HeldTensors:
-    """An object in an output that is no container and holds tensors, a cache of keys and values."""
+    """An object in an output that is no container and holds tensors, such as a key-value cache."""
 
-    def __init__(self, value: Any, tensors: Sequence[torch.Tensor], rest: Any) -> None:
+    def __init__(self, value: Any, tensors: Sequence[torch.Tensor], structure: Any) -> None:
         self._value = value
         self._tensors = tensors
-        self._rest = rest
+        self._structure = structure
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HeldTensors) and self._rest == other._rest
+        return isinstance(other, HeldTensors) and self._structure == other._structure
 
     __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def built(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return a copy of the object that holds these."""
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return a copy of the object that holds these tensors."""
         copier = StateCopier()
         for before, after in zip(self._tensors, tensors, strict=True):
             copier.put(before, after)
@@ -156,7 +157,7 @@ class HeldTensors:
 
 
 class OutputForm:
-    """How an output is built of its leaves: containers of torch's pytree, and objects in them."""
+    """The structure of an output: torch's pytree containers, and objects in them."""
 
     def __init__(self, spec: Any, objects: dict[int, HeldTensors]) -> None:
         self._spec = spec
@@ -171,25 +172,25 @@ class OutputForm:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def built(self, leaves: Sequence[Any]) -> Any:
-        """Return the output that is made of these leaves."""
-        rest = list(leaves)
-        whole: list[Any] = []
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """Return the output made of these leaves."""
+        remaining = list(leaves)
+        values: list[Any] = []
         for number in range(self._spec.num_leaves):
             held = self._objects.get(number)
             count = 1 if held is None else len(held)
-            taken, rest = rest[:count], rest[count:]
-            whole.append(taken[0] if held is None else held.built(taken))
-        return tree.tree_unflatten(whole, self._spec)
+            held_leaves, remaining = remaining[:count], remaining[count:]
+            values.append(held_leaves[0] if held is None else held.rebuild(held_leaves))
+        return tree.tree_unflatten(values, self._spec)
 
 
 def leaves_of(output: Any) -> tuple[list[Any], OutputForm]:
-    """Return an output's leaves, tensors within objects among them, and how it is built of them."""
+    """Return an output's leaves, including tensors within objects, and its structure."""
     flat, spec = tree.tree_flatten(output)
     leaves: list[Any] = []
     objects: dict[int, HeldTensors] = {}
     for number, leaf in enumerate(flat):
-        held = _held(leaf)
+        held = _held_tensors(leaf)
         if held is None:
             leaves.append(leaf)
         else:
@@ -198,7 +199,7 @@ def leaves_of(output: Any) -> tuple[list[Any], OutputForm]:
     return leaves, OutputForm(spec, objects)
 
 
-def _held(leaf: Any) -> HeldTensors | None:
+def _held_tensors(leaf: Any) -> HeldTensors | None:
     if isinstance(leaf, torch.Tensor | torch.nn.Module) or not hasattr(leaf, "__dict__"):
         return None
     tensors = [value for _, value in reachable(leaf) if isinstance(value, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""What a user asks of Split: checked, and told where it cannot be."""
+"""Checks of Split's arguments, with messages that say what is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def count_of(replicas: int | str) -> int | None:
-    """The number of replicas; None for what is fastest."""
+    """Return the number of replicas; None for "auto"."""
     if replicas == "auto":
         return None
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= 1024:
@@ -25,47 +25,47 @@ def count_of(replicas: int | str) -> int | None:
 
 
 def devices_of(devices: str | Sequence[str]) -> list[torch.device]:
-    """Those that were asked for; none where that is the CPU alone."""
-    given = (devices,) if isinstance(devices, str | torch.device) else tuple(devices)
-    if given in (("auto",), ("cpu",)):
+    """Return the requested devices; an empty list for the CPU alone."""
+    names = (devices,) if isinstance(devices, str | torch.device) else tuple(devices)
+    if names in (("auto",), ("cpu",)):
         return []
-    found: list[torch.device] = []
-    for name in given:
+    checked: list[torch.device] = []
+    for name in names:
         problem = ""
         try:
             device = available(name)
         except (RuntimeError, AssertionError, TypeError) as error:
             problem = str(error).strip().partition("\n")[0] or type(error).__name__
-        if problem or device in found:
+        if problem or device in checked:
             raise UsageError(
                 "devices", 'must be "auto", "cpu", or devices that are there, each once',
                 found=f"{name!r} ({problem or 'twice'})",
                 do='Split(model, ("cuda", "cpu")), for example.',
             )  # fmt: skip
-        found.append(device)
-    if not found:
+        checked.append(device)
+    if not checked:
         raise UsageError(
             "devices", "must name one at least", found=repr(devices), do='"auto" is the default.'
         )
-    return found
+    return checked
 
 
 def shares_of(
     shares: str | Sequence[float], count: int | None, devices: Sequence[torch.device]
 ) -> list[float] | None:
-    """One for each device, or each replica; None where they are to be found."""
+    """Return one relative shard size for each device, or each replica; None for "auto"."""
     if shares == "auto":
         return None
-    good = not isinstance(shares, str) and all(
-        isinstance(one, int | float) and 0 < one < float("inf") for one in shares
+    is_valid = not isinstance(shares, str) and all(
+        isinstance(share, int | float) and 0 < share < float("inf") for share in shares
     )
     expected = len(devices) or count
-    if not good or len(shares) != expected:
-        whom = f"{len(devices)} devices" if devices else f"{count or 'auto'} replicas"
+    if not is_valid or len(shares) != expected:
+        receivers = f"{len(devices)} devices" if devices else f"{count or 'auto'} replicas"
         raise UsageError(
             "shares", 'must be "auto" or a positive number for each '
             + ("device" if devices else "replica"),
-            found=f"{shares!r} for {whom}",
+            found=f"{shares!r} for {receivers}",
             do="Split(model, replicas=2, shares=(3, 1)), for example.",
         )  # fmt: skip
-    return [float(one) for one in shares]
+    return [float(share) for share in shares]

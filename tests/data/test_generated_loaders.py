@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cputrain.data import columns, memory
-from cputrain.split import dispatcher as splitter
+from cputrain.split import dispatcher
 from tests.data.loader_cases import compare, generate, is_in_memory, reduce
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def test_scripts_with_workers_see_the_same(chunk: int, workers: int) -> None:
 @pytest.fixture
 def exchanged() -> Iterator[None]:
     """Functions of torch are a `Split`'s, as in a script that has made one."""
-    before = set(splitter._exchanged)
-    splitter.exchange()
+    before = set(dispatcher._patches)
+    dispatcher.exchange()
     yield
-    for name in set(splitter._exchanged) - before:
-        splitter._exchanged.pop(name).undo()
+    for name in set(dispatcher._patches) - before:
+        dispatcher._patches.pop(name).undo()
 
 
 @pytest.mark.usefixtures("exchanged")

@@ -15,7 +15,7 @@ from torch import nn
 from cputrain import Split
 from cputrain.errors import UsageError
 from cputrain.split import devices
-from cputrain.split.execution import transfer as road
+from cputrain.split.execution import transfer
 from tests.split import other_device
 from tests.split.models import MODELS
 from tests.split.test_exact import are_the_same, farthest
@@ -202,8 +202,8 @@ def test_a_draw_is_made_where_the_whole_batch_makes_it():
 
     split = Split(other_device.moved(Adds(noise)), ("other", "cpu"), shares=(1, 1))
     split(torch.randn(8, 4).to("other"))
-    (known,) = split._splitter._ways.values()
-    assert [draw.device.type for draw in known.way.draws] == ["cpu", "other"]
+    (known,) = split._split_dispatcher._shardings.values()
+    assert [draw.device.type for draw in known.spec.draws] == ["cpu", "other"]
 
 
 @pytest.mark.usefixtures("exactly")
@@ -212,7 +212,7 @@ def test_the_default_device_is_each_parts_own():
     torch.set_default_device("cpu")
     try:
         x = torch.randn(8, 4)
-        torch.testing.assert_close(split(x), split._stands_for(x))
+        torch.testing.assert_close(split(x), split._split_model(x))
     finally:
         torch.set_default_device(None)
     assert split.calls_divided == 1
@@ -249,9 +249,9 @@ def test_train_and_eval_have_one_copy_of_the_parameters():
     split(x).sum().backward()
     split.eval()
     split(x)
-    views = list(split._splitter._views.values())
+    views = list(split._split_dispatcher._replicas.values())
     assert len(views) == 2
-    assert len({id(view.mirrors) for each in views for view in each if view.mirrors}) == 1
+    assert len({id(view.flat_params) for each in views for view in each if view.flat_params}) == 1
 
 
 def test_losses_are_those_of_the_whole_batch():
@@ -271,7 +271,7 @@ def test_what_is_found_is_told(capsys):
     split = Split(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)), ("other", "cpu"))
     for _ in range(60):
         split(torch.randn(64, 64)).sum().backward()
-        if not split._splitter.measures:
+        if not split._split_dispatcher.is_measuring:
             break
     told = capsys.readouterr().err.splitlines()
     assert all(line.startswith("cputrain.Split: ") for line in told)
@@ -531,7 +531,7 @@ def test_copies_go_by_a_road_where_the_device_has_streams(monkeypatch):
         return streams if device.type == "other" else own(device)
 
     monkeypatch.setattr(devices, "module_of", module_of)
-    monkeypatch.setattr(road, "module_of", module_of)
+    monkeypatch.setattr(transfer, "module_of", module_of)
     monkeypatch.setattr(devices, "_streams", {})
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda _, one: streams.seen.append(f"used by {one.name}")

@@ -73,17 +73,17 @@ def row(name, model, arguments) -> str:
     plain = median(seconds(lambda: step(model, parameters, arguments)) for _ in range(STEPS))
     split = Split(model, replicas=2)
     step(split, parameters, arguments)
-    splitter = split._splitter
+    dispatcher = split._split_dispatcher
     assert split.calls_divided == 1, split.why_not
-    key = median(seconds(lambda: structure(model, splitter._names())) for _ in range(20))
-    watch.FIRST_PAUSE_S, proof = 0.0, splitter.proof_seconds
-    splitter._watch.begin(0.0)  # the first comparison comes at once, and is left out
+    key = median(seconds(lambda: structure(model, dispatcher._names())) for _ in range(20))
+    watch.FIRST_PAUSE_S, proof = 0.0, dispatcher.proof_s
+    dispatcher._watch.begin(0.0)  # the first comparison comes at once, and is left out
     step(split, parameters, arguments)
-    compared = before = splitter.watch_seconds
+    compared = before = dispatcher.watch_s
     begin = time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < WATCHED_S:
         step(split, parameters, arguments)
-    share = (splitter.watch_seconds - before) / elapsed
+    share = (dispatcher.watch_s - before) / elapsed
     watched = f"{share:.2%}" if share else "none yet"
     return (
         f"| {name} | {plain * 1e3:.0f} | {proof / plain:.1f} | {key * 1e3:.2f} | "

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cputrain import Split
-from cputrain.split.balance.auto_replicas import GAIN, AutoReplicas, FixedShards
+from cputrain.split.balance.auto_replicas import MIN_GAIN, AutoReplicas, FixedShards
 
 
 def measured(seconds, *, noise=0.0, seed=0, drift=0.0, counts=(2, 4, 8)):
@@ -22,7 +22,7 @@ def measured(seconds, *, noise=0.0, seed=0, drift=0.0, counts=(2, 4, 8)):
         if choice.chosen is not None:
             return told[0], step
         took = seconds[len(sizes)] * (1 + drift * step) * generator.uniform(1, 1 + noise)
-        choice.took(sizes, took, [took] * len(sizes))
+        choice.record(sizes, took, [took] * len(sizes))
     raise AssertionError("nothing was chosen in 1000 steps")
 
 
@@ -60,11 +60,11 @@ def test_short_batches_and_evaluation_are_not_measured():
     choice = AutoReplicas([2], lambda _: None)
     assert choice.sizes(64, trains=True) == (64,)
     for _ in range(2):
-        choice.took((64,), 1.0, [1.0])
+        choice.record((64,), 1.0, [1.0])
     assert choice.sizes(64, trains=True) == (32, 32)
     assert choice.sizes(64, trains=False) == (64,)
     assert choice.sizes(10, trains=True) == (10,)
-    choice.took((10,), 1.0, [1.0])
+    choice.record((10,), 1.0, [1.0])
     assert choice.sizes(64, trains=True) == (32, 32)
 
 
@@ -92,7 +92,7 @@ def test_auto_comes_to_a_choice_on_the_scripts_own_steps():
         for a, b in zip(split.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad)
     count, gain = split.chosen
-    assert count == 1 or gain >= GAIN
+    assert count == 1 or gain >= MIN_GAIN
     divided = split.calls_divided
     split(x)
     assert split.calls_divided == divided + (count > 1)
@@ -113,13 +113,13 @@ def test_of_calls_that_begin_before_a_backward_the_last_is_measured():
     heard = []
 
     class Listens(FixedShards):
-        listens = True
+        needs_times = True
 
-        def took(self, sizes, seconds, busy):
+        def record(self, sizes, seconds, busy):
             heard.append((sizes, seconds, list(busy)))
 
     split(torch.randn(8, 8))
-    split._splitter._choice = Listens([1.0, 1.0])
+    split._split_dispatcher._choice = Listens([1.0, 1.0])
     for _ in range(3):
         outs = [split(torch.randn(size, 8)) for size in (8, 12)]
         with torch.no_grad():

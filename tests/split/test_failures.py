@@ -236,7 +236,7 @@ def test_replicas_that_are_not_needed_any_more_do_the_backward_that_is_before_th
     split = Split(model, replicas=7)
     out = split(torch.ones(14, 2))
     assert split.calls_divided == 1
-    split._splitter.use_only(0)
+    split._split_dispatcher.use_only(0)
     gc.collect()
     backward = threading.Thread(target=out.sum().backward, daemon=True)
     backward.start()

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from cputrain import Split
-from cputrain.split.devices import Aside
+from cputrain.split.devices import SideStream
 from cputrain.split.execution.transfer import TransferStream
 from tests.split.models import MODELS
 from tests.split.test_exact import far, first_of
@@ -174,21 +174,21 @@ def test_less_is_given_to_a_gpu_without_memory(home, capsys):
 def test_a_part_on_the_cpu_does_not_wait_for_the_gpu():
     """What is drawn for it, it has while the GPU is still at work."""
     gpu = torch.device("cuda", 0)
-    aside = Aside(gpu)
+    side_stream = SideStream(gpu)
     for _ in range(2):  # the first asks for memory, and loads kernels
-        with aside.begin():
+        with side_stream.begin():
             made = torch.rand(64, device="cuda")
-        aside.end()
-        aside.given(made, torch.device("cpu"))
+        side_stream.end()
+        side_stream.to(made, torch.device("cpu"))
         torch.cuda.synchronize()
         through = occupied()
-    with aside.begin():
+    with side_stream.begin():
         made = torch.rand(64, device="cuda")
-    aside.end()
-    found = aside.given(made, torch.device("cpu"))
+    side_stream.end()
+    found = side_stream.to(made, torch.device("cpu"))
     still_at_work = not through.query()
     assert still_at_work
-    assert torch.equal(found, aside.given(made, gpu).cpu())
+    assert torch.equal(found, side_stream.to(made, gpu).cpu())
 
 
 def occupied():
@@ -202,14 +202,14 @@ def occupied():
 
 
 def test_what_comes_back_does_not_wait_for_the_gpu():
-    road = TransferStream(torch.device("cuda", 0), torch.device("cpu"))
+    transfer = TransferStream(torch.device("cuda", 0), torch.device("cpu"))
     for _ in range(2):  # the first time it asks for memory, and loads kernels
         torch.cuda.synchronize()
         through = occupied()
         there = torch.arange(1000.0).pin_memory()
         arrived = torch.cuda.Event()
-        with road.back():
-            here = road.bring(there)
+        with transfer.receiving():
+            here = transfer.receive(there)
             arrived.record()
         arrived.synchronize()
         still_at_work = not through.query()
@@ -218,15 +218,15 @@ def test_what_comes_back_does_not_wait_for_the_gpu():
 
 
 def test_what_is_sent_is_as_it_is_when_the_gpu_has_come_there():
-    road = TransferStream(torch.device("cuda", 0), torch.device("cpu"))
+    transfer = TransferStream(torch.device("cuda", 0), torch.device("cpu"))
     value = torch.zeros(1000, device="cuda")
     for number in range(3):
         occupied()
         value.add_(1)
-        with road.there():
-            sent = road.send(value)
+        with transfer.sending():
+            sent = transfer.send(value)
         occupied()
-        road.wait()
+        transfer.wait()
         assert torch.equal(sent, torch.full((1000,), number + 1.0))
 
 

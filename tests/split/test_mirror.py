@@ -29,7 +29,7 @@ def test_what_is_packed_comes_out_as_it_was():
         torch.tensor(7.0),
         torch.empty(0, 3),
     ]
-    found = Packed(tensors, HERE).fetched(brought)
+    found = Packed(tensors, HERE).fetch(brought)
     for one, other in zip(tensors, found, strict=True):
         if one is None:
             assert other is None
@@ -42,14 +42,14 @@ def test_what_is_packed_comes_out_as_it_was():
 
 def test_memory_is_used_again_where_it_fits():
     memory = {}
-    first = Packed([torch.ones(3)], HERE, memory).fetched(brought)
+    first = Packed([torch.ones(3)], HERE, memory).fetch(brought)
     (kept,) = memory.values()
     both = [Packed([torch.full((3,), value)], HERE, memory) for value in (2.0, 3.0)]
-    second, _ = (one.fetched(brought) for one in reversed(both))
+    second, _ = (one.fetch(brought) for one in reversed(both))
     assert second[0].tolist() == [3.0] * 3
-    second = both[0].fetched(brought)
+    second = both[0].fetch(brought)
     assert memory[torch.float32] is kept
     assert [one.tolist() for one in (*first, *second)] == [[1.0] * 3, [2.0] * 3]
-    third = Packed([torch.zeros(2), torch.zeros(2)], HERE, memory).fetched(brought)
+    third = Packed([torch.zeros(2), torch.zeros(2)], HERE, memory).fetch(brought)
     assert memory[torch.float32] is not kept
     assert [one.tolist() for one in third] == [[0.0] * 2] * 2

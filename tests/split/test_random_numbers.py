@@ -13,7 +13,7 @@ from cputrain import Split
 from cputrain.split.execution.context import ReplicaContext, current_replica
 from cputrain.split.sync import random_functions
 from cputrain.split.sync.barrier import ReplicaBarrier
-from cputrain.split.sync.rng import Draws as Drawing
+from cputrain.split.sync.rng import SharedDraws
 
 
 class Draws(nn.Module):
@@ -171,16 +171,18 @@ def test_a_draw_of_parts_that_are_all_elsewhere_is_made_in_one_place_whoever_com
     home, cpu, other = torch.device("meta", 0), torch.device("cpu"), torch.device("meta", 1)
     found = []
     for first in (0, 1):
-        meeting, draws = ReplicaBarrier(2), Drawing(2)
+        barrier, draws = ReplicaBarrier(2), SharedDraws(2)
         draws.home = home
         parts = [
-            ReplicaContext(number, (number, number + 1 + number), 3, meeting, draws, device=device)
+            ReplicaContext(number, (number, number + 1 + number), 3, barrier, draws, device=device)
             for number, device in enumerate((cpu, other))
         ]
         asked = [
             threading.Thread(
                 target=lambda part=part, draws=draws: found.append(
-                    draws._divided(0, part, torch.Size([part.end - part.begin]), (0,), cpu).device
+                    draws._sharding_of(
+                        0, part, torch.Size([part.end - part.begin]), (0,), cpu
+                    ).device
                 )
             )
             for part in (parts[first], parts[1 - first])

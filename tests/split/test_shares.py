@@ -9,11 +9,11 @@ import pytest
 
 from cputrain.split.balance.auto_replicas import FixedShards, Limits
 from cputrain.split.balance.load_balancer import (
-    EACH,
-    GAIN,
-    OFTEN,
+    DRIFTED_CHECKS,
+    MIN_GAIN,
+    STEPS_PER_TURN,
     WARM_UP,
-    WATCHED,
+    WATCH_INTERVAL,
     Fit,
     LoadBalancer,
     described,
@@ -36,7 +36,7 @@ def train(choice, costs, told, *, noise=0.0, seed=0, size=SIZE, most=200, gap=0.
     generator = random.Random(seed)
     before = len(told())
     for step in range(most):
-        if len(told()) > before and not choice.measures:
+        if len(told()) > before and not choice.is_measuring:
             return step
         go_on(choice, costs, size=size, generator=generator, noise=noise, gap=gap)
     raise AssertionError(f"nothing was found in {most} steps")
@@ -46,9 +46,9 @@ def go_on(choice, costs, *, size=SIZE, generator=random, noise=0.0, gap=0.0):
     """One step."""
     sizes = choice.sizes(size, trains=True)
     assert sum(sizes) == size
-    if choice.listens:
-        seconds, busy = step_of(costs, sizes, choice._members, generator, noise, choice._home)
-        choice.took(sizes, seconds * generator.uniform(1, 1 + gap), busy)
+    if choice.needs_times:
+        seconds, busy = step_of(costs, sizes, choice._replicas, generator, noise, choice._home)
+        choice.record(sizes, seconds * generator.uniform(1, 1 + gap), busy)
 
 
 def step_of(costs, sizes, members, generator, noise, home=0):
@@ -59,7 +59,7 @@ def step_of(costs, sizes, members, generator, noise, home=0):
         mine = noise if isinstance(noise, float) else noise[number]
         for n in filter(None, sizes[at : at + count]):
             busy.append(cost.busy(n * count) * generator.uniform(1, 1 + mine))
-            ends.append(busy[-1] + cost.beyond * (divides or number != home))
+            ends.append(busy[-1] + cost.overhead * (divides or number != home))
         at += count
     return max(ends), busy
 
@@ -68,14 +68,14 @@ def test_a_device_that_is_slow_at_first_is_measured_on():
     """It asks for memory, and loads kernels: its first steps tell nothing."""
     told = []
     choice = LoadBalancer([1, 1], lambda: 0, told.append)
-    gpu, cpu = Cost(fixed=0.004, each=0.0001), Cost(fixed=0.006, each=0.0003)
+    gpu, cpu = Cost(fixed=0.004, per_sample=0.0001), Cost(fixed=0.006, per_sample=0.0003)
     slow = iter([0.5, 0.2, 0.1, 0.05, 0.02])
-    while choice.measures:
+    while choice.is_measuring:
         sizes = choice.sizes(SIZE, trains=True)
         busy = [cost.seconds(n) for cost, n in zip((gpu, cpu), sizes, strict=True) if n]
         if sizes[1]:
             busy[1] += next(slow, 0.0)
-        choice.took(sizes, max(busy), busy)
+        choice.record(sizes, max(busy), busy)
     assert all(told[-1].sizes)
     assert told[-1].measured > 1.1
 
@@ -91,7 +91,7 @@ def throughput(costs, sizes, noise=0.0, steps=1):
 @pytest.mark.parametrize("fixed", [0.0, 0.01, 0.05])
 def test_shares_come_near_the_sum_of_both(ratio, fixed):
     """Fixed costs are paid by both; what is left is divided."""
-    costs = [Cost(fixed=fixed, each=0.001), Cost(fixed=fixed, each=0.001 / ratio)]
+    costs = [Cost(fixed=fixed, per_sample=0.001), Cost(fixed=fixed, per_sample=0.001 / ratio)]
     choice, fit, steps = after(costs)
     best = max(throughput(costs, (n, SIZE - n)) for n in range(SIZE + 1))
     assert throughput(costs, choice.sizes(SIZE, trains=True)) >= 0.97 * best
@@ -102,13 +102,13 @@ def test_shares_come_near_the_sum_of_both(ratio, fixed):
 @pytest.mark.parametrize("home", [0, 1])
 def test_a_device_that_is_thirty_times_as_fast_is_alone(home):
     costs = [
-        Cost(fixed=0.002, each=0.0001, beyond=0.001),
-        Cost(fixed=0.002, each=0.003, beyond=0.001),
+        Cost(fixed=0.002, per_sample=0.0001, overhead=0.001),
+        Cost(fixed=0.002, per_sample=0.003, overhead=0.001),
     ]
     choice, fit, steps = after(costs, home=home)
     assert choice.sizes(SIZE, trains=True) == (SIZE, 0)
-    assert choice.settled == (home == 0)  # or there is something to be carried, each time
-    assert fit.predicted < GAIN
+    assert choice.is_undivided == (home == 0)  # or there is something to be carried, each time
+    assert fit.predicted < MIN_GAIN
     assert fit.measured is None
     assert steps <= 70
 
@@ -121,7 +121,7 @@ def test_another_device_alone_must_be_faster_in_turns(seed):
         def seconds(self, samples):
             return super().seconds(samples) * (1 if samples < SIZE / 2 else 5)
 
-    costs = [Cost(fixed=0.0, each=0.001), Falls(fixed=0.0, each=0.0005)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Falls(fixed=0.0, per_sample=0.0005)]
     choice, _, _ = after(costs, noise=0.05, seed=seed)
     sizes = choice.sizes(SIZE, trains=True)
     assert throughput(costs, sizes) >= 0.95 * throughput(costs, (SIZE, 0))
@@ -130,8 +130,8 @@ def test_another_device_alone_must_be_faster_in_turns(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_is_not_taken_for_gain(seed):
     costs = [
-        Cost(fixed=0.0, each=0.001, beyond=0.05),
-        Cost(fixed=0.05, each=0.004, beyond=0.05),
+        Cost(fixed=0.0, per_sample=0.001, overhead=0.05),
+        Cost(fixed=0.05, per_sample=0.004, overhead=0.05),
     ]
     choice, _, _ = after(costs, noise=0.1, seed=seed)
     assert choice.sizes(SIZE, trains=True) == (SIZE, 0)
@@ -139,16 +139,16 @@ def test_noise_is_not_taken_for_gain(seed):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_clear_gain_is_found_in_noise(seed):
-    costs = [Cost(fixed=0.002, each=0.001), Cost(fixed=0.005, each=0.0015)]
+    costs = [Cost(fixed=0.002, per_sample=0.001), Cost(fixed=0.005, per_sample=0.0015)]
     choice, _, _ = after(costs, noise=0.1, seed=seed)
     best = max(throughput(costs, (n, SIZE - n)) for n in range(SIZE + 1))
     assert throughput(costs, choice.sizes(SIZE, trains=True)) >= 0.85 * best
 
 
 def test_what_dividing_costs_beyond_the_devices_is_part_of_the_prediction():
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.002)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.002)]
     _, cheap, _ = after(costs)
-    choice, dear, _ = after([cost.replace(beyond=0.1) for cost in costs])
+    choice, dear, _ = after([cost.replace(overhead=0.1) for cost in costs])
     assert cheap.predicted == pytest.approx(1.5, rel=0.02)
     assert dear.predicted <= 1.0
     assert choice.sizes(SIZE, trains=True) == (SIZE, 0)
@@ -158,7 +158,10 @@ def test_what_dividing_costs_beyond_the_devices_is_part_of_the_prediction():
 @pytest.mark.parametrize("each", [0.0005, 0.001, 0.003])
 def test_a_device_whose_work_is_waited_for_longer_has_less(each, beyond):
     """Its gradients have a longer way: being busy as long as the other, it would be the last."""
-    costs = [Cost(fixed=0.003, each=0.001), Cost(fixed=0.003, each=each, beyond=beyond)]
+    costs = [
+        Cost(fixed=0.003, per_sample=0.001),
+        Cost(fixed=0.003, per_sample=each, overhead=beyond),
+    ]
     choice, fit, _ = after(costs)
     best = max(throughput(costs, (SIZE - n, n)) for n in range(SIZE + 1))
     assert throughput(costs, choice.sizes(SIZE, trains=True)) >= 0.98 * best
@@ -169,7 +172,7 @@ def test_a_device_whose_work_is_waited_for_longer_has_less(each, beyond):
 @pytest.mark.parametrize("each", [0.0005, 0.001, 0.002])
 def test_a_gap_that_varies_is_not_the_slower_devices(seed, each):
     """Where it is long, the device that was the last still was."""
-    costs = [Cost(fixed=0.003, each=0.001), Cost(fixed=0.003, each=each)]
+    costs = [Cost(fixed=0.003, per_sample=0.001), Cost(fixed=0.003, per_sample=each)]
     choice, _, _ = after(costs, gap=0.1, seed=seed)
     best = max(throughput(costs, (SIZE - n, n)) for n in range(SIZE + 1))
     assert throughput(costs, choice.sizes(SIZE, trains=True)) >= 0.9 * best
@@ -177,7 +180,7 @@ def test_a_gap_that_varies_is_not_the_slower_devices(seed, each):
 
 @pytest.mark.parametrize("beyond", [0.02, 0.05, 0.08, 0.1])
 def test_another_device_alone_is_waited_for_as_well(beyond):
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.0005, beyond=beyond)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.0005, overhead=beyond)]
     choice, _, _ = after(costs)
     for size in (SIZE, 10):
         best = max(throughput(costs, (size - n, n)) for n in range(size + 1))
@@ -186,7 +189,7 @@ def test_another_device_alone_is_waited_for_as_well(beyond):
 
 def test_a_device_of_uneven_steps_has_less():
     """All wait for its long ones; its short ones are of no use."""
-    costs = [Cost(fixed=0.003, each=0.0006), Cost(fixed=0.005, each=0.0015)]
+    costs = [Cost(fixed=0.003, per_sample=0.0006), Cost(fixed=0.005, per_sample=0.0015)]
     noise = (0.0, 1.0)
     speeds = [throughput(costs, (SIZE - n, n), noise, steps=300) for n in range(SIZE)]
     found = [after(costs, noise=noise, seed=seed)[0] for seed in range(40)]
@@ -197,27 +200,27 @@ def test_a_device_of_uneven_steps_has_less():
 @pytest.mark.parametrize(("slow_turns", "pays"), [({0}, True), (set(range(0, 99, 2)), False)])
 def test_turns_that_disagree_are_followed_by_more(slow_turns, pays):
     """One that was disturbed loses no clear gain; what is slow time and again is no gain."""
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.001)]
     told, divided = [], 0
     choice = LoadBalancer([1, 1], lambda: 0, told.append)
-    while choice.measures:
+    while choice.is_measuring:
         sizes = choice.sizes(SIZE, trains=True)
         seconds, busy = step_of(costs, sizes, [1, 1], random.Random(0), 0.0)
         if told and all(sizes):
-            seconds *= 4 if divided // (WARM_UP + EACH) // 2 in slow_turns else 1
+            seconds *= 4 if divided // (WARM_UP + STEPS_PER_TURN) // 2 in slow_turns else 1
             divided += 1
-        choice.took(sizes, seconds, busy)
+        choice.record(sizes, seconds, busy)
     assert told[0].is_promise
     assert not told[-1].is_promise
     assert all(told[-1].sizes) == pays
-    assert (told[-1].measured > GAIN) == pays
+    assert (told[-1].measured > MIN_GAIN) == pays
 
 
 def test_three_devices_and_one_that_is_not_worth_it():
     costs = [
-        Cost(fixed=0.0, each=0.001),
-        Cost(fixed=0.0, each=0.001),
-        Cost(fixed=9.0, each=0.0001),
+        Cost(fixed=0.0, per_sample=0.001),
+        Cost(fixed=0.0, per_sample=0.001),
+        Cost(fixed=9.0, per_sample=0.0001),
     ]
     choice, _, _ = after(costs)
     sizes = choice.sizes(SIZE, trains=True)
@@ -226,7 +229,7 @@ def test_three_devices_and_one_that_is_not_worth_it():
 
 
 def test_replicas_of_a_device_have_even_parts_of_its_share():
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.001)]
     choice, _, _ = after(costs, members=[1, 3])
     sizes = choice.sizes(SIZE, trains=True)
     assert sizes[0] == pytest.approx(SIZE / 2, abs=4)
@@ -234,7 +237,7 @@ def test_replicas_of_a_device_have_even_parts_of_its_share():
 
 
 def test_other_batches_have_shares_of_their_own():
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.02, each=0.001)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.02, per_sample=0.001)]
     choice, _, _ = after(costs)
     assert choice.sizes(64, trains=True)[0] > 40  # the fixed cost counts for more
     assert choice.sizes(10, trains=True) == (10, 0)
@@ -242,7 +245,7 @@ def test_other_batches_have_shares_of_their_own():
 
 
 def test_shares_are_fitted_again_when_they_have_drifted():
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.001)]
     told = []
     choice = LoadBalancer([1, 1], lambda: 0, told.append)
     train(choice, costs, lambda: told)
@@ -250,15 +253,15 @@ def test_shares_are_fitted_again_when_they_have_drifted():
     for _ in range(500):  # nothing has changed
         sizes = choice.sizes(SIZE, trains=True)
         assert sizes == before
-        if choice.listens:
+        if choice.needs_times:
             busy = [cost.seconds(n) for cost, n in zip(costs, sizes, strict=True)]
-            choice.took(sizes, max(busy), busy)
-    slower = [costs[0], Cost(fixed=0.0, each=0.003)]
+            choice.record(sizes, max(busy), busy)
+    slower = [costs[0], Cost(fixed=0.0, per_sample=0.003)]
     steps = 0
-    while not choice.measures:
+    while not choice.is_measuring:
         steps += 1
         go_on(choice, slower)
-    assert steps <= WATCHED + OFTEN
+    assert steps <= WATCH_INTERVAL + DRIFTED_CHECKS
     train(choice, slower, lambda: told)
     assert choice.sizes(SIZE, trains=True)[1] == pytest.approx(SIZE / 4, abs=6)
 
@@ -272,19 +275,19 @@ def test_shares_are_fitted_again_when_they_have_drifted():
 )
 def test_devices_that_are_not_as_the_line_are_not_fitted_again(works):
     """What is looked at is whether they take what they took."""
-    devices = [SimpleNamespace(busy=work, beyond=0.0) for work in works]
+    devices = [SimpleNamespace(busy=work, overhead=0.0) for work in works]
     choice, _, _ = after(devices, noise=0.02)
     assert all(choice.sizes(SIZE, trains=True))
     generator = random.Random(0)
     for _ in range(1000):
         go_on(choice, devices, generator=generator, noise=0.02)
-        assert not choice.measures
+        assert not choice.is_measuring
 
 
 def test_what_was_found_holds_until_something_else_is():
     """Shares are fitted again, and that is given up, as batches are short."""
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
-    slower = [costs[0], Cost(fixed=0.0, each=0.002)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.001)]
+    slower = [costs[0], Cost(fixed=0.0, per_sample=0.002)]
     told = []
     choice = LoadBalancer([1, 1], lambda: 0, told.append)
     train(choice, costs, lambda: told)
@@ -293,25 +296,25 @@ def test_what_was_found_holds_until_something_else_is():
     assert told[-1].is_promise
     for _ in range(12):
         go_on(choice, slower, size=20)
-    assert not choice.settled
+    assert not choice.is_undivided
     assert choice.sizes(SIZE, trains=True) == (128, 128)
     steps = 0
-    while not choice.measures:  # it is looked at again, whatever there is
+    while not choice.is_measuring:  # it is looked at again, whatever there is
         steps += 1
         go_on(choice, slower, size=64)
-    assert steps <= WATCHED + OFTEN
+    assert steps <= WATCH_INTERVAL + DRIFTED_CHECKS
     go_on(choice, slower, size=3)
 
 
 def test_the_models_own_device_has_little_memory():
     """It is the fastest alone, and cannot be."""
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.02)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.02)]
     told = []
     choice = LoadBalancer([1, 1], lambda: 0, told.append)
     choice.sizes(SIZE, trains=True)
     choice.limit(0, 200)
     train(choice, costs, lambda: told)
-    assert not choice.settled
+    assert not choice.is_undivided
     assert choice.sizes(SIZE, trains=True) == (200, SIZE - 200)
     assert told[-1].sizes == (200, SIZE - 200)
     assert told[-1].is_forced
@@ -319,21 +322,21 @@ def test_the_models_own_device_has_little_memory():
 
 
 def test_a_model_that_is_on_no_device_of_them_is_always_sent():
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.1)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.1)]
     choice, fit, _ = after(costs, home=None)
     assert choice.sizes(SIZE, trains=True) == (SIZE, 0)
-    assert fit.alone == 0
-    assert not choice.settled
+    assert fit.fastest == 0
+    assert not choice.is_undivided
 
 
 def test_times_that_no_clock_has_seen():
-    costs = [Cost(fixed=0.001, each=1e-33), Cost(fixed=0.001, each=1e-33)]
+    costs = [Cost(fixed=0.001, per_sample=1e-33), Cost(fixed=0.001, per_sample=1e-33)]
     assert sum(balanced(costs, SIZE, 0)) == SIZE
     assert fitted([(16, 0.0), (48, 0.0)]).samples(1.0) > 0
 
 
 def test_batches_of_all_sizes_come_to_an_end():
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.001)]
     told = []
     choice = LoadBalancer([1, 1], lambda: 0, told.append)
     generator = random.Random(0)
@@ -341,16 +344,16 @@ def test_batches_of_all_sizes_come_to_an_end():
         size = generator.randint(1, 60) + step // 30
         sizes = choice.sizes(size, trains=True)
         assert sum(sizes) == size
-        if choice.listens:
+        if choice.needs_times:
             busy = [cost.seconds(n) for cost, n in zip(costs, sizes, strict=True) if n]
-            choice.took(sizes, max(busy), busy)
+            choice.record(sizes, max(busy), busy)
     assert told
-    assert not choice.measures
+    assert not choice.is_measuring
     assert choice.sizes(60, trains=True) == (30, 30)
 
 
 def test_a_first_batch_that_is_larger_than_the_rest_is_forgotten():
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.001)]
     told = []
     choice = LoadBalancer([1, 1], lambda: 0, told.append)
     choice.sizes(400, trains=True)
@@ -365,33 +368,33 @@ def test_batches_with_fewer_samples_than_devices_are_not_measured():
 
 @pytest.mark.parametrize("after_steps", [0, 3, 7, 100])
 def test_a_device_with_little_memory_has_what_fits(after_steps):
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.0002)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.0002)]
     told = []
     choice = LoadBalancer([1, 2], lambda: 0, told.append)
     for _ in range(after_steps):
         sizes = choice.sizes(SIZE, trains=True)
-        if choice.listens:
+        if choice.needs_times:
             busy = [costs[0].seconds(sizes[0]), *(costs[1].seconds(2 * n) for n in sizes[1:])]
             busy = [one for one, n in zip(busy, sizes, strict=True) if n]
-            choice.took(sizes, max(busy), busy)
+            choice.record(sizes, max(busy), busy)
     choice.limit(2, 40)
-    if choice.measures:
+    if choice.is_measuring:
         train(choice, costs, lambda: told)
         assert choice.sizes(SIZE, trains=True) == (SIZE - 80, 40, 40)
 
 
 @pytest.mark.parametrize("each", [0.001, 0.1])
 def test_a_model_that_is_moved_is_measured_anew(each):
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=each)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=each)]
     told, at = [], [0]
     choice = LoadBalancer([1, 1], lambda: at[0], told.append)
     train(choice, costs, lambda: told)
-    assert not choice.measures
-    assert choice.settled == (each == 0.1)
+    assert not choice.is_measuring
+    assert choice.is_undivided == (each == 0.1)
     at[0] = 1
-    assert not choice.settled
+    assert not choice.is_undivided
     assert choice.sizes(SIZE, trains=True) == (0, SIZE)
-    assert choice.measures
+    assert choice.is_measuring
 
 
 def test_a_limit_is_set_once_and_never_to_all():
@@ -408,7 +411,7 @@ def test_a_limit_is_set_once_and_never_to_all():
 
 @pytest.mark.parametrize("size", [5, 16, 31, 256])
 def test_a_device_without_room_for_one_sample_has_none(size):
-    costs = [Cost(fixed=0.0, each=0.001), Cost(fixed=0.0, each=0.001)]
+    costs = [Cost(fixed=0.0, per_sample=0.001), Cost(fixed=0.0, per_sample=0.001)]
     told = []
     choice = LoadBalancer([1, 1], lambda: 0, told.append)
     choice.sizes(size, trains=True)
@@ -419,8 +422,8 @@ def test_a_device_without_room_for_one_sample_has_none(size):
 
 def test_a_line_is_found_through_points_of_noise():
     cost = fitted([(16, 0.026), (48, 0.058), (128, 0.138)])
-    assert (cost.fixed, cost.each) == (pytest.approx(0.01), pytest.approx(0.001))
-    assert fitted([(16, 0.032)]) == Cost(fixed=0.0, each=0.002)
+    assert (cost.fixed, cost.per_sample) == (pytest.approx(0.01), pytest.approx(0.001))
+    assert fitted([(16, 0.032)]) == Cost(fixed=0.0, per_sample=0.002)
     assert fitted([(16, 0.04), (48, 0.03)]).fixed == 0.0
 
 
@@ -428,13 +431,13 @@ def test_a_line_is_found_through_points_of_noise():
 @pytest.mark.parametrize("size", [1, 2, 7, 256])
 def test_every_sample_is_somewhere(size, home):
     for fixed in (0.0, 0.01, 1.0):
-        costs = [Cost(fixed=fixed, each=0.001), Cost(fixed=0.0, each=0.01)]
+        costs = [Cost(fixed=fixed, per_sample=0.001), Cost(fixed=0.0, per_sample=0.01)]
         assert sum(balanced(costs, size, home)) == size
 
 
 def test_what_is_said_of_a_fit():
     names = ["cuda:0", "cpu"]
-    fit = Fit(sizes=(3, 1), alone=0, predicted=1.25, measured=None, costs=())
+    fit = Fit(sizes=(3, 1), fastest=0, predicted=1.25, measured=None, costs=())
     promised = described(fit.replace(is_promise=True), names)
     assert promised == ("3 on cuda:0, 1 on cpu: predicted to be 1.25 times as fast as cuda:0 alone")
     kept = described(fit.replace(measured=1.2), names)

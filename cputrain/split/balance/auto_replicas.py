@@ -1,7 +1,7 @@
-"""How many replicas: a number that was asked for, or the fastest of the script's own steps.
+"""The number of replicas: fixed, or the fastest in the script's own steps.
 
-Whatever their number, the result is the same; so what is measured are steps that count, and trying
-costs no more than the slower ones of them.
+The result is the same for any number of replicas. So the measured steps are ordinary training
+steps, and measuring costs no more than the slower ones among them.
 """
 
 from __future__ import annotations
@@ -15,193 +15,201 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Choice(Protocol):
-        """Who says how many."""
+        """Picks the shard sizes of each call of a dispatcher."""
 
         @property
-        def measures(self) -> bool:
-            """Whether what is fastest is not known yet: what is undivided is to be timed, too."""
+        def is_measuring(self) -> bool:
+            """Whether measurements go on: unsharded calls are then timed as well."""
 
         @property
-        def listens(self) -> bool:
-            """Whether it wants to be told what the next call takes."""
+        def needs_times(self) -> bool:
+            """Whether the next call is to be timed and passed to `record`."""
 
         @property
-        def settled(self) -> bool:
-            """Whether nothing is divided from now on, as the model is fastest where it is."""
+        def is_undivided(self) -> bool:
+            """Whether nothing will be sharded any more: batches stay on the model's device."""
 
         def sizes(self, size: int, /, *, trains: bool) -> Sizes:
-            """How many of so many samples each replica has in the next call."""
+            """Return how many of `size` samples each replica gets in the next call."""
 
-        def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
-            """A call and its backward, divided as was said: in all, and each replica's own work."""
+        def record(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
+            """Record the seconds of a call and its backward: total, and each replica's own."""
 
-        def limit(self, member: int, most: int) -> bool:
-            """This replica never has more samples: there is no memory for them.
+        def limit(self, replica: int, limit: int) -> bool:
+            """Limit a replica to `limit` samples, as its device has no memory for more.
 
-            False where it is limited already, or nobody can have the rest.
+            Returns False if it is limited already, or if no other replica can take the rest.
             """
 
     Sizes = tuple[int, ...]
 
 
 WARM_UP = 1
-"""Steps that are not counted after a change of their number."""
+"""Steps that are not counted after a change of the number of replicas."""
 
-MEASURED = 3
-"""Steps that are, of each number that is not clearly slower."""
+STEPS_PER_COUNT = 3
+"""Steps that are measured for each number of replicas, unless it is clearly slower."""
 
-CLEARLY = 1.25
-"""How many times as slow as one replica a number is left out after its first step."""
+CLEARLY_SLOWER = 1.25
+"""Step time relative to one replica from which a number is dropped after its first step."""
 
-GAIN = 1.03
-"""How many times as fast several must be to be chosen."""
+MIN_GAIN = 1.03
+"""Speed-up over one replica from which several are chosen."""
 
-SHORTER = 0.9
-"""Batches smaller than this part of the largest are not looked at: the last one of an epoch."""
+MIN_BATCH_RATIO = 0.9
+"""Batches smaller than this fraction of the largest are not measured: an epoch's last batch."""
 
 
 class Limits:
-    """Samples that some of so many have at most."""
+    """Upper limits on the shard sizes of some of `count` replicas or devices."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._most: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
 
-    def set(self, number: int, most: int) -> bool:
-        """From now on, unless it has a limit already, or is the last one that has none."""
-        if number in self._most or len(self._most) == self._count - 1:
+    def set(self, number: int, limit: int) -> bool:
+        """Set a limit; return False if there is one already, or if no other is unlimited."""
+        if number in self._limits or len(self._limits) == self._count - 1:
             return False
-        self._most[number] = most
+        self._limits[number] = limit
         return True
 
     def within(self, sizes: Sizes, first: int = 0) -> Sizes:
-        """With no more than that. Somebody without a limit has the rest: the first, if it may, or
-        who has most."""
-        free = [number for number in range(self._count) if number not in self._most]
-        found = [min(size, self._most.get(number, size)) for number, size in enumerate(sizes)]
-        most = max(free, key=lambda number: sizes[number])
-        found[first if first in free else most] += sum(sizes) - sum(found)
-        return tuple(found)
+        """Return the sizes with limits applied.
+
+        The excess goes to index `first` if it has no limit, else to the largest shard without
+        one.
+        """
+        unlimited = [number for number in range(self._count) if number not in self._limits]
+        limited = [min(size, self._limits.get(number, size)) for number, size in enumerate(sizes)]
+        largest = max(unlimited, key=lambda number: sizes[number])
+        limited[first if first in unlimited else largest] += sum(sizes) - sum(limited)
+        return tuple(limited)
 
 
 class FixedShards:
-    """Always the same."""
+    """Shard sizes in fixed proportions."""
 
-    measures = listens = settled = False
+    is_measuring = needs_times = is_undivided = False
 
     def __init__(self, shares: Sequence[float]) -> None:
         self._shares = shares
         self._limits = Limits(len(shares))
 
-    def sizes(self, size: int, *, trains: bool) -> Sizes:  # noqa: ARG002  (called by this name)
-        """Whatever the call."""
+    def sizes(self, size: int, *, trains: bool) -> Sizes:  # noqa: ARG002  (called by keyword)
+        """Return sizes in proportion to the shares, within the limits."""
         sizes = divided(size, self._shares)
         return self._limits.within((*sizes, *[0] * (len(self._shares) - len(sizes))))
 
-    def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
-        """It is not looked at."""
+    def record(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
+        """Ignore the times."""
 
-    def limit(self, member: int, most: int) -> bool:
-        """Others have the rest."""
-        return self._limits.set(member, most)
+    def limit(self, replica: int, limit: int) -> bool:
+        """Limit a replica; the others take the rest."""
+        return self._limits.set(replica, limit)
 
 
 class Measured(Record):
-    """What came of a measurement."""
+    """Result of the measurement."""
 
     count: int
-    """The number that was chosen."""
+    """Number of replicas that was chosen."""
 
     gain: float
-    """How many times as fast as one it was."""
+    """Its speed-up over one replica."""
 
     seconds: dict[int, float]
-    """Of a sample, by the number of replicas."""
+    """Seconds per sample, by number of replicas."""
 
 
 class AutoReplicas:
-    """One and each of the others in turns, for a few steps; then the fastest."""
+    """Measures one replica and each other number in turns for a few steps; picks the fastest."""
 
-    def __init__(self, counts: Sequence[int], tell: Callable[[Measured], None]) -> None:
-        self._waiting = list(counts)
-        self._tell = tell
-        self._seconds: dict[int, list[float]] = {1: []}
-        self._largest = 0
+    def __init__(self, counts: Sequence[int], on_measured: Callable[[Measured], None]) -> None:
+        self._candidates = list(counts)
+        self._on_measured = on_measured
+        self._sample_seconds: dict[int, list[float]] = {1: []}
+        self._largest_batch = 0
         self._turn: list[int] = []
-        self._skip = WARM_UP
+        self._num_to_skip = WARM_UP
         self.chosen: int | None = None if counts else 1
-        """The number, once it is known."""
+        """The number of replicas; None until it is known."""
 
     @property
-    def measures(self) -> bool:
-        """Until the number is known."""
+    def is_measuring(self) -> bool:
+        """Whether the number is still unknown."""
         return self.chosen is None
 
     @property
-    def listens(self) -> bool:
-        """As long."""
-        return self.measures
+    def needs_times(self) -> bool:
+        """Whether the number is still unknown."""
+        return self.is_measuring
 
-    settled = False
-    """Whoever hears of the number sees to that."""
+    is_undivided = False
+    """False: the callback that gets the result removes unused threads."""
 
     def sizes(self, size: int, *, trains: bool) -> Sizes:
-        """Even ones."""
-        return divided(size, [1.0] * self._count(size, trains=trains))
+        """Return even shard sizes."""
+        return divided(size, [1.0] * self._replicas_for(size, trains=trains))
 
-    def _count(self, size: int, *, trains: bool) -> int:
-        """One, until the fastest is known and where nothing is learned."""
+    def _replicas_for(self, size: int, *, trains: bool) -> int:
+        """Return the number of replicas for the next call; 1 for calls that are not measured."""
         if self.chosen is not None:
             return self.chosen
-        if not trains or size < SHORTER * self._largest:
+        if not trains or size < MIN_BATCH_RATIO * self._largest_batch:
             return 1
-        self._largest = max(self._largest, size)
+        self._largest_batch = max(self._largest_batch, size)
         if not self._turn:
-            self._turn = self._next()
+            self._turn = self._next_turn()
         return self._turn[0] if self._turn else self._decide()
 
-    def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:  # noqa: ARG002
-        """Counted, if it is of the number that is measured now."""
+    def record(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:  # noqa: ARG002
+        """Record a step, if it used the number of replicas that is measured now."""
         count, size = len(sizes), sum(sizes)
         if self.chosen is not None or not self._turn or count != self._turn[0]:
             return
-        if size < SHORTER * self._largest:
+        if size < MIN_BATCH_RATIO * self._largest_batch:
             return
-        if self._skip:
-            self._skip -= 1
+        if self._num_to_skip:
+            self._num_to_skip -= 1
             return
-        self._seconds.setdefault(count, []).append(seconds / size)
+        self._sample_seconds.setdefault(count, []).append(seconds / size)
         self._turn.pop(0)
-        self._skip = WARM_UP
+        self._num_to_skip = WARM_UP
 
-    def limit(self, member: int, most: int) -> bool:  # noqa: ARG002
-        """All of them are on the CPU."""
+    def limit(self, replica: int, limit: int) -> bool:  # noqa: ARG002
+        """Return False: all replicas are on the CPU and share its memory."""
         return False
 
-    def _next(self) -> list[int]:
-        """One, and the next number: again and again, unless it is clearly slower."""
-        while self._waiting:
-            count = self._waiting[0]
-            mine, ones = self._seconds.get(count, []), self._seconds[1]
-            slow = mine and min(mine) > CLEARLY * min(ones)
-            if not slow and len(mine) < MEASURED:
-                return [1, count] if len(mine) % 2 == 0 else [count, 1]
-            self._waiting.pop(0)
+    def _next_turn(self) -> list[int]:
+        """Return the next turn: one replica and a candidate, unless that is clearly slower."""
+        while self._candidates:
+            count = self._candidates[0]
+            candidate_seconds, baseline_seconds = (
+                self._sample_seconds.get(count, []),
+                self._sample_seconds[1],
+            )
+            is_slow = candidate_seconds and min(candidate_seconds) > CLEARLY_SLOWER * min(
+                baseline_seconds
+            )
+            if not is_slow and len(candidate_seconds) < STEPS_PER_COUNT:
+                return [1, count] if len(candidate_seconds) % 2 == 0 else [count, 1]
+            self._candidates.pop(0)
         return []
 
     def _decide(self) -> int:
-        middle = {count: median(seconds) for count, seconds in self._seconds.items()}
-        best = min(middle, key=lambda count: middle[count])
-        # no slower in any of its steps than one is in the middle: noise is not taken for gain
-        if middle[1] < GAIN * middle[best] or max(self._seconds[best]) > middle[1]:
+        medians = {count: median(seconds) for count, seconds in self._sample_seconds.items()}
+        best = min(medians, key=lambda count: medians[count])
+        # its slowest step must be no slower than the median of one replica: that is not noise
+        if medians[1] < MIN_GAIN * medians[best] or max(self._sample_seconds[best]) > medians[1]:
             best = 1
         self.chosen = best
-        self._tell(Measured(count=best, gain=middle[1] / middle[best], seconds=middle))
+        self._on_measured(Measured(count=best, gain=medians[1] / medians[best], seconds=medians))
         return best
 
 
 def median(values: Sequence[float]) -> float:
-    """The one in the middle, or the mean of two."""
+    """Return the middle value, or the mean of the two in the middle."""
     ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

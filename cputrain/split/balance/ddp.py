@@ -1,13 +1,13 @@
-"""Ranks of unequal speed: each has its share of every batch, and all learn as one process would.
+"""Shares for ranks of unequal speed, with the same result as training in one process.
 
     share = cputrain.split.rank_share()
     loader = DataLoader(data, batch_sampler=share.sampler(data, batch_size=256, shuffle=True))
     model = DistributedDataParallel(model)
     share.attach(model)
 
-A rank that is twice as fast has twice the samples. DistributedDataParallel takes the mean over
-ranks, which is not the mean over samples then; `attach` has each rank's gradients count for its
-samples.
+A rank that is twice as fast gets twice the samples. DistributedDataParallel averages gradients over
+ranks, which then is not the mean over samples; `attach` weights each rank's gradients by its number
+of samples.
 """
 
 from __future__ import annotations
@@ -32,40 +32,44 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 TRIALS = 5
-"""Times that a step is made to see how long it takes; the first is not counted."""
+"""Measured steps, after one for warm-up."""
 
 
 def rank_share(
     step: Callable[[], Any] | None = None, *, weights: Sequence[float] | None = None
 ) -> RankShare:
-    """What each rank is to compute, by its speed. All ranks must call it.
+    """Return the share of each rank, by its speed. All ranks must call this.
 
-    `step` does some of the work that is to be shared, the same in each rank: it is timed in all at
-    once. Without it a small network is. `weights`, one for each rank, are taken as they are.
+    Args:
+        step: Work of the kind that is to be shared, the same on each rank. It is timed on all ranks
+            at once; by default a small network is.
+        weights: Relative speed of each rank, used instead of a measurement.
     """
-    there = distributed.is_available() and distributed.is_initialized()
-    rank, count = (distributed.get_rank(), distributed.get_world_size()) if there else (0, 1)
+    is_distributed = distributed.is_available() and distributed.is_initialized()
+    rank, num_ranks = (
+        (distributed.get_rank(), distributed.get_world_size()) if is_distributed else (0, 1)
+    )
     if weights is None:
-        weights = _gathered(1.0 / _seconds(step or _small_step()), count)
-    if len(weights) != count or not all(0 < one < float("inf") for one in weights):
+        weights = _all_gather(1.0 / _step_seconds(step or _small_step()), num_ranks)
+    if len(weights) != num_ranks or not all(0 < weight < float("inf") for weight in weights):
         raise UsageError(
-            "weights", f"must be a number above 0 for each of the {count} ranks",
+            "weights", f"must be a number above 0 for each of the {num_ranks} ranks",
             found=repr(list(weights)), do="Leave them out to have the ranks measured.",
         )  # fmt: skip
     return RankShare(weights, rank)
 
 
 class RankShare:
-    """What each rank computes of a batch."""
+    """How many samples of each batch every rank computes."""
 
     def __init__(self, weights: Sequence[float], rank: int) -> None:
         self.rank = rank
-        self.weights = _parts_of_one(weights)
-        """The part of each rank; together 1."""
-        self._watched: list[Watched] = []
+        self.weights = _normalized(weights)
+        """Fraction of the batch of each rank; they add up to 1."""
+        self._models: list[WeightedModel] = []
 
     def of(self, batch: int) -> tuple[int, ...]:
-        """Samples of each rank, at least one."""
+        """Return the number of samples of each rank, at least 1 each."""
         if batch < len(self.weights):
             raise UsageError(
                 "the batch", "must have a sample for each rank", found=f"{batch} samples",
@@ -77,26 +81,26 @@ class RankShare:
         self, data: Sized, batch_size: int, *, shuffle: bool = False, seed: int = 0,
         drop_last: bool = False,
     ) -> RankSampler:  # fmt: skip
-        """This rank's samples of batches of so many, of all ranks together."""
+        """Return a sampler of this rank's samples; `batch_size` is that of all ranks together."""
         return RankSampler(self, data, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     def attach(self, model: DistributedDataParallel) -> None:
-        """Have gradients count for the samples of a rank, where its loss is a mean over them."""
-        self._watched.append(Watched(model))
+        """Weight the model's gradients by samples, for a loss that is a mean over them."""
+        self._models.append(WeightedModel(model))
 
     def measure(self) -> None:
-        """New shares by what the steps since have taken. All ranks must call it, between epochs."""
-        rates = [one.rate() for one in self._watched]
-        own = median(rates) if rates else 0.0
-        found = _gathered(own, len(self.weights))
-        if all(0 < one < float("inf") for one in found):
-            self.weights = _parts_of_one(found)
+        """Update the shares by measured speed. All ranks must call it, between epochs."""
+        rates = [value.rate() for value in self._models]
+        rate = median(rates) if rates else 0.0
+        all_rates = _all_gather(rate, len(self.weights))
+        if all(0 < value < float("inf") for value in all_rates):
+            self.weights = _normalized(all_rates)
 
 
 class RankSampler(Sampler[list[int]]):
-    """Batches of indices, of each of which this rank has its share.
+    """Batch sampler that yields this rank's share of each batch's indices.
 
-    All ranks draw the same order. A last batch with fewer samples than ranks is left out.
+    All ranks draw the same order. A last batch with fewer samples than ranks is dropped.
     """
 
     def __init__(
@@ -104,108 +108,112 @@ class RankSampler(Sampler[list[int]]):
         drop_last: bool,
     ) -> None:  # fmt: skip
         share.of(batch_size)
-        self._share, self._data, self._batch = share, data, batch_size
+        self._share, self._data, self._batch_size = share, data, batch_size
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order for each epoch, as with torch's DistributedSampler."""
+        """Set the epoch, which seeds the order, as torch's DistributedSampler does."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self._data), self._batch)
-        return whole + (not self._drop_last and rest >= len(self._share.weights))
+        num_batches, num_left = divmod(len(self._data), self._batch_size)
+        return num_batches + (not self._drop_last and num_left >= len(self._share.weights))
 
     def __iter__(self) -> Iterator[list[int]]:
         order = list(range(len(self._data)))
         if self._shuffle:
-            drawn = torch.Generator().manual_seed(self._seed + self.epoch)
-            order = torch.randperm(len(order), generator=drawn).tolist()
+            generator = torch.Generator().manual_seed(self._seed + self.epoch)
+            order = torch.randperm(len(order), generator=generator).tolist()
         for number in range(len(self)):
-            batch = order[number * self._batch : (number + 1) * self._batch]
+            batch = order[number * self._batch_size : (number + 1) * self._batch_size]
             sizes = self._share.of(len(batch))
             begin = sum(sizes[: self._share.rank])
             yield batch[begin : begin + sizes[self._share.rank]]
 
 
-class Watched:
-    """A model whose gradients are weighed, and what its steps took."""
+class WeightedModel:
+    """Hooks on a model that weight its gradients and time its steps."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._group = model.process_group
-        self._samples = 0
-        self._every = torch.zeros(1)
-        self._counted: Any = None
-        self._begin = 0.0
+        self._num_samples = 0
+        self._total_samples = torch.zeros(1)
+        self._total_work: Any = None
+        self._started_at = 0.0
         self._rates: list[float] = []
-        model.register_forward_pre_hook(self._see, with_kwargs=True)
-        model.register_comm_hook(None, lambda _, bucket: self._weigh(bucket))
+        model.register_forward_pre_hook(self._count_samples, with_kwargs=True)
+        model.register_comm_hook(None, lambda _, bucket: self._weight_gradients(bucket))
 
     def rate(self) -> float:
-        """Samples a second of the steps since it was asked, without what others were waited for."""
-        found, self._rates = self._rates, []
-        return median(found) if found else 0.0
+        """Return this rank's median samples per second since the last call, without waiting."""
+        rates, self._rates = self._rates, []
+        return median(rates) if rates else 0.0
 
-    def _see(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _count_samples(self, _: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
             return
-        tensors = (one for one in (*inputs, *named.values()) if isinstance(one, torch.Tensor))
-        first = next((one for one in tensors if one.dim()), None)
+        tensors = (
+            value for value in (*inputs, *kwargs.values()) if isinstance(value, torch.Tensor)
+        )
+        first = next((value for value in tensors if value.dim()), None)
         if first is None:
             raise UsageError(
                 "the model", "must be given a tensor of samples", found="none",
                 do="Without one nobody knows how many samples a rank has.",
             )  # fmt: skip
-        self._samples = first.shape[0]
-        self._every = torch.tensor([float(self._samples)])
-        self._counted = distributed.all_reduce(self._every, group=self._group, async_op=True)
-        self._begin = time.perf_counter()
+        self._num_samples = first.shape[0]
+        self._total_samples = torch.tensor([float(self._num_samples)])
+        self._total_work = distributed.all_reduce(
+            self._total_samples, group=self._group, async_op=True
+        )
+        self._started_at = time.perf_counter()
 
-    def _weigh(self, bucket: GradBucket) -> Any:
+    def _weight_gradients(self, bucket: GradBucket) -> Any:
         if bucket.is_last():
-            self._rates.append(self._samples / (time.perf_counter() - self._begin))
-        self._counted.wait()
-        whole = bucket.buffer()
-        whole.mul_(self._samples / self._every.item())
-        work = distributed.all_reduce(whole, group=self._group, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
+            self._rates.append(self._num_samples / (time.perf_counter() - self._started_at))
+        self._total_work.wait()
+        gradients = bucket.buffer()
+        gradients.mul_(self._num_samples / self._total_samples.item())
+        work = distributed.all_reduce(gradients, group=self._group, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
 
 
-def _gathered(own: float, count: int) -> list[float]:
-    if count == 1:
-        return [own]
-    every = torch.zeros(count, dtype=torch.float64)
-    every[distributed.get_rank()] = own
-    distributed.all_reduce(every)
-    found: list[float] = every.tolist()
-    return found
+def _all_gather(value: float, num_ranks: int) -> list[float]:
+    if num_ranks == 1:
+        return [value]
+    values = torch.zeros(num_ranks, dtype=torch.float64)
+    values[distributed.get_rank()] = value
+    distributed.all_reduce(values)
+    result: list[float] = values.tolist()
+    return result
 
 
-def _parts_of_one(weights: Sequence[float]) -> tuple[float, ...]:
-    whole = sum(weights)
-    return tuple(one / whole for one in weights)
+def _normalized(weights: Sequence[float]) -> tuple[float, ...]:
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)
 
 
-def _seconds(step: Callable[[], Any]) -> float:
-    """What it takes while all ranks do it."""
+def _step_seconds(step: Callable[[], Any]) -> float:
+    """Return the median time of a step while all ranks run it."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.barrier()
-    took = []
+    times = []
     for _ in range(1 + TRIALS):
-        begin = time.perf_counter()
+        started_at = time.perf_counter()
         step()
-        took.append(time.perf_counter() - begin)
-    return median(took[1:])
+        times.append(time.perf_counter() - started_at)
+    return median(times[1:])
 
 
 def _small_step() -> Callable[[], Any]:
-    """Two products and what is between, forward and back; nothing is drawn for it."""
+    """Return a small step: forward and backward of two linear layers and GELU."""
     samples = torch.full((256, 512), 0.01)
     wide = torch.full((2048, 512), 0.01, requires_grad=True)
     narrow = torch.full((512, 2048), 0.01, requires_grad=True)
 
     def step() -> None:
-        made = functional.linear(functional.gelu(functional.linear(samples, wide)), narrow)
-        torch.autograd.grad(made.sum(), (wide, narrow))
+        output = functional.linear(functional.gelu(functional.linear(samples, wide)), narrow)
+        torch.autograd.grad(output.sum(), (wide, narrow))
 
     return step

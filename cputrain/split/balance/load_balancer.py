@@ -1,8 +1,8 @@
-"""How much of a batch each device has: tried in the script's own steps.
+"""Load balancing: shard sizes of devices, found in the script's own steps.
 
-Steps with different shares show what each device takes, and so the division in which all are
-through at once; turns decide whether that is better than the fastest device alone. Whatever the
-shares, the result is the same, so every step that is measured counts.
+Steps with different shard sizes show each device's costs, and from these the sizes with which all
+devices finish at once; further steps in turns decide whether that beats the fastest device alone.
+The result is the same for any sizes, so every measured step is an ordinary training step.
 """
 
 from __future__ import annotations
@@ -20,427 +20,470 @@ if TYPE_CHECKING:
     from cputrain.split.balance.auto_replicas import Sizes
 
     Trial = Generator[tuple[int, ...], tuple[float, tuple[float, ...]], None]
-    """Yields samples of each device; is sent seconds in all, and of each device's own work."""
+    """Yields samples by device; is sent total seconds and compute seconds by device."""
 
-GAIN = 1.03
-"""How many times as fast dividing must be to be done."""
+MIN_GAIN = 1.03
+"""Speed-up from which the batch is sharded."""
 
 WARM_UP = 2
-"""Steps that are not counted after a change of the shares: threads wake up, and tensors of other
-sizes take memory that was not used before."""
+"""Steps that are not counted after a change of shard sizes.
 
-MEASURED = 3
-"""Steps that are, of each division while it is looked for: the one in the middle counts."""
+Threads wake up, and tensors of new sizes get memory whose pages are touched first.
+"""
 
-SETTLED = 0.9
-"""As long as a device takes less than this part of its fastest step so far, it is measured on."""
+STEPS_PER_DIVISION = 3
+"""Steps of each trial division; their median counts."""
 
-MOST = 6
-"""Steps that are measured on, of each division: memory is asked for, and kernels are loaded."""
+STILL_FASTER = 0.9
+"""Measuring goes on while a device's last step took less than this part of its fastest."""
+
+MAX_STEPS = 6
+"""Steps per division at most: the first ones allocate memory and load kernels."""
 
 TURNS = 3
-"""Turns, divided and not, that decide."""
+"""Turns, sharded and unsharded, that decide."""
 
-EACH = 3
-"""Steps of a turn; the one in the middle counts."""
+STEPS_PER_TURN = 3
+"""Steps per turn; their median counts."""
 
-EASED = 0.8
-"""What the slowest device has, of what it is fitted to, where less is tried."""
+EASED_RATIO = 0.8
+"""Part of its fitted shard that the slowest device gets in the eased division."""
 
-SECOND = 3
-"""The second share is so many times the first."""
+SECOND_PROBE_FACTOR = 3
+"""Size of the second probing shard relative to the first."""
 
-ROUNDS = 3
-"""Times that the shares are fitted after that, at the most."""
+MAX_FITS = 3
+"""How often shard sizes are fitted after the probing shards, at most."""
 
-FIRST = 16
-"""The first share of a device that is not known: a batch divided by this."""
+FIRST_PROBE_DIVISOR = 16
+"""The first probing shard of an unknown device is the batch size divided by this."""
 
-CLOSE = 1 / 32
-"""A fit that moves less of the batch than this is good enough."""
+CLOSE_RATIO = 1 / 32
+"""A fit that moves less than this part of the batch is good enough."""
 
-FEW = 8
+MAX_SHORT_BATCHES = 8
 """Smaller batches in a row after which the largest is forgotten."""
 
-SHORTER = 0.9
-"""Batches smaller than this part of the largest are not measured: the last one of an epoch."""
+MIN_BATCH_RATIO = 0.9
+"""Batches smaller than this fraction of the largest are not measured: an epoch's last batch."""
 
-WATCHED = 16
-"""Steps from one look at the balance to the next, as long as that is as it was."""
+WATCH_INTERVAL = 16
+"""Steps between two checks of the balance while it holds."""
 
-DRIFTED = 0.2
-"""How much longer one device may take than it did, beyond another, as a part of the step."""
+DRIFT_RATIO = 0.2
+"""Change of a device's time beyond another's, as a part of the step, that is drift."""
 
-OFTEN = 4
-"""Looks in a row that must find it so before the shares are fitted again."""
+DRIFTED_CHECKS = 4
+"""Checks in a row that must find drift before shard sizes are fitted again."""
 
 
 class Fit(Record):
-    """What came of it."""
+    """Result of load balancing."""
 
     sizes: tuple[int, ...]
     """Samples of each device."""
 
-    alone: int
-    """The device that is fastest alone."""
+    fastest: int
+    """Index of the device that is fastest alone."""
 
     predicted: float
-    """How many times as fast as that the best division was predicted to be."""
+    """Predicted speed-up of the best division over that device alone."""
 
     measured: float | None
-    """How many times as fast it was; None before that, or where it was not worth it."""
+    """Measured speed-up; None before it is measured, or if it was not worth measuring."""
 
     costs: tuple[Cost, ...]
-    """Of each device."""
+    """Cost model of each device."""
 
     is_promise: bool = False
-    """Whether it is told before it is measured."""
+    """Whether this is reported before the division is measured."""
 
     is_forced: bool = False
-    """Whether it is divided for want of memory only."""
+    """Whether it is sharded only because no device has memory for all of it."""
 
     @property
     def divides(self) -> bool:
-        """Whether several devices have samples, as that was faster."""
+        """Whether several devices have samples because that is faster."""
         return sum(map(bool, self.sizes)) > 1 and not self.is_forced
 
 
 class LoadBalancer:
-    """Shares in which every device is busy for the same time, or the fastest one alone."""
+    """Picks shard sizes with which all devices finish at once, or the fastest device alone."""
 
     def __init__(
-        self, members: Sequence[int], home: Callable[[], int | None], tell: Callable[[Fit], None]
+        self, replicas: Sequence[int], home: Callable[[], int | None], on_fit: Callable[[Fit], None]
     ) -> None:
-        """So many `members` on each device; the model is on that of number `home()`, or on none."""
-        self._members = tuple(members)
-        self._where = home
-        self._place = home()
-        self._tell = tell
-        self._largest = 0
-        self._steps = 0
-        self._drifted = 0
-        self._short = 0
-        self._limits = Limits(len(members))
-        self._skip = WARM_UP
+        """Balance devices with `replicas` replicas each.
+
+        Args:
+            replicas: Number of replicas on each device.
+            home: Returns the index of the device that holds the model; None if it is none of them.
+            on_fit: Called with each Fit.
+        """
+        self._replicas = tuple(replicas)
+        self._find_home = home
+        self._home_index = home()
+        self._on_fit = on_fit
+        self._largest_batch = 0
+        self._num_steps = 0
+        self._num_drifted = 0
+        self._num_short = 0
+        self._limits = Limits(len(replicas))
+        self._num_to_skip = WARM_UP
         self._trial: Trial | None = None
-        self._turn: tuple[int, ...] = ()
-        self._usual: Sequence[float] = ()
-        """Seconds of each device's own work, as it is divided now."""
+        self._division: tuple[int, ...] = ()
+        self._usual_compute_s: Sequence[float] = ()
+        """Compute seconds of each device with the current shard sizes."""
         self.fit: Fit | None = None
 
     @property
     def _home(self) -> int:
-        """Where all of a batch goes before anything is known."""
-        return self._place or 0
+        """Index of the device that gets whole batches before anything is known."""
+        return self._home_index or 0
 
     @property
-    def measures(self) -> bool:
-        """Until the shares are known."""
+    def is_measuring(self) -> bool:
+        """Whether shard sizes are being measured."""
         return self.fit is None or self._trial is not None
 
     @property
-    def listens(self) -> bool:
-        """While they are not, and from time to time."""
-        looks = self._steps % WATCHED == 0 or self._drifted > 0
-        return self.measures or (self.fit is not None and self.fit.divides and looks)
+    def needs_times(self) -> bool:
+        """Whether the next call is to be timed: while measuring, and at intervals later."""
+        should_check = self._num_steps % WATCH_INTERVAL == 0 or self._num_drifted > 0
+        return self.is_measuring or (self.fit is not None and self.fit.divides and should_check)
 
     @property
-    def settled(self) -> bool:
-        """While the model is where it was, and that is the fastest device alone."""
-        if self.fit is None or self.measures or self.fit.divides or self.fit.is_forced:
+    def is_undivided(self) -> bool:
+        """Whether the fastest choice is the model's device alone, and the model is still there."""
+        if self.fit is None or self.is_measuring or self.fit.divides or self.fit.is_forced:
             return False
-        return self.fit.alone == self._place == self._where()
+        return self.fit.fastest == self._home_index == self._find_home()
 
     def sizes(self, size: int, *, trains: bool) -> Sizes:
-        """Of each replica."""
-        if self._place != self._where():  # the model has been moved
-            self._place, self.fit, self._trial = self._where(), None, None
-        if self.measures and trains and size < SHORTER * self._largest:
-            self._short += 1
-            if self._short > FEW:  # the largest was one of its own
-                self._largest, self._trial, self._short = 0, None, 0
-        few = size < 2 * len(self._members) or size < SHORTER * self._largest
-        if not trains or (self.measures and few):
-            return self._of_members(self._within(self._known(size)))
-        self._steps += 1
-        self._short = 0
-        if not self.measures:
-            return self._of_members(self._within(self._known(size)))
-        if SHORTER * size > self._largest or self._trial is None:
-            self._largest = size
-            self._trial = self._find(size)
-            self._turn = next(self._trial)
-            self._skip = WARM_UP
-        return self._of_turn(size)
+        """Return the shard size of each replica."""
+        if self._home_index != self._find_home():  # the model was moved to another device
+            self._home_index, self.fit, self._trial = self._find_home(), None, None
+        if self.is_measuring and trains and size < MIN_BATCH_RATIO * self._largest_batch:
+            self._num_short += 1
+            if self._num_short > MAX_SHORT_BATCHES:  # the largest batch was an exception
+                self._largest_batch, self._trial, self._num_short = 0, None, 0
+        is_small = size < 2 * len(self._replicas) or size < MIN_BATCH_RATIO * self._largest_batch
+        if not trains or (self.is_measuring and is_small):
+            return self._of_replicas(self._within(self._known_division(size)))
+        self._num_steps += 1
+        self._num_short = 0
+        if not self.is_measuring:
+            return self._of_replicas(self._within(self._known_division(size)))
+        if MIN_BATCH_RATIO * size > self._largest_batch or self._trial is None:
+            self._largest_batch = size
+            self._trial = self._search(size)
+            self._division = next(self._trial)
+            self._num_to_skip = WARM_UP
+        return self._measured_sizes(size)
 
-    def _of_turn(self, size: int) -> Sizes:
-        """What is measured now."""
-        return self._of_members(self._within(_scaled(self._turn, size)))
+    def _measured_sizes(self, size: int) -> Sizes:
+        """Return the shard sizes that are measured now."""
+        return self._of_replicas(self._within(_scaled(self._division, size)))
 
-    def limit(self, member: int, most: int) -> bool:
-        """This replica's device has so many for each of its replicas at most."""
+    def limit(self, replica: int, limit: int) -> bool:
+        """Limit each replica of this replica's device to `limit` samples."""
         device = 0
-        while member >= self._members[device]:
-            member -= self._members[device]
+        while replica >= self._replicas[device]:
+            replica -= self._replicas[device]
             device += 1
-        if not self._limits.set(device, most * self._members[device]):
+        if not self._limits.set(device, limit * self._replicas[device]):
             return False
-        self._trial = None  # what was measured is not what will be
+        self._trial = None  # measurements no longer apply
         return True
 
     def _within(self, sizes: Sizes) -> Sizes:
         return self._limits.within(sizes, self._home)
 
-    def _known(self, size: int) -> tuple[int, ...]:
-        """Where nothing is measured."""
+    def _known_division(self, size: int) -> tuple[int, ...]:
+        """Return the shard sizes of devices for a call that is not measured."""
         if self.fit is None:
             return self._all_to(self._home, size)
         if not self.fit.divides:
-            return self._all_to(self.fit.alone, size)
+            return self._all_to(self.fit.fastest, size)
         if size == sum(self.fit.sizes):
             return self.fit.sizes
-        return balanced(self.fit.costs, size, self._place)
+        return balanced(self.fit.costs, size, self._home_index)
 
     def _all_to(self, device: int, size: int) -> tuple[int, ...]:
-        return tuple(size if number == device else 0 for number in range(len(self._members)))
+        return tuple(size if number == device else 0 for number in range(len(self._replicas)))
 
-    def _of_members(self, sizes: Sequence[int]) -> Sizes:
-        """A device's samples, for its members."""
-        found: list[int] = []
-        for size, count in zip(sizes, self._members, strict=True):
-            each = divided(size, [1.0] * count) if size else ()
-            found += [*each, *[0] * (count - len(each))]
-        return tuple(found)
+    def _of_replicas(self, sizes: Sequence[int]) -> Sizes:
+        """Divide each device's samples evenly among its replicas."""
+        result: list[int] = []
+        for size, count in zip(sizes, self._replicas, strict=True):
+            replica_sizes = divided(size, [1.0] * count) if size else ()
+            result += [*replica_sizes, *[0] * (count - len(replica_sizes))]
+        return tuple(result)
 
-    def _had(self, sizes: Sizes) -> tuple[int, ...]:
-        """Samples of each device, of its members'."""
+    def _device_sizes(self, sizes: Sizes) -> tuple[int, ...]:
+        """Return the samples of each device, given those of each replica."""
         return tuple(map(sum, self._by_device(sizes)))
 
     def _by_device(self, values: Sequence[Any]) -> list[Sequence[Any]]:
-        """What is of each member, for each device."""
-        found, at = [], 0
-        for count in self._members:
-            found.append(values[at : at + count])
-            at += count
-        return found
+        """Group values of replicas by device."""
+        groups, offset = [], 0
+        for count in self._replicas:
+            groups.append(values[offset : offset + count])
+            offset += count
+        return groups
 
-    def took(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
-        """Counted, if it is of the division that is measured now."""
-        full = iter(busy)
-        members = self._by_device([next(full) if size else 0.0 for size in sizes])
-        each = tuple(map(max, members))  # the longest is the device's
-        if not self.measures:
-            self._watch(sizes, each, seconds)
+    def record(self, sizes: Sizes, seconds: float, busy: Sequence[float]) -> None:
+        """Record a step, if it used the division that is measured now."""
+        remaining = iter(busy)
+        busy_by_device = self._by_device([next(remaining) if size else 0.0 for size in sizes])
+        # a device takes as long as its slowest replica
+        device_busy = tuple(map(max, busy_by_device))
+        if not self.is_measuring:
+            self._watch(sizes, device_busy, seconds)
             return
         size = sum(sizes)
-        if self._trial is None or sizes != self._of_turn(size):
+        if self._trial is None or sizes != self._measured_sizes(size):
             return
-        if size < SHORTER * self._largest:
+        if size < MIN_BATCH_RATIO * self._largest_batch:
             return
-        if self._skip:
-            self._skip -= 1
+        if self._num_to_skip:
+            self._num_to_skip -= 1
             return
-        scale = self._largest / size
-        before = self._turn
+        scale = self._largest_batch / size
+        previous = self._division
         try:
-            self._turn = self._trial.send((seconds * scale, tuple(one * scale for one in each)))
+            self._division = self._trial.send(
+                (seconds * scale, tuple(busy_s * scale for busy_s in device_busy))
+            )
         except StopIteration:
             self._trial = None
             return
-        if self._turn != before:
-            self._skip = WARM_UP
+        if self._division != previous:
+            self._num_to_skip = WARM_UP
 
-    def _watch(self, sizes: Sizes, each: Sequence[float], seconds: float) -> None:
-        """Have the shares fitted again where a device takes longer than it did beside another, or
-        not as long, time after time."""
-        if self.fit is None or not self.fit.divides:  # one that was begun before
+    def _watch(self, sizes: Sizes, busy: Sequence[float], seconds: float) -> None:
+        """Fit again after repeated checks found a device slower, or faster, relative to another."""
+        if self.fit is None or not self.fit.divides:  # this step started before the last fit
             return
-        longer = [
-            took - usual * cost.busy(samples) / cost.busy(before)
-            for took, usual, cost, samples, before in zip(
-                each, self._usual, self.fit.costs, self._had(sizes), self.fit.sizes, strict=True
+        slowdowns = [
+            busy_s - usual_s * cost.busy(samples) / cost.busy(fitted_samples)
+            for busy_s, usual_s, cost, samples, fitted_samples in zip(
+                busy,
+                self._usual_compute_s,
+                self.fit.costs,
+                self._device_sizes(sizes),
+                self.fit.sizes,
+                strict=True,
             )
-            if samples and before and cost.fixed < NEVER.fixed
+            if samples and fitted_samples and cost.fixed < NEVER.fixed
         ]
-        uneven = len(longer) > 1 and max(longer) - min(longer) > DRIFTED * seconds
-        self._drifted = self._drifted + 1 if uneven else 0
-        if self._drifted >= OFTEN:
-            self._drifted = 0
-            self._trial = self._find(self._largest or sum(sizes))
-            self._turn = next(self._trial)
-            self._skip = WARM_UP
+        has_drifted = len(slowdowns) > 1 and max(slowdowns) - min(slowdowns) > DRIFT_RATIO * seconds
+        self._num_drifted = self._num_drifted + 1 if has_drifted else 0
+        if self._num_drifted >= DRIFTED_CHECKS:
+            self._num_drifted = 0
+            self._trial = self._search(self._largest_batch or sum(sizes))
+            self._division = next(self._trial)
+            self._num_to_skip = WARM_UP
 
     # -- the search
 
-    def _find(self, size: int) -> Trial:
-        """The steps that it takes."""
-        count, home = len(self._members), self._home
-        seen = StepSamples()
-        alone = yield from self._measured(self._all_to(home, size), seen)
-        # two shares of each of the others, neither of them much, in case it takes long
-        few = max(1, size // FIRST)
-        hopeful = [number for number in range(count) if number != home]
+    def _search(self, size: int) -> Trial:
+        """Generate the divisions to measure, and report the result."""
+        count, home = len(self._replicas), self._home
+        steps = StepSamples()
+        home_seconds = yield from self._measure(self._all_to(home, size), steps)
+        # two probing shards of every other device, both small in case the device is slow
+        probe = max(1, size // FIRST_PROBE_DIVISOR)
+        candidates = [number for number in range(count) if number != home]
         division: tuple[int, ...] = ()
-        for samples in (few, SECOND * few):
+        for samples in (probe, SECOND_PROBE_FACTOR * probe):
             samples = min(samples, size // count)
             division = tuple(
-                samples * (number in hopeful) + (size - samples * len(hopeful)) * (number == home)
+                samples * (number in candidates)
+                + (size - samples * len(candidates)) * (number == home)
                 for number in range(count)
             )
-            yield from self._measured(division, seen)
-            # (one that has room for no sample is not measured)
-            hopeful = [
+            yield from self._measure(division, steps)
+            # (a device limited to no samples is not measured)
+            candidates = [
                 number
-                for number in hopeful
-                if (points := seen.points(number)) and points[-1][1] < alone
+                for number in candidates
+                if (points := steps.points(number)) and points[-1][1] < home_seconds
             ]
-            if not hopeful:
+            if not candidates:
                 break
-        for _ in range(ROUNDS):
-            new = balanced(self._fitted(seen, hopeful), size, self._place)
-            if sum(map(bool, new)) == 1 or _are_close(new, division, CLOSE * size):
+        for _ in range(MAX_FITS):
+            fitted = balanced(self._fit_costs(steps, candidates), size, self._home_index)
+            if sum(map(bool, fitted)) == 1 or _are_close(fitted, division, CLOSE_RATIO * size):
                 break
-            division = new
-            yield from self._measured(division, seen)
-        yield from self._decided(size, alone, seen, hopeful)
+            division = fitted
+            yield from self._measure(division, steps)
+        yield from self._decide(size, home_seconds, steps, candidates)
 
-    def _fitted(self, seen: StepSamples, hopeful: Sequence[int]) -> tuple[Cost, ...]:
-        """What the model's own device takes, and those that are not hopeless."""
+    def _fit_costs(self, steps: StepSamples, candidates: Sequence[int]) -> tuple[Cost, ...]:
+        """Return the costs of the home device and of devices that are still candidates."""
         return tuple(
-            cost if number == self._home or number in hopeful else NEVER
-            for number, cost in enumerate(seen.costs(len(self._members)))
+            cost if number == self._home or number in candidates else NEVER
+            for number, cost in enumerate(steps.costs(len(self._replicas)))
         )
 
-    def _decided(self, size: int, alone: float, seen: StepSamples, hopeful: Sequence[int]) -> Trial:
-        """What is predicted to be worth it in turns: another device alone, then dividing."""
-        costs = self._fitted(seen, hopeful)
-        singles = [cost.seconds(size) for cost in costs]
-        singles[self._home] = alone
-        fastest = singles.index(min(singles))
-        if alone < GAIN * singles[fastest]:
+    def _decide(
+        self, size: int, home_seconds: float, steps: StepSamples, candidates: Sequence[int]
+    ) -> Trial:
+        """Measure in turns what is predicted to pay: another device alone, then sharding."""
+        costs = self._fit_costs(steps, candidates)
+        single_seconds = [cost.seconds(size) for cost in costs]
+        single_seconds[self._home] = home_seconds
+        fastest = single_seconds.index(min(single_seconds))
+        if home_seconds < MIN_GAIN * single_seconds[fastest]:
             fastest = self._home
         if fastest != self._home:
-            home, other = (self._all_to(one, size) for one in (self._home, fastest))
-            if (yield from self._turns(home, [other], seen))[1] is None:
+            home_division, fastest_division = (
+                self._all_to(device, size) for device in (self._home, fastest)
+            )
+            if (yield from self._compare_in_turns(home_division, [fastest_division], steps))[
+                1
+            ] is None:
                 fastest = self._home
-        single = self._all_to(fastest, size)
-        division = balanced(costs, size, self._place)
-        predicted, measured, better = 1.0, None, None
+        single_division = self._all_to(fastest, size)
+        division = balanced(costs, size, self._home_index)
+        predicted, measured, winner = 1.0, None, None
         if sum(map(bool, division)) > 1:
-            last = max(cost.seconds(n) for cost, n in zip(costs, division, strict=True))
-            predicted = singles[fastest] / last
+            sharded_seconds = max(cost.seconds(n) for cost, n in zip(costs, division, strict=True))
+            predicted = single_seconds[fastest] / sharded_seconds
         fit = Fit(
-            sizes=self._within(division), alone=fastest, predicted=predicted, measured=None,
+            sizes=self._within(division), fastest=fastest, predicted=predicted, measured=None,
             costs=costs, is_promise=True,
         )  # fmt: skip
-        if predicted >= GAIN:
-            self._tell(fit)
-            both = [division, _eased(division, costs, fastest)]
-            measured, better = yield from self._turns(single, both, seen)
-        # all of it at once: until then, and if it never comes to that, what was found before holds
-        sizes = self._within(better or single)
-        self._usual, self._drifted = seen.usual(sizes), 0
+        if predicted >= MIN_GAIN:
+            self._on_fit(fit)
+            candidate_divisions = [division, _eased(division, costs, fastest)]
+            measured, winner = yield from self._compare_in_turns(
+                single_division, candidate_divisions, steps
+            )
+        # set all results together: until then the previous fit stays valid
+        sizes = self._within(winner or single_division)
+        self._usual_compute_s, self._num_drifted = steps.usual(sizes), 0
         self.fit = fit.replace(
-            sizes=sizes, measured=measured, costs=self._fitted(seen, hopeful),
-            is_promise=False, is_forced=better is None and sizes != single,
+            sizes=sizes, measured=measured, costs=self._fit_costs(steps, candidates),
+            is_promise=False, is_forced=winner is None and sizes != single_division,
         )  # fmt: skip
-        self._tell(self.fit)
+        self._on_fit(self.fit)
 
-    def _turns(
-        self, one: tuple[int, ...], others: Sequence[tuple[int, ...]], seen: StepSamples
+    def _compare_in_turns(
+        self, baseline: tuple[int, ...], candidates: Sequence[tuple[int, ...]], steps: StepSamples
     ) -> Generator[
         tuple[int, ...], tuple[float, tuple[float, ...]], tuple[float, tuple[int, ...] | None]
     ]:
-        """How many times as fast the best of the others is, and which, if that is no noise."""
-        took: dict[tuple[int, ...], list[float]] = {sizes: [] for sizes in (one, *others)}
-        yield from self._in_turns(took, seen)
+        """Measure in turns; return the best speed-up, and its division if it is no noise."""
+        times: dict[tuple[int, ...], list[float]] = {sizes: [] for sizes in (baseline, *candidates)}
+        yield from self._measure_turns(times, steps)
         gains = {
-            sizes: median([a / b for a, b in zip(took[one], took[sizes], strict=True)])
-            for sizes in others
+            sizes: median(
+                [
+                    baseline_s / candidate_s
+                    for baseline_s, candidate_s in zip(times[baseline], times[sizes], strict=True)
+                ]
+            )
+            for sizes in candidates
         }
-        # no slower in any turn than the one is in the middle: noise is not taken for gain
-        usual = median(took[one])
-        sure = [sizes for sizes in others if gains[sizes] >= GAIN and max(took[sizes]) <= usual]
-        best = max(sure or others, key=lambda sizes: gains[sizes])
+        # its slowest turn must be no slower than the baseline's median: that is not noise
+        baseline_median = median(times[baseline])
+        clear = [
+            sizes
+            for sizes in candidates
+            if gains[sizes] >= MIN_GAIN and max(times[sizes]) <= baseline_median
+        ]
+        best = max(clear or candidates, key=lambda sizes: gains[sizes])
         gain = gains[best]
-        if gain >= GAIN and best not in sure:  # other turns decide, by what all of them takes
-            again: dict[tuple[int, ...], list[float]] = {one: [], best: []}
-            yield from self._in_turns(again, seen)
-            gain = sum(again[one]) / sum(again[best])
-        return gain, best if gain >= GAIN else None
+        if gain >= MIN_GAIN and best not in clear:  # further turns decide, by their total time
+            more_times: dict[tuple[int, ...], list[float]] = {baseline: [], best: []}
+            yield from self._measure_turns(more_times, steps)
+            gain = sum(more_times[baseline]) / sum(more_times[best])
+        return gain, best if gain >= MIN_GAIN else None
 
-    def _in_turns(
-        self, took: dict[tuple[int, ...], list[float]], seen: StepSamples
+    def _measure_turns(
+        self, times: dict[tuple[int, ...], list[float]], steps: StepSamples
     ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], None]:
-        """Some turns more, of each of these divisions."""
+        """Measure each of these divisions in a few more turns."""
         for turn in range(TURNS):
-            for sizes in took if turn % 2 == 0 else reversed(took):
-                took[sizes].append((yield from self._measured(sizes, seen, EACH)))
+            for sizes in times if turn % 2 == 0 else reversed(times):
+                times[sizes].append((yield from self._measure(sizes, steps, STEPS_PER_TURN)))
 
-    def _measured(
-        self, division: tuple[int, ...], seen: StepSamples, steps: int = MEASURED
+    def _measure(
+        self, division: tuple[int, ...], steps: StepSamples, num_steps: int = STEPS_PER_DIVISION
     ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], float]:
-        """Steps of this division: what one takes in all. What each device takes is written down."""
+        """Measure a division; return its median step time and store the devices' times."""
         division = self._within(division)
         times: list[float] = []
         busy: list[tuple[float, ...]] = []
-        while len(times) < steps or (len(times) < MOST and _falls(busy)):
-            seconds, each = yield division
+        while len(times) < num_steps or (len(times) < MAX_STEPS and _is_still_falling(busy)):
+            seconds, busy_s = yield division
             times.append(seconds)
-            busy.append(each)
-        del times[:-steps], busy[:-steps]
+            busy.append(busy_s)
+        del times[:-num_steps], busy[:-num_steps]
         seconds = median(times)
-        seen.add(division, seconds, [median(one) for one in zip(*busy, strict=True)])
+        steps.add(
+            division, seconds, [median(device_times) for device_times in zip(*busy, strict=True)]
+        )
         return seconds
 
 
-def _falls(busy: Sequence[Sequence[float]]) -> bool:
-    """Whether any device was much faster in the last step than in all before it."""
+def _is_still_falling(busy: Sequence[Sequence[float]]) -> bool:
+    """Return whether any device was much faster in the last step than in all steps before."""
     *before, last = busy
-    return any(one < SETTLED * min(rest) for one, *rest in zip(last, *before, strict=True))
+    return any(
+        latest < STILL_FASTER * min(earlier) for latest, *earlier in zip(last, *before, strict=True)
+    )
 
 
 def _eased(division: Sequence[int], costs: Sequence[Cost], fastest: int) -> tuple[int, ...]:
-    """With less for the slowest device: where its steps are uneven, all wait for the long ones, and
-    nobody gains by the short ones."""
+    """Return a division with fewer samples for the slowest device.
+
+    Where its step times vary, all devices wait for its long steps, and its short ones gain nothing.
+    """
     slowest = max(
         (number for number, size in enumerate(division) if size and number != fastest),
-        key=lambda number: costs[number].each,
+        key=lambda number: costs[number].per_sample,
     )
-    eased = list(division)
-    eased[slowest] = int(EASED * division[slowest])
-    eased[fastest] += division[slowest] - eased[slowest]
-    return tuple(eased)
+    result = list(division)
+    result[slowest] = int(EASED_RATIO * division[slowest])
+    result[fastest] += division[slowest] - result[slowest]
+    return tuple(result)
 
 
 def described(fit: Fit, names: Sequence[str]) -> str:
-    """In words: before it is measured, and after."""
-    alone = names[fit.alone]
+    """Describe a fit in words, before or after it is measured."""
+    fastest_name = names[fit.fastest]
     parts = [f"{n} on {name}" for n, name in zip(fit.sizes, names, strict=True) if n]
-    how = ", ".join(parts)
+    division = ", ".join(parts)
     if fit.is_promise:
-        return f"{how}: predicted to be {fit.predicted:.2f} times as fast as {alone} alone"
+        return (
+            f"{division}: predicted to be {fit.predicted:.2f} times as fast as {fastest_name} alone"
+        )
     if fit.is_forced:
-        return f"{how}: there is no memory for more where all of it would be faster"
+        return f"{division}: there is no memory for more where all of it would be faster"
     if len(parts) > 1:
-        return f"{how}: {fit.measured:.2f} times as fast as {alone} alone"
+        return f"{division}: {fit.measured:.2f} times as fast as {fastest_name} alone"
     if fit.measured is None:
         gain = "no faster" if fit.predicted <= 1.0 else f"{fit.predicted:.2f} times as fast"
-        return f"{alone} alone: dividing is predicted to be {gain}"
-    return f"{alone} alone: dividing was {fit.measured:.2f} times as fast, which is too little"
+        return f"{fastest_name} alone: dividing is predicted to be {gain}"
+    return (
+        f"{fastest_name} alone: dividing was {fit.measured:.2f} times as fast, which is too little"
+    )
 
 
-def _are_close(one: Sequence[int], other: Sequence[int], far: float) -> bool:
-    return all(abs(a - b) <= far for a, b in zip(one, other, strict=True))
+def _are_close(first: Sequence[int], second: Sequence[int], max_difference: float) -> bool:
+    return all(abs(a - b) <= max_difference for a, b in zip(first, second, strict=True))
 
 
 def _scaled(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The same shares of another batch."""
+    """Scale shard sizes to another batch size."""
     if sum(sizes) == size:
         return sizes
-    having = [number for number, one in enumerate(sizes) if one]
-    parts = divided(size, [sizes[number] for number in having])
-    found = [0] * len(sizes)
-    for number, one in zip(having, parts, strict=False):
-        found[number] = one
-    return tuple(found)
+    nonempty = [number for number, value in enumerate(sizes) if value]
+    parts = divided(size, [sizes[number] for number in nonempty])
+    result = [0] * len(sizes)
+    for number, value in zip(nonempty, parts, strict=False):
+        result[number] = value
+    return tuple(result)

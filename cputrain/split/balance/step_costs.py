@@ -1,6 +1,6 @@
-"""What each device takes for its part of a batch, and the division in which all end at once.
+"""Cost models of devices, fitted to measured steps, and shard sizes of minimal step time.
 
-A device's own work for n samples is taken to be fixed + n * each.
+The compute time of a device for n samples is modelled as fixed + n * per_sample.
 """
 
 from __future__ import annotations
@@ -12,136 +12,150 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NEARLY = 0.8
-"""A device that is through after this part of a step can have been the last."""
+NEARLY_LAST = 0.8
+"""A device busy for at least this fraction of a step may have been the last to finish."""
 
-LEAST = 1e-12
-"""Seconds that a sample takes where no clock has seen any."""
+MIN_SAMPLE_S = 1e-12
+"""Seconds per sample assumed where the clock measured none."""
 
 
 class Cost(Record):
-    """What a device takes."""
+    """Cost model of one device."""
 
     fixed: float
-    """Seconds of a step, however few samples there are."""
+    """Seconds per step, independent of the number of samples."""
 
-    each: float
-    """Seconds of a sample."""
+    per_sample: float
+    """Seconds per sample."""
 
-    beyond: float = 0.0
-    """Seconds of a divided step that are not its own work, if it is the last one: until it has what
-    it needs, and others have what came of it."""
+    overhead: float = 0.0
+    """Seconds of a sharded step besides compute, if this device is the last to finish.
+
+    That is the latency until it has its inputs, and until others have its results.
+    """
 
     def busy(self, samples: float) -> float:
-        """Of its own work for so many."""
-        return self.fixed + samples * self.each if samples else 0.0
+        """Return the compute time for this many samples."""
+        return self.fixed + samples * self.per_sample if samples else 0.0
 
     def seconds(self, samples: float) -> float:
-        """Of a divided step in which it has so many."""
-        return self.busy(samples) + self.beyond if samples else 0.0
+        """Return the time of a sharded step in which the device has this many samples."""
+        return self.busy(samples) + self.overhead if samples else 0.0
 
     def samples(self, seconds: float) -> float:
-        """The other way: how many it can have."""
-        return max(0.0, (seconds - self.fixed - self.beyond) / self.each)
+        """Return how many samples fit into this time: the inverse of `seconds`."""
+        return max(0.0, (seconds - self.fixed - self.overhead) / self.per_sample)
 
 
-NEVER = Cost(fixed=float("inf"), each=1.0)
-"""Of a device that is not worth a thought."""
+NEVER = Cost(fixed=float("inf"), per_sample=1.0)
+"""Cost of a device that is left out."""
 
 
 class StepSamples:
-    """What was measured."""
+    """Measured steps."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[tuple[int, ...], float, Sequence[float]]] = []
-        """Samples of each device, seconds in all, and of each device's own work."""
+        """Shard sizes, total seconds, and compute seconds, each by device."""
 
     def add(self, sizes: tuple[int, ...], seconds: float, busy: Sequence[float]) -> None:
-        """A step took so long, and each device was at its own work so long."""
+        """Add a step: shard sizes, seconds in total, and compute seconds of each device."""
         self._steps.append((sizes, seconds, busy))
 
     def usual(self, sizes: tuple[int, ...]) -> list[float]:
-        """What each device was at its own work in steps that were divided so."""
-        found = [busy for there, _, busy in self._steps if there == sizes]
-        return [median(each) for each in zip(*found, strict=True)]
+        """Return each device's median compute time in steps with these shard sizes."""
+        steps = [busy for step_sizes, _, busy in self._steps if step_sizes == sizes]
+        return [median(times) for times in zip(*steps, strict=True)]
 
     def points(self, number: int) -> list[tuple[int, float]]:
-        """Samples of this device, and seconds of its own work."""
+        """Return (samples, compute seconds) of a device in each step in which it had samples."""
         return [(sizes[number], busy[number]) for sizes, _, busy in self._steps if sizes[number]]
 
     def costs(self, count: int) -> tuple[Cost, ...]:
-        """Of so many devices. One that never was the last has as little beyond as any."""
-        beyond = self._beyond(count)
-        least = min(beyond.values(), default=0.0)
+        """Return the cost models of `count` devices.
+
+        A device that was never the last to finish gets the smallest overhead of the others.
+        """
+        overheads = self._overheads(count)
+        smallest = min(overheads.values(), default=0.0)
         return tuple(
-            fitted(points).replace(beyond=beyond.get(number, least)) if points else NEVER
+            fitted(points).replace(overhead=overheads.get(number, smallest)) if points else NEVER
             for number, points in enumerate(map(self.points, range(count)))
         )
 
-    def _beyond(self, count: int) -> dict[int, float]:
-        """Of those that were the last.
+    def _overheads(self, count: int) -> dict[int, float]:
+        """Return the overhead of each device that was the last to finish in some step.
 
-        No more can be beyond a device's work than there was in any step. So it was the last in the
-        step in which that was least, unless a busier one can have been.
+        A device's overhead is at most the smallest gap between its compute time and the step time.
+        In the step with that gap it was the last to finish, unless a device with more work may have
+        been.
         """
-        divided = [step for step in self._steps if sum(map(bool, step[0])) > 1]
-        least: dict[int, tuple[float, float, Sequence[float]]] = {}
+        sharded_steps = [step for step in self._steps if sum(map(bool, step[0])) > 1]
+        smallest_gaps: dict[int, tuple[float, float, Sequence[float]]] = {}
         for number in range(count):
-            with_it = [
+            gaps = [
                 (max(0.0, seconds - busy[number]), seconds, busy)
-                for sizes, seconds, busy in divided
+                for sizes, seconds, busy in sharded_steps
                 if sizes[number]
             ]
-            if with_it:
-                least[number] = min(with_it, key=lambda one: one[0])
-        found: dict[int, float] = {}
-        for number, (beyond, seconds, busy) in least.items():
-            busier = [other for other in least if busy[other] > busy[number]]
-            if not any(busy[other] + least[other][0] > NEARLY * seconds for other in busier):
-                found[number] = beyond
-        return found
+            if gaps:
+                smallest_gaps[number] = min(gaps, key=lambda gap: gap[0])
+        overheads: dict[int, float] = {}
+        for number, (overhead, seconds, busy) in smallest_gaps.items():
+            busier = [candidate for candidate in smallest_gaps if busy[candidate] > busy[number]]
+            if not any(
+                busy[candidate] + smallest_gaps[candidate][0] > NEARLY_LAST * seconds
+                for candidate in busier
+            ):
+                overheads[number] = overhead
+        return overheads
 
 
 def fitted(points: Sequence[tuple[int, float]]) -> Cost:
-    """The line through them, by least squares; neither number is negative."""
+    """Fit a line to (samples, seconds) by least squares, with no negative coefficient."""
     count = len(points)
-    middle = sum(n for n, _ in points) / count
-    mean = sum(t for _, t in points) / count
-    spread = sum((n - middle) ** 2 for n, _ in points)
-    each = sum((n - middle) * (t - mean) for n, t in points) / spread if spread else 0.0
-    fixed = mean - each * middle
-    if each <= 0.0 or fixed < 0.0:  # one share only, or noise: all of it goes with the samples
-        return Cost(fixed=0.0, each=max(mean / middle, LEAST))
-    return Cost(fixed=fixed, each=each)
+    mean_samples = sum(n for n, _ in points) / count
+    mean_seconds = sum(t for _, t in points) / count
+    spread = sum((n - mean_samples) ** 2 for n, _ in points)
+    per_sample = (
+        sum((n - mean_samples) * (t - mean_seconds) for n, t in points) / spread if spread else 0.0
+    )
+    fixed = mean_seconds - per_sample * mean_samples
+    if per_sample <= 0.0 or fixed < 0.0:  # a single size, or noise: all time is the samples'
+        return Cost(fixed=0.0, per_sample=max(mean_seconds / mean_samples, MIN_SAMPLE_S))
+    return Cost(fixed=fixed, per_sample=per_sample)
 
 
 def balanced(costs: Sequence[Cost], size: int, home: int | None) -> tuple[int, ...]:
-    """Samples of each, so that the last one is through as early as can be.
+    """Return the shard sizes that minimise the step time.
 
-    Nothing is beyond the own work of the one at `home` if it has all of them.
+    The device at index `home` has no overhead if it gets the whole batch.
     """
 
-    def alone(number: int) -> float:
+    def single_seconds(number: int) -> float:
         return costs[number].busy(size) if number == home else costs[number].seconds(size)
 
-    at_work = [number for number, cost in enumerate(costs) if cost.fixed < float("inf")]
-    single = min(range(len(costs)), key=alone)
-    best = alone(single), tuple(size if number == single else 0 for number in range(len(costs)))
-    while at_work:
-        sizes = _level([costs[number] for number in at_work], size)
-        found = [0] * len(costs)
-        for number, samples in zip(at_work, sizes, strict=True):
-            found[number] = samples
-        time = max(cost.seconds(n) for cost, n in zip(costs, found, strict=True))
-        if time < best[0]:
-            best = time, tuple(found)
-        # what is left out saves its fixed costs: the others, without the one that begins last
-        at_work.remove(max(at_work, key=lambda number: costs[number].seconds(1)))
+    active = [number for number, cost in enumerate(costs) if cost.fixed < float("inf")]
+    single = min(range(len(costs)), key=single_seconds)
+    best = (
+        single_seconds(single),
+        tuple(size if number == single else 0 for number in range(len(costs))),
+    )
+    while active:
+        sizes = _level([costs[number] for number in active], size)
+        all_sizes = [0] * len(costs)
+        for number, samples in zip(active, sizes, strict=True):
+            all_sizes[number] = samples
+        seconds = max(cost.seconds(n) for cost, n in zip(costs, all_sizes, strict=True))
+        if seconds < best[0]:
+            best = seconds, tuple(all_sizes)
+        # a device left out saves its fixed cost: try without the slowest at one sample
+        active.remove(max(active, key=lambda number: costs[number].seconds(1)))
     return best[1]
 
 
 def _level(costs: Sequence[Cost], size: int) -> list[int]:
-    """All through at the same time, if they can be."""
+    """Return shard sizes with which all devices finish at the same time, as nearly as possible."""
     low, high = 0.0, max(cost.seconds(size) for cost in costs)
     for _ in range(60):
         level = (low + high) / 2
@@ -150,10 +164,10 @@ def _level(costs: Sequence[Cost], size: int) -> list[int]:
         else:
             high = level
     exact = [cost.samples(high) for cost in costs]
-    sizes = [min(int(one), size) for one in exact]
+    sizes = [min(int(index), size) for index in exact]
     while sum(sizes) > size:
         sizes[sizes.index(max(sizes))] -= 1
-    while sum(sizes) < size:  # to whom it takes least
-        least = min(range(len(costs)), key=lambda one: costs[one].seconds(sizes[one] + 1))
-        sizes[least] += 1
+    while sum(sizes) < size:  # where one more costs least
+        cheapest = min(range(len(costs)), key=lambda index: costs[index].seconds(sizes[index] + 1))
+        sizes[cheapest] += 1
     return sizes

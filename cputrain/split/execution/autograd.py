@@ -1,4 +1,4 @@
-"""One forward of one batch, in parts; and its backward."""
+"""The sharded forward of a batch and its backward, as one node of the caller's autograd graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cputrain.split.batch import ranges
 from cputrain.split.devices import Stopwatch, default_device, finish
 from cputrain.split.execution.context import ReplicaContext, end_checkpoints
 from cputrain.split.execution.flat_params import Packed
-from cputrain.split.execution.replica_group import added
+from cputrain.split.execution.replica_group import sum_in_order
 from cputrain.split.execution.transfer import TransferStream
 from cputrain.split.outputs import REDUCED, leaves_of
 from cputrain.split.sync.barrier import ReplicaBarrier
@@ -35,211 +35,227 @@ if TYPE_CHECKING:
 
 
 class ShardJob:
-    """A part's, in three steps; each is given what came of the one before."""
+    """The work of one shard in three steps, each given the result of the step before."""
 
     def __init__(
-        self, give: Callable[[], Any], work: Callable[[Any], Any], take: Callable[[Any], Any]
+        self, send: Callable[[], Any], compute: Callable[[Any], Any], fetch: Callable[[Any], Any]
     ) -> None:
-        self.give, self.work, self.take = give, work, take
+        self.send, self.compute, self.fetch = send, compute, fetch
 
-    def all(self) -> Any:
-        """One after the other."""
-        return self.take(self.work(self.give()))
+    def run(self) -> Any:
+        """Run the three steps in a row and return the result of the last."""
+        return self.fetch(self.compute(self.send()))
 
 
 class ShardedForward:
-    """What its parts have in common, and what is kept until the backward."""
+    """One forward divided into shards, and what its backward needs of it."""
 
     def __init__(
         self,
-        team: ReplicaGroup,
+        group: ReplicaGroup,
         call: Calls,
         arguments: Arguments,
         sizes: Sequence[int],
         draws: SharedDraws,
-        states: CallerState | None = None,
-        took: Callable[[float, Sequence[float]], None] | None = None,
+        caller_state: CallerState | None = None,
+        on_timed: Callable[[float, Sequence[float]], None] | None = None,
         proved: Collection[tuple[bool, ...]] | None = None,
     ) -> None:
-        """In these `states`, or the caller's.
+        """Prepare a forward of `call` on `arguments`, divided into shards of `sizes` samples.
 
-        Raises UnprovedError for questions about the batch with answers that are not `proved`.
+        Args:
+            caller_state: Thread state that replicas run in; by default that of the calling thread.
+            on_timed: Called after the backward with the elapsed seconds and each shard's own
+                seconds without waiting. On a GPU, which runs asynchronously, the time that the
+                caller spends between forward and backward is included.
+            proved: Answers to questions about the whole batch that a proof covers; None for any.
 
-        With `took`, told how long it was: in all, and each part without waiting for others. What
-        the caller does between its forward and its backward is a part of it where the model is on
-        a GPU, which works on meanwhile.
+        Raises:
+            UnprovedError: From `forward`, for answers that are not in `proved`.
         """
-        self.team = team
+        self.group = group
         self._call = call
         self._arguments = arguments
         self._ranges = ranges(sizes)
-        self._meeting = ReplicaBarrier(len(sizes))
-        self._parts = [
+        self._barrier = ReplicaBarrier(len(sizes))
+        self._contexts = [
             ReplicaContext(
-                number, range_, arguments.size, self._meeting, draws,
-                device=team.devices[number], apart=team.apart, proved=proved,
+                number, range_, arguments.size, self._barrier, draws,
+                device=group.devices[number], is_multi_device=group.is_multi_device, proved=proved,
             )
             for number, range_ in enumerate(self._ranges)
         ]  # fmt: skip
-        self._took = took
-        self._began = 0.0
-        self._left: float | None = None
-        self._busy = [0.0] * len(sizes)
-        self._watches: list[tuple[int, Stopwatch]] = []
-        self._states = CallerState(team.home) if states is None else states
+        self._on_timed = on_timed
+        self._started_at = 0.0
+        self._paused_at: float | None = None
+        self._busy_s = [0.0] * len(sizes)
+        self._stopwatches: list[tuple[int, Stopwatch]] = []
+        self._caller_state = CallerState(group.home) if caller_state is None else caller_state
         self._inputs: list[list[torch.Tensor]] = []
         self._outputs: list[list[Any]] = []
         self.outputs: list[list[Any]] = []
-        """The leaves of each part's output, without their graphs, where the model is."""
+        """Leaves of each shard's output, detached, on the model's device."""
         self.form: Any = None
-        self.too_large: int | None = None
-        """The part that did not fit into the memory of its device."""
+        self.oom_shard: int | None = None
+        """Index of the shard that ran out of memory on its device."""
 
     def forward(self) -> None:
-        """Run every part."""
-        self._begin()
-        self.team.refresh()
-        done = self._run([self._forward_of(part) for part in self._parts])
-        self._inputs = [inputs for inputs, _, _, _ in done]
-        self._outputs = [leaves for _, leaves, _, _ in done]
-        self.outputs = [leaves for _, _, leaves, _ in done]
-        self.form = done[0][3]
-        for part in self._parts:
-            part.proved = None  # what a backward computes again has the same answers
-        self._leave()
+        """Run the forward of every shard."""
+        self._start_timer()
+        self.group.refresh()
+        results = self._run([self._forward_job(context) for context in self._contexts])
+        self._inputs = [inputs for inputs, _, _, _ in results]
+        self._outputs = [leaves for _, leaves, _, _ in results]
+        self.outputs = [leaves for _, _, leaves, _ in results]
+        self.form = results[0][3]
+        for context in self._contexts:
+            context.proved = None  # a checkpoint's recomputation has the same answers
+        self._pause_timer()
 
-    def _begin(self) -> None:
-        """From now on it takes its time."""
-        if self._took is None:
+    def _start_timer(self) -> None:
+        """Start the timer, or continue it when the backward begins."""
+        if self._on_timed is None:
             return
-        if self._left is None:
-            finish(self.team.home)
-            self._began = time.perf_counter()
-        elif self.team.home.type == "cpu":  # a GPU is at it still
-            self._began += time.perf_counter() - self._left
+        if self._paused_at is None:
+            finish(self.group.home)
+            self._started_at = time.perf_counter()
+        elif self.group.home.type == "cpu":  # a GPU is still computing
+            self._started_at += time.perf_counter() - self._paused_at
 
-    def _leave(self) -> None:
-        """What comes until its backward is the caller's."""
-        self._left = time.perf_counter()
+    def _pause_timer(self) -> None:
+        """Remember when the forward ended: time until the backward is the caller's."""
+        self._paused_at = time.perf_counter()
 
-    def _tell(self) -> None:
-        """How long it was, and how long each part was busy."""
-        if self._took is None:
+    def _report_times(self) -> None:
+        """Report the elapsed time and the time each shard computed."""
+        if self._on_timed is None:
             return
-        finish(self.team.home)
-        seconds = time.perf_counter() - self._began
-        self._leave()
-        for number, watch in self._watches:
-            self._busy[number] += watch.seconds
-        self._watches.clear()
-        self._took(seconds, self._busy)
-        self._took = None
+        finish(self.group.home)
+        elapsed_s = time.perf_counter() - self._started_at
+        self._pause_timer()
+        for number, stopwatch in self._stopwatches:
+            self._busy_s[number] += stopwatch.elapsed_s
+        self._stopwatches.clear()
+        self._on_timed(elapsed_s, self._busy_s)
+        self._on_timed = None
 
     def _run(self, jobs: Sequence[ShardJob]) -> list[Any]:
-        """A job for each part.
+        """Run one job for each shard and return the results in order.
 
-        Where the model is not on the CPU, the caller carries what goes there and back, before
-        anybody begins and after the last: what a member asked of the model's device could have
-        to wait for all that this device has been given to do. His own threads have nothing to do
-        meanwhile, and go: replicas on the CPU are faster without them.
+        Where the model is not on the CPU, the caller makes all transfers, before the first job
+        starts and after the last one ends: a copy made by a replica's thread could wait for all the
+        work queued on the model's device. The caller's own OpenMP threads are idle meanwhile and
+        are ended: replicas on the CPU are faster without them.
         """
-        if not self.team.carries:
-            whole = [
-                self._as_one(part, job.all) for part, job in zip(self._parts, jobs, strict=True)
+        if not self.group.caller_transfers:
+            guarded_jobs = [
+                self._guarded(context, job.run)
+                for context, job in zip(self._contexts, jobs, strict=True)
             ]
-            return self.team.run(whole, self._meeting)
-        given = []
-        for part, job in zip(self._parts, jobs, strict=True):
-            with self._fits(part):
-                given.append(job.give())
-        work = [
-            self._as_one(part, partial(job.work, one))
-            for part, job, one in zip(self._parts, jobs, given, strict=True)
+            return self.group.run(guarded_jobs, self._barrier)
+        sent_inputs = []
+        for context, job in zip(self._contexts, jobs, strict=True):
+            with self._noting_oom(context):
+                sent_inputs.append(job.send())
+        compute_jobs = [
+            self._guarded(context, partial(job.compute, value))
+            for context, job, value in zip(self._contexts, jobs, sent_inputs, strict=True)
         ]
-        if any(part.device.type == "cpu" for part in self._parts):
+        if any(context.device.type == "cpu" for context in self._contexts):
             end_team()
-        done = self.team.run(work, self._meeting)
-        return [job.take(one) for job, one in zip(jobs, done, strict=True)]
+        results = self.group.run(compute_jobs, self._barrier)
+        return [job.fetch(value) for job, value in zip(jobs, results, strict=True)]
 
-    def _as_one(self, part: ReplicaContext, job: Callable[[], Any]) -> Callable[[], Any]:
-        """The same; nobody waits for a part that has failed, wherever that was."""
+    def _guarded(self, context: ReplicaContext, job: Callable[[], Any]) -> Callable[[], Any]:
+        """Wrap a job so that it runs in its device context and aborts the barrier if it fails."""
 
-        def done() -> Any:
+        def guarded() -> Any:
             try:
-                with self._fits(part), self.team.at(part.device), self._states.default(part.device):
-                    if self._took is None:
+                with (
+                    self._noting_oom(context),
+                    self.group.device_guard(context.device),
+                    self._caller_state.default_device_context(context.device),
+                ):
+                    if self._on_timed is None:
                         return job()
-                    watch = Stopwatch(part.device)
+                    stopwatch = Stopwatch(context.device)
                     result = job()
-                    watch.stop()
+                    stopwatch.stop()
             except BaseException as error:
-                part.meeting.part()
+                context.barrier.abort()
                 end_checkpoints(error)
                 raise
-            self._watches.append((part.number, watch))
-            self._busy[part.number] -= part.meeting.waited[part.number]
+            self._stopwatches.append((context.number, stopwatch))
+            self._busy_s[context.number] -= context.barrier.waited_s[context.number]
             return result
 
-        return done
+        return guarded
 
     @contextmanager
-    def _fits(self, part: ReplicaContext) -> Iterator[None]:
+    def _noting_oom(self, context: ReplicaContext) -> Iterator[None]:
         try:
             yield
         except torch.OutOfMemoryError:
-            self.too_large = part.number
+            self.oom_shard = context.number
             raise
 
     @property
-    def asked(self) -> bool:
-        """Whether the model has asked questions about the whole batch."""
-        return any(part.answers for part in self._parts)
+    def has_questions(self) -> bool:
+        """Whether the model asked questions about the whole batch."""
+        return any(context.answers for context in self._contexts)
 
-    def forget(self) -> None:
-        """Nothing that a backward would need is needed any more."""
+    def drop_graph(self) -> None:
+        """Drop the graphs and outputs kept for a backward."""
         self._inputs, self._outputs, self.outputs = [], [], []
 
     @property
     def has_graph(self) -> bool:
-        """Whether there is anything to go back through."""
+        """Whether any output requires a gradient."""
         return any(
             isinstance(leaf, torch.Tensor) and leaf.requires_grad
             for leaves in self._outputs
             for leaf in leaves
         )
 
-    def needs(self, number: int) -> bool:
-        """Whether anything goes back through this leaf."""
-        return any(leaves[number].requires_grad for leaves in self._outputs)
+    def needs_grad(self, index: int) -> bool:
+        """Return whether the output leaf of this index requires a gradient in any shard."""
+        return any(leaves[index].requires_grad for leaves in self._outputs)
 
-    def _here(self, part: ReplicaContext) -> AbstractContextManager[Any]:
-        """Within a part; a single one is the whole: what it calls is torch's own."""
-        return nullcontext() if len(self._parts) == 1 and not self.team.apart else part
+    def _entered(self, context: ReplicaContext) -> AbstractContextManager[Any]:
+        """Return a context manager in which the thread computes this shard.
 
-    def _forward_of(self, part: ReplicaContext) -> ShardJob:
-        road = TransferStream(self.team.home, part.device)
+        For a single shard on the model's device that is no context: it calls torch's own functions.
+        """
+        return (
+            nullcontext()
+            if len(self._contexts) == 1 and not self.group.is_multi_device
+            else context
+        )
 
-        def give() -> list[Any]:
-            with road.there():
-                self.team.prepare(self, part.number)
-                leaves = self._arguments.part(self._ranges[part.number])
-                return [road.send(leaf) for leaf in leaves]
+    def _forward_job(self, context: ReplicaContext) -> ShardJob:
+        transfer = TransferStream(self.group.home, context.device)
 
-        def work(leaves: list[Any]) -> tuple[list[torch.Tensor], list[Any], Any]:
-            road.wait()
-            args, options = self._arguments.built(leaves)
-            with self._states.here(part.device), self._here(part):
-                output = self._call(self.team.views[part.number].model, *args, **options)
+        def send() -> list[Any]:
+            with transfer.sending():
+                self.group.update_parameters(self, context.number)
+                leaves = self._arguments.part(self._ranges[context.number])
+                return [transfer.send(leaf) for leaf in leaves]
+
+        def compute(leaves: list[Any]) -> tuple[list[torch.Tensor], list[Any], Any]:
+            transfer.wait()
+            args, kwargs = self._arguments.built(leaves)
+            with self._caller_state.enter(context.device), self._entered(context):
+                output = self._call(self.group.replicas[context.number].model, *args, **kwargs)
             inputs = [leaves[number] for number in self._arguments.differentiable]
             return inputs, *leaves_of(output)
 
-        def take(done: tuple[list[torch.Tensor], list[Any], Any]) -> Any:
+        def fetch(done: tuple[list[torch.Tensor], list[Any], Any]) -> Any:
             inputs, leaves, form = done
-            with road.back():
-                bare = [road.bring(_bare(leaf)) for leaf in leaves]
-            return inputs, leaves, bare, form
+            with transfer.receiving():
+                detached = [transfer.receive(_detached(leaf)) for leaf in leaves]
+            return inputs, leaves, detached, form
 
-        return ShardJob(give, work, take)
+        return ShardJob(send, compute, fetch)
 
     def backward(
         self,
@@ -248,160 +264,185 @@ class ShardedForward:
         *,
         keep: bool,
     ) -> list[torch.Tensor | None]:
-        """What of the gradients of outputs (leaf, dimension, gradient) arrives at each input, and
-        then at each parameter."""
-        self._begin()
-        self._meeting = meeting = ReplicaBarrier(len(self._parts))
-        for part in self._parts:
-            part.meeting = meeting
-        found = self._run(
-            [self._backward_of(part, gradients, needed, keep=keep) for part in self._parts]
-        )
-        summed = self.team.sums([one for _, one in found])
-        gathered = self._gathered([one for one, _ in found])
-        self._tell()
-        return [*gathered, *summed]
+        """Return the gradients of all inputs, then of all parameters.
 
-    def _backward_of(
+        `gradients` holds (leaf index, batch dimension, gradient) for each output that has a
+        gradient.
+        """
+        self._start_timer()
+        self._barrier = barrier = ReplicaBarrier(len(self._contexts))
+        for context in self._contexts:
+            context.barrier = barrier
+        results = self._run(
+            [
+                self._backward_job(context, gradients, needed, keep=keep)
+                for context in self._contexts
+            ]
+        )
+        parameter_gradients = self.group.sum_gradients(
+            [shard_gradients for _, shard_gradients in results]
+        )
+        input_gradients = self._gather_input_gradients(
+            [shard_gradients for shard_gradients, _ in results]
+        )
+        self._report_times()
+        return [*input_gradients, *parameter_gradients]
+
+    def _backward_job(
         self,
-        part: ReplicaContext,
+        context: ReplicaContext,
         gradients: Sequence[tuple[int, int | None, torch.Tensor]],
         needed: Sequence[bool],
         *,
         keep: bool,
     ) -> ShardJob:
-        begin, end = self._ranges[part.number]
-        size, count = self._arguments.size, len(self._inputs[part.number])
-        road = TransferStream(self.team.home, part.device)
+        begin, end = self._ranges[context.number]
+        size, count = self._arguments.size, len(self._inputs[context.number])
+        transfer = TransferStream(self.group.home, context.device)
 
-        def give() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            outputs, given = [], []
-            with road.there():
+        def send() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            outputs, output_gradients = [], []
+            with transfer.sending():
                 for number, dim, gradient in gradients:
-                    output = self._outputs[part.number][number]
-                    if not output.requires_grad or (dim is None and part.number):
+                    output = self._outputs[context.number][number]
+                    if not output.requires_grad or (dim is None and context.number):
                         continue
                     outputs.append(output)
                     if dim is not None and dim != REDUCED:
-                        each = gradient.size(dim) // size
-                        gradient = gradient.narrow(dim, begin * each, (end - begin) * each)
+                        rows_per_sample = gradient.size(dim) // size
+                        gradient = gradient.narrow(
+                            dim, begin * rows_per_sample, (end - begin) * rows_per_sample
+                        )
                     if gradient.device != output.device:
-                        gradient = road.send(gradient).to(output.device)
-                    given.append(gradient)
-            return outputs, given
+                        gradient = transfer.send(gradient).to(output.device)
+                    output_gradients.append(gradient)
+            return outputs, output_gradients
 
-        def work(
-            both: tuple[list[torch.Tensor], list[torch.Tensor]],
+        def compute(
+            inputs: tuple[list[torch.Tensor], list[torch.Tensor]],
         ) -> tuple[list[Any], Any]:
-            outputs, given = both
-            came = time.perf_counter()
-            road.wait()
-            part.meeting.waited[part.number] += time.perf_counter() - came
-            every = [*self._inputs[part.number], *self.team.views[part.number].parameters]
-            wanted = [one for one, need in zip(every, needed, strict=True) if need]
+            outputs, output_gradients = inputs
+            started_at = time.perf_counter()
+            transfer.wait()
+            context.barrier.waited_s[context.number] += time.perf_counter() - started_at
+            tensors = [
+                *self._inputs[context.number],
+                *self.group.replicas[context.number].parameters,
+            ]
+            wanted = [tensor for tensor, need in zip(tensors, needed, strict=True) if need]
             if not outputs:
-                part.meeting.leave(part.number)
-                return [None] * count, [None] * (len(every) - count)
-            # by this thread, whatever the device: autograd's own know nothing of parts
-            with self._here(part), torch.autograd.set_multithreading_enabled(False):
-                found = iter(
+                context.barrier.leave(context.number)
+                return [None] * count, [None] * (len(tensors) - count)
+            # in this thread for any device: autograd's threads have no ReplicaContext
+            with self._entered(context), torch.autograd.set_multithreading_enabled(False):
+                computed = iter(
                     torch.autograd.grad(
-                        outputs, wanted, given, retain_graph=keep, allow_unused=True
+                        outputs, wanted, output_gradients, retain_graph=keep, allow_unused=True
                     )
                 )
-            back = [next(found) if need else None for need in needed]
-            return back[:count], self.team.packed(part.number, back[count:])
+            gradients_back = [next(computed) if need else None for need in needed]
+            return gradients_back[:count], self.group.pack_gradients(
+                context.number, gradients_back[count:]
+            )
 
-        def take(back: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
-            of_inputs, of_parameters = back
-            with road.back():
-                of_inputs = [road.bring(one) for one in of_inputs]
-                if isinstance(of_parameters, Packed):
-                    of_parameters = of_parameters.fetched(road.bring)
-            return of_inputs, of_parameters
+        def fetch(gradients_back: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
+            input_gradients, parameter_gradients = gradients_back
+            with transfer.receiving():
+                input_gradients = [transfer.receive(tensor) for tensor in input_gradients]
+                if isinstance(parameter_gradients, Packed):
+                    parameter_gradients = parameter_gradients.fetch(transfer.receive)
+            return input_gradients, parameter_gradients
 
-        return ShardJob(give, work, take)
+        return ShardJob(send, compute, fetch)
 
-    def _gathered(self, parts: Sequence[Sequence[Any]]) -> list[torch.Tensor | None]:
-        """Gradients of what was divided are put together; of what went to all, added."""
+    def _gather_input_gradients(
+        self, shard_gradients: Sequence[Sequence[Any]]
+    ) -> list[torch.Tensor | None]:
+        """Concatenate input gradients of sharded leaves; add up those of replicated leaves."""
         gathered: list[torch.Tensor | None] = []
         arguments = self._arguments
-        for place, number in enumerate(arguments.differentiable):
-            found = [part[place] for part in parts]
-            if all(one is None for one in found):
+        for index, number in enumerate(arguments.differentiable):
+            shards = [shard_gradient[index] for shard_gradient in shard_gradients]
+            if all(gradient is None for gradient in shards):
                 gathered.append(None)
             elif (dim := arguments.dims[number]) is not None:
                 leaf = arguments.leaves[number]
-                for at, (begin, end) in enumerate(self._ranges):
-                    if found[at] is None:
-                        found[at] = torch.zeros_like(leaf.narrow(dim, begin, end - begin))
-                gathered.append(torch.cat(found, dim))
+                for shard, (begin, end) in enumerate(self._ranges):
+                    if shards[shard] is None:
+                        shards[shard] = torch.zeros_like(leaf.narrow(dim, begin, end - begin))
+                gathered.append(torch.cat(shards, dim))
             else:
-                gathered.append(added(found))
+                gathered.append(sum_in_order(shards))
         return gathered
 
 
 class CallerState:
-    """What torch keeps for each thread: a replica has what the caller has.
+    """Thread-local state of torch in the caller's thread, to be set in the replicas' threads.
 
-    What the caller has for the model's device, a replica has for its own.
+    Autocast and the default device of the model's device are set for the replica's device.
     """
 
     def __init__(self, home: torch.device) -> None:
         self._home = home
-        self._gradients = torch.is_grad_enabled()
-        self._inference = torch.is_inference_mode_enabled()
-        self._default = default_device()
-        casts = torch.amp.is_autocast_available(home.type) and torch.is_autocast_enabled(home.type)
-        self.casts_to = torch.get_autocast_dtype(home.type) if casts else None
-        """The type that autocast has operations computed in."""
-        self._caches = torch.is_autocast_cache_enabled()
+        self._is_grad_enabled = torch.is_grad_enabled()
+        self._is_inference_mode = torch.is_inference_mode_enabled()
+        self._default_device = default_device()
+        is_autocast = torch.amp.is_autocast_available(home.type) and torch.is_autocast_enabled(
+            home.type
+        )
+        self.autocast_dtype = torch.get_autocast_dtype(home.type) if is_autocast else None
+        """The dtype that autocast computes in; None where autocast is off."""
+        self._is_cache_enabled = torch.is_autocast_cache_enabled()
 
-    def default(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Where tensors are made of which nothing is said, in a backward as well."""
-        if self._default is None:
+    def default_device_context(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context manager that sets the caller's default device, in a backward as well."""
+        if self._default_device is None:
             return nullcontext()
         type_, index = self._home.type, self._home.index
-        at_home = self._default.type == type_ and self._default.index in (None, index)
-        return device if at_home else self._default
+        is_home = self._default_device.type == type_ and self._default_device.index in (None, index)
+        return device if is_home else self._default_device
 
-    def here(self, device: torch.device) -> ExitStack:
-        """All else, in this thread."""
+    def enter(self, device: torch.device) -> ExitStack:
+        """Enter inference mode, grad mode and autocast as in the caller's thread."""
         stack = ExitStack()
-        stack.enter_context(torch.inference_mode(self._inference))
-        stack.enter_context(torch.set_grad_enabled(self._gradients))
-        if self.casts_to is not None:
+        stack.enter_context(torch.inference_mode(self._is_inference_mode))
+        stack.enter_context(torch.set_grad_enabled(self._is_grad_enabled))
+        if self.autocast_dtype is not None:
             stack.enter_context(
-                torch.autocast(device.type, self.casts_to, cache_enabled=self._caches)
+                torch.autocast(
+                    device.type, self.autocast_dtype, cache_enabled=self._is_cache_enabled
+                )
             )
         return stack
 
 
-def _bare(leaf: Any) -> Any:
+def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 class ShardedFunction(torch.autograd.Function):
-    """The call, as one step in the caller's graph."""
+    """A sharded call as one node of the caller's autograd graph."""
 
     @staticmethod
     def forward(
-        ctx: Any, attempts: Attempts, together: OutputLayout, *_: torch.Tensor
+        ctx: Any, attempts: Attempts, layout: OutputLayout, *_: torch.Tensor
     ) -> tuple[Any, ...]:
-        ctx.attempts, ctx.together = attempts, together
+        ctx.attempts, ctx.layout = attempts, layout
         call = attempts.call
         ctx.set_materialize_grads(False)
-        leaves = together.put(call.outputs)
+        leaves = layout.put(call.outputs)
         tensors = [
             (number, leaf) for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)
         ]
         ctx.numbers = [number for number, _ in tensors]
-        ctx.mark_non_differentiable(*(leaf for number, leaf in tensors if not call.needs(number)))
+        ctx.mark_non_differentiable(
+            *(leaf for number, leaf in tensors if not call.needs_grad(number))
+        )
         return tuple(leaf for _, leaf in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():  # these would look as if they did not depend on the model
+        if torch.is_grad_enabled():  # they would look independent of the model
             raise DifferentiatedTwice(
                 "the model",
                 "gives no gradients that can be differentiated again while its batch is divided",
@@ -409,16 +450,18 @@ class ShardedFunction(torch.autograd.Function):
                 do="Call the model itself there, not the Split of it; or launch it without "
                 "--replicas.",
             )
-        given = [
-            (number, ctx.together.dims[number], gradient)
+        output_gradients = [
+            (number, ctx.layout.dims[number], gradient)
             for number, gradient in zip(ctx.numbers, gradients, strict=True)
             if gradient is not None
         ]
-        # what this backward does not go through, as a second head, may have one of its own
+        # outputs without a gradient here, such as a second head, may get a backward of their own
         has_more = any(
-            gradient is None and ctx.attempts.call.needs(number)
+            gradient is None and ctx.attempts.call.needs_grad(number)
             for number, gradient in zip(ctx.numbers, gradients, strict=True)
         )
         keep = has_more or torch._C._autograd._get_current_graph_task_keep_graph()
-        found = ctx.attempts.backward(given, ctx.needs_input_grad[2:], keep=keep)
-        return None, None, *found
+        input_gradients = ctx.attempts.backward(
+            output_gradients, ctx.needs_input_grad[2:], keep=keep
+        )
+        return None, None, *input_gradients

@@ -1,4 +1,4 @@
-"""What a replica's thread knows of the part of the batch that it works on."""
+"""The shard that a replica's thread is computing: its range, device, barrier and random draws."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
     from cputrain.split.sync.rng import SharedDraws
 
 
-class _Now(threading.local):
-    part: ReplicaContext | None = None
+class _ThreadState(threading.local):
+    context: ReplicaContext | None = None
 
 
-_now = _Now()
+_thread_state = _ThreadState()
 
 
 class UnprovedError(BaseException):
-    """A question about the whole batch has another answer than in any proof.
+    """A question about the whole batch has an answer that no proof covers.
 
     Not an Exception, which a model may catch.
     """
 
 
 class ReplicaContext:
-    """Entered by the thread that works on it."""
+    """One replica's shard in one call; a context manager for the thread that computes it."""
 
     def __init__(
         self,
         number: int,
         range_: Range,
         size: int,
-        meeting: ReplicaBarrier,
+        barrier: ReplicaBarrier,
         draws: SharedDraws,
         *,
         device: torch.device | None = None,
-        apart: bool = False,
+        is_multi_device: bool = False,
         trace: Recorder | None = None,
         proved: Collection[tuple[bool, ...]] | None = None,
     ) -> None:
@@ -56,40 +56,47 @@ class ReplicaContext:
         self.size = size
         """Samples of the whole batch."""
         self.device = draws.home if device is None else device
-        """Where it is computed."""
-        self.apart = apart
-        """Whether parts are on several devices: what they bring to a meeting is in host memory."""
-        self.meeting = meeting
+        """Device that computes the shard."""
+        self.is_multi_device = is_multi_device
+        """Whether a shard is on another device than the model: then gather through the CPU."""
+        self.barrier = barrier
         self.draws = draws
         self.trace = trace
-        """Records the forward, where it is run for a proof."""
+        """Recorder of the forward's operators, in a forward that is run for a proof."""
         self.proved = proved
-        """Answers to questions about the whole batch for which there are proofs; None for any."""
+        """Answers to questions about the whole batch that a proof covers; None for any."""
         self.answers: list[bool] = []
-        """That were given so far."""
-        self.drawn = 0
-        """How often it has drawn random numbers."""
-        self._num_meetings = 0
+        """Answers given so far in this call."""
+        self.num_draws = 0
+        """Number of random draws made so far in this call."""
+        self._num_rendezvous = 0
 
-    def next_meeting(self) -> int:
-        """Return the number of this replica's next meeting with the others, from 0 on."""
-        self._num_meetings += 1
-        return self._num_meetings - 1
+    def next_rendezvous(self) -> int:
+        """Return the index of this replica's next rendezvous, counted from 0."""
+        self._num_rendezvous += 1
+        return self._num_rendezvous - 1
 
-    def sums(self, key: str, *mine: Any) -> list[tuple[Any, ...]]:
-        """What every part brings to a meeting, numbers or tensors, here where this part is."""
-        if not self.apart:
-            return self.meeting.meet(key, self.number, mine)
-        brought = tuple(one.cpu() if isinstance(one, torch.Tensor) else one for one in mine)
+    def all_gather(self, key: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return the values that each replica passes for this key, on this replica's device."""
+        if not self.is_multi_device:
+            return self.barrier.all_gather(key, self.number, values)
+        host_values = tuple(
+            value.cpu() if isinstance(value, torch.Tensor) else value for value in values
+        )
         return [
-            tuple(one.to(self.device) if isinstance(one, torch.Tensor) else one for one in values)
-            for values in self.meeting.meet(key, self.number, brought)
+            tuple(
+                value.to(self.device) if isinstance(value, torch.Tensor) else value
+                for value in gathered_values
+            )
+            for gathered_values in self.barrier.all_gather(key, self.number, host_values)
         ]
 
-    def decide(self, mine: bool, combine: Callable[[Iterable[bool]], bool]) -> bool:
-        """Return the whole batch's answer to a question, of which this is the part's."""
-        number = self.next_meeting()
-        answer = combine(self.meeting.meet(f"question {number + 1}", self.number, mine))
+    def decide(self, shard_answer: bool, combine: Callable[[Iterable[bool]], bool]) -> bool:
+        """Combine every replica's answer to a question and return the whole batch's answer."""
+        number = self.next_rendezvous()
+        answer = combine(
+            self.barrier.all_gather(f"question {number + 1}", self.number, shard_answer)
+        )
         if self.trace is not None:
             answer = self.trace.answer(answer)
         self.answers.append(answer)
@@ -101,28 +108,28 @@ class ReplicaContext:
         return answer
 
     def untraced(self) -> AbstractContextManager[Any]:
-        """Hide single operators from a recorder, which is told of all of them as one."""
+        """Hide operators from the recorder, which is told of them as one operation."""
         return nullcontext() if self.trace is None else self.trace.opaque()
 
     def __enter__(self) -> ReplicaContext:
-        _now.part = self
+        _thread_state.context = self
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        _now.part = None
+        _thread_state.context = None
         if error is None:
-            self.meeting.leave(self.number)
+            self.barrier.leave(self.number)
 
 
 def current_replica() -> ReplicaContext | None:
-    """The one that this thread works on; None outside of replicas, and where it is the whole."""
-    return None if is_compiling() else _now.part
+    """Return the context of this thread; None outside replicas and while torch.compile traces."""
+    return None if is_compiling() else _thread_state.context
 
 
 def end_checkpoints(error: BaseException) -> None:
-    """Have checkpoints end that an error has left, in the thread that has begun them.
+    """Close the checkpoints that an exception left open, in the thread that opened them.
 
-    Their hooks on saved tensors stay for as long as the frames of the traceback.
+    Their saved-tensor hooks stay registered for as long as the traceback's frames live.
     """
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         traceback.clear_frames(error.__traceback__)

@@ -1,7 +1,7 @@
-"""Threads of this process that compute side by side, each with a team of its own on its own cores.
+"""Pinned threads, each with an OpenMP thread team on its own cores, that run jobs side by side.
 
-A thread's OpenMP team is made of threads that it starts itself, and those inherit its cores. So a
-member is bound first, and says how many it is; what torch does in it stays on these cores.
+OpenMP starts a thread's team from that thread, and the team inherits its affinity. So each thread
+is pinned first and sets its number of threads; torch's work in it then stays on these cores.
 """
 
 from __future__ import annotations
@@ -30,250 +30,259 @@ if TYPE_CHECKING:
     Job = Callable[[], Any]
 
 
-LONGEST = 10.0
-"""Seconds that Ctrl-C waits for what is not in Python: a backward, to its end."""
+INTERRUPT_TIMEOUT_S = 10.0
+"""Seconds that Ctrl-C waits for native code, such as a backward, to end."""
 
 
-class _Here(threading.local):
-    """What this thread is."""
+class _ThreadState(threading.local):
+    """Thread-local flag."""
 
-    member = False
-
-
-_here = _Here()
+    is_replica = False
 
 
-def within() -> bool:
-    """Whether this thread is a member of a crew."""
-    return _here.member
+_thread_state = _ThreadState()
+
+
+def is_replica_thread() -> bool:
+    """Return whether this thread is computing a replica."""
+    return _thread_state.is_replica
 
 
 class Interrupted(BaseException):
-    """Ctrl-C, for a member: raised in its thread as soon as that is back in Python."""
+    """Ctrl-C in a replica's thread: raised there as soon as it runs Python code again."""
 
 
-class Round:
-    """What came of some jobs.
+class JobResults:
+    """Results of a list of jobs.
 
-    What is told stays: nothing is lost where Ctrl-C comes between two lines of who waits for it.
+    They stay here until read, so that none is lost if Ctrl-C interrupts the waiting thread.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._told: dict[int, tuple[Any, BaseException | None]] = {}
-        self.over = threading.Event()
-        """Set with the last."""
+        self._outcomes: dict[int, tuple[Any, BaseException | None]] = {}
+        self.done = threading.Event()
+        """Set once every job has ended."""
 
-    def tell(self, number: int, result: Any, error: BaseException | None) -> None:
-        """What came of the job of this member."""
-        self._told[number] = (result, error)
-        if len(self._told) == self._count:
-            self.over.set()
+    def set_outcome(self, index: int, result: Any, error: BaseException | None) -> None:
+        """Store the result or exception of one job."""
+        self._outcomes[index] = (result, error)
+        if len(self._outcomes) == self._count:
+            self.done.set()
 
     def results(self) -> list[Any]:
-        """In the order of members. Raises the first error that is not of another's making."""
-        told, self._told = self._told, {}
-        errors = {number: error for number, (_, error) in told.items() if error is not None}
+        """Return the results in order, or raise the first error that is no BarrierAborted."""
+        outcomes, self._outcomes = self._outcomes, {}
+        errors = {index: error for index, (_, error) in outcomes.items() if error is not None}
         if not errors:
-            return [told[number][0] for number in range(self._count)]
-        first = min(errors, key=lambda number: (isinstance(errors[number], BarrierAborted), number))
+            return [outcomes[index][0] for index in range(self._count)]
+        first = min(errors, key=lambda index: (isinstance(errors[index], BarrierAborted), index))
         try:
             raise errors[first]
-        finally:  # it holds on to this frame: what it was about is to go when it goes
-            told.clear()
+        finally:  # the error keeps this frame alive: free the other outcomes now
+            outcomes.clear()
             errors.clear()
 
 
 class ReplicaThread:
-    """One thread, and the queue that it takes jobs from."""
+    """One pinned thread with a queue of jobs."""
 
     def __init__(self, number: int, cores: Sequence[Cpus]) -> None:
         self.number = number
         self._cores = cores
-        self._jobs: SimpleQueue[tuple[int, Job, Round] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, Job, JobResults] | None] = SimpleQueue()
         self._guard = threading.Lock()
-        self._at_work = False
-        self._interrupted = False
+        self._is_running = False
+        self._is_interrupted = False
         self.thread = threading.Thread(
             target=self._run, name=f"cputrain-replica-{number}", daemon=True
         )
         self.thread.start()
 
-    def give(self, number: int, job: Job, round_: Round) -> None:
-        """Do this next, and tell there what came of it, by this number."""
-        self._jobs.put((number, job, round_))
+    def submit(self, index: int, job: Job, results: JobResults) -> None:
+        """Queue a job, whose outcome goes to `results` under this index."""
+        self._jobs.put((index, job, results))
 
-    def end(self) -> None:
-        """Let the thread go."""
+    def stop(self) -> None:
+        """End the thread once its queue is empty."""
         self._jobs.put(None)
 
     def interrupt(self) -> None:
-        """Have it leave the job that it is at."""
+        """Raise Interrupted in the job that is running, if any."""
         with self._guard:
-            if self._at_work:
-                self._interrupted = True
+            if self._is_running:
+                self._is_interrupted = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Interrupted)
                 )
 
     def _run(self) -> None:
-        _here.member = True
+        _thread_state.is_replica = True
         be_within()
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {cpu for core in self._cores for cpu in core})
-        torch.get_num_threads()  # a thread's first operator would take the number of all others
+        torch.get_num_threads()  # a thread's first operator would reset its number of threads
         torch.set_num_threads(len(self._cores))
-        while (given := self._jobs.get()) is not None:
-            number, job, round_ = given
-            round_.tell(number, *self._done(job))
-            del job, round_, given  # nothing is kept alive until the next one
+        while (submitted := self._jobs.get()) is not None:
+            index, job, results = submitted
+            results.set_outcome(index, *self._run_job(job))
+            del job, results, submitted  # keep nothing alive while waiting for the next job
 
-    def _done(self, job: Job) -> tuple[Any, BaseException | None]:
-        """What came of a job; what interrupts it comes while this is on, or not at all."""
+    def _run_job(self, job: Job) -> tuple[Any, BaseException | None]:
+        """Run a job and return its outcome; an interrupt arrives within this call or not at all."""
         result, error = None, None
         try:
-            self._at_work = True
+            self._is_running = True
             result = job()
-        except BaseException as caught:  # (raised again where the job came from)
+        except BaseException as caught:  # (raised again in the caller)
             error = caught
         try:
             with self._guard:
-                self._at_work = False
-            if self._interrupted and not isinstance(error, Interrupted):
-                for _ in range(20):  # it is on its way, and must not come later
+                self._is_running = False
+            if self._is_interrupted and not isinstance(error, Interrupted):
+                for _ in range(20):  # the exception is pending, and must not arrive later
                     time.sleep(0.001)
         except Interrupted as late:
             error = error or late
-        self._at_work = self._interrupted = False
+        self._is_running = self._is_interrupted = False
         try:
             return result, error
-        finally:  # an error holds on to this frame
+        finally:  # an error keeps this frame alive
             del job, result, error
 
 
 class Executor:
-    """So many members, for as long as anybody has it; does one list of jobs at a time."""
+    """A fixed number of replica threads, which run one list of jobs at a time."""
 
     def __init__(self, places: Sequence[Sequence[Cpus]]) -> None:
-        threads = torch.get_num_threads()
-        self.members = [ReplicaThread(number, cores) for number, cores in enumerate(places)]
+        num_threads = torch.get_num_threads()
+        self.threads = [ReplicaThread(number, cores) for number, cores in enumerate(places)]
         self._lock = threading.Lock()
-        weakref.finalize(self, _end, self.members, os.getpid())
-        self.run([_nothing] * len(self.members))
-        # what a thread says of its team is also what threads to come begin with
-        torch.set_num_threads(threads)
+        weakref.finalize(self, _stop_threads, self.threads, os.getpid())
+        self.run([_no_op] * len(self.threads))
+        # set_num_threads in a thread also sets the default of threads that start later
+        torch.set_num_threads(num_threads)
 
     def run(
-        self, jobs: Sequence[Job], meeting: ReplicaBarrier | None = None, mine: int | None = None
+        self,
+        jobs: Sequence[Job],
+        barrier: ReplicaBarrier | None = None,
+        caller_index: int | None = None,
     ) -> list[Any]:
-        """Do these side by side, one for each member; what came of them.
+        """Run the jobs side by side, one for each thread, and return their results.
 
-        The thread that asks does the job number `mine` itself. An error in one ends the others
-        where they meet, and is raised here as it was.
+        The caller runs the job at `caller_index` itself. An error in one job aborts the others at
+        the barrier and is raised here.
         """
-        return self._run(self.members[: len(jobs)], jobs, meeting, mine)
+        return self._run(self.threads[: len(jobs)], jobs, barrier, caller_index)
 
-    def some(self, numbers: Sequence[int]) -> ExecutorSubset:
-        """These of its members."""
-        return ExecutorSubset(self, numbers)
+    def some(self, indices: Sequence[int]) -> ExecutorSubset:
+        """Return an executor of some of these threads."""
+        return ExecutorSubset(self, indices)
 
     def _run(
         self,
-        members: Sequence[ReplicaThread],
+        replica_threads: Sequence[ReplicaThread],
         jobs: Sequence[Job],
-        meeting: ReplicaBarrier | None,
-        mine: int | None,
+        barrier: ReplicaBarrier | None,
+        caller_index: int | None,
     ) -> list[Any]:
-        round_ = Round(len(jobs))
+        results = JobResults(len(jobs))
         with self._lock:
             try:
-                for number, (member, job) in enumerate(zip(members, jobs, strict=True)):
-                    if number != mine:
-                        member.give(number, partial(copy_context().run, job), round_)
-                if mine is not None:
-                    round_.tell(mine, *_by_caller(jobs[mine]))
-                round_.over.wait()
+                for index, (thread, job) in enumerate(zip(replica_threads, jobs, strict=True)):
+                    if index != caller_index:
+                        thread.submit(index, partial(copy_context().run, job), results)
+                if caller_index is not None:
+                    results.set_outcome(caller_index, *_run_in_caller(jobs[caller_index]))
+                results.done.wait()
             except BaseException:  # Ctrl-C
-                self._come_back(meeting)
+                self._abort_jobs(barrier)
                 raise
-        return round_.results()
+        return results.results()
 
-    def _come_back(self, meeting: ReplicaBarrier | None) -> None:
-        """Members leave what they are at; nobody is to wait for a job that was not given."""
-        if meeting is not None:
-            meeting.part()
-        last = Round(len(self.members))
-        for member in self.members:
-            member.interrupt()
-            member.give(member.number, _nothing, last)
-        last.over.wait(LONGEST)
+    def _abort_jobs(self, barrier: ReplicaBarrier | None) -> None:
+        """Abort the barrier, interrupt all threads and wait until they are idle."""
+        if barrier is not None:
+            barrier.abort()
+        results = JobResults(len(self.threads))
+        for thread in self.threads:
+            thread.interrupt()
+            thread.submit(thread.number, _no_op, results)
+        results.done.wait(INTERRUPT_TIMEOUT_S)
 
 
 class ExecutorSubset:
-    """Some members of a crew."""
+    """Some threads of an executor."""
 
-    def __init__(self, crew: Executor, numbers: Sequence[int]) -> None:
-        self._crew = crew
-        self._members = [crew.members[number] for number in numbers]
+    def __init__(self, executor: Executor, indices: Sequence[int]) -> None:
+        self._executor = executor
+        self._threads = [executor.threads[index] for index in indices]
 
     def run(
-        self, jobs: Sequence[Job], meeting: ReplicaBarrier | None = None, mine: int | None = None
+        self,
+        jobs: Sequence[Job],
+        barrier: ReplicaBarrier | None = None,
+        caller_index: int | None = None,
     ) -> list[Any]:
-        """As the crew does: one job for each of these."""
-        return self._crew._run(self._members[: len(jobs)], jobs, meeting, mine)
+        """Run one job for each of these threads and return their results."""
+        return self._executor._run(self._threads[: len(jobs)], jobs, barrier, caller_index)
 
-    def some(self, numbers: Sequence[int]) -> ExecutorSubset:
-        """These of them."""
-        return ExecutorSubset(self._crew, [self._members[number].number for number in numbers])
+    def some(self, indices: Sequence[int]) -> ExecutorSubset:
+        """Return an executor of some of these threads."""
+        return ExecutorSubset(self._executor, [self._threads[index].number for index in indices])
 
 
 class InlineExecutor:
-    """No crew: the thread that has the jobs does them."""
+    """Runs jobs in the caller's thread."""
 
     def run(
-        self, jobs: Sequence[Job], _meeting: ReplicaBarrier | None = None, _mine: int | None = None
+        self,
+        jobs: Sequence[Job],
+        _barrier: ReplicaBarrier | None = None,
+        _caller_index: int | None = None,
     ) -> list[Any]:
-        """One after the other."""
+        """Run the jobs one after the other and return their results."""
         return [job() for job in jobs]
 
-    def some(self, _numbers: Sequence[int]) -> InlineExecutor:
-        """The same."""
+    def some(self, _indices: Sequence[int]) -> InlineExecutor:
+        """Return this executor."""
         return self
 
 
-def _by_caller(job: Job) -> tuple[Any, BaseException | None]:
-    """What came of a job that the caller does itself, as if it were a member."""
-    _here.member = True
+def _run_in_caller(job: Job) -> tuple[Any, BaseException | None]:
+    """Run a job in the caller's thread, marked as a replica; return its outcome."""
+    _thread_state.is_replica = True
     try:
         return job(), None
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as caught:  # (raised again when the others are through)
+    except BaseException as caught:  # (raised again when the other jobs have ended)
         return None, caught
     finally:
-        _here.member = False
+        _thread_state.is_replica = False
 
 
-def _nothing() -> None:
-    """What a member begins with, so that it is bound and has its number of threads."""
+def _no_op() -> None:
+    """Do nothing: a thread's first job, after which it is pinned."""
 
 
-_crews: weakref.WeakValueDictionary[tuple[int, tuple[Any, ...]], Executor] = (
+_executors: weakref.WeakValueDictionary[tuple[int, tuple[Any, ...]], Executor] = (
     weakref.WeakValueDictionary()
 )
 
 
 def executor_on(places: Sequence[tuple[Cpus, ...]]) -> Executor:
-    """The one on these cores: started when it is first asked for, and kept by whoever has it."""
+    """Return the executor on these cores; start it if there is none."""
     key = (os.getpid(), tuple(places))
-    crew = _crews.get(key)
-    if crew is None:
-        crew = _crews[key] = Executor(places)
-    return crew
+    executor = _executors.get(key)
+    if executor is None:
+        executor = _executors[key] = Executor(places)
+    return executor
 
 
-def _end(members: Sequence[ReplicaThread], owner: int) -> None:
-    """Let the threads go, as nobody has a job for them."""
+def _stop_threads(replica_threads: Sequence[ReplicaThread], owner: int) -> None:
+    """Stop the threads when their executor is garbage-collected."""
     if owner == os.getpid():  # threads are not forked
-        for member in members:
-            member.end()
+        for thread in replica_threads:
+            thread.stop()

@@ -1,7 +1,7 @@
-"""Tensors of one device on another one: sent, and gradients fetched, in one piece of each type.
+"""Copies of tensors on another device, in one flat buffer (and one transfer) per dtype.
 
-A model has hundreds of small parameters. So all of a type lie side by side in one piece of memory
-on the other device, and what is sent is put side by side first.
+A model has hundreds of small parameters: parameters of a dtype lie side by side in one buffer on
+the other device, and are packed into one buffer before they are sent. Gradients come back likewise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weakref import ref
 
 import torch
 
-from cputrain.split.devices import PINS, has_streams
+from cputrain.split.devices import PINNING_DEVICES, has_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,70 +21,75 @@ if TYPE_CHECKING:
 
 
 class FlatParams:
-    """What stands for some tensors on another device."""
+    """Copies of some tensors on another device, as views of one buffer per dtype."""
 
     def __init__(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        self._tensors = _each_once(tensors)
-        self._known = _looks(self._tensors)
+        self._tensors = _unique(tensors)
+        self._signature = _signature(self._tensors)
         self._lock = threading.Lock()
         self._calls: list[ref[object]] = []
-        """Those they were sent for that are there still: a backward of theirs may come."""
+        """Calls the tensors were sent for that are still alive: their backward may come."""
         self.values: dict[int, Tensor] = {}
-        """By the id of the tensor that each stands for."""
-        self._sent: set[int] = set()
-        """Pieces that are there."""
-        self._pieces: list[tuple[list[Tensor], Tensor, list[Tensor]]] = []
-        """Tensors, their piece of memory there, and here what was sent last and what is next."""
-        for pairs in _by_type(enumerate(self._tensors)):
-            alike = [one for _, one in pairs]
-            count = sum(one.numel() for one in alike)
-            kind, home = alike[0].dtype, alike[0].device
-            here = [_piece(count, kind, home, device) for _ in range(2)]
-            there = _piece(count, kind, device, home)
-            self._pieces.append((alike, there, here))
-            ids = (id(one) for one in alike)
-            self.values.update(zip(ids, _cut(there, alike), strict=True))
+        """Copies on the other device, by the id of the source tensor."""
+        self._sent_buffers: set[int] = set()
+        """Indices of the buffers that were sent."""
+        self._buffers: list[tuple[list[Tensor], Tensor, list[Tensor]]] = []
+        """Source tensors, their flat buffer, and two packed buffers: last sent, and next."""
+        for pairs in _by_dtype(enumerate(self._tensors)):
+            same_dtype = [tensor for _, tensor in pairs]
+            count = sum(tensor.numel() for tensor in same_dtype)
+            dtype, home = same_dtype[0].dtype, same_dtype[0].device
+            home_buffers = [_flat_buffer(count, dtype, home, device) for _ in range(2)]
+            device_buffer = _flat_buffer(count, dtype, device, home)
+            self._buffers.append((same_dtype, device_buffer, home_buffers))
+            ids = (id(tensor) for tensor in same_dtype)
+            self.values.update(zip(ids, _unflatten(device_buffer, same_dtype), strict=True))
 
     def is_of(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether these are what it stands for, in the same form still."""
-        return _looks(_each_once(tensors)) == self._known
+        """Return whether these are the source tensors, with unchanged dtype, shape and strides."""
+        return _signature(_unique(tensors)) == self._signature
 
     def update(self, call: object = None) -> None:
-        """Send them as they are now; for the same call, once.
+        """Send the current values; once for each `call`.
 
-        Whoever else comes for that call waits until they are there; from a GPU, they are on their
-        way. What is as it was is not written again where the graph of an earlier call may need it.
+        Other replicas of that call wait until the values have arrived (from a GPU: are enqueued).
+        Unchanged buffers are not written again while the graph of an earlier call may need them.
         """
         with self._lock, torch.no_grad():
-            self._calls = [one for one in self._calls if one() is not None]
-            if call is not None and any(one() is call for one in self._calls):
+            self._calls = [item for item in self._calls if item() is not None]
+            if call is not None and any(item() is call for item in self._calls):
                 return
-            compares = call is None or self._calls
-            for number, (tensors, there, buffers) in enumerate(self._pieces):
+            should_compare = call is None or self._calls
+            for index, (tensors, device_buffer, buffers) in enumerate(self._buffers):
                 sent, spare = buffers
-                torch.cat([_flat(one.detach()) for one in tensors], out=spare)
-                if compares and number in self._sent and torch.equal(spare, sent):
+                torch.cat([_flat(item.detach()) for item in tensors], out=spare)
+                if should_compare and index in self._sent_buffers and torch.equal(spare, sent):
                     continue
-                self._sent.discard(number)  # whatever comes in between
-                # (what goes to the CPU by a road is waited for there)
-                goes = call is not None and has_streams(spare.device)
-                there.copy_(spare, non_blocking=goes or there.device.type != "cpu")
+                self._sent_buffers.discard(index)  # until the copy has succeeded
+                # (a copy to the CPU on a side stream is waited for there)
+                is_async = call is not None and has_streams(spare.device)
+                device_buffer.copy_(
+                    spare, non_blocking=is_async or device_buffer.device.type != "cpu"
+                )
                 buffers.reverse()
-                self._sent.add(number)
+                self._sent_buffers.add(index)
             if call is not None:
                 self._calls.append(ref(call))
 
 
-def _each_once(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({id(one): one for one in tensors}.values())
+def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _looks(tensors: Sequence[Tensor]) -> list[tuple[object, ...]]:
-    return [(id(one), one.device, one.dtype, one.shape, one.stride()) for one in tensors]
+def _signature(tensors: Sequence[Tensor]) -> list[tuple[object, ...]]:
+    return [
+        (id(tensor), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        for tensor in tensors
+    ]
 
 
 class Packed:
-    """Tensors side by side, one piece for each type, where they were made: to be fetched."""
+    """Tensors packed into one flat buffer per dtype on their device, ready to be fetched."""
 
     def __init__(
         self,
@@ -92,78 +97,78 @@ class Packed:
         home: torch.device,
         memory: dict[torch.dtype, Tensor] | None = None,
     ) -> None:
-        """They are needed at `home`. Of `memory`, what fits is used, and given back afterwards."""
+        """Pack for `home`, reusing buffers from `memory` that fit; `fetch` returns them to it."""
         self._memory = {} if memory is None else memory
         self._count = len(tensors)
-        self._apart = {
-            number: one
-            for number, one in enumerate(tensors)
-            if one is not None and one.layout is not torch.strided
+        self._unpacked = {
+            index: tensor
+            for index, tensor in enumerate(tensors)
+            if tensor is not None and tensor.layout is not torch.strided
         }
-        self._pieces: list[tuple[list[int], list[Tensor], Tensor]] = []
-        """Places, what was there, and all of it in one."""
+        self._buffers: list[tuple[list[int], list[Tensor], Tensor]] = []
+        """Indices, tensors, and the flat buffer they are packed into."""
         dense = [
-            (number, one)
-            for number, one in enumerate(tensors)
-            if one is not None and number not in self._apart
+            (index, tensor)
+            for index, tensor in enumerate(tensors)
+            if tensor is not None and index not in self._unpacked
         ]
         with torch.no_grad():
-            for pairs in _by_type(dense):
-                numbers, alike = [number for number, _ in pairs], [one for _, one in pairs]
-                count, kind = sum(one.numel() for one in alike), alike[0].dtype
-                flat = self._memory.pop(kind, None)  # nobody else packs there meanwhile
-                if flat is None or flat.numel() != count or flat.device != alike[0].device:
-                    flat = _piece(count, kind, alike[0].device, home)
-                torch.cat([_flat(one) for one in alike], out=flat)
-                self._pieces.append((numbers, alike, flat))
+            for pairs in _by_dtype(dense):
+                indices, same_dtype = [index for index, _ in pairs], [tensor for _, tensor in pairs]
+                count, dtype = sum(tensor.numel() for tensor in same_dtype), same_dtype[0].dtype
+                flat = self._memory.pop(dtype, None)  # no other pack uses the buffer meanwhile
+                if flat is None or flat.numel() != count or flat.device != same_dtype[0].device:
+                    flat = _flat_buffer(count, dtype, same_dtype[0].device, home)
+                torch.cat([_flat(tensor) for tensor in same_dtype], out=flat)
+                self._buffers.append((indices, same_dtype, flat))
 
-    def fetched(self, bring: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
-        """The same, brought by this."""
-        found: list[Tensor | None] = [None] * self._count
-        for numbers, alike, flat in self._pieces:
-            for number, part in zip(numbers, _cut(bring(flat), alike), strict=True):
-                found[number] = part
-            self._memory[flat.dtype] = flat  # written to again by who has waited for this
-        for number, one in self._apart.items():
-            found[number] = bring(one)
-        return found
-
-
-def _by_type(pairs: Iterable[tuple[int, Tensor]]) -> list[list[tuple[int, Tensor]]]:
-    """Places and tensors, those of a type together."""
-    found: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
-    for number, one in pairs:
-        found.setdefault(one.dtype, []).append((number, one))
-    return list(found.values())
+    def fetch(self, receive: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
+        """Copy the buffers with `receive` and return the tensors cut from them."""
+        result: list[Tensor | None] = [None] * self._count
+        for indices, same_dtype, flat in self._buffers:
+            for index, view in zip(indices, _unflatten(receive(flat), same_dtype), strict=True):
+                result[index] = view
+            self._memory[flat.dtype] = flat  # reused by a pack that has waited for this one
+        for index, tensor in self._unpacked.items():
+            result[index] = receive(tensor)
+        return result
 
 
-def _cut(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    parts, at = [], 0
-    for one in tensors:
-        parts.append(_formed(flat.narrow(0, at, one.numel()), one))
-        at += one.numel()
-    return parts
+def _by_dtype(pairs: Iterable[tuple[int, Tensor]]) -> list[list[tuple[int, Tensor]]]:
+    """Group (index, tensor) pairs by dtype."""
+    result: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+    for index, tensor in pairs:
+        result.setdefault(tensor.dtype, []).append((index, tensor))
+    return list(result.values())
+
+
+def _unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    views, offset = [], 0
+    for tensor in tensors:
+        views.append(_view_like(flat.narrow(0, offset, tensor.numel()), tensor))
+        offset += tensor.numel()
+    return views
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """In one dimension, in the order in which it lies."""
+    """Return a one-dimensional view in memory order, or a copy of a tensor with gaps."""
     if _is_dense(tensor):
         return tensor.as_strided((tensor.numel(),), (1,))
     return tensor.reshape(-1)
 
 
-def _formed(flat: Tensor, like: Tensor) -> Tensor:
-    """The other way."""
+def _view_like(flat: Tensor, like: Tensor) -> Tensor:
+    """View a flat buffer with the shape and strides of `like`."""
     if _is_dense(like):
         return flat.as_strided(like.size(), like.stride())
     return flat.view(like.size())
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether it fills its memory, in whatever order."""
+    """Return whether the tensor fills its memory without gaps, in any order of dimensions."""
     expected = 1
     for size, stride in sorted(
-        zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: dim[1]
     ):
         if size == 1:
             continue
@@ -173,7 +178,9 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.numel() > 0
 
 
-def _piece(count: int, kind: torch.dtype, on: torch.device, other: torch.device) -> Tensor:
-    """Memory on one device for what goes to the other or comes from there."""
-    pins = on.type == "cpu" and other.type in PINS
-    return torch.empty(count, dtype=kind, device=on, pin_memory=pins)
+def _flat_buffer(
+    count: int, dtype: torch.dtype, device: torch.device, peer: torch.device
+) -> Tensor:
+    """Allocate a flat buffer for transfers from or to the other device, pinned where that helps."""
+    should_pin = device.type == "cpu" and peer.type in PINNING_DEVICES
+    return torch.empty(count, dtype=dtype, device=device, pin_memory=should_pin)

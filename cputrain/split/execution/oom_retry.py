@@ -1,7 +1,7 @@
-"""A call once more, with less on a device whose memory was not enough for its part.
+"""Retry of a sharded call with a shrink shard on the device that ran out of memory.
 
-In its forward, or in its backward: then the forward comes first once more, with the random numbers
-that it had, and nothing of it is seen.
+In the forward, or in the backward: then the forward is repeated first with the same random numbers
+and buffers, and the caller sees none of it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from cputrain.split.execution.autograd import ShardedForward
 
 
-class Kept:
-    """Random numbers and some buffers of a model, as they are now."""
+class Snapshot:
+    """Snapshot of the generators' states and of some buffers of a model."""
 
     def __init__(self, model: nn.Module, changing: frozenset[str]) -> None:
         self._generators = Generators(home_of(model))
@@ -35,8 +35,8 @@ class Kept:
             (buffer, buffer.clone()) for name, buffer in model.named_buffers() if name in changing
         ]
 
-    def put_back(self) -> None:
-        """Have them so again."""
+    def restore(self) -> None:
+        """Restore the generators and buffers."""
         self._generators.set(self._states)
         with torch.no_grad():
             for buffer, value in self._buffers:
@@ -44,52 +44,56 @@ class Kept:
 
 
 class OomRetry:
-    """What it takes to make a call again, as long as nothing of it has changed."""
+    """What is needed to repeat a call, for as long as the model and its inputs are unchanged."""
 
     def __init__(
         self,
         model: nn.Module,
         changing: frozenset[str],
         inputs: Sequence[Any],
-        smaller: Callable[[Sizes, int], Sizes | None],
+        shrink: Callable[[Sizes, int], Sizes | None],
     ) -> None:
-        """`smaller` gives less to a device from now on, that of the part of this number: what
-        each has then, or None if that cannot be."""
+        """Remember the state before the call.
+
+        `shrink` takes the shard sizes and the index of the shard that ran out of memory, limits
+        that device from now on, and returns the new sizes; None where the device cannot have fewer
+        samples.
+        """
         self._model = model
         self._changing = changing
-        self._inputs = [one for one in inputs if isinstance(one, torch.Tensor)]
-        self.smaller = smaller
-        self.before = self.now()
-        self._known = self._look()
+        self._inputs = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
+        self.shrink = shrink
+        self.before = self.snapshot()
+        self._signature_before = self._signature()
 
-    def now(self) -> Kept:
-        """What a forward changes."""
-        return Kept(self._model, self._changing)
+    def snapshot(self) -> Snapshot:
+        """Snapshot what a forward changes."""
+        return Snapshot(self._model, self._changing)
 
     @property
     def is_possible(self) -> bool:
-        """Whether a forward would be the same still."""
-        return self._look() == self._known
+        """Whether repeating the forward would give the same result."""
+        return self._signature() == self._signature_before
 
-    def _look(self) -> tuple[Any, ...]:
+    def _signature(self) -> tuple[Any, ...]:
         tensors = [*self._model.parameters(), *self._inputs]
-        return shape_of(self._model, tensors=True), [version_of(one) for one in tensors]
+        return shape_of(self._model, tensors=True), [version_of(tensor) for tensor in tensors]
 
 
 class Attempts:
-    """A call: the first one, or the one that was made again."""
+    """A sharded call: the first attempt, or the one that replaced it."""
 
     def __init__(
-        self, make: Callable[[Sizes], ShardedForward], sizes: Sizes, again: OomRetry | None = None
+        self, make: Callable[[Sizes], ShardedForward], sizes: Sizes, retry: OomRetry | None = None
     ) -> None:
         self._make = make
         self._sizes = sizes
-        self._again = again
+        self._retry = retry
         self._call: ShardedForward | None = make(sizes)
 
     @property
     def call(self) -> ShardedForward:
-        """As torch does, what a backward needs is kept until there was one."""
+        """The current attempt; raises after its graph was freed, as torch does."""
         if self._call is None:
             raise RuntimeError(
                 "Trying to backward through the graph a second time, after what it needs was let "
@@ -98,57 +102,57 @@ class Attempts:
         return self._call
 
     def forward(self) -> None:
-        """Run every part."""
+        """Run the forward; repeat it with shrink shards after an out-of-memory error."""
         try:
             return self.call.forward()
         except torch.OutOfMemoryError as error:
-            if not self._gives_less(error):
-                if self._again is not None:  # it is as if nothing had been
-                    self._again.before.put_back()
+            if not self._shrink_shard(error):
+                if self._retry is not None:  # restore the state before the call
+                    self._retry.before.restore()
                 raise
-        return self._once_more()
+        return self._repeat_forward()
 
     def backward(self, *args: Any, keep: bool) -> list[torch.Tensor | None]:
-        """As of the call. Nothing of it is kept, if it is not to be done again."""
-        found = self._backward(*args, keep=keep)
+        """Run the backward; free the graph unless `keep`."""
+        gradients = self._backward(*args, keep=keep)
         if not keep:
-            self._call = self._again = None
-            self._make = _never
-        return found
+            self._call = self._retry = None
+            self._make = _freed
+        return gradients
 
     def _backward(self, *args: Any, keep: bool) -> list[torch.Tensor | None]:
         try:
             return self.call.backward(*args, keep=keep)
         except torch.OutOfMemoryError as error:
-            if not self._gives_less(error):
+            if not self._shrink_shard(error):
                 raise
-        assert self._again is not None
-        now = self._again.now()
+        assert self._retry is not None
+        snapshot = self._retry.snapshot()
         try:
-            self._once_more()
+            self._repeat_forward()
         finally:
-            now.put_back()
+            snapshot.restore()
         return self.call.backward(*args, keep=keep)
 
-    def _gives_less(self, error: torch.OutOfMemoryError) -> bool:
-        """Whether it did; then nothing is left of the call that fills the memory."""
-        if self._again is None or self.call.too_large is None or not self._again.is_possible:
+    def _shrink_shard(self, error: torch.OutOfMemoryError) -> bool:
+        """Shrink the shard that ran out of memory, free its graph; return whether it did."""
+        if self._retry is None or self.call.oom_shard is None or not self._retry.is_possible:
             return False
-        sizes = self._again.smaller(self._sizes, self.call.too_large)
+        sizes = self._retry.shrink(self._sizes, self.call.oom_shard)
         if sizes is None:
             return False
         self._sizes = sizes
-        self.call.forget()
+        self.call.drop_graph()
         traceback.clear_frames(error.__traceback__)
         return True
 
-    def _once_more(self) -> None:
-        assert self._again is not None
+    def _repeat_forward(self) -> None:
+        assert self._retry is not None
         gc.collect()
-        self._again.before.put_back()
+        self._retry.before.restore()
         self._call = self._make(self._sizes)
         self.call.forward()
 
 
-def _never(_sizes: Sizes) -> ShardedForward:
+def _freed(_sizes: Sizes) -> ShardedForward:
     raise AssertionError("what was let go of is not made again")

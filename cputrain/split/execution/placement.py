@@ -15,56 +15,67 @@ if TYPE_CHECKING:
     from cputrain.machine import Cpus, Machine
     from cputrain.split.dispatcher import Places
 
-ODD = 5
-"""Cores up to which one more is more, even or odd."""
+MAX_ODD_THREADS = 5
+"""Number of threads up to which odd thread teams are used."""
 
 
 def places(count: int | None) -> dict[int, Places]:
-    """The cores of each replica, for each number of replicas: that one, or those worth trying."""
+    """Return the cores of each replica, by number: for `count`, or numbers worth trying."""
     cores = _cores()
     if count is None:
-        return {one: parts(cores, one) for one in counts(_machine(), cores)}
+        return {
+            num_replicas: parts(cores, num_replicas) for num_replicas in counts(_machine(), cores)
+        }
     if count == 1:
         return {}
-    return {count: _parts(cores, count)}
+    return {count: _divide_cores(cores, count)}
 
 
 def seats_among(devices: Sequence[torch.device], count: int | None) -> tuple[list[int], Places]:
-    """How many members each device has, and the cores of each member.
+    """Return the number of replicas on each device, and the cores of each replica.
 
-    The CPU has so many, or one: each computes a gradient of every parameter, which three of them on
-    16 cores took longer for than for their few samples. Each other device has one, which drives it
-    from a core of its own where there is more than one.
+    The CPU has `count` replicas, by default one: each computes a gradient of every parameter, which
+    took three of them on 16 cores longer than their few samples. Each other device has one replica,
+    whose thread launches its kernels from a core of its own where there is more than one.
 
-    A single one on the CPU may be on any core: one of its threads that shares a core with whoever
-    asks a GPU for something makes all of them wait at each operator, unless it can move.
+    A single CPU replica may use any core: an OpenMP thread pinned to the core of a kernel-launching
+    thread would delay its whole team at each operator, unless it can migrate.
     """
     cores = _cores()
-    drivers = sum(device.type != "cpu" for device in devices)
+    num_launchers = sum(device.type != "cpu" for device in devices)
     count = count or 1
-    size = _even(max(1, len(cores) - drivers))
-    free, rest = cores[:size], cores[size:]
-    driving = iter(rest)
+    num_compute_cores = _even(max(1, len(cores) - num_launchers))
+    compute_cores, launcher_cores = cores[:num_compute_cores], cores[num_compute_cores:]
+    unused_launcher_cores = iter(launcher_cores)
     if count == 1:
-        free = [*free[:-1], tuple(cpu for core in (free[-1], *rest) for cpu in core)]
-    members: list[int] = []
-    seats: Places = []
+        compute_cores = [
+            *compute_cores[:-1],
+            tuple(cpu for core in (compute_cores[-1], *launcher_cores) for cpu in core),
+        ]
+    replicas_per_device: list[int] = []
+    replica_cores: Places = []
     for device in devices:
-        members.append(count if device.type == "cpu" else 1)
-        seats += _parts(free, count) if device.type == "cpu" else [(next(driving, cores[-1]),)]
-    if len(seats) == 1:  # for the first comparison, beside where the model is
-        seats.append(tuple(free))
-    return members, seats
+        replicas_per_device.append(count if device.type == "cpu" else 1)
+        replica_cores += (
+            _divide_cores(compute_cores, count)
+            if device.type == "cpu"
+            else [(next(unused_launcher_cores, cores[-1]),)]
+        )
+    if len(replica_cores) == 1:  # for the first comparison, which needs a second replica
+        replica_cores.append(tuple(compute_cores))
+    return replicas_per_device, replica_cores
 
 
 def _even(threads: int) -> int:
-    """As many or one less: with 7, 9 or 15 threads MKL takes twice as long for a product of few
-    rows as with 6, 8 or 14."""
-    return threads - 1 if threads > ODD and threads % 2 else threads
+    """Return an even number of threads, at most one fewer.
+
+    With 7, 9 or 15 threads MKL takes twice as long for a product with few rows as with 6, 8 or 14.
+    """
+    return threads - 1 if threads > MAX_ODD_THREADS and threads % 2 else threads
 
 
 def _cores() -> list[Cpus]:
-    """Those that one operator uses, neighbours beside one another."""
+    """Return the cores that one operator uses, neighbours next to each other."""
     from cputrain.machine import read_rank
     from cputrain.plan import Request
     from cputrain.plan.cores import share_of
@@ -80,8 +91,8 @@ def _machine() -> Machine:
     return read_machine()
 
 
-def _parts(cores: list[Cpus], count: int) -> Places:
+def _divide_cores(cores: list[Cpus], count: int) -> Places:
     if count <= len(cores):
         return parts(cores, count)
-    # more replicas than cores: several on one
+    # more replicas than cores: several share a core
     return [(cores[number % len(cores)],) for number in range(count)]

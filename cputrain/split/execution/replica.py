@@ -1,8 +1,9 @@
-"""A model once more, for one replica: modules of its own, the parameters' own memory.
+"""Replicas of a model: separate modules and Parameters over the memory of the model's parameters.
 
-Attributes that modules set while they run stay with the view. Each view has its own Parameters over
-the same memory, so gradients come out apart, and an update of the model is an update of all views.
-On another device that memory is a mirror's, which all replicas there have in common.
+Attributes that modules set in a forward stay in the replica. Each replica has its own Parameters,
+so gradients are computed separately; they share the model's memory, so an optimizer's update
+reaches all replicas. On another device, all replicas of that device share flat buffers
+(flat_params).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PLAIN = (dict, list, tuple)
-"""Containers that are looked into."""
+"""Containers whose elements are inspected."""
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
-"""A module's own, in any case: names are put into them later."""
+"""Dicts that every module gets a copy of: names may be added to them later."""
 
 
 class DeviceFlatParams:
@@ -36,63 +37,67 @@ class DeviceFlatParams:
         self.device = device
         self._changing = changing
         self.parameters = FlatParams(model.parameters(), device)
-        # apart, as what is written again is not what the graph of an earlier call has kept
-        self._moving, self._still = (FlatParams(one, device) for one in _sorted(model, changing))
-        self.packed: dict[torch.dtype, torch.Tensor] = {}
-        """Memory for the gradients that come back."""
+        # separate, as rewriting a flat buffer must not touch what an earlier graph has saved
+        self._written, self._constant = (
+            FlatParams(buffers, device) for buffers in _sorted_buffers(model, changing)
+        )
+        self.packed_buffers: dict[torch.dtype, torch.Tensor] = {}
+        """Flat buffers for packing gradients, by dtype."""
 
     def are_of(self, model: nn.Module, changing: frozenset[str]) -> bool:
-        """Whether it has the same still, and no more of its buffers change."""
-        moving, still = _sorted(model, self._changing)
+        """Return whether the model's tensors are the same, and it writes to no more buffers."""
+        written, constant = _sorted_buffers(model, self._changing)
         return (
             changing <= self._changing
             and self.parameters.is_of(model.parameters())
-            and self._moving.is_of(moving)
-            and self._still.is_of(still)
+            and self._written.is_of(written)
+            and self._constant.is_of(constant)
         )
 
     def buffer(self, buffer: torch.Tensor) -> torch.Tensor:
-        """What stands for it."""
+        """Return the copy of a buffer."""
         key = id(buffer)
-        return self._moving.values[key] if key in self._moving.values else self._still.values[key]
+        return (
+            self._written.values[key] if key in self._written.values else self._constant.values[key]
+        )
 
     def update_buffers(self) -> None:
-        """Send those that are not as they were."""
-        self._moving.update()
-        self._still.update()
+        """Send the buffers that have changed."""
+        self._written.update()
+        self._constant.update()
 
 
-def _sorted(
+def _sorted_buffers(
     model: nn.Module, changing: frozenset[str]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Buffers that a forward writes to, and the others."""
+    """Return the buffers that a forward writes to, and the others."""
     named = list(model.named_buffers(remove_duplicate=False))
-    moving = {id(buffer): buffer for name, buffer in named if name in changing}
-    still = {id(buffer): buffer for _, buffer in named if id(buffer) not in moving}
-    return list(moving.values()), list(still.values())
+    written = {id(buffer): buffer for name, buffer in named if name in changing}
+    constant = {id(buffer): buffer for _, buffer in named if id(buffer) not in written}
+    return list(written.values()), list(constant.values())
 
 
-class _Made(dict[int, Any]):
-    """What stands for what, by its id."""
+class _Replacements(dict[int, Any]):
+    """Replacements for parts of the model, by the id of what they replace."""
 
     def __init__(self, home: torch.device, device: torch.device) -> None:
         super().__init__()
         self._home = home
         self._device = device
-        self.loose: list[_Loose] = []
+        self.copies: list[_TensorCopy] = []
 
-    def moves(self, value: torch.Tensor) -> bool:
-        """Whether this one, no parameter and no buffer, is needed elsewhere than it is."""
+    def must_copy(self, value: torch.Tensor) -> bool:
+        """Return whether a tensor must be copied to the replica's device."""
         return self._home != self._device and value.device == self._home
 
-    def moved(self, value: torch.Tensor) -> torch.Tensor:
-        """The same where it is needed."""
-        self.loose.append(_Loose(value, self._device))
-        return self.loose[-1].copied
+    def make_copy(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy the tensor to the replica's device."""
+        self.copies.append(_TensorCopy(value, self._device))
+        return self.copies[-1].copied
 
 
-class _Loose:
-    """A tensor that a module has, and that is neither a parameter nor a buffer, elsewhere."""
+class _TensorCopy:
+    """Copy on another device of a module's tensor that is neither a parameter nor a buffer."""
 
     def __init__(self, value: torch.Tensor, device: torch.device) -> None:
         self._value = value
@@ -100,155 +105,170 @@ class _Loose:
         self.copied = value.detach().to(device)
 
     def refresh(self) -> None:
-        """As it is now, if it was written to."""
-        now = version_of(self._value)
-        if now is None or now != self._version:
+        """Copy the tensor again if it was written to."""
+        version = version_of(self._value)
+        if version is None or version != self._version:
             self.copied.copy_(self._value)
-            self._version = now
+            self._version = version
 
 
 class Replica:
-    """The model of one replica."""
+    """One replica of a model."""
 
     def __init__(
         self,
         model: nn.Module,
         changing: frozenset[str],
         *,
-        first: bool = False,
+        is_first: bool = False,
         exactly: bool = False,
         device: torch.device | None = None,
-        mirrors: DeviceFlatParams | None = None,
+        flat_params: DeviceFlatParams | None = None,
     ) -> None:
-        """The `first` has the model's own buffers: what it writes to them stays.
+        """Replicate the model.
 
-        `exactly`, it is in float64, with memory of its own; it is on a `device` other than the
-        model's either so, or by `mirrors` of it.
+        Args:
+            model: The model to replicate.
+            changing: Names of buffers that a forward writes to; the replica gets copies of these.
+            is_first: Share the model's buffers instead, so that writes to them stay.
+            exactly: Copy parameters and buffers to float64.
+            device: Copy parameters and buffers to this device.
+            flat_params: Use these copies of the parameters and buffers on another device.
         """
-        self.mirrors = mirrors
+        self.flat_params = flat_params
         home = home_of(model)
-        made = _Made(home, mirrors.device if mirrors is not None else device or home)
+        replacements = _Replacements(
+            home, flat_params.device if flat_params is not None else device or home
+        )
         for parameter in model.parameters():
-            value = None if mirrors is None else mirrors.parameters.values[id(parameter)]
+            value = None if flat_params is None else flat_params.parameters.values[id(parameter)]
             if exactly or device is not None:
-                value = _moved(parameter.detach(), device, exactly=exactly)
+                value = _converted(parameter.detach(), device, exactly=exactly)
             if value is not None:
-                made[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
-        own: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+                replacements[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
+        written_buffers: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for name, buffer in model.named_buffers(remove_duplicate=False):
-            if id(buffer) in made:
+            if id(buffer) in replacements:
                 continue
-            source = buffer if mirrors is None else mirrors.buffer(buffer)
-            if name in changing and not first:
-                mine = _moved(source.detach().clone(), device, exactly=exactly)
-                made[id(buffer)] = mine
-                own.append((mine, source, buffer))
-            elif mirrors is not None:
-                made[id(buffer)] = source
-        self._own = own
-        self.model: nn.Module = _viewed(model, made)
-        self._loose = made.loose
-        self.parameters = [made[id(parameter)] for parameter in model.parameters()]
+            source = buffer if flat_params is None else flat_params.buffer(buffer)
+            if name in changing and not is_first:
+                buffer_copy = _converted(source.detach().clone(), device, exactly=exactly)
+                replacements[id(buffer)] = buffer_copy
+                written_buffers.append((buffer_copy, source, buffer))
+            elif flat_params is not None:
+                replacements[id(buffer)] = source
+        self._written_buffers = written_buffers
+        self.model: nn.Module = _replicated(model, replacements)
+        self._tensor_copies = replacements.copies
+        self.parameters = [replacements[id(parameter)] for parameter in model.parameters()]
 
     def refresh(self) -> None:
-        """Buffers that change in a forward begin as the model's; other tensors are as they are."""
+        """Copy the model's buffers and other tensors to the replica, before a forward."""
         with torch.no_grad():
-            for mine, source, _ in self._own:
-                mine.copy_(source)
-            for one in self._loose:
-                one.refresh()
+            for buffer_copy, source, _ in self._written_buffers:
+                buffer_copy.copy_(source)
+            for tensor_copy in self._tensor_copies:
+                tensor_copy.refresh()
 
     def write_back(self) -> None:
-        """The model's buffers become what a forward has made of these."""
+        """Copy the buffers that the forward wrote to back to the model."""
         with torch.no_grad():
-            for mine, _, models in self._own:
-                models.copy_(mine)
+            for buffer_copy, _, model_buffer in self._written_buffers:
+                model_buffer.copy_(buffer_copy)
 
 
-def _moved(value: torch.Tensor, device: torch.device | None, *, exactly: bool) -> torch.Tensor:
-    kind = torch.float64 if exactly and value.is_floating_point() else value.dtype
-    return value.to(device=device or value.device, dtype=kind)
+def _converted(value: torch.Tensor, device: torch.device | None, *, exactly: bool) -> torch.Tensor:
+    dtype = torch.float64 if exactly and value.is_floating_point() else value.dtype
+    return value.to(device=device or value.device, dtype=dtype)
 
 
-def _viewed(value: Any, made: _Made) -> Any:
-    """What stands for it in the view: the thing itself, unless something within must differ."""
-    if id(value) in made:
-        return made[id(value)]
+def _replicated(value: Any, replacements: _Replacements) -> Any:
+    """Return the replica's version of a value: itself if nothing within it must differ."""
+    if id(value) in replacements:
+        return replacements[id(value)]
     if isinstance(value, nn.Module):
-        return _module(value, made)
-    if _is_plain_tensor(value) and made.moves(value):
-        made[id(value)] = made.moved(value)
-        return made[id(value)]
+        return _replicated_module(value, replacements)
+    if _is_plain_tensor(value) and replacements.must_copy(value):
+        replacements[id(value)] = replacements.make_copy(value)
+        return replacements[id(value)]
     if isinstance(value, nn.Parameter):
         alias = nn.Parameter(value.detach(), value.requires_grad)
-        made[id(value)] = alias
+        replacements[id(value)] = alias
         return alias
     if isinstance(value, PLAIN):
-        return _container(value, made)
+        return _replicated_container(value, replacements)
     if isinstance(value, MethodType):
-        owner = _viewed(value.__self__, made)
+        owner = _replicated(value.__self__, replacements)
         return value if owner is value.__self__ else MethodType(value.__func__, owner)
     if isinstance(value, partial):
-        held = (value.func, value.args, value.keywords)
-        inside = tuple(_viewed(one, made) for one in held)
-        if all(a is b for a, b in zip(held, inside, strict=True)):
+        parts_of_partial = (value.func, value.args, value.keywords)
+        replicated = tuple(
+            _replicated(value_inside, replacements) for value_inside in parts_of_partial
+        )
+        if all(before is after for before, after in zip(parts_of_partial, replicated, strict=True)):
             return value
-        return partial(inside[0], *inside[1], **inside[2])
+        return partial(replicated[0], *replicated[1], **replicated[2])
     return value
 
 
-def _module(module: nn.Module, made: _Made) -> nn.Module:
-    view = object.__new__(type(module))
-    made[id(module)] = view
-    held = view.__dict__
+def _replicated_module(module: nn.Module, replacements: _Replacements) -> nn.Module:
+    replica = object.__new__(type(module))
+    replacements[id(module)] = replica
+    attributes = replica.__dict__
     for name, value in module.__dict__.items():
-        held[name] = value
+        attributes[name] = value
     for name, value in module.__dict__.items():
-        held[name] = _table(value, made) if name in TABLES else _viewed(value, made)
-    if isinstance(view, nn.RNNBase):
-        # it knows its weights by weak references, too; they stay where they are
-        weights = [held["_parameters"].get(name) for name in view._flat_weights_names]
-        held["_flat_weights"] = weights
-        held["_flat_weight_refs"] = [None if one is None else ref(one) for one in weights]
-        held["flatten_parameters"] = _stays
-        # on a GPU they are put side by side in each call then, which takes nothing to speak of
+        attributes[name] = (
+            _replicated_table(value, replacements)
+            if name in TABLES
+            else _replicated(value, replacements)
+        )
+    if isinstance(replica, nn.RNNBase):
+        # an RNN also refers to its weights by weak references; the weights are not moved
+        weights = [attributes["_parameters"].get(name) for name in replica._flat_weights_names]
+        attributes["_flat_weights"] = weights
+        attributes["_flat_weight_refs"] = [
+            None if weight is None else ref(weight) for weight in weights
+        ]
+        attributes["flatten_parameters"] = _keep_weights
+        # cuDNN then packs them in each call, which takes negligible time
         warnings.filterwarnings("ignore", message="RNN module weights are not part of")
-    return view
+    return replica
 
 
-def _stays() -> None:
-    """In the place of what moves weights to memory of their own."""
+def _keep_weights() -> None:
+    """Do nothing: RNNBase.flatten_parameters would move the weights to new memory."""
 
 
-def _table(table: Mapping[str, Any], made: _Made) -> Any:
-    found = type(table)()
+def _replicated_table(table: Mapping[str, Any], replacements: _Replacements) -> Any:
+    result = type(table)()
     for name, value in table.items():
-        found[name] = _viewed(value, made)  # type: ignore[index]
-    return found
+        result[name] = _replicated(value, replacements)  # type: ignore[index]
+    return result
 
 
-def _container(value: Any, made: _Made) -> Any:
+def _replicated_container(value: Any, replacements: _Replacements) -> Any:
     if isinstance(value, dict):
-        inside = {key: _viewed(one, made) for key, one in value.items()}
-        if all(inside[key] is one for key, one in value.items()):
+        replicated = {key: _replicated(element, replacements) for key, element in value.items()}
+        if all(replicated[key] is element for key, element in value.items()):
             return value
         if type(value) is dict:
-            return inside
+            return replicated
         copied = value.copy()
-        copied.update(inside)
+        copied.update(replicated)
         return copied
-    inside_list = [_viewed(one, made) for one in value]
-    if all(a is b for a, b in zip(value, inside_list, strict=True)):
+    replicated_list = [_replicated(element, replacements) for element in value]
+    if all(before is after for before, after in zip(value, replicated_list, strict=True)):
         return value
-    if hasattr(value, "_fields"):  # a named tuple
-        return type(value)(*inside_list)
-    return type(value)(inside_list)
+    if hasattr(value, "_fields"):  # a namedtuple
+        return type(value)(*replicated_list)
+    return type(value)(replicated_list)
 
 
 def is_plain(parameter: torch.Tensor) -> bool:
-    """Whether it is a parameter like any other."""
+    """Return whether it is a plain Parameter, or one of a device written in Python."""
     return type(parameter) is nn.Parameter or (
-        isinstance(parameter, nn.Parameter) and _is_of_its_device(parameter)
+        isinstance(parameter, nn.Parameter) and _is_python_device(parameter)
     )
 
 
@@ -256,56 +276,57 @@ def _is_plain_tensor(value: Any) -> bool:
     return type(value) is torch.Tensor or (
         isinstance(value, torch.Tensor)
         and not isinstance(value, nn.Parameter)
-        and _is_of_its_device(value)
+        and _is_python_device(value)
     )
 
 
-def _is_of_its_device(tensor: torch.Tensor) -> bool:
-    """Whether it is of a class because its device, written in Python, has one."""
+def _is_python_device(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor's class belongs to a device that is written in Python."""
     return tensor.device.type == torch._C._get_privateuse1_backend_name()
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """Another one whenever it was written to; None where torch does not count."""
+    """Return the tensor's version counter; None for inference tensors, which have none."""
     return None if tensor.is_inference() else tensor._version
 
 
 def home_of(model: nn.Module) -> torch.device:
-    """Where it is: the device of its first parameter."""
+    """Return the model's device: that of its first parameter."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
 
-def _held(value: Any, kinds: Any, depth: int = 4) -> list[int]:
-    """The ids of what is in containers, of these kinds."""
+def _ids_inside(value: Any, kinds: Any, depth: int = 4) -> list[int]:
+    """Return the ids of the values of these types in nested containers."""
     if not isinstance(value, PLAIN) or not depth:
         return [id(value)] if isinstance(value, kinds) else []
-    inside = value.values() if isinstance(value, dict) else value
-    return [found for one in inside for found in _held(one, kinds, depth - 1)]
+    elements = value.values() if isinstance(value, dict) else value
+    return [inner for element in elements for inner in _ids_inside(element, kinds, depth - 1)]
 
 
 def shape_of(model: nn.Module, *, tensors: bool = False) -> tuple[Any, ...] | None:
-    """What a view depends on: where it is another, views are made anew.
+    """Return a signature of the model's structure: if it changes, replicas are made again.
 
-    With `tensors`, it is on another device, and has others in the place of the model's.
+    With `tensors`, it includes tensors in containers, which replicas on other devices have copies
+    of.
 
-    None while there is something else in the place of a parameter, as within functional_call.
+    None while a parameter is replaced by something else, as within functional_call.
     """
-    found: list[Any] = []
+    signature: list[Any] = []
     for module in model.modules():
-        held = module.__dict__
-        found.append(id(module))
+        attributes = module.__dict__
+        signature.append(id(module))
         if isinstance(module, torch.jit.ScriptModule):
-            continue  # it is not viewed
-        found.extend(map(id, held.values()))
-        for name, value in held.items():
+            continue  # it is not replicated
+        signature.extend(map(id, attributes.values()))
+        for name, value in attributes.items():
             if isinstance(value, PLAIN) and value and name not in TABLES:
-                found += _held(value, (nn.Module, torch.Tensor) if tensors else nn.Module)
-        found.extend(map(id, held["_modules"].values()))
-        found.extend(map(id, held["_buffers"].values()))
-        for parameter in held["_parameters"].values():
+                signature += _ids_inside(value, (nn.Module, torch.Tensor) if tensors else nn.Module)
+        signature.extend(map(id, attributes["_modules"].values()))
+        signature.extend(map(id, attributes["_buffers"].values()))
+        for parameter in attributes["_parameters"].values():
             if parameter is not None:
                 if not is_plain(parameter):
                     return None
-                found += (id(parameter), parameter.data_ptr(), parameter.requires_grad)
-    return tuple(found)
+                signature += (id(parameter), parameter.data_ptr(), parameter.requires_grad)
+    return tuple(signature)

@@ -1,4 +1,4 @@
-"""Who works on a call: threads, the model's views, and where each of them computes."""
+"""The replicas of a call: their threads, models and devices, and the sums of their gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from cputrain.split.devices import current
+from cputrain.split.devices import device_guard
 from cputrain.split.execution.flat_params import Packed
 from cputrain.split.execution.transfer import TransferStream
 
@@ -22,134 +22,147 @@ if TYPE_CHECKING:
 
 
 class ReplicaGroup:
-    """One member for each part of the batch.
+    """One replica for each shard of the batch.
 
-    Where the model is not on the CPU, the caller does the part on the model's device: autograd's
-    thread for that device is the one that asks for the backward, and has none beside it.
+    Where the model is not on the CPU, the caller's thread computes the shard on the model's device:
+    it is autograd's only thread for that device, and the one that runs the backward.
     """
 
     def __init__(
         self,
-        crew: Executor | ExecutorSubset | InlineExecutor,
-        views: Sequence[Replica],
+        executor: Executor | ExecutorSubset | InlineExecutor,
+        replicas: Sequence[Replica],
         home: torch.device,
         devices: Sequence[torch.device] = (),
     ) -> None:
-        """By default they compute where the model is."""
-        self._crew = crew
-        self.views = views
+        """Place replicas on `devices`; by default all of them on the home device."""
+        self._executor = executor
+        self.replicas = replicas
         self.home = home
-        self.devices = list(devices) or [home] * len(views)
-        self._mirrors = {
-            view.mirrors.device: view.mirrors for view in views if view.mirrors is not None
+        self.devices = list(devices) or [home] * len(replicas)
+        self._flat_params = {
+            replica.flat_params.device: replica.flat_params
+            for replica in replicas
+            if replica.flat_params is not None
         }
-        self.apart = any(device != home for device in self.devices)
-        self.carries = home.type != "cpu" and self.apart
-        """Whether the caller moves what goes from one device to another."""
-        self._mine = None
+        self.is_multi_device = any(device != home for device in self.devices)
+        """Whether any shard is computed on another device than the model's."""
+        self.caller_transfers = home.type != "cpu" and self.is_multi_device
+        """Whether the caller makes the copies between devices."""
+        self._caller_index = None
         if home.type != "cpu" and home in self.devices:
-            self._mine = self.devices.index(home)
+            self._caller_index = self.devices.index(home)
 
     def run(
-        self, jobs: Sequence[Callable[[], Any]], meeting: ReplicaBarrier | None = None
+        self, jobs: Sequence[Callable[[], Any]], barrier: ReplicaBarrier | None = None
     ) -> list[Any]:
-        """A job for each member."""
-        return self._crew.run(jobs, meeting, self._mine)
+        """Run one job for each replica and return the results."""
+        return self._executor.run(jobs, barrier, self._caller_index)
 
-    def prepare(self, call: object, number: int) -> None:
-        """Have the parameters where this member needs them; by this member."""
-        mirrors = self._mirrors.get(self.devices[number])
-        if mirrors is not None:
-            mirrors.parameters.update(call)
+    def update_parameters(self, call: object, number: int) -> None:
+        """Update the parameters on a replica's device, in that replica's thread."""
+        flat_params = self._flat_params.get(self.devices[number])
+        if flat_params is not None:
+            flat_params.parameters.update(call)
 
     def refresh(self) -> None:
-        """Have the buffers there; by the caller, before anybody writes to the model's own."""
+        """Update the replicas' buffers, in the caller, before a forward writes to the model's."""
         for device in dict.fromkeys(self.devices):
-            if device in self._mirrors:
-                self._mirrors[device].update_buffers()
-        for view in self.views:
-            view.refresh()
+            if device in self._flat_params:
+                self._flat_params[device].update_buffers()
+        for replica in self.replicas:
+            replica.refresh()
 
     def write_back(self) -> None:
-        """Have the model's buffers as they are after a forward; one view may have written them."""
+        """Copy the first replica's buffers to the model, if no replica wrote to them directly."""
         if self.home not in self.devices:
-            self.views[0].write_back()
+            self.replicas[0].write_back()
 
-    def sums(self, found: Sequence[Sequence[torch.Tensor | None]]) -> list[Any]:
-        """Those of each parameter, on the model's device, in the order of the members.
+    def sum_gradients(self, gradients: Sequence[Sequence[torch.Tensor | None]]) -> list[Any]:
+        """Return each parameter's gradient, summed in replica order, on the home device.
 
-        Members of one device add up theirs, each as many of them as the others.
+        Replicas of one device add up theirs first, each thread about as many elements as the
+        others.
         """
         sums: list[Any] | None = None
         for device in dict.fromkeys(self.devices):
-            mine = [number for number, one in enumerate(self.devices) if one == device]
-            there = self._added([found[number] for number in mine], mine)
-            if device != self.home and len(mine) > 1:
-                pack = partial(self._packed, device, there)
-                (packed,) = self._crew.some(mine[:1]).run([pack])
-                road = TransferStream(self.home, device)
-                with road.back():
-                    there = packed.fetched(road.bring)
+            indices = [
+                number
+                for number, replica_device in enumerate(self.devices)
+                if replica_device == device
+            ]
+            device_sums = self._sum_on_device([gradients[number] for number in indices], indices)
+            if device != self.home and len(indices) > 1:
+                pack = partial(self._pack, device, device_sums)
+                (packed,) = self._executor.some(indices[:1]).run([pack])
+                transfer = TransferStream(self.home, device)
+                with transfer.receiving():
+                    device_sums = packed.fetch(transfer.receive)
             if sums is None:
-                sums = there
+                sums = device_sums
             else:
-                sums = [added(pair) for pair in zip(sums, there, strict=True)]
+                sums = [sum_in_order(pair) for pair in zip(sums, device_sums, strict=True)]
         return sums or []
 
-    def packed(
+    def pack_gradients(
         self, number: int, gradients: list[torch.Tensor | None]
     ) -> Packed | list[torch.Tensor | None]:
-        """A member's gradients, by this member: to be fetched, if nobody else computes there."""
+        """Pack a replica's gradients for one transfer, if it is alone on its device."""
         device = self.devices[number]
         if device == self.home or self.devices.count(device) > 1:
             return gradients
-        return self._packed(device, gradients)
+        return self._pack(device, gradients)
 
-    def at(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Where a member computes there, and no other GPU than the model's is asked for anything.
+    def device_guard(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context manager that makes `device` current, or the home device for the CPU.
 
-        (CUDA makes a context of hundreds of megabytes on the first GPU where none is named.)
+        (CUDA creates a context of hundreds of megabytes on the first GPU where no device is
+        current.)
         """
-        return current(self.home if device.type == "cpu" else device)
+        return device_guard(self.home if device.type == "cpu" else device)
 
-    def _packed(self, device: torch.device, gradients: Sequence[torch.Tensor | None]) -> Packed:
-        mirrors = self._mirrors.get(device)
-        with self.at(device):
-            return Packed(gradients, self.home, None if mirrors is None else mirrors.packed)
+    def _pack(self, device: torch.device, gradients: Sequence[torch.Tensor | None]) -> Packed:
+        flat_params = self._flat_params.get(device)
+        with self.device_guard(device):
+            return Packed(
+                gradients, self.home, None if flat_params is None else flat_params.packed_buffers
+            )
 
-    def _added(
-        self, found: Sequence[Sequence[torch.Tensor | None]], members: Sequence[int]
+    def _sum_on_device(
+        self, gradients: Sequence[Sequence[torch.Tensor | None]], indices: Sequence[int]
     ) -> list[Any]:
-        count = len(found[0])
-        if len(found) == 1:
-            return list(found[0])
+        count = len(gradients[0])
+        if len(gradients) == 1:
+            return list(gradients[0])
         sums: list[torch.Tensor | None] = [None] * count
-        sizes = [0 if one is None else one.numel() for one in found[0]]
-        shares: list[list[int]] = [[] for _ in found]
-        loads = [0] * len(found)
-        for number in sorted(range(count), key=lambda one: -sizes[one]):
-            least = loads.index(min(loads))
-            shares[least].append(number)
-            loads[least] += sizes[number] + 1
+        sizes = [0 if item is None else item.numel() for item in gradients[0]]
+        shards: list[list[int]] = [[] for _ in gradients]
+        loads = [0] * len(gradients)
+        for number in sorted(range(count), key=lambda item: -sizes[item]):
+            lightest = loads.index(min(loads))
+            shards[lightest].append(number)
+            loads[lightest] += sizes[number] + 1
 
-        def job_of(share: Sequence[int]) -> Callable[[], None]:
+        def job_of(shard: Sequence[int]) -> Callable[[], None]:
             def job() -> None:
                 with torch.no_grad():
-                    for number in share:
-                        sums[number] = added([part[number] for part in found])
+                    for number in shard:
+                        sums[number] = sum_in_order(
+                            [replica_gradients[number] for replica_gradients in gradients]
+                        )
 
             return job
 
-        self._crew.some(members).run([job_of(share) for share in shares])
+        self._executor.some(indices).run([job_of(shard) for shard in shards])
         return sums
 
 
-def added(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """In the order of the replicas, whatever arrived first."""
-    there = [one for one in gradients if one is not None]
-    if len(there) < 2:
-        return there[0] if there else None
-    total = there[0] + there[1]
-    for one in there[2:]:
-        total = total + one if total.layout is not torch.strided else total.add_(one)
+def sum_in_order(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Add up gradients in replica order, so that rounding does not depend on timing."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    total = present[0] + present[1]
+    for gradient in present[2:]:
+        total = total + gradient if total.layout is not torch.strided else total.add_(gradient)
     return total

@@ -1,4 +1,4 @@
-"""Where the replicas of one call meet: each brings a value, and each leaves with those of all."""
+"""A barrier with an all-gather: each replica of a call passes a value and gets those of all."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ if TYPE_CHECKING:
 
 
 class BarrierAborted(BaseException):
-    """Somebody else has failed: what this thread does is of no use any more.
+    """Another replica has failed, so the result of this one is not needed.
 
-    Not an Exception: what a model catches must not hold it up.
+    Not an Exception: a model that catches exceptions must not delay the end of the call.
     """
 
 
 class ReplicaBarrier:
-    """As many meetings as there are keys, each of the same number of threads."""
+    """Barrier of a fixed number of replicas, with one rendezvous for each key."""
 
     def __init__(self, parties: int) -> None:
         self.parties = parties
         self._lock = threading.Lock()
-        self._open: dict[Hashable, _Open] = {}
-        self._parted = False
-        self._left: set[int] = set()
-        self.waited = [0.0] * parties
-        """Seconds that each has waited for the others."""
+        self._pending: dict[Hashable, _Rendezvous] = {}
+        self._is_aborted = False
+        self._finished: set[int] = set()
+        self.waited_s = [0.0] * parties
+        """Seconds that each replica has waited for others."""
 
-    def meet(self, key: Hashable, place: int, value: Any) -> list[Any]:
-        """Wait for the others; the values of all, in the order of their places."""
+    def all_gather(self, key: Hashable, index: int, value: Any) -> list[Any]:
+        """Wait until all replicas have passed a value for this key; return the values in order."""
         with self._lock:
-            if self._parted:
+            if self._is_aborted:
                 raise BarrierAborted
-            here = self._open.setdefault(key, _Open(self.parties))
-            here.values[place] = value
-            here.missing.remove(place)
-            if not here.missing:
-                del self._open[key]
-            if not here.missing or not here.missing.isdisjoint(self._left):
-                here.settled.set()
-        begin = time.perf_counter()
-        here.settled.wait()
-        self.waited[place] += time.perf_counter() - begin
-        if not here.missing:
-            return here.values
-        if self._parted:
+            rendezvous = self._pending.setdefault(key, _Rendezvous(self.parties))
+            rendezvous.values[index] = value
+            rendezvous.missing.remove(index)
+            if not rendezvous.missing:
+                del self._pending[key]
+            if not rendezvous.missing or not rendezvous.missing.isdisjoint(self._finished):
+                rendezvous.done.set()
+        started_at = time.perf_counter()
+        rendezvous.done.wait()
+        self.waited_s[index] += time.perf_counter() - started_at
+        if not rendezvous.missing:
+            return rendezvous.values
+        if self._is_aborted:
             raise BarrierAborted
         raise PartsDiffer(
             "the model",
@@ -58,26 +58,26 @@ class ReplicaBarrier:
             do="Train it unsplit.",
         )
 
-    def leave(self, place: int) -> None:
-        """This one is through: whoever waits for it, or will, waits in vain."""
+    def leave(self, index: int) -> None:
+        """Mark a replica as finished: a rendezvous that still misses it fails."""
         with self._lock:
-            self._left.add(place)
-            for here in self._open.values():
-                if place in here.missing:
-                    here.settled.set()
+            self._finished.add(index)
+            for rendezvous in self._pending.values():
+                if index in rendezvous.missing:
+                    rendezvous.done.set()
 
-    def part(self) -> None:
-        """Nobody waits any longer."""
+    def abort(self) -> None:
+        """Abort the barrier: every waiting replica raises BarrierAborted."""
         with self._lock:
-            self._parted = True
-            for here in self._open.values():
-                here.settled.set()
+            self._is_aborted = True
+            for rendezvous in self._pending.values():
+                rendezvous.done.set()
 
 
-class _Open:
-    """A meeting for which somebody has not come yet."""
+class _Rendezvous:
+    """A rendezvous that some replicas have not reached yet."""
 
     def __init__(self, parties: int) -> None:
         self.values: list[Any] = [None] * parties
         self.missing = set(range(parties))
-        self.settled = threading.Event()
+        self.done = threading.Event()

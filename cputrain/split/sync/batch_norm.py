@@ -1,7 +1,7 @@
-"""Batch normalisation over the whole batch, of which every replica has a part.
+"""Batch normalization with statistics of the whole batch, of which each replica has a shard.
 
-Replicas meet twice: in the forward with the count, the mean and the variance of their part, in the
-backward with the two sums over the gradient that the mean and the variance depend on.
+Replicas all-gather twice: in the forward the count, mean and variance of their shard, in the
+backward the two sums over the gradient that come from the mean and the variance.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
     from cputrain.split.execution.context import ReplicaContext
 
-    Own = Callable[..., Any]
+    Function = Callable[..., Any]
     Tensor = torch.Tensor
 
 aten = torch.ops.aten
 
 
-def replacements() -> list[tuple[Any, str, Callable[[Own], Own]]]:
-    """Where, which, and what makes ours of torch's."""
+def replacements() -> list[tuple[Any, str, Callable[[Function], Function]]]:
+    """Return (owner, attribute name, function that wraps torch's) for each patched function."""
     return [(F, "batch_norm", _functional)]
 
 
-def _functional(own: Own) -> Own:
-    @wraps(own)
+def _functional(original: Function) -> Function:
+    @wraps(original)
     def batch_norm(
         input: Tensor,  # noqa: A002  (torch's name)
         running_mean: Tensor | None,
@@ -43,29 +43,29 @@ def _functional(own: Own) -> Own:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        part = current_replica()
-        if part is None or not training:
-            return own(  # type: ignore[no-any-return]
+        context = current_replica()
+        if context is None or not training:
+            return original(  # type: ignore[no-any-return]
                 input, running_mean, running_var, weight, bias, training, momentum, eps
             )
-        number = part.next_meeting()
+        index = context.next_rendezvous()
         apply: Any = WholeBatchNorm.apply
-        with part.untraced():
-            normalised, mean, variance, count = apply(input, weight, bias, eps, part, number)
+        with context.untraced():
+            normalised, mean, variance, count = apply(input, weight, bias, eps, context, index)
             if running_mean is not None and running_var is not None:
                 with torch.no_grad():
                     running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
                     unbiased = variance * (count / max(count - 1, 1))
                     running_var.mul_(1 - momentum).add_(unbiased, alpha=momentum)
-        if part.trace is not None:
-            part.trace.batch_norm(input, normalised, (momentum, eps))
+        if context.trace is not None:
+            context.trace.batch_norm(input, normalised, (momentum, eps))
         return normalised  # type: ignore[no-any-return]
 
     return batch_norm
 
 
 class WholeBatchNorm(torch.autograd.Function):
-    """A part, normalised by what the whole has."""
+    """Normalize a shard by the statistics of the whole batch."""
 
     @staticmethod
     def forward(
@@ -74,28 +74,28 @@ class WholeBatchNorm(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         eps: float,
-        part: ReplicaContext,
-        number: int,
+        context: ReplicaContext,
+        index: int,
     ) -> tuple[Tensor, Tensor, Tensor, int]:
-        own_mean, own_variance = _statistics(input)
+        shard_mean, shard_variance = _statistics(input)
         count = input.numel() // input.size(1)
-        everybody = part.sums(f"batch norm {number + 1}", count, own_mean, own_variance)
-        total = sum(one for one, _, _ in everybody)
-        if total < 2 and part.trace is None:
+        gathered = context.all_gather(f"batch norm {index + 1}", count, shard_mean, shard_variance)
+        total = sum(value for value, _, _ in gathered)
+        if total < 2 and context.trace is None:
             raise ValueError(
                 "Expected more than 1 value per channel when training, "
                 f"got input size {input.size()}"
             )
-        counts = own_mean.new_tensor([one for one, _, _ in everybody]).unsqueeze(1)
-        means = torch.stack([one for _, one, _ in everybody])
-        variances = torch.stack([one for _, _, one in everybody])
+        counts = shard_mean.new_tensor([value for value, _, _ in gathered]).unsqueeze(1)
+        means = torch.stack([value for _, value, _ in gathered])
+        variances = torch.stack([value for _, _, value in gathered])
         mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total
-        # torch takes them in the type of the weights
-        kind = mean.dtype if weight is None else weight.dtype
-        mean, variance = mean.to(kind), variance.to(kind)
+        # torch expects them in the dtype of the weight
+        dtype = mean.dtype if weight is None else weight.dtype
+        mean, variance = mean.to(dtype), variance.to(dtype)
         ctx.save_for_backward(input, weight, mean, variance)
-        ctx.eps, ctx.part, ctx.number, ctx.total = eps, part, number, total
+        ctx.eps, ctx.context, ctx.index, ctx.total = eps, context, index, total
         ctx.mark_non_differentiable(mean, variance)
         out = torch.batch_norm(input, weight, bias, mean, variance, False, 0.0, eps, False)
         return out, mean, variance, total
@@ -104,34 +104,36 @@ class WholeBatchNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: object) -> tuple[Any, ...]:
         input_, weight, mean, variance = ctx.saved_tensors
-        part: ReplicaContext = ctx.part
+        context: ReplicaContext = ctx.context
         ones = torch.ones_like(mean) if weight is None else weight
         inverse = torch.rsqrt(variance + ctx.eps)
-        scaled, of_weight, of_bias = aten.native_batch_norm_backward(
+        scaled, grad_weight, grad_bias = aten.native_batch_norm_backward(
             gradient, input_, ones, mean, variance, mean, inverse, False, ctx.eps, [True] * 3
         )
-        everybody = part.sums(f"batch norm {ctx.number + 1} on its way back", of_weight, of_bias)
-        all_of_weight = torch.stack([one for one, _ in everybody]).sum(0) / ctx.total
-        all_of_bias = torch.stack([one for _, one in everybody]).sum(0) / ctx.total
-        # scaled - scale (all_of_bias + normalised all_of_weight), as one line a x + b
+        gathered = context.all_gather(
+            f"batch norm {ctx.index + 1} on its way back", grad_weight, grad_bias
+        )
+        mean_grad_weight = torch.stack([unit for unit, _ in gathered]).sum(0) / ctx.total
+        mean_grad_bias = torch.stack([unit for _, unit in gathered]).sum(0) / ctx.total
+        # scaled - scale * (mean_grad_bias + normalised * mean_grad_weight), as slope * x + offset
         scale = inverse if weight is None else inverse * weight
-        slope = scale * inverse * all_of_weight
-        level = scale * all_of_bias - slope * mean
-        zero, one = torch.zeros_like(mean), torch.ones_like(mean)
-        line = torch.batch_norm(input_, slope, level, zero, one, False, 0.0, 0.0, False)
-        wanted = ctx.needs_input_grad
+        slope = scale * inverse * mean_grad_weight
+        offset = scale * mean_grad_bias - slope * mean
+        zero, unit = torch.zeros_like(mean), torch.ones_like(mean)
+        correction = torch.batch_norm(input_, slope, offset, zero, unit, False, 0.0, 0.0, False)
+        needs_grad = ctx.needs_input_grad
         return (
-            scaled.sub_(line),
-            of_weight if wanted[1] else None,
-            of_bias if wanted[2] else None,
+            scaled.sub_(correction),
+            grad_weight if needs_grad[1] else None,
+            grad_bias if needs_grad[2] else None,
             *(None, None, None),
         )
 
 
-def _statistics(part: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each channel; in float32 at least, as torch adds them up."""
-    if part.dtype not in (torch.bfloat16, torch.float16):
-        return torch.batch_norm_update_stats(part, None, None, 0.0)
-    # torch gives them in the type of running ones
-    zeros = torch.zeros(part.size(1), device=part.device)
-    return torch.batch_norm_update_stats(part, zeros, zeros + 1, 0.0)
+def _statistics(shard: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of each channel, in float32 at least, as torch accumulates them."""
+    if shard.dtype not in (torch.bfloat16, torch.float16):
+        return torch.batch_norm_update_stats(shard, None, None, 0.0)
+    # torch returns them in the dtype of the running statistics
+    zeros = torch.zeros(shard.size(1), device=shard.device)
+    return torch.batch_norm_update_stats(shard, zeros, zeros + 1, 0.0)

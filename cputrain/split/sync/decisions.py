@@ -1,7 +1,7 @@
-"""Questions about a whole batch that a model asks to decide what to compute: `mask.all()`.
+"""Data-dependent control flow on the whole batch, such as `if mask.all()`.
 
-Every replica answers for its part, and decides by the answers of all. A proof holds for the answers
-that were given while it was made; others stop a divided call before anything of it is seen.
+Each replica answers for its shard, and all use the combined answer. A proof holds for the answers
+given while it was made; other answers abort a sharded call before it has any effect.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    Own = Callable[..., Any]
+    Function = Callable[..., Any]
     Combine = Callable[[Iterable[bool]], bool]
 
 LIBRARIES = {"transformers.masking_utils": "fast_all"}
-"""Modules with a function that says whether all elements of a tensor are true."""
+"""Modules with a function that returns whether all elements of a tensor are true."""
 
 
-def replacements() -> list[tuple[Any, str, Callable[[Own], Own]]]:
-    """Where, which, and what makes ours of torch's."""
-    found: list[tuple[Any, str, Callable[[Own], Own]]] = []
-    for place in (torch, torch.Tensor):
-        found += [(place, "all", _all), (place, "any", _any)]
-    found += [(torch, "_is_all_true", _all), (torch, "_is_any_true", _any)]
+def replacements() -> list[tuple[Any, str, Callable[[Function], Function]]]:
+    """Return (owner, attribute name, function that wraps torch's) for each patched function."""
+    patches: list[tuple[Any, str, Callable[[Function], Function]]] = []
+    for owner in (torch, torch.Tensor):
+        patches += [(owner, "all", _all), (owner, "any", _any)]
+    patches += [(torch, "_is_all_true", _all), (torch, "_is_any_true", _any)]
     for library, name in LIBRARIES.items():
         module = sys.modules.get(library)
         if module is not None and hasattr(module, name):
-            found.append((module, name, _all))
-    return found
+            patches.append((module, name, _all))
+    return patches
 
 
-def _all(own: Own) -> Own:
-    return _question(own, all)
+def _all(original: Function) -> Function:
+    return _batch_question(original, all)
 
 
-def _any(own: Own) -> Own:
-    return _question(own, any)
+def _any(original: Function) -> Function:
+    return _batch_question(original, any)
 
 
-def _question(own: Own, combine: Combine) -> Own:
-    @wraps(own)
-    def question(*args: Any, **options: Any) -> Any:
-        part = current_replica()
-        if part is None or options or len(args) != 1 or not isinstance(args[0], torch.Tensor):
-            return own(*args, **options)
-        with part.untraced():
-            mine = own(*args)
-            answer = part.decide(bool(mine), combine)
-            whole = torch.full_like(mine, answer)
-        if part.trace is not None:
-            part.trace.decision(combine.__name__, args[0], whole)
-        return whole
+def _batch_question(original: Function, combine: Combine) -> Function:
+    @wraps(original)
+    def question(*args: Any, **kwargs: Any) -> Any:
+        context = current_replica()
+        if context is None or kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor):
+            return original(*args, **kwargs)
+        with context.untraced():
+            shard_answer = original(*args)
+            answer = context.decide(bool(shard_answer), combine)
+            batch_answer = torch.full_like(shard_answer, answer)
+        if context.trace is not None:
+            context.trace.decision(combine.__name__, args[0], batch_answer)
+        return batch_answer
 
     return question

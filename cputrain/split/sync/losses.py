@@ -1,7 +1,7 @@
-"""Losses inside a model: one number of the whole batch, of which every replica has a part.
+"""Loss functions inside a model: each replica returns the loss of the whole batch.
 
-A mean is the sum over all samples divided by what they weigh together. Replicas meet with both, so
-each returns the loss of the whole batch, and its backward gives the gradients of its own samples.
+A mean is the sum over all samples divided by their total weight. Replicas all-gather both, and the
+backward of each gives the gradients of its own samples.
 """
 
 from __future__ import annotations
@@ -21,76 +21,78 @@ if TYPE_CHECKING:
 
     from cputrain.split.execution.context import ReplicaContext
 
-    Own = Callable[..., Any]
+    Function = Callable[..., Any]
     Weigh = Callable[[dict[str, Any]], float]
 
 
-def replacements() -> list[tuple[Any, str, Callable[[Own], Own]]]:
-    """Where, which, and what makes ours of torch's."""
+def replacements() -> list[tuple[Any, str, Callable[[Function], Function]]]:
+    """Return (owner, attribute name, function that wraps torch's) for each patched function."""
     names = (
         "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
         "binary_cross_entropy_with_logits", "kl_div",
     )  # fmt: skip
-    found: list[tuple[Any, str, Callable[[Own], Own]]] = [(F, name, _elements) for name in names]
-    found += [(F, name, _classes) for name in ("cross_entropy", "nll_loss")]
-    return found
+    patches: list[tuple[Any, str, Callable[[Function], Function]]] = [
+        (F, name, _elements) for name in names
+    ]
+    patches += [(F, name, _classes) for name in ("cross_entropy", "nll_loss")]
+    return patches
 
 
-def _elements(own: Own) -> Own:
-    return _loss(own, _num_elements)
+def _elements(original: Function) -> Function:
+    return _loss(original, _num_elements)
 
 
-def _classes(own: Own) -> Own:
-    return _loss(own, _weight_of_classes)
+def _classes(original: Function) -> Function:
+    return _loss(original, _weight_of_classes)
 
 
-def _loss(own: Own, weigh: Weigh) -> Own:
-    signature = inspect.signature(own)
+def _loss(original: Function, weigh: Weigh) -> Function:
+    signature = inspect.signature(original)
 
-    @wraps(own)
-    def loss(*args: Any, **options: Any) -> Any:
-        part = current_replica()
-        if part is None:
-            return own(*args, **options)
-        given = signature.bind(*args, **options)
-        given.apply_defaults()
-        arguments = given.arguments
+    @wraps(original)
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        context = current_replica()
+        if context is None:
+            return original(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
         reduction = arguments["reduction"]
         if reduction not in ("mean", "sum", "batchmean") or any(
             arguments.get(name) is not None for name in ("size_average", "reduce")
         ):
-            return own(*args, **options)
+            return original(*args, **kwargs)
         arguments["reduction"] = "sum"
-        number = part.next_meeting()
+        index = context.next_rendezvous()
         apply: Any = WholeLoss.apply
-        with part.untraced():
+        with context.untraced():
             weight = weigh(arguments) if reduction == "mean" else float(len(arguments["input"]))
-            total = own(*given.args, **given.kwargs)
-            whole = apply(total, weight, part, number, reduction != "sum")
-        if part.trace is not None:
-            tensors = [one for one in arguments.values() if isinstance(one, torch.Tensor)]
-            part.trace.loss(own.__name__, tensors, whole)
-        return whole
+            total = original(*bound.args, **bound.kwargs)
+            whole_loss = apply(total, weight, context, index, reduction != "sum")
+        if context.trace is not None:
+            tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+            context.trace.loss(original.__name__, tensors, whole_loss)
+        return whole_loss
 
     return loss
 
 
 class WholeLoss(torch.autograd.Function):
-    """The loss of all samples, as a function of those of one replica."""
+    """Loss of the whole batch, as a function of one replica's samples."""
 
     @staticmethod
     def forward(
         ctx: Any,
         total: torch.Tensor,
         weight: float,
-        part: ReplicaContext,
-        number: int,
+        context: ReplicaContext,
+        index: int,
         is_mean: bool,
     ) -> torch.Tensor:
-        everybody = part.sums(f"loss {number + 1}", total.detach(), weight)
-        whole = torch.stack([one for one, _ in everybody]).sum(0)
-        ctx.weight = sum(one for _, one in everybody) if is_mean else 1.0
-        return whole / ctx.weight if is_mean else whole
+        gathered = context.all_gather(f"loss {index + 1}", total.detach(), weight)
+        whole_loss = torch.stack([value for value, _ in gathered]).sum(0)
+        ctx.weight = sum(value for _, value in gathered) if is_mean else 1.0
+        return whole_loss / ctx.weight if is_mean else whole_loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -100,8 +102,8 @@ class WholeLoss(torch.autograd.Function):
 
 def _num_elements(arguments: dict[str, Any]) -> float:
     shapes = [arguments[name].shape for name in ("input", "target")]
-    whole: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return float(whole.numel())
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return float(shape.numel())
 
 
 def _weight_of_classes(arguments: dict[str, Any]) -> float:

@@ -1,6 +1,6 @@
-"""Functions of torch that draw random numbers, in replicas' threads: slices of the whole draw.
+"""Torch's random functions in replicas' threads: they return slices of the whole batch's draw.
 
-In any other thread they are torch's own, but for the question which thread it is.
+In other threads they call torch's function, after a check of which thread it is.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
     from cputrain.split.execution.context import ReplicaContext
 
-    Own = Callable[..., Any]
+    Function = Callable[..., Any]
 
 FUSED = ("cuda", "xpu")
-"""Devices where torch's dropout draws by itself, from places of its own in the sequence."""
+"""Device types whose dropout kernel draws by itself, at offsets of its own."""
 
 IN_PLACE = (
     "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
 )  # fmt: skip
 
 
-def replacements() -> list[tuple[Any, str, Callable[[Own], Own]]]:
-    """Where, which, and what makes ours of torch's."""
-    found: list[tuple[Any, str, Callable[[Own], Own]]] = [
-        (torch, "rand", _sized_first),
-        (torch, "randn", _sized_first),
-        (torch, "randint", _sized_last),
+def replacements() -> list[tuple[Any, str, Callable[[Function], Function]]]:
+    """Return (owner, attribute name, function that wraps torch's) for each patched function."""
+    patches: list[tuple[Any, str, Callable[[Function], Function]]] = [
+        (torch, "rand", _size_first),
+        (torch, "randn", _size_first),
+        (torch, "randint", _size_last),
         (torch, "normal", _normal),
         (torch, "bernoulli", _bernoulli),
         (torch.Tensor, "bernoulli", _bernoulli),
@@ -45,237 +45,256 @@ def replacements() -> list[tuple[Any, str, Callable[[Own], Own]]]:
         (F, "dropout", _dropout),
         (F, "scaled_dot_product_attention", _attention),
     ]
-    found += [(torch, name, _like) for name in ("rand_like", "randn_like", "randint_like")]
-    found += [(torch.Tensor, name, _in_place) for name in IN_PLACE]
-    found += [(F, name, _feature_dropout) for name in ("dropout1d", "dropout2d", "dropout3d")]
-    for place in (torch, torch.random, torch.cuda, torch.xpu):
-        found += [(place, "get_rng_state", _get_state), (place, "set_rng_state", _set_state)]
-    return found
+    patches += [(torch, name, _like) for name in ("rand_like", "randn_like", "randint_like")]
+    patches += [(torch.Tensor, name, _fill_in_place) for name in IN_PLACE]
+    patches += [(F, name, _feature_dropout) for name in ("dropout1d", "dropout2d", "dropout3d")]
+    for owner in (torch, torch.random, torch.cuda, torch.xpu):
+        patches += [(owner, "get_rng_state", _get_state), (owner, "set_rng_state", _set_state)]
+    return patches
 
 
-def _in_part(make: Callable[[Own, ReplicaContext], Own]) -> Callable[[Own], Own]:
-    """Ours where a replica draws from the default generator, and torch's elsewhere."""
+def _in_replica(
+    make: Callable[[Function, ReplicaContext], Function],
+) -> Callable[[Function], Function]:
+    """Wrap a function: patched where a replica draws from the default generator, else torch's."""
 
-    def of(own: Own) -> Own:
-        @wraps(own)
-        def ours(*args: Any, **options: Any) -> Any:
-            part = current_replica()
-            if part is None or options.get("generator") is not None:
-                return own(*args, **options)
-            return make(own, part)(*args, **options)
+    def wrap(original: Function) -> Function:
+        @wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            context = current_replica()
+            if context is None or kwargs.get("generator") is not None:
+                return original(*args, **kwargs)
+            return make(original, context)(*args, **kwargs)
 
-        return ours
+        return patched
 
-    return of
+    return wrap
 
 
-def drawn(
-    part: ReplicaContext, like: torch.Tensor, fill: Callable[[torch.Tensor], Any], *constants: Any
+def draw_shard(
+    context: ReplicaContext,
+    like: torch.Tensor,
+    fill: Callable[[torch.Tensor], Any],
+    *constants: Any,
 ) -> torch.Tensor:
-    """The part of a tensor like this one that `fill` fills for the whole batch.
+    """Return this shard's slice of a tensor that `fill` fills for the whole batch.
 
-    It is filled in the order in which memory lies, so the whole lies as the part does. `constants`
-    are what is drawn and with which numbers: the same, however large the batch is.
+    It is filled in the shard's memory order. `constants` identify the draw and its arguments in a
+    proof; they do not depend on the batch size.
     """
 
-    def whole(shape: torch.Size, order: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    def draw_whole(shape: torch.Size, order: tuple[int, ...], device: torch.device) -> torch.Tensor:
         empty = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=device)
         empty = empty.permute([order.index(dim) for dim in range(len(order))])
         with torch.no_grad():
             fill(empty)
         return empty
 
-    with part.untraced():
-        found = part.draws.take(part, like.shape, order_of(like), like.device, whole)
-    if part.trace is not None:
-        part.trace.drawn(found, like, constants)
-    return found
+    with context.untraced():
+        slice_ = context.draws.take(context, like.shape, order_of(like), like.device, draw_whole)
+    if context.trace is not None:
+        context.trace.drawn(slice_, like, constants)
+    return slice_
 
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its dimensions as they lie in memory, the outermost first."""
+    """Return the dimensions in memory order, the outermost first."""
     strides, order = tensor.stride(), list(range(tensor.dim()))
-    if all(strides):  # of two alike, the one with a single element lies within the other
+    if all(strides):  # of dimensions with equal strides, that of size 1 is the inner one
         order.sort(key=lambda dim: (-strides[dim], tensor.shape[dim] == 1))
     return tuple(order)
 
 
 def contiguous(
-    part: ReplicaContext,
+    context: ReplicaContext,
     shape: torch.Size,
-    options: dict[str, Any],
+    kwargs: dict[str, Any],
     make: Callable[..., Any],
     *constants: Any,
 ) -> Any:
-    """The part of a tensor that `make` makes for the whole batch, with these options."""
+    """Return this shard's slice of a tensor that `make` creates for the whole batch."""
     order = tuple(range(len(shape)))
-    with part.untraced():
-        device = torch.empty(0, device=options.get("device")).device
-        found = part.draws.take(
-            part, shape, order, device,
-            lambda whole, _, there: make(whole, {**options, "device": there}),
+    with context.untraced():
+        device = torch.empty(0, device=kwargs.get("device")).device
+        slice_ = context.draws.take(
+            context, shape, order, device,
+            lambda full_shape, _, draw_device: make(full_shape, {**kwargs, "device": draw_device}),
         )  # fmt: skip
-    if part.trace is not None:
-        part.trace.drawn(found, None, (constants, sorted(options.items(), key=str)))
-    return found
+    if context.trace is not None:
+        context.trace.drawn(slice_, None, (constants, sorted(kwargs.items(), key=str)))
+    return slice_
 
 
-@_in_part
-def _in_place(own: Own, part: ReplicaContext) -> Own:
-    def ours(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+@_in_replica
+def _fill_in_place(original: Function, context: ReplicaContext) -> Function:
+    def patched(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return self.copy_(
-            drawn(
-                part, self, lambda empty: own(empty, *args, **options), own.__name__, args, options
+            draw_shard(
+                context,
+                self,
+                lambda empty: original(empty, *args, **kwargs),
+                original.__name__,
+                args,
+                kwargs,
             )
         )
 
-    return ours
+    return patched
 
 
-@_in_part
-def _like(own: Own, part: ReplicaContext) -> Own:
-    def ours(like: torch.Tensor, *args: Any, **options: Any) -> Any:
-        wants_gradient = options.pop("requires_grad", False)
-        kind = torch.empty_like(
+@_in_replica
+def _like(original: Function, context: ReplicaContext) -> Function:
+    def patched(like: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        wants_gradient = kwargs.pop("requires_grad", False)
+        template = torch.empty_like(
             like,
-            dtype=options.get("dtype"),
-            memory_format=options.pop("memory_format", None) or torch.preserve_format,
+            dtype=kwargs.get("dtype"),
+            memory_format=kwargs.pop("memory_format", None) or torch.preserve_format,
         )
-        found = drawn(
-            part, kind, lambda empty: empty.copy_(own(empty, *args, **options)),
-            own.__name__, args, options,
+        slice_ = draw_shard(
+            context, template, lambda empty: empty.copy_(original(empty, *args, **kwargs)),
+            original.__name__, args, kwargs,
         )  # fmt: skip
-        return found.requires_grad_(wants_gradient)
+        return slice_.requires_grad_(wants_gradient)
 
-    return ours
+    return patched
 
 
-@_in_part
-def _sized_first(own: Own, part: ReplicaContext) -> Own:
-    def ours(*args: Any, **options: Any) -> Any:
-        with part.untraced():
-            shape = own(*args, **{**options, "device": "meta"}).shape
-        options.pop("size", None)
+@_in_replica
+def _size_first(original: Function, context: ReplicaContext) -> Function:
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        with context.untraced():
+            shape = original(*args, **{**kwargs, "device": "meta"}).shape
+        kwargs.pop("size", None)
         return contiguous(
-            part, shape, options, lambda whole, given: own(whole, **given), own.__name__
+            context,
+            shape,
+            kwargs,
+            lambda full_shape, full_kwargs: original(full_shape, **full_kwargs),
+            original.__name__,
         )
 
-    return ours
+    return patched
 
 
-@_in_part
-def _sized_last(own: Own, part: ReplicaContext) -> Own:
-    def ours(*args: Any, **options: Any) -> Any:
-        with part.untraced():
-            shape = own(*args, **{**options, "device": "meta"}).shape
-        if "size" not in options:
+@_in_replica
+def _size_last(original: Function, context: ReplicaContext) -> Function:
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        with context.untraced():
+            shape = original(*args, **{**kwargs, "device": "meta"}).shape
+        if "size" not in kwargs:
             args = args[:-1]
-        named = {name: value for name, value in options.items() if name != "size"}
+        other_kwargs = {name: value for name, value in kwargs.items() if name != "size"}
         return contiguous(
-            part, shape, named, lambda whole, given: own(*args, **{**given, "size": whole}),
-            own.__name__, args,
+            context, shape, other_kwargs,
+            lambda full_shape, full_kwargs: original(*args, **{**full_kwargs, "size": full_shape}),
+            original.__name__, args,
         )  # fmt: skip
 
-    return ours
+    return patched
 
 
-@_in_part
-def _normal(own: Own, part: ReplicaContext) -> Own:
-    def ours(mean: Any, std: Any = 1.0, *args: Any, **options: Any) -> Any:
-        tensors = [one for one in (mean, std) if isinstance(one, torch.Tensor)]
+@_in_replica
+def _normal(original: Function, context: ReplicaContext) -> Function:
+    def patched(mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> Any:
+        tensors = [value for value in (mean, std) if isinstance(value, torch.Tensor)]
         if not tensors:
-            return _sized_last(own)(mean, std, *args, **options)
-        like = torch.broadcast_tensors(*tensors)[0]  # type: ignore[no-untyped-call]
-        empty = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        return drawn(part, empty, lambda whole: own_normal(whole)) * std + mean
+            return _size_last(original)(mean, std, *args, **kwargs)
+        template = torch.broadcast_tensors(*tensors)[0]  # type: ignore[no-untyped-call]
+        empty = torch.empty(template.shape, dtype=template.dtype, device=template.device)
+        return draw_shard(context, empty, lambda tensor: original_normal(tensor)) * std + mean
 
-    own_normal = _torchs(torch.Tensor, "normal_")
-    return ours
+    original_normal = _original_of(torch.Tensor, "normal_")
+    return patched
 
 
-@_in_part
-def _bernoulli(_own: Own, part: ReplicaContext) -> Own:
-    def ours(chance: torch.Tensor, p: float | None = None, **_options: Any) -> Any:
+@_in_replica
+def _bernoulli(_original: Function, context: ReplicaContext) -> Function:
+    def patched(probability: torch.Tensor, p: float | None = None, **_kwargs: Any) -> Any:
         if p is None:
-            return _compared(part, chance, chance)
-        return torch.empty_like(chance).bernoulli_(p)
+            return _draw_bernoulli(context, probability, probability)
+        return torch.empty_like(probability).bernoulli_(p)
 
-    return ours
+    return patched
 
 
-@_in_part
-def _bernoulli_in_place(own: Own, part: ReplicaContext) -> Own:
-    def ours(self: torch.Tensor, p: Any = 0.5, **_options: Any) -> Any:
+@_in_replica
+def _bernoulli_in_place(original: Function, context: ReplicaContext) -> Function:
+    def patched(self: torch.Tensor, p: Any = 0.5, **_kwargs: Any) -> Any:
         if isinstance(p, torch.Tensor):
-            return self.copy_(_compared(part, self, p.expand_as(self)))
-        return self.copy_(drawn(part, self, lambda empty: own(empty, p), own.__name__, p))
+            return self.copy_(_draw_bernoulli(context, self, p.expand_as(self)))
+        return self.copy_(
+            draw_shard(context, self, lambda empty: original(empty, p), original.__name__, p)
+        )
 
-    return ours
-
-
-def _compared(part: ReplicaContext, like: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """Ones with these chances: torch draws one number between 0 and 1 for each, too."""
-    uniform = _torchs(torch.Tensor, "uniform_")
-    number = drawn(part, torch.empty_like(like, dtype=chance.dtype), uniform)
-    return (number < chance.detach()).to(like.dtype)
+    return patched
 
 
-@_in_part
-def _dropout(own: Own, part: ReplicaContext) -> Own:
-    def ours(
+def _draw_bernoulli(
+    context: ReplicaContext, like: torch.Tensor, probability: torch.Tensor
+) -> torch.Tensor:
+    """Return 1 with the given probabilities, else 0; like torch, by one uniform number each."""
+    uniform = _original_of(torch.Tensor, "uniform_")
+    uniform_draw = draw_shard(context, torch.empty_like(like, dtype=probability.dtype), uniform)
+    return (uniform_draw < probability.detach()).to(like.dtype)
+
+
+@_in_replica
+def _dropout(original: Function, context: ReplicaContext) -> Function:
+    def patched(
         input: torch.Tensor,  # noqa: A002  (torch's name)
         p: float = 0.5,
         training: bool | None = None,
         inplace: bool = False,
         train: bool | None = None,
     ) -> Any:
-        active = next((one for one in (training, train) if one is not None), True)
+        active = next((flag for flag in (training, train) if flag is not None), True)
         if not active or not 0 < p < 1 or input.numel() == 0:
-            return own(input, p, active) if not inplace else own(input, p, active, True)
-        if not inplace and part.draws.home.type in FUSED:
-            return input * _kept(part, input, p) * (1 / (1 - p))
-        noise = _noise(part, torch.empty_like(input), p)
+            return original(input, p, active) if not inplace else original(input, p, active, True)
+        if not inplace and context.draws.home.type in FUSED:
+            return input * _fused_mask(context, input, p) * (1 / (1 - p))
+        noise = _noise(context, torch.empty_like(input), p)
         return input.mul_(noise) if inplace else input * noise
 
-    return ours
+    return patched
 
 
-@_in_part
-def _feature_dropout(own: Own, part: ReplicaContext) -> Own:
-    def ours(
+@_in_replica
+def _feature_dropout(original: Function, context: ReplicaContext) -> Function:
+    def patched(
         input: torch.Tensor,  # noqa: A002  (torch's name)
         p: float = 0.5,
         training: bool = True,
         inplace: bool = False,
     ) -> Any:
         if not training or not 0 < p < 1 or input.dim() < 3 or input.numel() == 0:
-            return own(input, p, training, inplace)
+            return original(input, p, training, inplace)
         shape = [*input.shape[:2], *[1] * (input.dim() - 2)]
-        noise = _noise(part, input.new_empty(shape), p)
+        noise = _noise(context, input.new_empty(shape), p)
         return input.mul_(noise) if inplace else input * noise
 
-    return ours
+    return patched
 
 
-def _noise(part: ReplicaContext, like: torch.Tensor, p: float) -> torch.Tensor:
-    """Zeros with this chance, and else what keeps the mean."""
-    bernoulli = _torchs(torch.Tensor, "bernoulli_")
-    return drawn(part, like.detach(), lambda empty: bernoulli(empty, 1 - p).div_(1 - p), p)
+def _noise(context: ReplicaContext, like: torch.Tensor, p: float) -> torch.Tensor:
+    """Return 0 with probability `p`, else 1 / (1 - p), which keeps the mean."""
+    bernoulli = _original_of(torch.Tensor, "bernoulli_")
+    return draw_shard(context, like.detach(), lambda empty: bernoulli(empty, 1 - p).div_(1 - p), p)
 
 
-def _kept(part: ReplicaContext, like: torch.Tensor, p: float) -> torch.Tensor:
-    """Where fused dropout leaves what it is given: how it draws depends on the type of that."""
+def _fused_mask(context: ReplicaContext, like: torch.Tensor, p: float) -> torch.Tensor:
+    """Return the mask of fused dropout, whose draw depends on the dtype of its input."""
 
     def fill(empty: torch.Tensor) -> None:
         ones = torch.ones_like(empty, dtype=like.dtype)
         empty.copy_(torch.native_dropout(ones, p, True)[1])
 
-    return drawn(part, torch.empty_like(like, dtype=torch.bool), fill, p)
+    return draw_shard(context, torch.empty_like(like, dtype=torch.bool), fill, p)
 
 
-@_in_part
-def _attention(own: Own, part: ReplicaContext) -> Own:
-    def ours(
+@_in_replica
+def _attention(original: Function, context: ReplicaContext) -> Function:
+    def patched(
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -286,7 +305,7 @@ def _attention(own: Own, part: ReplicaContext) -> Own:
         enable_gqa: bool = False,
     ) -> Any:
         if dropout_p == 0.0:
-            return own(
+            return original(
                 query,
                 key,
                 value,
@@ -296,52 +315,54 @@ def _attention(own: Own, part: ReplicaContext) -> Own:
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
-        if part.draws.home.type in FUSED:
+        if context.draws.home.type in FUSED:
             raise PartsDiffer(
                 "the model", "must draw where it can be divided",
                 found="dropout within scaled_dot_product_attention", do="Train it unsplit.",
             )  # fmt: skip
         if enable_gqa:
             groups = query.size(-3) // key.size(-3)
-            key, value = (one.repeat_interleave(groups, -3) for one in (key, value))
-        # as torch does it where attention has dropout: both are scaled, by the root
+            key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+        # as torch computes attention with dropout: query and key are each scaled by the root
         root = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.size(-1)))
         scores = (query * root) @ (key * root).transpose(-2, -1)
         if is_causal:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            scores = scores.masked_fill(~seen, -math.inf)
+            causal_mask = torch.ones(
+                scores.shape[-2:], dtype=torch.bool, device=scores.device
+            ).tril()
+            scores = scores.masked_fill(~causal_mask, -math.inf)
         elif attn_mask is not None and attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, -math.inf)
         elif attn_mask is not None:
             scores = scores + attn_mask
         return F.dropout(torch.softmax(scores, -1), dropout_p) @ value
 
-    return ours
+    return patched
 
 
-@_in_part
-def _get_state(_own: Own, part: ReplicaContext) -> Own:
-    # what a checkpoint keeps, and gives back before it runs a part of the model again
-    def ours(*_: Any, **__: Any) -> torch.Tensor:
-        with part.untraced():
-            return torch.tensor([part.drawn], dtype=torch.int64, device="cpu")
+@_in_replica
+def _get_state(_original: Function, context: ReplicaContext) -> Function:
+    # what a checkpoint saves, and restores before it recomputes
+    def patched(*_: Any, **__: Any) -> torch.Tensor:
+        with context.untraced():
+            return torch.tensor([context.num_draws], dtype=torch.int64, device="cpu")
 
-    return ours
+    return patched
 
 
-@_in_part
-def _set_state(own: Own, part: ReplicaContext) -> Own:
-    def ours(new_state: torch.Tensor, *args: Any, **options: Any) -> None:
+@_in_replica
+def _set_state(original: Function, context: ReplicaContext) -> Function:
+    def patched(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if new_state.dtype != torch.int64:
-            return own(new_state, *args, **options)  # type: ignore[no-any-return]
-        with part.untraced():
-            part.drawn = int(new_state)
+            return original(new_state, *args, **kwargs)  # type: ignore[no-any-return]
+        with context.untraced():
+            context.num_draws = int(new_state)
         return None
 
-    return ours
+    return patched
 
 
-def _torchs(place: Any, name: str) -> Own:
-    """Torch's own, though ours is in its place."""
-    found = getattr(place, name)
-    return getattr(found, "__wrapped__", found)  # type: ignore[no-any-return]
+def _original_of(owner: Any, name: str) -> Function:
+    """Return torch's function, though it may be patched."""
+    function = getattr(owner, name)
+    return getattr(function, "__wrapped__", function)  # type: ignore[no-any-return]

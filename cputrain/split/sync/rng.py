@@ -1,8 +1,8 @@
-"""Random numbers of a divided batch: those that the whole batch would have had.
+"""Random numbers of a sharded batch: those that the whole batch would have drawn.
 
-Every draw of a replica is a slice of the draw that an undivided forward would have made, from the
-same generator, at the same place in its sequence: the one who comes first makes it for all. So the
-numbers do not depend on how the batch is divided, or on who is faster.
+Every draw of a replica is a slice of the whole batch's draw, from the same generator at the same
+position. The first replica that reaches a draw makes it for all. So the numbers depend neither on
+the shard sizes nor on timing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from cputrain.errors import PartsDiffer
 from cputrain.record import Record
-from cputrain.split.devices import CPU, Aside, generators
+from cputrain.split.devices import CPU, SideStream, generators
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,166 +22,190 @@ if TYPE_CHECKING:
     from cputrain.split.execution.context import ReplicaContext
 
     Order = tuple[int, ...]
-    """Dimensions, the outermost in memory first."""
+    """Dimensions in memory order, the outermost first."""
 
     States = list[torch.Tensor]
-    """Of generators."""
+    """States of generators."""
 
     Fill = Callable[[torch.Size, Order, torch.device], torch.Tensor]
-    """Makes a tensor of this shape on this device, filled from its generator in this order."""
+    """Creates a tensor of a shape, memory order and device, filled from the generator."""
 
 
 class Generators:
-    """Those that a model on this device draws from."""
+    """The generators that a model on this device draws from."""
 
     def __init__(self, home: torch.device) -> None:
         self._all = generators(home)
 
     def get(self) -> States:
-        """Their states."""
-        return [one.get_state() for one in self._all]
+        """Return the generators' states."""
+        return [generator.get_state() for generator in self._all]
 
     def set(self, states: States) -> None:
-        """Put them back."""
-        for one, state in zip(self._all, states, strict=True):
-            one.set_state(state)
+        """Restore the generators' states."""
+        for generator, state in zip(self._all, states, strict=True):
+            generator.set_state(state)
 
     def are(self, states: States) -> bool:
-        """Whether nothing was drawn since."""
+        """Return whether the states are unchanged since."""
         return all(map(torch.equal, self.get(), states))
 
 
 class ShardedDraw(Record):
-    """How a draw is divided."""
+    """How a draw is sharded."""
 
     dim: int | None
-    """The dimension along which it is; None where all parts have the same."""
+    """Batch dimension; None where all replicas get the same numbers."""
 
     order: Order
-    """How it lies in memory. A part with a single sample does not show it."""
+    """Memory order, which a shard with a single sample does not show."""
 
     device: torch.device
-    """Where the whole batch draws it. A part elsewhere cannot tell a draw that is made where the
-    model is from one that is always made on the CPU."""
+    """Device on which the whole batch draws.
+
+    A replica on another device cannot tell a draw on the model's device from one on the CPU.
+    """
 
 
 class _Draw:
-    """One draw for all parts.
+    """One draw for all replicas.
 
-    On a GPU it is made aside: a part on the CPU that comes for its slice does not wait for all that
-    the GPU has been given to do meanwhile.
+    On a GPU it runs on a side stream: a replica on the CPU does not wait for other work on the GPU.
     """
 
-    def __init__(self, states: States, parties: int, device: torch.device) -> None:
+    def __init__(self, states: States, num_replicas: int, device: torch.device) -> None:
         self.states = states
-        """The generators', before it."""
-        self.aside = Aside(device)
+        """The generators' states before the draw."""
+        self.side_stream = SideStream(device)
         self.whole: torch.Tensor | None = None
-        """Kept until everybody has taken a slice."""
-        self.waiting = set(range(parties))
+        """The whole batch's numbers, until every replica has its slice."""
+        self.pending = set(range(num_replicas))
 
-    def make(self, fill: Fill, shape: torch.Size, divided: ShardedDraw) -> torch.Tensor:
-        """All of it."""
-        with self.aside.begin():
-            self.whole = whole = fill(shape, divided.order, divided.device)
-        self.aside.end()
+    def make(self, fill: Fill, shape: torch.Size, sharding: ShardedDraw) -> torch.Tensor:
+        """Draw for the whole batch."""
+        with self.side_stream.begin():
+            self.whole = whole = fill(shape, sharding.order, sharding.device)
+        self.side_stream.end()
         return whole
 
 
 class SharedDraws:
-    """The draws of one call, in their order."""
+    """The random draws of one call, in order."""
 
     def __init__(
-        self, parties: int, known: Sequence[ShardedDraw] | None = None, home: torch.device = CPU
+        self,
+        num_replicas: int,
+        known_draws: Sequence[ShardedDraw] | None = None,
+        home: torch.device = CPU,
     ) -> None:
-        self._parties = parties
+        self._num_replicas = num_replicas
         self.home = home
-        """Where the model is, and draws."""
+        """The model's device, on which the whole batch draws."""
         self._generators = Generators(home)
         self._lock = threading.Lock()
         self._draws: list[_Draw] = []
-        self._known = known
-        self._after = self._generators.get()
-        self._unseen = False
+        self._known_draws = known_draws
+        self._states_after = self._generators.get()
+        self._is_unseen = False
         self.found: list[ShardedDraw] = []
-        """How each is divided, where that is not known: what parts of different sizes ask for."""
+        """How each draw is sharded, found from shards of different sizes if it was unknown."""
 
     @property
     def unseen(self) -> bool:
-        """Whether anything else has drawn from the generator; known while dimensions are not."""
-        return self._unseen or not self._generators.are(self._after)
+        """Whether anything else drew from the generators; tracked only while finding shardings."""
+        return self._is_unseen or not self._generators.are(self._states_after)
 
     def take(
         self,
-        part: ReplicaContext,
+        context: ReplicaContext,
         shape: torch.Size,
         order: Order,
         device: torch.device,
         fill: Fill,
     ) -> torch.Tensor:
-        """The part's slice of the next draw, on the device where the part makes it."""
-        number = part.drawn
-        part.drawn += 1
-        divided = self._divided(number, part, shape, order, device)
-        dim = divided.dim
+        """Return a replica's slice of its next draw, on the device where the replica draws."""
+        index = context.num_draws
+        context.num_draws += 1
+        sharding = self._sharding_of(index, context, shape, order, device)
+        dim = sharding.dim
         if dim is None:
-            whole, aside = self._whole(number, part, shape, divided, fill)
-            return aside.given(whole, device).clone()
-        rest = shape[dim] * part.size // (part.end - part.begin)
-        whole_shape = torch.Size([*shape[:dim], rest, *shape[dim + 1 :]])
-        whole, aside = self._whole(number, part, whole_shape, divided, fill)
-        each = rest // part.size
-        mine = whole.narrow(dim, part.begin * each, (part.end - part.begin) * each)
-        return aside.given(mine, device)
+            whole, side_stream = self._whole_draw(index, context, shape, sharding, fill)
+            return side_stream.to(whole, device).clone()
+        whole_size = shape[dim] * context.size // (context.end - context.begin)
+        whole_shape = torch.Size([*shape[:dim], whole_size, *shape[dim + 1 :]])
+        whole, side_stream = self._whole_draw(index, context, whole_shape, sharding, fill)
+        rows_per_sample = whole_size // context.size
+        shard = whole.narrow(
+            dim, context.begin * rows_per_sample, (context.end - context.begin) * rows_per_sample
+        )
+        return side_stream.to(shard, device)
 
-    def _divided(
+    def _sharding_of(
         self,
-        number: int,
-        part: ReplicaContext,
+        index: int,
+        context: ReplicaContext,
         shape: torch.Size,
         order: Order,
         device: torch.device,
     ) -> ShardedDraw:
-        if self._known is not None:
-            if number >= len(self._known):
+        if self._known_draws is not None:
+            if index >= len(self._known_draws):
                 raise PartsDiffer(
                     "the model",
                     "must draw as many random numbers in every forward",
-                    found=f"draw {number + 1} where there were {len(self._known)} before",
+                    found=f"draw {index + 1} where there were {len(self._known_draws)} before",
                     do="Train it unsplit.",
                 )
-            return self._known[number]
-        own = (part.end - part.begin, shape, order, part.device, device)
-        everybody = part.meeting.meet(f"draw {number + 1}", part.number, own)
-        # a part elsewhere that draws where it is does what the whole does where the model is
-        at_home = [made for _, _, _, where, made in everybody if where == self.home]
-        apart = [made for _, _, _, where, made in everybody if where != made]
-        divided = ShardedDraw(
-            dim=divided_dim([one[1] for one in everybody], [one[0] for one in everybody]),
-            order=max(one[:3] for one in everybody)[2],
-            device=(at_home or apart or [self.home])[0],
+            return self._known_draws[index]
+        shard_draw = (context.end - context.begin, shape, order, context.device, device)
+        gathered = context.barrier.all_gather(f"draw {index + 1}", context.number, shard_draw)
+        # a replica that draws on its own device does what the model does on the home device
+        at_home = [
+            draw_device
+            for _, _, _, replica_device, draw_device in gathered
+            if replica_device == self.home
+        ]
+        on_own_device = [
+            draw_device
+            for _, _, _, replica_device, draw_device in gathered
+            if replica_device != draw_device
+        ]
+        sharding = ShardedDraw(
+            dim=divided_dim(
+                [replica_draw[1] for replica_draw in gathered],
+                [replica_draw[0] for replica_draw in gathered],
+            ),
+            order=max(replica_draw[:3] for replica_draw in gathered)[2],
+            device=(at_home or on_own_device or [self.home])[0],
         )
-        if part.number == 0:
-            self.found.append(divided)
-        return divided
+        if context.number == 0:
+            self.found.append(sharding)
+        return sharding
 
-    def _whole(
-        self, number: int, part: ReplicaContext, shape: torch.Size, divided: ShardedDraw, fill: Fill
-    ) -> tuple[torch.Tensor, Aside]:
+    def _whole_draw(
+        self,
+        index: int,
+        context: ReplicaContext,
+        shape: torch.Size,
+        sharding: ShardedDraw,
+        fill: Fill,
+    ) -> tuple[torch.Tensor, SideStream]:
         with self._lock:
-            if number == len(self._draws):
-                # the next draw begins where this one ends, so others wait until it is made
-                before = self._generators.get()
-                self._unseen |= self._known is None and not self._generators.are(self._after)
-                self._draws.append(_Draw(before, self._parties, divided.device))
-                self._draws[number].make(fill, shape, divided)
-                self._after = self._generators.get()
-            draw = self._draws[number]
-            if part.number not in draw.waiting or draw.whole is None:
-                return self._again(draw, shape, divided, fill)
+            if index == len(self._draws):
+                # the next draw continues this sequence, so other replicas wait until it is made
+                states_before = self._generators.get()
+                self._is_unseen |= self._known_draws is None and not self._generators.are(
+                    self._states_after
+                )
+                self._draws.append(_Draw(states_before, self._num_replicas, sharding.device))
+                self._draws[index].make(fill, shape, sharding)
+                self._states_after = self._generators.get()
+            draw = self._draws[index]
+            if context.number not in draw.pending or draw.whole is None:
+                return self._repeat(draw, shape, sharding, fill)
             whole = draw.whole
-            draw.waiting.remove(part.number)
-            if not draw.waiting:
+            draw.pending.remove(context.number)
+            if not draw.pending:
                 draw.whole = None
         if whole.shape != shape:
             raise PartsDiffer(
@@ -190,23 +214,23 @@ class SharedDraws:
                 found=f"shapes {tuple(whole.shape)} and {tuple(shape)}",
                 do="Train it unsplit.",
             )
-        return whole, draw.aside
+        return whole, draw.side_stream
 
-    def _again(
-        self, draw: _Draw, shape: torch.Size, divided: ShardedDraw, fill: Fill
-    ) -> tuple[torch.Tensor, Aside]:
-        """As it was, for a part that runs a second time: what is recomputed in a backward."""
-        now = self._generators.get()
+    def _repeat(
+        self, draw: _Draw, shape: torch.Size, sharding: ShardedDraw, fill: Fill
+    ) -> tuple[torch.Tensor, SideStream]:
+        """Repeat a draw for a replica that recomputes it in a backward."""
+        states_now = self._generators.get()
         self._generators.set(draw.states)
-        again = _Draw(draw.states, 1, divided.device)
+        repeated = _Draw(draw.states, 1, sharding.device)
         try:
-            return again.make(fill, shape, divided), again.aside
+            return repeated.make(fill, shape, sharding), repeated.side_stream
         finally:
-            self._generators.set(now)
+            self._generators.set(states_now)
 
 
 def divided_dim(shapes: list[torch.Size], sizes: list[int]) -> int | None:
-    """The dimension in which parts of these sizes differ as the sizes do; None where none does."""
+    """Return the dimension that is proportional to the shard sizes; None if there is none."""
     first = shapes[0]
     for dim in range(len(first)):
         if all(
