@@ -80,7 +80,7 @@ class ReadNames:
         return name in self._names or name in OF_MODULES or kind in self._all_of
 
     def readable_values(self, module: nn.Module) -> Iterator[Any]:
-        """Iterate over the values of a module's attributes that may be read, without hook tables."""
+        """Iterate over the values of a module's readable attributes, without hook tables."""
         kind = type(module)
         is_read = self._is_read.setdefault(kind, dict.fromkeys(HOOK_TABLES, False))
         for name, value in module.__dict__.items():
@@ -132,7 +132,7 @@ class _CodeAnalysis:
     """Analysis of the functions that a forward may call, by the names in their bytecode."""
 
     def __init__(self, kind: type, functions: Iterable[Any]) -> None:
-        self._bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
+        self._bases = [cls for cls in kind.__mro__ if cls not in (nn.Module, object)]
         self._seen: set[Any] = set()
         self._queue: list[FunctionType] = []
         self._names: set[str] = set()

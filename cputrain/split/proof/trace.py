@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self,
         model: nn.Module,
         num_samples: int,
-        held: Iterable[tuple[str, torch.Tensor]] = (),
+        other_tensors: Iterable[tuple[str, torch.Tensor]] = (),
         reference: Recorder | None = None,
         answers: Sequence[bool] = (),
     ) -> None:
@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Args:
             model: the model whose modules are named in messages.
             num_samples: size of the batch.
-            held: names and tensors of the model besides its parameters and buffers.
+            other_tensors: names and tensors of the model besides its parameters and buffers.
             reference: trace of the same forward with another batch size.
             answers: results of the first reductions over the batch, such as `mask.all()`.
         """
@@ -147,13 +147,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._descriptions: dict[int, str] = {}
         """Description of each storage that is older than the forward; empty for other storages."""
         self._functions = _FunctionMode(self)
-        for kind, named in (
-            ("the tensor", held),
+        for prefix, named_tensors in (
+            ("the tensor", other_tensors),
             ("the buffer", model.named_buffers()),
             ("the parameter", model.named_parameters()),
         ):
-            for name, tensor in named:
-                self._descriptions[self._storage(tensor)] = f"{kind} {name}"
+            for name, tensor in named_tensors:
+                self._descriptions[self._storage(tensor)] = f"{prefix} {name}"
 
     def __enter__(self) -> Recorder:
         self._functions.__enter__()  # type: ignore[no-untyped-call]
