@@ -224,7 +224,7 @@ class StateCopier:
         )
         self._memo[key] = result  # a function may be in its closure
         for cell, copied_cell in zip(cells, closure, strict=True):
-            with suppress(ValueError):  # an empty one
+            with suppress(ValueError):  # an empty cell
                 copied_cell.cell_contents = self.copy(cell.cell_contents)
         result.__defaults__ = self.copy(function.__defaults__)
         result.__kwdefaults__ = self.copy(function.__kwdefaults__)

@@ -166,7 +166,7 @@ class _CodeAnalysis:
         for cell in function.__closure__ or ():
             try:
                 self._enqueue_global(cell.cell_contents, names)
-            except ValueError:  # an empty one
+            except ValueError:  # an empty cell
                 continue
 
     def _enqueue_global(self, value: Any, names: set[str]) -> None:
@@ -271,7 +271,7 @@ def _computes_names(code: CodeType) -> bool:
             or instruction.arg != len(are_constant)
             or not all(are_constant[1:2])
         ):
-            return True  # the name is computed, or it cannot be told
+            return True  # the name is computed, or cannot be determined
         else:
             are_constant = None
     return False

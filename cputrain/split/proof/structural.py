@@ -180,9 +180,8 @@ class Proof:
                 recorder.set_batch_dim(leaf, dim)
         inputs = args, options
         context = copy_context()
-        keep_alive = list(
-            reachable((copied, inputs), read_names)
-        )  # keeps any address from being used twice
+        # (held so that no address is used twice)
+        keep_alive = list(reachable((copied, inputs), read_names))
         globals_state = GlobalState(copied)
         before = snapshot(copied, read_names), snapshot(inputs)
         shard_context = ReplicaContext(

@@ -452,16 +452,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             expected = expected_entries[index]
             if len(expected.shapes) != len(entry.shapes) or any(
-                len(shape) != len(expected_shape)
-                for shape, expected_shape in zip(expected.shapes, entry.shapes, strict=True)
+                len(left_shape) != len(right_shape)
+                for left_shape, right_shape in zip(expected.shapes, entry.shapes, strict=True)
             ):
                 raise MixesSamples(f"gives results of other dimensions for {counts}")
             if not self._are_constants_alike(entry, expected):
                 raise MixesSamples(f"is given other numbers for {counts}")
             if self._infers_layouts:
                 return expected
-            for shape, expected_shape in zip(entry.shapes, expected.shapes, strict=True):
-                self._check_sizes(shape, expected_shape)
+            for left_shape, right_shape in zip(entry.shapes, expected.shapes, strict=True):
+                self._check_sizes(left_shape, right_shape)
             return None
 
     def _check_sizes(self, shape: Sequence[int], reference: Sequence[int]) -> None:

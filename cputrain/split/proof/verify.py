@@ -147,8 +147,8 @@ def _differences(
         batch = arguments.first(arguments.size, exactly=exactly)
         sizes = divided(arguments.size, [1.0] * replicas)
         try:
-            compared = Comparison(model, call, batch, executor, sizes, exactly=exactly, spec=spec)
-            pairs = list(compared.pairs())
+            comparison = Comparison(model, call, batch, executor, sizes, exactly=exactly, spec=spec)
+            pairs = list(comparison.pairs())
         except RuntimeError:
             if not exactly:
                 raise

@@ -60,7 +60,7 @@ class Operator:
         """Set up the call of an operator.
 
         Args:
-            name: the operator's name, with the underscore of an in-place one.
+            name: the operator's name, with the underscore of in-place operators.
             arguments: arguments by name, with defaults.
             layouts: layout of each tensor argument by the tensor's id.
             outputs: the tensors that the call returned.
@@ -97,7 +97,7 @@ class Operator:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors among the arguments, also those in lists."""
+        """All tensors among the arguments, including tensors in lists."""
         tensors: list[torch.Tensor] = []
         for value in self.arguments.values():
             if isinstance(value, torch.Tensor):
