@@ -117,6 +117,7 @@ class StateCopier:
         return self._copied(value, key)
 
     def _copied(self, value: Any, key: int) -> Any:
+        """Copy a value by its type and register the copy in the memo."""
         result: Any
         if isinstance(value, torch.Tensor):
             self._memo[key] = result = self._tensor(value)
@@ -154,9 +155,11 @@ class StateCopier:
         return self._object(value, key)
 
     def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Copy the values of a plain dict."""
         return {name: self.copy(item) for name, item in value.items()}
 
     def _mapping(self, value: dict[Any, Any], key: int) -> Any:
+        """Copy a dict of any subclass."""
         result: Any
         if type(value) in (dict, OrderedDict):
             result = type(value)()
@@ -175,6 +178,7 @@ class StateCopier:
         return result
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor or parameter, without its graph."""
         with torch.no_grad(), torch.inference_mode(False):
             result = self._convert(value.detach())
             if result is value or result.data_ptr() == value.data_ptr() != 0:
@@ -192,6 +196,7 @@ class StateCopier:
         return result.requires_grad_(value.requires_grad and result.is_floating_point())
 
     def _module(self, module: nn.Module, key: int) -> nn.Module:
+        """Copy a module; attributes that no forward reads are shared with the original."""
         if isinstance(module, torch.jit.ScriptModule):
             self._memo[key] = module
             return module
@@ -233,6 +238,7 @@ class StateCopier:
         return result
 
     def _object(self, value: Any, key: int) -> Any:
+        """Copy any other object; return the original if it cannot be copied."""
         attributes = getattr(value, "__dict__", None)
         new: Any = type(value).__new__
         if attributes is not None and new is object.__new__:
@@ -346,6 +352,7 @@ def _children(path: str, value: Any, read: ReadNames | None) -> Iterator[tuple[s
 
 
 def _join(path: str, name: str) -> str:
+    """Return the dotted path of an attribute."""
     return f"{path}.{name}" if path else name
 
 
@@ -398,10 +405,12 @@ def _fingerprint(value: Any) -> Any:
 
 
 def _name(key: Any) -> str:
+    """Return a comparable stand-in for a key or set item."""
     return repr(key) if isinstance(key, str | int | float | bytes | bool | None) else str(id(key))
 
 
 def _address(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's data; 0 for other layouts than strided."""
     return tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
@@ -516,6 +525,7 @@ class GlobalState:
         self._before = self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
+        """Return a snapshot of the current values of the variables."""
         return snapshot([_value_in(owner, name) for owner, name, _, _ in self._variables])
 
     def restore(self) -> str:
@@ -545,6 +555,7 @@ def _value_in(owner: Any, name: str) -> Any:
 
 
 def _set_value(owner: Any, name: str, value: Any) -> None:
+    """Set a global variable or an attribute."""
     if isinstance(owner, dict):
         owner[name] = value
     else:
@@ -644,6 +655,7 @@ class _Outline:
         return self._of_container(value, depth)
 
     def _of_container(self, value: Any, depth: int) -> Any:
+        """Return the outline of a container, or the index of one that was seen before."""
         kind = type(value)
         if id(value) in self._indices:
             return "again", self._indices[id(value)]
@@ -659,6 +671,7 @@ class _Outline:
         return self._of_object(value, depth)
 
     def _of_object(self, value: Any, depth: int) -> Any:
+        """Return the outline of an object's attributes and slots."""
         kind = type(value)
         attributes = getattr(value, "__dict__", None)
         slots = _slots(kind)  # type: ignore[arg-type]

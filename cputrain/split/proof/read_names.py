@@ -70,6 +70,7 @@ class ReadNames:
                     self._add(kind, _names_of(kind, None))  # type: ignore[arg-type]
 
     def _add(self, kind: type, names: frozenset[str] | None) -> None:
+        """Add the names of a class; with None, all its attributes count as read."""
         if names is None:
             self._all_of.add(kind)
         else:

@@ -78,6 +78,7 @@ SAME = {"_unsafe_view": "view", "_reshape_alias": "view"}
 """Synonyms: which of the two operators runs depends on strides only."""
 
 IGNORED = frozenset({"generator", "out"})
+"""Arguments that are not compared between batch sizes."""
 
 
 class CannotShard(BaseException):
@@ -546,6 +547,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )  # fmt: skip
 
     def _set(self, tensor: torch.Tensor, layout: Layout) -> None:
+        """Set the layout of a view of a storage."""
         key = self._key(tensor)
         self._layouts[key] = layout
         self._descriptions.setdefault(key[0], "")
@@ -578,6 +580,7 @@ class _FunctionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _one_hot(self, tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        """Run one_hot; with a fixed number of classes, record it as a single operator."""
         if num_classes < 0:
             return torch.nn.functional.one_hot(tensor, num_classes)
         with self._recorder.opaque():
