@@ -1,1 +1,1 @@
-"""Proves that a model's batch can be divided, and checks it later."""
+"""Proof that a model's batch can be sharded, and later checks of that proof."""

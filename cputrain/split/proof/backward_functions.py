@@ -1,8 +1,8 @@
-"""Follows the batch through backwards that are written in Python: `torch.autograd.Function`.
+"""Trace the batch through the backward of each `torch.autograd.Function` written in Python.
 
-The backward of torch's own operators follows from their forward. That of a function is a program of
-its own, which may scale gradients by their mean or clip them by their norm; so it is run under the
-recorder.
+The backward of a torch operator keeps samples apart if its forward does. That of a custom function
+is arbitrary code, which may scale gradients by their mean or clip them by their norm; so it is run
+under the recorder.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 
 def trace(recorder: Recorder, outputs: Sequence[Any]) -> None:
-    """Run each function's backward, for gradients of samples, on its own."""
+    """Run each custom function's backward under the recorder, with gradients of ones."""
     for node in _functions(outputs):
         function = type(node)._forward_cls
         name = function.__qualname__
         if function.__module__.startswith("torch."):
-            with recorder.told(f"the backward of {name}"):
+            with recorder.naming_operator(f"the backward of {name}"):
                 raise MixesSamples(
                     "runs a part of the model again: have a checkpoint say use_reentrant=False"
                 )
         gradients = []
         for metadata in node._input_metadata:
             gradient = torch.ones(metadata.shape, dtype=metadata.dtype, device=metadata.device)
-            recorder.gradient(name, gradient)
+            recorder.set_gradient(name, gradient)
             gradients.append(gradient)
         with recorder, torch.no_grad():
-            found = node.apply(*gradients)
-        for one in found if isinstance(found, tuple) else (found,):
-            if isinstance(one, torch.Tensor):
-                recorder.check_gradient(name, one)
+            results = node.apply(*gradients)
+        for result in results if isinstance(results, tuple) else (results,):
+            if isinstance(result, torch.Tensor):
+                recorder.check_gradient(name, result)
 
 
 def _functions(outputs: Sequence[Any]) -> Iterator[Any]:
-    """Go through the functions of Python in a graph, in an order that is always the same."""
+    """Iterate over the nodes of custom functions in the graph, in a deterministic order."""
     for node in graph_nodes(outputs):
         function = getattr(type(node), "_forward_cls", None)
         if function is not None and not function.__module__.startswith("cputrain."):
@@ -50,13 +50,13 @@ def _functions(outputs: Sequence[Any]) -> Iterator[Any]:
 
 
 def graph_nodes(outputs: Sequence[Any]) -> Iterator[Any]:
-    """Go through all nodes of the autograd graph behind some outputs, each once."""
-    waiting = [one.grad_fn for one in outputs if isinstance(one, torch.Tensor)]
+    """Iterate over all nodes of the outputs' autograd graph, each once."""
+    stack = [output.grad_fn for output in outputs if isinstance(output, torch.Tensor)]
     seen: set[Any] = set()
-    while waiting:
-        node: Any = waiting.pop()
+    while stack:
+        node: Any = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        waiting += [after for after, _ in node.next_functions]
+        stack += [next_node for next_node, _ in node.next_functions]
         yield node

@@ -1,6 +1,6 @@
-"""Runs a model once whole and once in parts, and puts beside each other what came of both.
+"""Run a model on a whole batch and on its shards, and pair the tensors of the two runs.
 
-With the same random numbers, and on views of the model: not a buffer of it is touched.
+Both runs draw the same random numbers and use replicas of the model, whose buffers are not written.
 """
 
 from __future__ import annotations
@@ -28,231 +28,259 @@ if TYPE_CHECKING:
     from cputrain.split.execution.executor import Executor
 
 SMALL = 1e-2
-"""A gradient that is a smaller part than this of the largest is held against that: a bias before a
-batch norm has none but rounding."""
+"""Fraction of the largest gradient norm that is the lower bound of the norm in a relative error.
+
+The gradient of a bias before a batch norm is zero but for rounding errors.
+"""
 
 
 class ShardingSpec(Record):
-    """How calls of one kind are divided."""
+    """How calls with one kind of arguments are sharded."""
 
     together: OutputLayout
-    """How outputs are put together."""
+    """How the outputs of shards are concatenated."""
 
     draws: tuple[ShardedDraw, ...]
-    """How each draw of random numbers is divided."""
+    """How the random numbers of each draw are sharded, in the order of the draws."""
 
     changing: frozenset[str]
-    """Buffers that a forward writes to."""
+    """Names of the buffers that a forward writes to."""
 
 
 class Pair(Record):
-    """One tensor, from the whole batch and from its parts."""
+    """One tensor as computed from the whole batch and from its shards."""
 
     what: str
     """ "output", "buffer" or "gradient"."""
 
     name: str
-    """Of the parameter or buffer; of an output, its number."""
+    """Name of the parameter or buffer; index of an output, empty if there is a single output."""
 
     whole: torch.Tensor
-    """From the whole batch."""
+    """The tensor from the whole batch."""
 
     parts: torch.Tensor
-    """From its parts."""
+    """The tensor from the shards."""
 
     least: float = 0.0
-    """A norm that the difference is held against at least."""
+    """Lower bound of the norm in the relative difference."""
 
     @property
     def difference(self) -> float:
-        """How far the two are apart, relative to the norm; infinite where shapes differ."""
-        one, other = (tensor.detach().to_dense() for tensor in (self.whole, self.parts))
-        if one.shape != other.shape:
+        """Norm of the difference relative to that of `whole`; infinite where shapes differ."""
+        whole, sharded = (tensor.detach().to_dense() for tensor in (self.whole, self.parts))
+        if whole.shape != sharded.shape:
             return float("inf")
-        if _equal(one, other):
+        if _equal(whole, sharded):
             return 0.0
-        if not (one.is_floating_point() or one.is_complex()):
+        if not (whole.is_floating_point() or whole.is_complex()):
             return float("inf")
-        norm = max(float(one.norm()), self.least)
-        return float((one - other).norm()) / norm if norm else float("inf")
+        norm = max(float(whole.norm()), self.least)
+        return float((whole - sharded).norm()) / norm if norm else float("inf")
 
 
-class Compared:
-    """Both runs of one call."""
+class Comparison:
+    """Run one call on the whole batch and on shards, and pair the results."""
 
     def __init__(
         self,
         model: nn.Module,
         call: Calls,
         arguments: Arguments,
-        crew: Executor,
+        executor: Executor,
         sizes: Sequence[int],
         *,
         exactly: bool,
-        way: ShardingSpec | None = None,
+        spec: ShardingSpec | None = None,
         devices: Sequence[torch.device] = (),
         reduced: frozenset[int] = frozenset(),
     ) -> None:
-        """Raises CannotSplitError where the two cannot be put beside each other.
+        """Run both forwards.
 
-        Without a way, parts must be of different sizes: these show it. `devices` are where each
-        part is computed, where the model is by default. `reduced` are the numbers of outputs that
-        are losses of the whole batch.
+        Args:
+            sizes: number of samples of each shard. Without a `spec` they must differ, as the batch
+                dimension of each output is inferred from them.
+            exactly: whether to compute in float64.
+            spec: how the call is sharded; inferred from the two runs by default.
+            devices: where each shard is computed; the home device by default.
+            reduced: indices of the outputs that are losses of the whole batch.
+
+        Raises:
+            CannotSplitError: the results of the two runs cannot be paired.
         """
         self._model = model
         self._arguments = arguments
         home = home_of(model)
         generators = Generators(home)
         before = generators.get()
-        every = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
-        self._alone = Replica(model, every, exactly=exactly)
-        whole = arguments.first(arguments.size, exactly=False)  # a model may write to it
-        args, options = whole.built(whole.leaves)
-        self._inside = tree.tree_leaves((args, options))
-        self._leaves, form = leaves_of(call(self._alone.model, *args, **options))
+        buffer_names = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
+        self._whole_replica = Replica(model, buffer_names, exactly=exactly)
+        batch = arguments.first(arguments.size, exactly=False)  # a model may write to it
+        args, options = batch.built(batch.leaves)
+        self._inputs = tree.tree_leaves((args, options))
+        self._outputs, structure = leaves_of(call(self._whole_replica.model, *args, **options))
         after = generators.get()
         generators.set(before)
-        views = [
+        replicas = [
             Replica(
-                model, every, exactly=exactly,
-                device=None if not devices or devices[number] == home else devices[number],
+                model, buffer_names, exactly=exactly,
+                device=None if not devices or devices[index] == home else devices[index],
             )
-            for number in range(len(sizes))
+            for index in range(len(sizes))
         ]  # fmt: skip
-        attributes = [_attributes(view.model) for view in views]
-        draws = SharedDraws(len(sizes), None if way is None else way.draws, home)
-        team = ReplicaGroup(crew.some(range(len(sizes))), views, home, devices[: len(sizes)])
-        self._divided = ShardedForward(team, call, arguments, sizes, draws)
-        self._divided.forward()
-        for view, held in zip(views, attributes, strict=True):
-            _same_attributes(view.model, held)
-        if (way is None and draws.unseen) or not generators.are(after):
+        attributes = [_attributes(replica.model) for replica in replicas]
+        draws = SharedDraws(len(sizes), None if spec is None else spec.draws, home)
+        group = ReplicaGroup(
+            executor.some(range(len(sizes))), replicas, home, devices[: len(sizes)]
+        )
+        self._sharded = ShardedForward(group, call, arguments, sizes, draws)
+        self._sharded.forward()
+        for replica, before_attributes in zip(replicas, attributes, strict=True):
+            _same_attributes(replica.model, before_attributes)
+        if (spec is None and draws.unseen) or not generators.are(after):
             raise CannotSplitError(
                 "it draws random numbers in a way that cannot be divided (an nn.LSTM or nn.GRU "
                 "with dropout does, for example)"
             )
-        self._first = views[0].model
-        self.way = way or ShardingSpec(
-            together=self._together(form, list(sizes), reduced),
+        self._first_replica = replicas[0].model
+        self.spec = spec or ShardingSpec(
+            together=self._infer_layout(structure, list(sizes), reduced),
             draws=tuple(draws.found),
-            changing=self._changing(),
+            changing=self._changed_buffers(),
         )
-        """How such calls are divided."""
+        """How calls of this kind are sharded."""
 
     def pairs(self) -> Iterator[Pair]:
-        """Outputs, buffers and gradients."""
-        together = self.way.together
-        leaves = together.share(together.put(self._divided.outputs))
-        for number, (whole, put) in enumerate(zip(self._leaves, leaves, strict=True)):
-            if isinstance(whole, torch.Tensor):
-                name = str(number) if len(self._leaves) > 1 else ""
-                yield Pair(what="output", name=name, whole=whole, parts=put)
-        parts = dict(self._first.named_buffers())
-        buffers = dict(self._alone.model.named_buffers())
+        """Iterate over the pairs of outputs, then buffers, then gradients."""
+        layout = self.spec.together
+        sharded_outputs = layout.share(layout.put(self._sharded.outputs))
+        for index, (output, sharded_output) in enumerate(
+            zip(self._outputs, sharded_outputs, strict=True)
+        ):
+            if isinstance(output, torch.Tensor):
+                name = str(index) if len(self._outputs) > 1 else ""
+                yield Pair(what="output", name=name, whole=output, parts=sharded_output)
+        replica_buffers = dict(self._first_replica.named_buffers())
+        buffers = dict(self._whole_replica.model.named_buffers())
         for name, buffer in buffers.items():
             yield Pair(
-                what="buffer", name=name, whole=buffer, parts=parts[name].to(buffer.device),
+                what="buffer", name=name, whole=buffer,
+                parts=replica_buffers[name].to(buffer.device),
                 least=_least_of_mean(name, buffers),
             )  # fmt: skip
         yield from self._gradients()
 
-    def _together(self, form: Any, sizes: Sequence[int], reduced: frozenset[int]) -> OutputLayout:
-        """Along which dimension the parts of each output lie."""
-        if self._divided.form != form:
+    def _infer_layout(
+        self, structure: Any, sizes: Sequence[int], reduced: frozenset[int]
+    ) -> OutputLayout:
+        """Infer the batch dimension of each output from the shapes of the shards' outputs."""
+        if self._sharded.form != structure:
             raise CannotSplitError("the form of its output depends on the size of the batch")
         dims: list[int | None] = []
-        for number, leaf in enumerate(self._leaves):
-            parts = [leaves[number] for leaves in self._divided.outputs]
+        for index, leaf in enumerate(self._outputs):
+            shard_leaves = [leaves[index] for leaves in self._sharded.outputs]
             if not isinstance(leaf, torch.Tensor):
-                if any(part is not leaf and part != leaf for part in parts):
+                if any(
+                    shard_leaf is not leaf and shard_leaf != leaf for shard_leaf in shard_leaves
+                ):
                     raise CannotSplitError(
-                        f"its output {number} is {leaf!r}, and {parts[0]!r} for a part of the batch"
+                        f"its output {index} is {leaf!r}, and {shard_leaves[0]!r} for a part "
+                        "of the batch"
                     )
                 dims.append(None)
                 continue
-            if number in reduced:
+            if index in reduced:
                 dims.append(REDUCED)
                 continue
-            dim = divided_dim([part.shape for part in parts], list(sizes))
+            dim = divided_dim([shard_leaf.shape for shard_leaf in shard_leaves], list(sizes))
             if dim is None and leaf.requires_grad and leaf.is_floating_point() and not leaf.dim():
                 raise CannotSplitError(
                     "it returns a number made of the whole batch, a loss for example: have it "
                     "return what the loss is made of"
                 )
             dims.append(dim)
-        return OutputLayout(dims=tuple(dims), shared=tuple(shared_memory(self._leaves)))
+        return OutputLayout(dims=tuple(dims), shared=tuple(shared_memory(self._outputs)))
 
-    def _changing(self) -> frozenset[str]:
-        after = dict(self._alone.model.named_buffers(remove_duplicate=False))
+    def _changed_buffers(self) -> frozenset[str]:
+        """Return the names of the buffers whose values the forward has changed."""
+        after = dict(self._whole_replica.model.named_buffers(remove_duplicate=False))
         return frozenset(
             name
             for name, buffer in self._model.named_buffers(remove_duplicate=False)
             if not _equal(after[name].to(buffer.dtype), buffer)
         )
 
-    def _look_beyond(self, every: Sequence[torch.Tensor]) -> None:
-        """Raises where gradients go to what is neither a parameter nor an argument."""
-        known = set(map(id, every))
-        for node in graph_nodes(self._leaves):
+    def _check_graph_leaves(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise where the graph has a leaf that is neither a parameter nor an argument."""
+        known_ids = set(map(id, inputs))
+        for node in graph_nodes(self._outputs):
             variable = getattr(node, "variable", None)
-            if variable is not None and id(variable) not in known:
+            if variable is not None and id(variable) not in known_ids:
                 raise CannotSplitError(
                     f"a gradient goes to a tensor of shape {tuple(variable.shape)} that is neither "
                     "a parameter nor an argument"
                 )
 
     def _gradients(self) -> Iterator[Pair]:
-        """Of every parameter and input, for a random gradient of the outputs."""
-        numbers = [
-            number
-            for number, leaf in enumerate(self._leaves)
+        """Iterate over gradient pairs of parameters and inputs, for random output gradients."""
+        indices = [
+            index
+            for index, leaf in enumerate(self._outputs)
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
         differentiable = self._arguments.differentiable
-        every = [self._inside[number] for number in differentiable] + self._alone.parameters
-        needed = [one.requires_grad for one in every]
-        if numbers:
-            self._look_beyond(every)
-        if not numbers or not any(needed):
+        inputs = [self._inputs[index] for index in differentiable] + self._whole_replica.parameters
+        needed = [tensor.requires_grad for tensor in inputs]
+        if indices:
+            self._check_graph_leaves(inputs)
+        if not indices or not any(needed):
             return
-        leaves, dims = self._leaves, self.way.together.dims
+        leaves, dims = self._outputs, self.spec.together.dims
         generator = torch.Generator().manual_seed(0)
-        given = [
-            torch.randn(leaves[number].shape, generator=generator, device="cpu").to(leaves[number])
-            for number in numbers
+        output_gradients = [
+            torch.randn(leaves[index].shape, generator=generator, device="cpu").to(leaves[index])
+            for index in indices
         ]
-        parts = self._divided.backward(
-            [(number, dims[number], one) for number, one in zip(numbers, given, strict=True)],
+        sharded_gradients = self._sharded.backward(
+            [
+                (index, dims[index], tensor)
+                for index, tensor in zip(indices, output_gradients, strict=True)
+            ],
             needed,
             keep=False,
         )
-        wanted = [one for one, need in zip(every, needed, strict=True) if need]
-        whole = iter(
+        wanted = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
+        gradients = iter(
             torch.autograd.grad(
-                [leaves[number] for number in numbers], wanted, given, allow_unused=True
+                [leaves[index] for index in indices], wanted, output_gradients, allow_unused=True
             )
         )
-        names = [f"input {number}" for number in differentiable]
+        names = [f"input {index}" for index in differentiable]
         names += [name for name, _ in self._model.named_parameters()]
-        found = [
-            (name, next(whole), part)
-            for name, need, part in zip(names, needed, parts, strict=True)
-            if need
+        pairs = [
+            (name, next(gradients), sharded_gradient)
+            for name, is_needed, sharded_gradient in zip(
+                names, needed, sharded_gradients, strict=True
+            )
+            if is_needed
         ]
-        largest = max((float(one.norm()) for _, one, _ in found if one is not None), default=0.0)
-        for name, one, other in found:
-            if (one is None) != (other is None):
+        largest = max(
+            (float(tensor.norm()) for _, tensor, _ in pairs if tensor is not None), default=0.0
+        )
+        for name, tensor, sharded in pairs:
+            if (tensor is None) != (sharded is None):
                 raise CannotSplitError(f"the gradient of {name} is there or not, as it is divided")
-            if one is not None and other is not None:
+            if tensor is not None and sharded is not None:
                 yield Pair(
-                    what="gradient", name=name, whole=one, parts=other, least=SMALL * largest
+                    what="gradient", name=name, whole=tensor, parts=sharded, least=SMALL * largest
                 )
 
 
 def _least_of_mean(name: str, buffers: dict[str, torch.Tensor]) -> float:
-    """Return the norm that a running mean is held against at least; 0 for other buffers.
+    """Return the lower bound of the norm for a running mean; 0 for other buffers.
 
-    Behind another batch norm it is zero but for rounding: that is small beside a deviation.
+    After another batch norm the mean is zero but for rounding errors, which are small compared with
+    the standard deviation.
     """
     if not name.endswith("running_mean"):
         return 0.0
@@ -260,21 +288,28 @@ def _least_of_mean(name: str, buffers: dict[str, torch.Tensor]) -> float:
     return 0.0 if variance is None else SMALL * float(variance.sum()) ** 0.5
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether shapes and values are equal, where NaN equals NaN and 0."""
+    return left.shape == right.shape and torch.equal(
+        torch.nan_to_num(left), torch.nan_to_num(right)
+    )
 
 
 def _attributes(model: nn.Module) -> list[dict[str, Any]]:
+    """Return each module's attributes and buffers; a trailing space marks names of buffers."""
     return [
-        {**module.__dict__, **{f"{name} ": one for name, one in module._buffers.items()}}
+        {**module.__dict__, **{f"{name} ": buffer for name, buffer in module._buffers.items()}}
         for module in model.modules()
     ]
 
 
 def _same_attributes(model: nn.Module, before: Sequence[dict[str, Any]]) -> None:
+    """Raise CannotSplitError where a forward has set an attribute of a module."""
     after = _attributes(model)
-    for (name, module), held, holds in zip(model.named_modules(), before, after, strict=False):
-        for attribute, value in holds.items():
-            if attribute not in held or held[attribute] is not value:
+    for (name, module), old_attributes, new_attributes in zip(
+        model.named_modules(), before, after, strict=False
+    ):
+        for attribute, value in new_attributes.items():
+            if attribute not in old_attributes or old_attributes[attribute] is not value:
                 where = f"{name} ({type(module).__name__})" if name else type(module).__name__
                 raise CannotSplitError(f"{where} sets self.{attribute.strip()} while it runs")

@@ -1,8 +1,8 @@
-"""Copies everything that a model can reach, and tells what a forward has changed of it.
+"""Copies, snapshots and outlines of all objects that are reachable from a model.
 
-A proof runs on copies, so nothing of it stays where a model is refused: tensors, random
-generators, lists, dicts and objects in attributes and closures are copied, however deep they lie.
-`snapshot` holds the values of all of them, and `changes` names the attribute that differs.
+A proof runs on copies and so leaves a refused model as it is: tensors, random generators, lists,
+dicts and objects in attributes and closures are copied at any depth. `snapshot` returns the values
+of all of them by name, and `changes` the names of those that differ.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ ATOMS = (
     CodeType, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range,
     slice, type(...), ReferenceType, GeneratorType,
 )  # fmt: skip
-"""What has no state, or none that can be copied."""
+"""Types without state, or with state that cannot be copied."""
 
 SIMPLE = frozenset({int, float, bool, str, bytes, type(None), type})
-"""The most frequent of them."""
+"""The most frequent types of `ATOMS`."""
 
 VARIABLES = (int, float, list, dict, set, deque, torch.Tensor, ContextVar, threading.local)
-"""Types of global variables and class attributes that are looked at."""
+"""Types of global variables and class attributes that count as state."""
 
 HOOK_TABLES = frozenset({
     "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_forward_hooks",
@@ -64,34 +64,37 @@ HOOK_TABLES = frozenset({
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set",
     "_parameters", "_buffers", "_modules", "_version", "call_super_init",
 })  # fmt: skip
-"""Of a module, what `structure` does not look at: other checks do."""
+"""Attributes of `nn.Module` that `structure` leaves to other checks."""
 
 MAX_DEPTH = 400
 MAX_VALUES = 200_000
-"""Of a snapshot; a model that has more is not divided."""
+"""Most values of a snapshot; a model with more is not split."""
 
 OUTLINED_DEPTH = 12
-"""How deep an outline looks into containers; what lies deeper counts by its identity."""
+"""Depth of containers in an outline; deeper values are compared by identity."""
 
 MAX_OUTLINED = 10_000
-"""Containers and objects that an outline looks into; others count by their identity."""
+"""Most containers and objects in an outline; further ones are compared by identity."""
 
 
 class TooManyValuesError(ValueError):
-    """A model has more values, or deeper ones, than a snapshot looks at."""
+    """A model has more or deeper values than a snapshot may have."""
 
 
 class StateCopier:
-    """Copies a model with all that can be reached from it."""
+    """Deep copy of a model with all objects that are reachable from it."""
 
     def __init__(
         self,
         convert: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
         read: ReadNames | None = None,
     ) -> None:
-        """`convert` makes the copy of each tensor, of another type or on another device say.
+        """Set up an empty copy.
 
-        Of modules, attributes that are not `read` stay the same objects in the copy.
+        Args:
+            convert: copies a tensor, for example to another dtype or device.
+            read: names of attributes to copy; others of modules are shared with the copy. All are
+                copied by default.
         """
         self._convert = convert
         self._read = read
@@ -99,12 +102,12 @@ class StateCopier:
         self._alive: list[Any] = []
 
     def put(self, value: Any, copied: Any) -> None:
-        """Say what stands for a value in the copy."""
+        """Register the object that replaces a value in the copy."""
         self._alive.append(value)
         self._memo[id(value)] = copied
 
     def copy(self, value: Any) -> Any:
-        """Return a copy; what has no state, or cannot be copied, is the same object."""
+        """Return a copy; a value without state or that cannot be copied is returned as it is."""
         if isinstance(value, ATOMS):
             return value
         key = id(value)
@@ -114,145 +117,163 @@ class StateCopier:
         return self._copied(value, key)
 
     def _copied(self, value: Any, key: int) -> Any:
-        made: Any
+        """Copy a value by its type and register the copy in the memo."""
+        result: Any
         if isinstance(value, torch.Tensor):
-            self._memo[key] = made = self._tensor(value)
-            return made
+            self._memo[key] = result = self._tensor(value)
+            return result
         if isinstance(value, nn.Module):
             return self._module(value, key)
         if isinstance(value, torch.Generator):
-            made = torch.Generator(value.device)
-            made.set_state(value.get_state())
-            self._memo[key] = made
-            return made
+            result = torch.Generator(value.device)
+            result.set_state(value.get_state())
+            self._memo[key] = result
+            return result
         if isinstance(value, FunctionType):
             return self._function(value, key)
         if isinstance(value, MethodType):
             return MethodType(value.__func__, self.copy(value.__self__))
         if type(value) is partial:
-            args = [self.copy(one) for one in value.args]
+            args = [self.copy(item) for item in value.args]
             return partial(self.copy(value.func), *args, **self._dict(value.keywords))
         if isinstance(value, dict):
             return self._mapping(value, key)
         if isinstance(value, list | deque):
-            made = self._memo[key] = copy.copy(value)
-            for number, one in enumerate(value):
-                made[number] = self.copy(one)
-            self._attributes(value, made)
-            return made
+            result = self._memo[key] = copy.copy(value)
+            for index, item in enumerate(value):
+                result[index] = self.copy(item)
+            self._attributes(value, result)
+            return result
         if isinstance(value, tuple):
-            inside = [self.copy(one) for one in value]
-            if all(one is other for one, other in zip(inside, value, strict=True)):
+            items = [self.copy(item) for item in value]
+            if all(item is original for item, original in zip(items, value, strict=True)):
                 return value
-            return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         if isinstance(value, set | frozenset):
-            made = self._memo[key] = type(value)(self.copy(one) for one in value)
-            return made
+            result = self._memo[key] = type(value)(self.copy(item) for item in value)
+            return result
         return self._object(value, key)
 
     def _dict(self, value: dict[str, Any]) -> dict[str, Any]:
-        return {name: self.copy(one) for name, one in value.items()}
+        """Copy the values of a plain dict."""
+        return {name: self.copy(item) for name, item in value.items()}
 
     def _mapping(self, value: dict[Any, Any], key: int) -> Any:
-        made: Any
+        """Copy a dict of any subclass."""
+        result: Any
         if type(value) in (dict, OrderedDict):
-            made = type(value)()
+            result = type(value)()
         elif isinstance(value, defaultdict):
-            made = defaultdict(value.default_factory)
+            result = defaultdict(value.default_factory)
         else:
-            made = copy.copy(value)
-        self._memo[key] = made
-        # a subclass may do something else with an item; an OrderedDict has its order beside
-        put: Any = OrderedDict.__setitem__ if isinstance(made, OrderedDict) else dict.__setitem__
-        for name, one in value.items():
-            put(made, self.copy(name), self.copy(one))
-        self._attributes(value, made)
-        return made
+            result = copy.copy(value)
+        self._memo[key] = result
+        # a subclass may override __setitem__; an OrderedDict keeps its order separately
+        set_item: Any = (
+            OrderedDict.__setitem__ if isinstance(result, OrderedDict) else dict.__setitem__
+        )
+        for name, item in value.items():
+            set_item(result, self.copy(name), self.copy(item))
+        self._attributes(value, result)
+        return result
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor or parameter, without its graph."""
         with torch.no_grad(), torch.inference_mode(False):
-            made = self._convert(value.detach())
-            if made is value or made.data_ptr() == value.data_ptr() != 0:
-                made = made.clone()
+            result = self._convert(value.detach())
+            if result is value or result.data_ptr() == value.data_ptr() != 0:
+                result = result.clone()
         if isinstance(value, nn.Parameter):
-            kept = nn.Parameter(made, value.requires_grad)
-            kept.__dict__.update({k: v for k, v in value.__dict__.items() if not callable(v)})
-            return kept
-        return made.requires_grad_(value.requires_grad and made.is_floating_point())
+            parameter = nn.Parameter(result, value.requires_grad)
+            parameter.__dict__.update(
+                {
+                    name: attribute
+                    for name, attribute in value.__dict__.items()
+                    if not callable(attribute)
+                }
+            )
+            return parameter
+        return result.requires_grad_(value.requires_grad and result.is_floating_point())
 
     def _module(self, module: nn.Module, key: int) -> nn.Module:
+        """Copy a module; attributes that no forward reads are shared with the original."""
         if isinstance(module, torch.jit.ScriptModule):
             self._memo[key] = module
             return module
-        made = object.__new__(type(module))
-        self._memo[key] = made
-        held = made.__dict__
+        result = object.__new__(type(module))
+        self._memo[key] = result
+        attributes = result.__dict__
         for name, value in module.__dict__.items():
             is_read = self._read is None or self._read.has(type(module), name)
-            empty = name.endswith("_hooks") and not value
-            held[name] = self.copy(value) if is_read and not empty else value
-        if isinstance(made, nn.RNNBase):
-            weights = [held["_parameters"].get(name) for name in made._flat_weights_names]
-            held["_flat_weights"] = weights
-            held["_flat_weight_refs"] = [None if one is None else ref(one) for one in weights]
-            # on a GPU they are put side by side in each call, of which torch warns
+            is_empty_table = name.endswith("_hooks") and not value
+            attributes[name] = self.copy(value) if is_read and not is_empty_table else value
+        if isinstance(result, nn.RNNBase):
+            weights = [attributes["_parameters"].get(name) for name in result._flat_weights_names]
+            attributes["_flat_weights"] = weights
+            attributes["_flat_weight_refs"] = [
+                None if weight is None else ref(weight) for weight in weights
+            ]
+            # cuDNN makes the weights contiguous in each call, and torch warns about it
             warnings.filterwarnings("ignore", message="RNN module weights are not part of")
-            made.flatten_parameters()
-        return made
+            result.flatten_parameters()
+        return result
 
     def _function(self, function: FunctionType, key: int) -> FunctionType:
-        """Functions keep state in closures and defaults."""
+        """Copy a function that may keep state in its closure or defaults."""
         cells = function.__closure__ or ()
         if not cells and not function.__defaults__ and not function.__kwdefaults__:
             return function
         closure = tuple(CellType() for _ in cells)
-        made = FunctionType(
+        result = FunctionType(
             function.__code__, function.__globals__, function.__name__, None, closure or None
         )
-        self._memo[key] = made  # a function may be in its own closure
-        for cell, copied in zip(cells, closure, strict=True):
-            with suppress(ValueError):  # an empty one
-                copied.cell_contents = self.copy(cell.cell_contents)
-        made.__defaults__ = self.copy(function.__defaults__)
-        made.__kwdefaults__ = self.copy(function.__kwdefaults__)
-        made.__dict__.update(function.__dict__)
-        made.__qualname__, made.__module__ = function.__qualname__, function.__module__
-        return made
+        self._memo[key] = result  # a function may be in its closure
+        for cell, copied_cell in zip(cells, closure, strict=True):
+            with suppress(ValueError):  # an empty cell
+                copied_cell.cell_contents = self.copy(cell.cell_contents)
+        result.__defaults__ = self.copy(function.__defaults__)
+        result.__kwdefaults__ = self.copy(function.__kwdefaults__)
+        result.__dict__.update(function.__dict__)
+        result.__qualname__, result.__module__ = function.__qualname__, function.__module__
+        return result
 
     def _object(self, value: Any, key: int) -> Any:
-        held = getattr(value, "__dict__", None)
+        """Copy any other object; return the original if it cannot be copied."""
+        attributes = getattr(value, "__dict__", None)
         new: Any = type(value).__new__
-        if held is not None and new is object.__new__:
-            made = self._memo[key] = object.__new__(type(value))
-            for name, one in held.items():
-                made.__dict__[name] = self.copy(one)
+        if attributes is not None and new is object.__new__:
+            result = self._memo[key] = object.__new__(type(value))
+            for name, attribute in attributes.items():
+                result.__dict__[name] = self.copy(attribute)
             for name in _slots(type(value)):  # type: ignore[arg-type]
                 if hasattr(value, name):
-                    object.__setattr__(made, name, self.copy(getattr(value, name)))
-            return made
+                    object.__setattr__(result, name, self.copy(getattr(value, name)))
+            return result
         try:
-            made = copy.deepcopy(value, self._memo)
+            result = copy.deepcopy(value, self._memo)
         except Exception:
-            made = value
-        self._memo[key] = made
-        return made
+            result = value
+        self._memo[key] = result
+        return result
 
-    def _attributes(self, value: Any, made: Any) -> None:
-        """Copy what an instance of a subclass has beside its items."""
+    def _attributes(self, value: Any, result: Any) -> None:
+        """Copy the attributes of a container of a subclass."""
         if type(value).__dictoffset__ and getattr(value, "__dict__", None):
-            made.__dict__.update(self._dict(value.__dict__))
+            result.__dict__.update(self._dict(value.__dict__))
 
 
 @cache
 def _slots(kind: Hashable) -> list[str]:
-    found: list[str] = []
-    for one in kind.__mro__:  # type: ignore[attr-defined]
-        slots = one.__dict__.get("__slots__", ())
-        found += [slots] if isinstance(slots, str) else slots
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
+    """Return the names in `__slots__` of a class and its bases."""
+    names: list[str] = []
+    for base in kind.__mro__:  # type: ignore[attr-defined]
+        slots = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def _content(cell: CellType) -> Any:
+    """Return the value in a closure cell; None for an empty cell."""
     try:
         return cell.cell_contents
     except ValueError:  # empty
@@ -260,86 +281,94 @@ def _content(cell: CellType) -> Any:
 
 
 def reachable(value: Any, read: ReadNames | None = None) -> Iterator[tuple[str, Any]]:
-    """Go through all values that can be reached, with a name for each; every object once.
+    """Iterate over names and values of all reachable objects, each object once.
 
-    Of modules, attributes that are not `read` are left out.
+    Attributes of modules that are not `read` are left out.
     """
     seen: set[int] = set()
-    waiting: list[tuple[str, Any, int]] = [("", value, 0)]
+    stack: list[tuple[str, Any, int]] = [("", value, 0)]
     count = 0
-    while waiting:
-        where, one, depth = waiting.pop()
+    while stack:
+        path, current, depth = stack.pop()
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
             raise TooManyValuesError(
                 "it has too many values to tell which of them a forward changes"
             )
-        if type(one) in SIMPLE or isinstance(one, ATOMS):
-            yield where, one
+        if type(current) in SIMPLE or isinstance(current, ATOMS):
+            yield path, current
             continue
-        if id(one) in seen:
+        if id(current) in seen:
             continue
-        seen.add(id(one))
-        yield where, one
-        if not isinstance(one, torch.Tensor | torch.Generator):
-            waiting += [(inner, each, depth + 1) for inner, each in _inside(where, one, read)]
+        seen.add(id(current))
+        yield path, current
+        if not isinstance(current, torch.Tensor | torch.Generator):
+            stack += [
+                (inner_path, inner_value, depth + 1)
+                for inner_path, inner_value in _children(path, current, read)
+            ]
 
 
-def _inside(where: str, value: Any, read: ReadNames | None) -> Iterator[tuple[str, Any]]:
+def _children(path: str, value: Any, read: ReadNames | None) -> Iterator[tuple[str, Any]]:
+    """Iterate over names and values that an object holds directly."""
     if isinstance(value, nn.Module):
-        for name, one in value.__dict__.items():
+        for name, item in value.__dict__.items():
             if name in ("_parameters", "_buffers", "_modules"):
-                yield from ((_join(where, inner), each) for inner, each in one.items())
+                yield from (
+                    (_join(path, name_inside), child) for name_inside, child in item.items()
+                )
             elif read is not None and not read.has(type(value), name):
                 continue
-            elif name not in HOOK_TABLES or one:
-                yield _join(where, name), one
+            elif name not in HOOK_TABLES or item:
+                yield _join(path, name), item
         return
     if isinstance(value, dict):
-        yield from ((f"{where}[{name!r}]", one) for name, one in list(value.items()))
+        yield from ((f"{path}[{name!r}]", item) for name, item in list(value.items()))
     elif isinstance(value, list | tuple | deque):
-        yield from ((f"{where}[{number}]", one) for number, one in enumerate(value))
+        yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
     elif isinstance(value, set | frozenset):
-        yield from ((where, one) for one in value)
+        yield from ((path, item) for item in value)
     elif isinstance(value, FunctionType):
-        for number, cell in enumerate(value.__closure__ or ()):
-            yield f"{where} ({value.__code__.co_freevars[number]})", _content(cell)
-        yield from ((where, one) for one in value.__defaults__ or ())
-        yield from ((where, one) for one in (value.__kwdefaults__ or {}).values())
+        for index, cell in enumerate(value.__closure__ or ()):
+            yield f"{path} ({value.__code__.co_freevars[index]})", _content(cell)
+        yield from ((path, item) for item in value.__defaults__ or ())
+        yield from ((path, item) for item in (value.__kwdefaults__ or {}).values())
         return
     elif isinstance(value, MethodType):
-        yield where, value.__self__
+        yield path, value.__self__
         return
     elif type(value) is partial:
-        yield from ((where, one) for one in (value.func, *value.args, *value.keywords.values()))
+        yield from ((path, item) for item in (value.func, *value.args, *value.keywords.values()))
         return
     elif isinstance(value, ContextVar):
-        yield where, value.get(None)
+        yield path, value.get(None)
         return
-    held = getattr(value, "__dict__", None)
-    if isinstance(held, dict):
-        yield from ((_join(where, str(name)), one) for name, one in list(held.items()))
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        yield from ((_join(path, str(name)), item) for name, item in list(attributes.items()))
     for name in _slots(type(value)):  # type: ignore[arg-type]
         if hasattr(value, name):
-            yield _join(where, name), getattr(value, name)
+            yield _join(path, name), getattr(value, name)
 
 
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+def _join(path: str, name: str) -> str:
+    """Return the dotted path of an attribute."""
+    return f"{path}.{name}" if path else name
 
 
 def snapshot(value: Any, read: ReadNames | None = None) -> dict[str, Any]:
-    """Return every value that can be reached, by name, as something that can be compared."""
-    found: dict[str, Any] = {}
-    for name, one in reachable(value, read):
+    """Return a comparable fingerprint of each reachable value, by name."""
+    fingerprints: dict[str, Any] = {}
+    for name, item in reachable(value, read):
         key = name
-        while key in found:
+        while key in fingerprints:
             key += "'"
-        found[key] = _fingerprint(one)
-    return found
+        fingerprints[key] = _fingerprint(item)
+    return fingerprints
 
 
 def _fingerprint(value: Any) -> Any:
+    """Return a comparable stand-in for a value: by content, or by identity and version."""
     if type(value) in SIMPLE:
         return type(value), "nan" if value != value else value
     if isinstance(value, torch.Tensor):
@@ -376,15 +405,17 @@ def _fingerprint(value: Any) -> Any:
 
 
 def _name(key: Any) -> str:
+    """Return a comparable stand-in for a key or set item."""
     return repr(key) if isinstance(key, str | int | float | bytes | bool | None) else str(id(key))
 
 
 def _address(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's data; 0 for other layouts than strided."""
     return tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the values that differ, are new, or are gone."""
+    """Return the names of the values that differ or are in one snapshot only."""
     return [name for name in {**before, **after} if before.get(name, _MISSING) != after.get(name)]
 
 
@@ -392,80 +423,85 @@ _MISSING = object()
 
 
 def uncopied(value: Any, read: ReadNames) -> str:
-    """Return what can be reached of which no replica can have a copy, if anything, with its name.
+    """Return the kind and name of a reachable object that cannot be copied, or "".
 
-    An iterator cannot be read without being advanced, and a `threading.local` is empty in the
+    An iterator cannot be read without advancing it, and a `threading.local` is empty in the
     replicas' threads.
     """
-    for name, one in reachable(value, read):
-        if isinstance(one, Iterator | IOBase) and not isinstance(one, torch.Generator):
+    for name, item in reachable(value, read):
+        if isinstance(item, Iterator | IOBase) and not isinstance(item, torch.Generator):
             return f"an iterator ({name.removeprefix('[0].')})"
-        if isinstance(one, threading.local):
+        if isinstance(item, threading.local):
             return f"a threading.local ({name.removeprefix('[0].')})"
     return ""
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """Return all modules, each once: those of `model.modules()`, in less time."""
-    found: dict[int, nn.Module] = {}
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            waiting += [one for one in module._modules.values() if one is not None]
-    return list(found.values())
+    """Return the modules of `model.modules()` in another order and in less time."""
+    modules: dict[int, nn.Module] = {}
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        if id(module) not in modules:
+            modules[id(module)] = module
+            stack += [child for child in module._modules.values() if child is not None]
+    return list(modules.values())
 
 
 def structure(model: nn.Module, read: ReadNames) -> tuple[Any, ...]:
-    """Return what a proof is valid for: modules, flags, numbers, functions; by value or identity.
+    """Return the key that a proof is valid for: modules, flags, numbers and functions.
 
-    Values of parameters and buffers are left out: they may be others in each call.
+    Items are compared by value or identity. Values of parameters and buffers are left out, as they
+    differ from call to call.
     """
-    found: list[Any] = []
-    kinds: dict[type, None] = {}
+    key: list[Any] = []
+    classes: dict[type, None] = {}
     outline = _Outline()
     for module in modules_of(model):
-        found.append(id(module))
-        kinds[type(module)] = None
-        for value in read.of(module):
-            found.append(value if type(value) in SIMPLE else outline.of(value))
+        key.append(id(module))
+        classes[type(module)] = None
+        for value in read.readable_values(module):
+            key.append(value if type(value) in SIMPLE else outline.of(value))
         for parameter in module._parameters.values():
             if parameter is not None:
-                found.append((parameter.requires_grad, parameter.dim()))
-    for kind in kinds:
-        found.append((_class_outline(kind, read), _globals_outline(kind)))
-    return tuple(found)
+                key.append((parameter.requires_grad, parameter.dim()))
+    for cls in classes:
+        key.append((_class_outline(cls, read), _globals_outline(cls)))
+    return tuple(key)
 
 
 def _class_outline(kind: type, read: ReadNames) -> tuple[Any, ...]:
-    """Return the attributes of a script's class and its bases, for a method or flag set on it."""
-    own = takewhile(lambda one: one is not nn.Module, kind.__mro__)
+    """Return an outline of a class and its bases, which shows methods and flags set on them."""
+    bases = takewhile(lambda base: base is not nn.Module, kind.__mro__)
     return tuple(
-        (id(one), *[_Outline().of(value) for name, value in list(one.__dict__.items())
+        (id(base), *[_Outline().of(value) for name, value in list(base.__dict__.items())
                     if not name.startswith("__") and read.has(kind, name)])
-        for one in own if not one.__module__.startswith("torch.")
+        for base in bases if not base.__module__.startswith("torch.")
     )  # fmt: skip
 
 
 def outline_of(model: nn.Module, read: ReadNames) -> dict[str, Any]:
-    """Return the same by name."""
-    found = {
-        _join(where, name): _Outline().of(value)
-        for where, module in model.named_modules()
+    """Return the key of `structure` by name, to tell which item differs."""
+    outlines = {
+        _join(path, name): _Outline().of(value)
+        for path, module in model.named_modules()
         for name, value in module.__dict__.items()
         if name not in HOOK_TABLES and read.has(type(module), name)
     }
-    for where, module in model.named_modules():
+    for path, module in model.named_modules():
         kind = type(module)
-        found[where or "the model"] = id(module), _class_outline(kind, read), _globals_outline(kind)
+        outlines[path or "the model"] = (
+            id(module),
+            _class_outline(kind, read),
+            _globals_outline(kind),
+        )
     for name, parameter in model.named_parameters():
-        found[f"{name}.requires_grad"] = parameter.requires_grad
-    return found
+        outlines[f"{name}.requires_grad"] = parameter.requires_grad
+    return outlines
 
 
 def objects_of(model: nn.Module) -> list[Any]:
-    """Return what `structure` names by its id: while it is held, no other object has that id."""
+    """Return the objects that `structure` identifies by id; holding them keeps the ids unique."""
     return [
         value
         for module in model.modules()
@@ -474,54 +510,60 @@ def objects_of(model: nn.Module) -> list[Any]:
     ]
 
 
-class Surroundings:
-    """Global variables, class attributes and defaults that methods of a model's classes name."""
+class GlobalState:
+    """State of globals, class attributes and defaults that a model's methods refer to."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises CannotSplitError where one of them is empty in other threads."""
+        """Save the state; raise CannotSplitError where a variable is a `threading.local`."""
         self._variables: list[tuple[Any, str, Any, Any]] = []
         for kind in dict.fromkeys(map(type, model.modules())):
-            for place, name in _names_read(kind, getattr(kind, "forward", None)):
-                value = _value_in(place, name)
+            for owner, name in _variables_read(kind, getattr(kind, "forward", None)):
+                value = _value_in(owner, name)
                 if isinstance(value, threading.local):
                     raise CannotSplitError(f"it reads a threading.local ({name})")
-                self._variables.append((place, name, value, StateCopier().copy(value)))
+                self._variables.append((owner, name, value, StateCopier().copy(value)))
         self._before = self._snapshot()
 
     def _snapshot(self) -> dict[str, Any]:
-        return snapshot([_value_in(place, name) for place, name, _, _ in self._variables])
+        """Return a snapshot of the current values of the variables."""
+        return snapshot([_value_in(owner, name) for owner, name, _, _ in self._variables])
 
-    def put_back(self) -> str:
-        """Have them as they were; return the name of one that was changed, if any was."""
-        differ = changes(self._before, self._snapshot())
-        if not differ:
+    def restore(self) -> str:
+        """Restore the saved state; return the name of a variable that had changed, or ""."""
+        changed_names = changes(self._before, self._snapshot())
+        if not changed_names:
             return ""
-        for place, name, value, copied in self._variables:
-            if _value_in(place, name) is not value:
-                _put_in(place, name, value)
-            _refill(value, copied)
-        place, name, _, _ = self._variables[int(differ[0][1:].partition("]")[0])]
-        if isinstance(place, dict):
+        for owner, name, value, copied in self._variables:
+            if _value_in(owner, name) is not value:
+                _set_value(owner, name, value)
+            _restore_contents(value, copied)
+        owner, name, _, _ = self._variables[int(changed_names[0][1:].partition("]")[0])]
+        if isinstance(owner, dict):
             return f"the global variable {name}"
-        where: str = place.__qualname__
-        return f"the defaults of {where}" if isinstance(place, FunctionType) else f"{where}.{name}"
+        qualname: str = owner.__qualname__
+        return (
+            f"the defaults of {qualname}"
+            if isinstance(owner, FunctionType)
+            else f"{qualname}.{name}"
+        )
 
 
-def _value_in(place: Any, name: str) -> Any:
-    """Return the value of a variable; of a context variable, what it is in this thread."""
-    value = place.get(name) if isinstance(place, dict) else getattr(place, name, None)
+def _value_in(owner: Any, name: str) -> Any:
+    """Return the value of a variable; of a context variable, its value in this thread."""
+    value = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
     return value.get(None) if isinstance(value, ContextVar) else value
 
 
-def _put_in(place: Any, name: str, value: Any) -> None:
-    if isinstance(place, dict):
-        place[name] = value
+def _set_value(owner: Any, name: str, value: Any) -> None:
+    """Set a global variable or an attribute."""
+    if isinstance(owner, dict):
+        owner[name] = value
     else:
-        setattr(place, name, value)
+        setattr(owner, name, value)
 
 
-def _refill(value: Any, copied: Any) -> None:
-    """Give a container or tensor the contents of its copy."""
+def _restore_contents(value: Any, copied: Any) -> None:
+    """Restore the contents of a container or tensor from its copy, in place."""
     if isinstance(value, list):
         value[:] = copied
     elif isinstance(value, dict | set):
@@ -534,39 +576,39 @@ def _refill(value: Any, copied: Any) -> None:
         with torch.no_grad():
             value.copy_(copied)
     elif isinstance(value, tuple):
-        for one, other in zip(value, copied, strict=True):
-            _refill(one, other)
+        for item, copied_item in zip(value, copied, strict=True):
+            _restore_contents(item, copied_item)
 
 
 def _globals_outline(kind: type) -> tuple[Any, ...]:
-    """Return the numbers and flags of the script that a class reads, by value."""
-    read = _names_read(kind, getattr(kind, "forward", None))
-    return tuple([_Outline().of(_value_in(place, name), OUTLINED_DEPTH) for place, name in read])
+    """Return an outline of the global variables that the methods of a class read."""
+    read = _variables_read(kind, getattr(kind, "forward", None))
+    return tuple([_Outline().of(_value_in(owner, name), OUTLINED_DEPTH) for owner, name in read])
 
 
 @cache
-def _names_read(kind: Hashable, _forward: Hashable) -> tuple[tuple[Any, str], ...]:
-    """Return where variables are that may change, and their names, for a class of modules."""
-    found: dict[tuple[int, str], tuple[Any, str]] = {}
-    for one in kind.__mro__:  # type: ignore[attr-defined]
-        if one.__module__.startswith("torch."):
+def _variables_read(kind: Hashable, _forward: Hashable) -> tuple[tuple[Any, str], ...]:
+    """Return the owner (namespace, class or function) and name of each variable that may change."""
+    variables: dict[tuple[int, str], tuple[Any, str]] = {}
+    for base in kind.__mro__:  # type: ignore[attr-defined]
+        if base.__module__.startswith("torch."):
             break
-        for value in vars(one).values():
+        for value in vars(base).values():
             if isinstance(value, FunctionType):
-                places = value.__globals__
-                for used in value.__code__.co_names:
-                    if isinstance(places.get(used), VARIABLES):
-                        found[id(places), used] = places, used
-                    elif isinstance(places.get(used), type):
-                        found.update(_variables_of(places[used]))
+                namespace = value.__globals__
+                for name in value.__code__.co_names:
+                    if isinstance(namespace.get(name), VARIABLES):
+                        variables[id(namespace), name] = namespace, name
+                    elif isinstance(namespace.get(name), type):
+                        variables.update(_variables_of(namespace[name]))
                 if value.__defaults__:
-                    found[id(value), "__defaults__"] = value, "__defaults__"
-        found.update(_variables_of(one))
-    return tuple(found.values())
+                    variables[id(value), "__defaults__"] = value, "__defaults__"
+        variables.update(_variables_of(base))
+    return tuple(variables.values())
 
 
 def _variables_of(kind: type) -> dict[tuple[int, str], tuple[Any, str]]:
-    """Return the attributes of a script's class that may change."""
+    """Return the attributes of a user's class that may change, in the form of `_variables_read`."""
     if kind.__module__.partition(".")[0] in ("torch", "builtins", "collections", "cputrain"):
         return {}
     return {
@@ -577,20 +619,20 @@ def _variables_of(kind: type) -> dict[tuple[int, str], tuple[Any, str]]:
 
 
 def outline(value: Any) -> Any:
-    """Return what a proof is valid for of an argument: by value, or by type and contents."""
+    """Return the key of an argument that a proof is valid for: its value, or type and contents."""
     return _Outline(by_contents=True).of(value)
 
 
 class _Outline:
-    """Goes through what a value holds; an object that is met once more counts by its number."""
+    """Comparable outline of nested values; a repeated object is replaced by its index."""
 
     def __init__(self, *, by_contents: bool = False) -> None:
         self._by_contents = by_contents
-        self._met: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
 
     def of(self, value: Any, depth: int = 0) -> Any:
-        """Return a value's contents, as something that can be compared."""
-        kind = type(value)  # (an object may compute its __class__, as isinstance asks for it)
+        """Return a comparable outline of a value and its contents."""
+        kind = type(value)  # (isinstance would read __class__, which an object may compute)
         if kind in SIMPLE:
             return (kind, value) if value == value else "nan"
         if kind is tuple and SIMPLE.issuperset(map(type, value)):
@@ -613,27 +655,29 @@ class _Outline:
         return self._of_container(value, depth)
 
     def _of_container(self, value: Any, depth: int) -> Any:
+        """Return the outline of a container, or the index of one that was seen before."""
         kind = type(value)
-        if id(value) in self._met:
-            return "again", self._met[id(value)]
-        number = self._met[id(value)] = len(self._met)
+        if id(value) in self._indices:
+            return "again", self._indices[id(value)]
+        number = self._indices[id(value)] = len(self._indices)
         if issubclass(kind, nn.Module) or depth > OUTLINED_DEPTH or number > MAX_OUTLINED:
             return kind if self._by_contents else id(value)
         if issubclass(kind, dict):
             return kind, tuple(
-                [(_name(key), self.of(one, depth + 1)) for key, one in value.items()]
+                [(_name(key), self.of(item, depth + 1)) for key, item in value.items()]
             )
         if issubclass(kind, list | tuple | deque):
-            return kind, tuple([self.of(one, depth + 1) for one in value])
+            return kind, tuple([self.of(item, depth + 1) for item in value])
         return self._of_object(value, depth)
 
     def _of_object(self, value: Any, depth: int) -> Any:
+        """Return the outline of an object's attributes and slots."""
         kind = type(value)
-        held = getattr(value, "__dict__", None)
+        attributes = getattr(value, "__dict__", None)
         slots = _slots(kind)  # type: ignore[arg-type]
         identity = kind if self._by_contents else id(value)
-        if (not isinstance(held, dict) or not held) and not slots:
+        if (not isinstance(attributes, dict) or not attributes) and not slots:
             return identity
-        contents = list(held.items()) if isinstance(held, dict) else []
+        contents = list(attributes.items()) if isinstance(attributes, dict) else []
         contents += [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
-        return identity, tuple([(name, self.of(one, depth + 1)) for name, one in contents])
+        return identity, tuple([(name, self.of(item, depth + 1)) for name, item in contents])

@@ -1,5 +1,5 @@
-"""Why a model is not divided."""
+"""The error that says why a model is not split over replicas."""
 
 
 class CannotSplitError(Exception):
-    """Why a model is left as it is, as half a sentence."""
+    """The model cannot be split; the message is the reason, as half a sentence."""

@@ -1,8 +1,8 @@
-"""Whether a model gives the same when its batch is divided: tried on a few samples, before it is.
+"""Search for the way to shard a model's calls, checked on a few samples before any batch is split.
 
-The few samples go through the model once whole and once in two uneven parts, with the same random
-numbers; outputs, buffers and gradients must agree. Nothing of it stays: not a buffer, not a random
-number. What parts of different sizes return shows along which dimension they belong together.
+After the structural proof, a few samples go through the model once whole and once in uneven shards,
+with the same random numbers; outputs, buffers and gradients must agree. Buffers and random
+generators are left as they were. The output shapes of uneven shards show the batch dimension.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split.devices import CPU
 from cputrain.split.execution.replica import home_of, is_plain
-from cputrain.split.proof.compare import Compared, ShardingSpec
+from cputrain.split.proof.compare import Comparison, ShardingSpec
 from cputrain.split.proof.model_state import StateCopier
 from cputrain.split.proof.refusal import CannotSplitError
 from cputrain.split.proof.structural import WITH_STORAGE, Proof
@@ -33,76 +33,82 @@ if TYPE_CHECKING:
     from cputrain.split.execution.executor import Executor
 
 SAMPLES = 5
-"""So many are tried."""
+"""Number of samples of a comparison with float64 or with batch statistics."""
 
 FEWEST = 3
-"""Of fewer than these there are no two uneven parts."""
+"""Fewest samples that two uneven shards need."""
 
 EXACTLY = 1e-6
-"""How far two results in float64 may be apart, relative to the norm: some models compute parts of
-them in float32."""
+"""Tolerance of float64 results, relative to the norm: some models compute in part in float32."""
 
 CLOSELY = 3e-6
-"""How far they may be apart in float32, unless they are compared in float64 as well."""
+"""Tolerance in the model's own dtype where no comparison in float64 follows."""
 
 ROUGHLY = 5e-2
-"""How far those in other types may: batch norm of few samples blows up what rounding does."""
+"""Tolerance of other dtypes: batch norm of few samples amplifies rounding errors."""
 
 
 def find_sharding(
     model: nn.Module,
     call: Calls,
     arguments: Arguments,
-    crew: Executor,
+    executor: Executor,
     devices: Sequence[torch.device] = (),
 ) -> tuple[Proof, ShardingSpec]:
-    """Return the proof that such calls can be divided, and how they are.
+    """Return the proof that such calls can be sharded, and the sharding.
 
-    Raises CannotSplitError, or what the model itself raises. With `devices`, members of the crew
-    compute there: one part is tried on each kind of device.
+    Args:
+        model: the model on its home device; it is left as it is.
+        call: calls a model with its arguments.
+        arguments: arguments of the call, with the batch.
+        executor: threads that compute the shards.
+        devices: where shards are computed; one shard is tried on each distinct device.
+
+    Raises:
+        CannotSplitError: the calls cannot be sharded. Errors of the model are raised as they are.
     """
-    look_at(model, anywhere=bool(devices))
+    _check_statically(model, anywhere=bool(devices))
     numbers = Numbers(home_of(model))
     try:
         proof = Proof(model, call, arguments)
         numbers.put_back()
         copied = StateCopier(read=proof.read).copy(model)
-        way = _way(copied, call, arguments, crew, devices, numbers, proof)
-        return proof, way.replace(changing=way.changing | proof.written)
+        spec = _agreeing_spec(copied, call, arguments, executor, devices, numbers, proof)
+        return proof, spec.replace(changing=spec.changing | proof.written)
     finally:
-        if numbers.put_back():  # which explains whatever differs
+        if numbers.put_back():  # the reason for any difference
             raise CannotSplitError("it draws random numbers from Python or NumPy as well")
 
 
-def _way(
+def _agreeing_spec(
     model: nn.Module,
     call: Calls,
     arguments: Arguments,
-    crew: Executor,
+    executor: Executor,
     devices: Sequence[torch.device],
     numbers: Numbers,
     proof: Proof,
 ) -> ShardingSpec:
-    """Compare a few samples, whole and in parts: as few and as cheaply as they agree.
+    """Compare a few samples, whole and sharded, at the lowest cost that shows agreement.
 
-    In the model's own types first; in float64, where the model can, for what rounding blows up.
+    The model's own dtypes come first; float64 decides where rounding errors are amplified.
     """
-    compared = partial(_agreed, model, call, arguments, crew, devices, proof.reduced)
-    # statistics of few samples blow up what rounding does: float64 alone can tell
+    compare = partial(_compare_samples, model, call, arguments, executor, devices, proof.reduced)
+    # statistics of few samples amplify rounding errors: only float64 can tell
     if not proof.written and not proof.needs_two_samples:
-        with suppress(Exception):  # as one sample may be too few for a part: told below
-            return compared(FEWEST, CLOSELY, exactly=False)
+        with suppress(Exception):  # one sample may be too few for a shard: raised below
+            return compare(FEWEST, CLOSELY, exactly=False)
         numbers.put_back()
-    with suppress(RuntimeError, TypeError):  # float64 may not be what it takes
-        return compared(SAMPLES, ROUGHLY, exactly=True)
+    with suppress(RuntimeError, TypeError):  # the model may not accept float64
+        return compare(SAMPLES, ROUGHLY, exactly=True)
     numbers.put_back()
-    return compared(SAMPLES, ROUGHLY, exactly=False)
+    return compare(SAMPLES, ROUGHLY, exactly=False)
 
 
-def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
-    """Raises CannotSplitError for what can be seen without running it.
+def _check_statically(model: nn.Module, *, anywhere: bool = False) -> None:
+    """Raise CannotSplitError for what shows without running the model: hooks, compilation, devices.
 
-    It may be `anywhere`, as long as all of it is there.
+    The model must be on the CPU or, with `anywhere`, on any single device.
     """
     home = home_of(model) if anywhere else CPU
     hooked = ModuleHooks(torch).find(model)
@@ -124,11 +130,11 @@ def look_at(model: nn.Module, *, anywhere: bool = False) -> None:
         for buffer in module.buffers(recurse=False):
             if buffer.device != home:
                 raise CannotSplitError(f"{where} has a buffer on {buffer.device}")
-    _look_at_memory(model)
+    _check_shared_memory(model)
 
 
-def _look_at_memory(model: nn.Module) -> None:
-    """Raise where a buffer shares memory: replicas have copies of buffers, apart from others."""
+def _check_shared_memory(model: nn.Module) -> None:
+    """Raise where a buffer shares its storage: each replica has separate copies of buffers."""
     owners: dict[int, str] = {}
     buffers = dict(model.named_buffers())
     for name, tensor in (*model.named_parameters(), *buffers.items()):
@@ -139,11 +145,11 @@ def _look_at_memory(model: nn.Module) -> None:
                 raise CannotSplitError(f"its buffer {name} shares memory with {owner}")
 
 
-def _agreed(
+def _compare_samples(
     model: nn.Module,
     call: Calls,
     arguments: Arguments,
-    crew: Executor,
+    executor: Executor,
     devices: Sequence[torch.device],
     reduced: frozenset[int],
     samples: int,
@@ -151,48 +157,56 @@ def _agreed(
     *,
     exactly: bool,
 ) -> ShardingSpec:
-    few = arguments.first(min(arguments.size, samples), exactly=exactly)
+    """Compare `samples` samples, whole and sharded; raise where a tensor exceeds the tolerance."""
+    batch = arguments.first(min(arguments.size, samples), exactly=exactly)
     home = home_of(model)
-    kinds = list(dict.fromkeys(devices)) or [home]
-    if len(kinds) == 1:  # beside where the model is
-        kinds.append(home)
-    del kinds[few.size - 1 :]  # two of them have one sample, else
-    ones = [1] * (len(kinds) - 2)
-    less = max(1, (few.size - 1) // 2 - len(ones))
-    sizes = [*ones, less, few.size - less - len(ones)]
-    compared = Compared(
-        model, call, few, crew, sizes, exactly=exactly, devices=kinds, reduced=reduced
+    distinct_devices = list(dict.fromkeys(devices)) or [home]
+    if len(distinct_devices) == 1:  # the home device computes the second shard
+        distinct_devices.append(home)
+    del distinct_devices[batch.size - 1 :]  # otherwise two shards would have one sample
+    ones = [1] * (len(distinct_devices) - 2)
+    smaller = max(1, (batch.size - 1) // 2 - len(ones))
+    sizes = [*ones, smaller, batch.size - smaller - len(ones)]
+    comparison = Comparison(
+        model,
+        call,
+        batch,
+        executor,
+        sizes,
+        exactly=exactly,
+        devices=distinct_devices,
+        reduced=reduced,
     )
-    for pair in compared.pairs():
-        far = pair.difference
-        if far > (EXACTLY if pair.whole.dtype == torch.float64 else tolerance):
+    for pair in comparison.pairs():
+        error = pair.difference
+        if error > (EXACTLY if pair.whole.dtype == torch.float64 else tolerance):
             what = {
                 "output": f"its output {pair.name}",
                 "buffer": f"the buffer {pair.name}",
                 "gradient": f"the gradient of {pair.name}",
             }[pair.what].strip()
-            by = f" by {far:.1e}" if far < float("inf") else ""
+            by = f" by {error:.1e}" if error < float("inf") else ""
             raise CannotSplitError(f"{what} differs{by} when its batch is divided")
-    return compared.way
+    return comparison.spec
 
 
 class Numbers:
-    """The generators of torch, Python and NumPy, as they are now."""
+    """Saved states of the random generators of torch, Python and NumPy."""
 
     def __init__(self, home: torch.device = CPU) -> None:
         self._generators = Generators(home)
-        self._torchs = self._generators.get()
-        self._pythons = random.getstate()
+        self._torch_states = self._generators.get()
+        self._python_state = random.getstate()
         self._numpy = sys.modules.get("numpy")
-        self._numpys = None if self._numpy is None else self._numpy.random.get_state()
+        self._numpy_state = None if self._numpy is None else self._numpy.random.get_state()
 
     def put_back(self) -> bool:
-        """Whether anything was drawn from those that are not torch's."""
-        self._generators.set(self._torchs)
-        used = random.getstate() != self._pythons
-        random.setstate(self._pythons)
-        if self._numpy is not None and self._numpys is not None:
+        """Restore all states; return whether Python's or NumPy's generator had been used."""
+        self._generators.set(self._torch_states)
+        used = random.getstate() != self._python_state
+        random.setstate(self._python_state)
+        if self._numpy is not None and self._numpy_state is not None:
             now = self._numpy.random.get_state()
-            used |= now[2:] != self._numpys[2:] or bool((now[1] != self._numpys[1]).any())
-            self._numpy.random.set_state(self._numpys)
+            used |= now[2:] != self._numpy_state[2:] or bool((now[1] != self._numpy_state[1]).any())
+            self._numpy.random.set_state(self._numpy_state)
         return used

@@ -1,8 +1,9 @@
-"""Proves by a model's structure that its batch can be divided, on copies of the model.
+"""Structural proof that a model's batch can be sharded, made on copies of the model.
 
-A forward with two samples and one with the whole batch pass a `Recorder`: each operator must keep
-samples apart, and be the same for both. Whatever can be reached from the model must be afterwards
-what it was before, but for the buffers of batch norm and those that all replicas write alike.
+A forward with two samples and one with the whole batch run under a `Recorder`: each operator must
+keep samples apart, and both runs must have the same operators. A forward must leave every object
+that is reachable from the model unchanged, except the buffers of batch norm and those that all
+replicas write with the same values.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from cputrain.split.execution.replica import home_of
 from cputrain.split.outputs import leaves_of
 from cputrain.split.proof import backward_functions
 from cputrain.split.proof.model_state import (
+    GlobalState,
     StateCopier,
-    Surroundings,
     changes,
     reachable,
     snapshot,
@@ -43,69 +44,70 @@ if TYPE_CHECKING:
     from cputrain.split.execution.autograd import Calls
 
 FEW = 2
-"""Samples of the forward that the whole batch is compared with."""
+"""Number of samples of the reference forward, which the whole batch is compared with."""
 
 PLAIN_LEAVES = (
     int | float | complex | str | bytes | None | torch.dtype | torch.device | torch.Size
 )  # fmt: skip
-"""What may be in an output beside tensors: it is compared by value."""
+"""Types that an output may contain besides tensors; they are compared by value."""
 
 WITH_STORAGE = ("cpu", "cuda", "xpu", "mps")
-"""Devices whose tensors have storages that views share; models elsewhere are proved on the CPU."""
+"""Types of devices with storages that views share; other models are copied to the CPU."""
 
 
 class Proof:
-    """What holds for calls of one kind."""
+    """Proof that calls with one kind of arguments can be sharded, and for which sizes it holds."""
 
     def __init__(self, model: nn.Module, call: Calls, arguments: Arguments) -> None:
-        """Raises CannotSplitError, or what the model itself raises. Nothing of it stays."""
+        """Prove it or raise CannotSplitError or the model's error; leave the model as it is."""
         self._call = call
-        self._largest = FEW
-        self._least_shape: list[int] = []
-        self._largest_shape: list[int] = []
-        self._is_proved_for_one = False
+        self._max_size = FEW
+        self._min_shape: list[int] = []
+        self._max_shape: list[int] = []
+        self._is_proved_for_one_sample = False
         self.needs_two_samples = False
         self.written: frozenset[str] = frozenset()
         """Names of the buffers that a forward writes to."""
         self.answers: set[tuple[bool, ...]] = set()
-        """Answers to questions about the whole batch, of each forward that was proved."""
-        self._answered: list[bool] = []
-        """Those of the last forward."""
+        """Results of reductions over the batch, such as `mask.all()`, of each proved forward."""
+        self._last_answers: list[bool] = []
+        """Results of these reductions in the last forward."""
         self.read: ReadNames
-        """The attributes that a forward may read."""
+        """Names of the attributes that a forward may read."""
         self.reduced: frozenset[int] = frozenset()
-        """The numbers of outputs that are losses of the whole batch."""
+        """Indices of the outputs that are losses of the whole batch."""
         self.extend(model, arguments)
 
     @property
     def asks(self) -> bool:
-        """Whether the model asks questions about the whole batch."""
+        """Whether the model branches on a reduction over the whole batch, such as `mask.all()`."""
         return any(self.answers)
 
     def holds_for(self, arguments: Arguments) -> bool:
-        """Whether the sizes are between those of batches that were proved."""
-        return arguments.size <= self._largest and all(
-            least <= size <= most
-            for least, size, most in zip(
-                self._least_shape, arguments.shape, self._largest_shape, strict=True
+        """Return whether batch size and shapes lie between those of the proved batches."""
+        return arguments.size <= self._max_size and all(
+            lower <= size <= upper
+            for lower, size, upper in zip(
+                self._min_shape, arguments.shape, self._max_shape, strict=True
             )
         )
 
     def extend(self, model: nn.Module, arguments: Arguments) -> None:
-        """Prove it for a batch of another size, or of which questions have other answers."""
+        """Extend the proof to a batch of another size, or with other results of its reductions."""
         self.read = ReadNames(model)
-        recorder = self._run_alike(model, arguments)
+        recorder = self._run_consistently(model, arguments)
         self.answers.add(tuple(recorder.answers))
         self.needs_two_samples |= recorder.needs_two_samples
-        self._largest = max(self._largest, arguments.size)
+        self._max_size = max(self._max_size, arguments.size)
         shape = arguments.shape
-        self._least_shape = [*map(min, self._least_shape or shape, shape)]
-        self._largest_shape = [*map(max, self._largest_shape or shape, shape)]
+        self._min_shape = [*map(min, self._min_shape or shape, shape)]
+        self._max_shape = [*map(max, self._max_shape or shape, shape)]
 
-    def _run_alike(self, model: nn.Module, arguments: Arguments) -> Recorder:
-        """Run few samples and the whole batch; few of them with the answers of the whole.
+    def _run_consistently(self, model: nn.Module, arguments: Arguments) -> Recorder:
+        """Run the reference and the whole batch with the same results of reductions.
 
-        The whole draws the random numbers that a call would draw now.
+        The reference is repeated with the results of the whole batch until both agree. The whole
+        batch draws the random numbers that a call would draw now.
         """
         generators = Generators(home_of(model))
         states, answers = generators.get(), list[bool]()
@@ -115,14 +117,16 @@ class Proof:
             try:
                 return self._run_largest(model, arguments, reference)
             except CannotSplitError:
-                found = self._answered
-                if found == reference.answers[: len(found)] or len(found) <= len(answers):
+                new_answers = self._last_answers
+                if new_answers == reference.answers[: len(new_answers)] or len(new_answers) <= len(
+                    answers
+                ):
                     raise
-                answers = found  # as far as they are known by now
+                answers = new_answers  # those that are known by now
             generators.set(states)
 
     def _run_largest(self, model: nn.Module, arguments: Arguments, reference: Recorder) -> Recorder:
-        """Run the whole batch; where a device has no memory for it, as much as it has."""
+        """Run the whole batch; halve it until it fits into the device's memory."""
         size = arguments.size
         while True:
             try:
@@ -133,17 +137,17 @@ class Proof:
                 size //= 2
 
     def extend_to_one(self, model: nn.Module, arguments: Arguments) -> None:
-        """Prove it for shards of one sample, or find out that they have to have two."""
-        if self._is_proved_for_one or self.needs_two_samples:
+        """Extend the proof to shards of one sample, or set `needs_two_samples`."""
+        if self._is_proved_for_one_sample or self.needs_two_samples:
             return
         answers = next(iter(self.answers))
         try:
             reference = self._run(model, arguments, FEW, None, answers)
             self._run(model, arguments, 1, reference, answers)
-        except Exception:  # the model's own, of which one sample may be too few
+        except Exception:  # also errors of the model, for which one sample may be too few
             self.needs_two_samples = True
         else:
-            self._is_proved_for_one = True
+            self._is_proved_for_one_sample = True
 
     def _run(
         self,
@@ -153,33 +157,38 @@ class Proof:
         reference: Recorder | None,
         answers: Sequence[bool] = (),
     ) -> Recorder:
+        """Run a forward of copies under a recorder; raise CannotSplitError where it must not split.
+
+        `answers` are the results of the first reductions over the batch.
+        """
         home = home_of(model)
         if home.type not in WITH_STORAGE:
             home = CPU
-        read = self.read
-        if name := uncopied((model, arguments.leaves), read):
+        read_names = self.read
+        if name := uncopied((model, arguments.leaves), read_names):
             raise CannotSplitError(f"it holds {name}")
-        copier = StateCopier(lambda value: value.to(home, copy=True), read)
+        copier = StateCopier(lambda value: value.to(home, copy=True), read_names)
         copied = copier.copy(model)
         leaves = [
             _copied(leaf, home) if isinstance(leaf, torch.Tensor) else copier.copy(leaf)
             for leaf in arguments.part((0, size))
         ]
         args, options = arguments.built(leaves)
-        recorder = Recorder(copied, size, _tensors(copied, read), reference, answers)
+        recorder = Recorder(copied, size, _tensors(copied, read_names), reference, answers)
         for leaf, dim in zip(leaves, arguments.dims, strict=True):
             if isinstance(leaf, torch.Tensor):
-                recorder.place(leaf, dim)
-        given = args, options
+                recorder.set_batch_dim(leaf, dim)
+        inputs = args, options
         context = copy_context()
-        alive = list(reachable((copied, given), read))  # no address is used twice
-        around = Surroundings(copied)
-        before = snapshot(copied, read), snapshot(given)
-        part = ReplicaContext(
+        # (held so that no address is used twice)
+        keep_alive = list(reachable((copied, inputs), read_names))
+        globals_state = GlobalState(copied)
+        before = snapshot(copied, read_names), snapshot(inputs)
+        shard_context = ReplicaContext(
             0, (0, size), size, ReplicaBarrier(1), SharedDraws(1, None, home), trace=recorder
         )
         try:
-            with part, recorder:
+            with shard_context, recorder:
                 output = context.run(self._call, copied, *args, **options)
             backward_functions.trace(recorder, leaves_of(output)[0])
             recorder.finish()
@@ -187,69 +196,74 @@ class Proof:
             end_checkpoints(refusal)
             raise CannotSplitError(str(refusal)) from None
         finally:
-            self._answered = recorder.answers
-            changed = around.put_back()
-        if changed:
-            raise CannotSplitError(f"it changes {changed} while it runs")
-        if name := _variable_set(context):
+            self._last_answers = recorder.answers
+            changed_name = globals_state.restore()
+        if changed_name:
+            raise CannotSplitError(f"it changes {changed_name} while it runs")
+        if name := _changed_context_variable(context):
             raise CannotSplitError(f"it sets the context variable {name} while it runs")
-        self.written |= _same_state(copied, read, before, given)
+        self.written |= _check_state(copied, read_names, before, inputs)
         recorder.output = _outline_of_output(output)
         if reference is not None:
-            _same_outputs(recorder.output, reference.output)
+            _check_outlines(recorder.output, reference.output)
             if size > 1:
-                self.reduced = _look_at_outputs(recorder, output)
-        del alive
+                self.reduced = _check_outputs(recorder, output)
+        del keep_alive
         return recorder
 
 
-def _variable_set(context: Context) -> str:
-    """Return the name of a variable that is another than in this thread; empty if there is none."""
-    now = copy_context()
+def _changed_context_variable(context: Context) -> str:
+    """Return the name of a context variable that differs from this thread's, or ""."""
+    current = copy_context()
     for variable, value in context.items():
-        if variable not in now or now[variable] is not value:
+        if variable not in current or current[variable] is not value:
             return variable.name
     return ""
 
 
 def _copied(leaf: torch.Tensor, home: torch.device) -> torch.Tensor:
+    """Return a leaf tensor with a copy of the values, on the home device."""
     return leaf.detach().to(home, copy=True).requires_grad_(leaf.requires_grad)
 
 
-def _tensors(model: nn.Module, read: ReadNames) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in reachable(model, read):
+def _tensors(model: nn.Module, read_names: ReadNames) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterate over names and tensors that are reachable from the model."""
+    for name, value in reachable(model, read_names):
         if isinstance(value, torch.Tensor):
             yield name, value
 
 
-def _same_state(
-    model: nn.Module, read: ReadNames, snapshots: tuple[dict[str, Any], dict[str, Any]], given: Any
+def _check_state(
+    model: nn.Module,
+    read_names: ReadNames,
+    snapshots: tuple[dict[str, Any], dict[str, Any]],
+    inputs: Any,
 ) -> set[str]:
     """Return the names of the buffers that a forward has written to.
 
-    `snapshots` are those of the model and of its arguments before it. Raises where it has changed
-    what a divided one would change in every replica.
+    `snapshots` hold the states of the model and of its arguments before the forward. Raise
+    CannotSplitError where it has changed other state, which each replica would change.
     """
     before, arguments = snapshots
-    inside = dict(reachable(given))
-    for name in changes(arguments, snapshot(given)):
-        value = inside.get(name.rstrip("'"))
+    values_by_name = dict(reachable(inputs))
+    for name in changes(arguments, snapshot(inputs)):
+        value = values_by_name.get(name.rstrip("'"))
         if isinstance(value, torch.Tensor) and name in arguments:
-            # shards share their memory with the caller's tensor, and with it the count of writes
+            # shards are views of the caller's tensor and share its version counter
             raise CannotSplitError("it writes to a tensor that is an argument")
         raise CannotSplitError("it changes an argument that is no tensor")
     buffers = {id(buffer): name for name, buffer in model.named_buffers()}
-    after = snapshot(model, read)
-    differ = changes(before, after)
-    values = dict(reachable(model, read)) if differ else {}
+    after = snapshot(model, read_names)
+    changed_names = changes(before, after)
+    values = dict(reachable(model, read_names)) if changed_names else {}
     written: set[str] = set()
-    for name in differ:
+    for name in changed_names:
         value = values.get(name.rstrip("'"))
         is_same = name in before and name in after and before[name][0] == after[name][0]
         if isinstance(value, torch.Tensor) and id(value) in buffers and is_same:
-            written.add(buffers[id(value)])  # the recorder has seen what
+            written.add(buffers[id(value)])  # the recorder has checked the written values
             continue
-        raise CannotSplitError(_changed(model, name, value, is_same=is_same))
+        raise CannotSplitError(_change_message(model, name, value, is_same=is_same))
     return written | {
         name
         for name, buffer in model.named_buffers(remove_duplicate=False)
@@ -257,7 +271,8 @@ def _same_state(
     }
 
 
-def _changed(model: nn.Module, name: str, value: Any, *, is_same: bool) -> str:
+def _change_message(model: nn.Module, name: str, value: Any, *, is_same: bool) -> str:
+    """Return the sentence that names a changed value."""
     modules = dict(model.named_modules())
     owner, _, attribute = name.rstrip("'").rpartition(".")
     if isinstance(value, torch.Tensor) and is_same:
@@ -270,41 +285,41 @@ def _changed(model: nn.Module, name: str, value: Any, *, is_same: bool) -> str:
 
 
 def _outline_of_output(output: Any) -> Any:
-    """Return what an output must have in common for all numbers of samples."""
-    leaves, form = leaves_of(output)
-    for number, leaf in enumerate(leaves):
+    """Return the parts of an output that must not depend on the number of samples."""
+    leaves, structure = leaves_of(output)
+    for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor | Enum | PLAIN_LEAVES):
             raise CannotSplitError(
-                f"its output {number} is of {type(leaf).__name__}, which torch's pytree does not "
+                f"its output {index} is of {type(leaf).__name__}, which torch's pytree does not "
                 "look into"
             )
-    return form, [
-        None if isinstance(one, torch.Tensor) else (type(one), repr(one)) for one in leaves
+    return structure, [
+        None if isinstance(item, torch.Tensor) else (type(item), repr(item)) for item in leaves
     ]
 
 
-def _same_outputs(found: Any, reference: Any) -> None:
-    """Raise where outputs for two numbers of samples differ in what is no tensor."""
-    if found[0] != reference[0]:
+def _check_outlines(outline: Any, reference: Any) -> None:
+    """Raise where the non-tensor parts of outputs for two batch sizes differ."""
+    if outline[0] != reference[0]:
         raise CannotSplitError("the form of its output depends on the size of the batch")
-    for number, (one, other) in enumerate(zip(found[1], reference[1], strict=True)):
-        if one != other:
+    for index, (value, expected) in enumerate(zip(outline[1], reference[1], strict=True)):
+        if value != expected:
             raise CannotSplitError(
-                f"its output {number} is {one[1]}, and {other[1]} for a part of the batch"
+                f"its output {index} is {value[1]}, and {expected[1]} for a part of the batch"
             )
 
 
-def _look_at_outputs(recorder: Recorder, output: Any) -> frozenset[int]:
-    """Raise where outputs cannot be put together; return the numbers of those that are losses."""
+def _check_outputs(recorder: Recorder, output: Any) -> frozenset[int]:
+    """Raise where outputs cannot be concatenated; return the indices of those that are losses."""
     leaves = leaves_of(output)[0]
     losses: set[int] = set()
-    for number, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
-        name = f"its output {number}" if len(leaves) > 1 else "its output"
+        name = f"its output {index}" if len(leaves) > 1 else "its output"
         layout = recorder.layout(leaf)
         if isinstance(layout, Reduced):
-            losses.add(number)
+            losses.add(index)
         if isinstance(layout, SampleIndex | Opaque):
             raise CannotSplitError(f"{name} has the numbers of samples")
         if recorder.is_argument(leaf):

@@ -1,4 +1,4 @@
-"""How far a divided batch is from the whole one, tensor by tensor, in float64 and float32."""
+"""Differences between a sharded and a whole batch for each tensor, in float64 and float32."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cputrain.record import Record
 from cputrain.split.batch import DIMS, Arguments, divided
 from cputrain.split.dispatcher import exchange
 from cputrain.split.execution.executor import executor_on
-from cputrain.split.proof.compare import Compared, ShardingSpec
+from cputrain.split.proof.compare import Comparison, ShardingSpec
 from cputrain.split.proof.refusal import CannotSplitError
 from cputrain.split.proof.search import FEWEST, Numbers, find_sharding
 
@@ -20,68 +20,76 @@ if TYPE_CHECKING:
     from cputrain.split.execution.executor import Executor
 
 LIMIT = 1e-8
-"""In float64, what is farther apart is something else."""
+"""Largest relative difference in float64 that rounding errors explain."""
 
 
 class Difference(Record):
-    """One tensor."""
+    """Relative difference of one tensor."""
 
     what: str
     """ "output", "buffer" or "gradient"."""
 
     name: str
-    """Of the parameter or buffer; of an output, its number."""
+    """Name of the parameter or buffer; index of an output, empty if there is a single output."""
 
     float64: float | None
-    """How far apart, relative to the norm; None where the model does not compute in float64."""
+    """Relative difference in float64; None where the model does not compute in float64."""
 
     float32: float
-    """The same in the model's own types."""
+    """Relative difference in the model's own dtypes."""
 
 
 class Verification(Record):
-    """What came of it."""
+    """Result of a verification: the differences of all tensors, or why there is none."""
 
     model: str
-    """Its class."""
+    """Name of the model's class."""
 
     replicas: int
-    """Among which the batch was divided."""
+    """Number of replicas that the batch was sharded over."""
 
     calls: int = 1
-    """That were compared."""
+    """Number of calls that were compared."""
 
     differences: tuple[Difference, ...] = ()
-    """Of every tensor, in the order of the model; the largest of all calls."""
+    """Difference of each tensor, in the order of the model; the largest over all calls."""
 
     refused: str = ""
-    """Why the batch cannot be divided; empty where it can."""
+    """Why the batch cannot be sharded; empty where it can."""
 
     @property
     def good(self) -> bool:
-        """Whether it is the same but for rounding."""
+        """Whether sharding changes nothing but rounding errors."""
         return not self.refused and all(
-            one.float64 is None or one.float64 <= LIMIT for one in self.differences
+            difference.float64 is None or difference.float64 <= LIMIT
+            for difference in self.differences
         )
 
     def worst(self, what: str) -> tuple[float | None, float]:
-        """The largest differences of outputs, buffers or gradients."""
-        mine = [one for one in self.differences if one.what == what]
-        exact = [one.float64 for one in mine if one.float64 is not None]
-        return max(exact) if exact else None, max((one.float32 for one in mine), default=0.0)
+        """Return the largest float64 and float32 differences of outputs, buffers or gradients."""
+        selected = [difference for difference in self.differences if difference.what == what]
+        exact = [difference.float64 for difference in selected if difference.float64 is not None]
+        return max(exact) if exact else None, max(
+            (difference.float32 for difference in selected), default=0.0
+        )
 
-    def and_also(self, other: Verification) -> Verification:
-        """This and another call of the same model."""
-        if self.refused or other.refused:
-            return self if self.refused else other
-        known = {(one.what, one.name): one for one in self.differences}
-        for one in other.differences:
-            before = known.get((one.what, one.name), one)
-            exact = [far for far in (before.float64, one.float64) if far is not None]
-            known[one.what, one.name] = one.replace(
-                float64=max(exact) if exact else None, float32=max(before.float32, one.float32)
+    def and_also(self, verification: Verification) -> Verification:
+        """Merge with the verification of another call of the same model."""
+        if self.refused or verification.refused:
+            return self if self.refused else verification
+        differences = {
+            (difference.what, difference.name): difference for difference in self.differences
+        }
+        for difference in verification.differences:
+            previous = differences.get((difference.what, difference.name), difference)
+            exact = [error for error in (previous.float64, difference.float64) if error is not None]
+            differences[difference.what, difference.name] = difference.replace(
+                float64=max(exact) if exact else None,
+                float32=max(previous.float32, difference.float32),
             )
-        return self.replace(calls=self.calls + other.calls, differences=tuple(known.values()))
+        return self.replace(
+            calls=self.calls + verification.calls, differences=tuple(differences.values())
+        )
 
 
 def verify(
@@ -92,12 +100,12 @@ def verify(
     replicas: int,
     call: Calls | None = None,
 ) -> Verification:
-    """One call and its backward, whole and divided. Nothing of it stays."""
+    """Compare a call and its backward, whole and sharded; leave the model as it was."""
     from cputrain.split.execution.placement import places
 
     exchange()
-    found = Verification(model=type(model).__name__, replicas=replicas)
-    crew = executor_on(places(replicas)[replicas])
+    verification = Verification(model=type(model).__name__, replicas=replicas)
+    executor = executor_on(places(replicas)[replicas])
     numbers = Numbers()
     call = call or type(model).__call__
     reason = ""
@@ -107,44 +115,51 @@ def verify(
             if arguments.size < FEWEST:
                 continue
             try:
-                _, way = find_sharding(model, call, arguments, crew)
-                differences = _differences(model, call, arguments, crew, numbers, replicas, way)
-                return found.replace(differences=differences)
+                _, spec = find_sharding(model, call, arguments, executor)
+                differences = _differences(
+                    model, call, arguments, executor, numbers, replicas, spec
+                )
+                return verification.replace(differences=differences)
             except CannotSplitError as refusal:
                 reason = reason or str(refusal)
-            except RuntimeError as error:  # a part alone does not fit it
+            except RuntimeError as error:  # the model does not accept a single shard
                 reason = reason or f"{type(error).__name__}: {error}"
     finally:
         numbers.put_back()
-    return found.replace(refused=reason or f"fewer than {FEWEST} samples cannot be told apart")
+    return verification.replace(
+        refused=reason or f"fewer than {FEWEST} samples cannot be told apart"
+    )
 
 
 def _differences(
     model: nn.Module,
     call: Calls,
     arguments: Arguments,
-    crew: Executor,
+    executor: Executor,
     numbers: Numbers,
     replicas: int,
-    way: ShardingSpec,
+    spec: ShardingSpec,
 ) -> tuple[Difference, ...]:
-    found: dict[tuple[str, str], Difference] = {}
+    """Return the differences of one call, computed in the model's dtypes and in float64."""
+    differences: dict[tuple[str, str], Difference] = {}
     for exactly in (False, True):
         numbers.put_back()
-        same = arguments.first(arguments.size, exactly=exactly)
-        parts = divided(arguments.size, [1.0] * replicas)
+        batch = arguments.first(arguments.size, exactly=exactly)
+        sizes = divided(arguments.size, [1.0] * replicas)
         try:
-            compared = Compared(model, call, same, crew, parts, exactly=exactly, way=way)
-            pairs = list(compared.pairs())
+            comparison = Comparison(model, call, batch, executor, sizes, exactly=exactly, spec=spec)
+            pairs = list(comparison.pairs())
         except RuntimeError:
             if not exactly:
                 raise
-            break  # float64 is not what it takes
+            break  # the model does not accept float64
         for pair in pairs:
             key = (pair.what, pair.name)
-            far = pair.difference
+            error = pair.difference
             if exactly:
-                found[key] = found[key].replace(float64=far)
+                differences[key] = differences[key].replace(float64=error)
             else:
-                found[key] = Difference(what=pair.what, name=pair.name, float64=None, float32=far)
-    return tuple(found.values())
+                differences[key] = Difference(
+                    what=pair.what, name=pair.name, float64=None, float32=error
+                )
+    return tuple(differences.values())

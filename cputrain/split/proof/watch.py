@@ -1,7 +1,7 @@
-"""Decides when a proof is repeated on samples of the batch at hand.
+"""Schedule of the checks that repeat a proof on samples of a current batch.
 
-A proof holds for what was proved; what it cannot see, a function that was replaced on a class say,
-a watch sees some steps later. It takes at most a hundredth of the time.
+A proof does not see later changes outside the model's structure, for example a function replaced
+on a class; a repeated check sees them some steps later. Checks take at most 1 % of the run time.
 """
 
 from __future__ import annotations
@@ -17,47 +17,50 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_OVERHEAD = 0.01
-"""Part of the time that may go into watching."""
+"""Largest fraction of the run time that the checks may take."""
 
 FIRST_PAUSE_S = 1.0
-"""Seconds after a proof in which nothing is compared, at least."""
+"""Shortest time from a proof to the first check, in seconds."""
 
 SAMPLES = 8
-"""So many of a batch are compared."""
+"""Number of samples of a batch that one check compares."""
 
 SEED = 0
 
 
 class Watch:
-    """The next time at which a proof is repeated."""
+    """Schedule the next check so that checks stay within `MAX_OVERHEAD`."""
 
     def __init__(self) -> None:
         self._random = random.Random(SEED)
         self._next = time.monotonic()
         self.seconds = 0.0
-        """That comparisons have taken."""
+        """Total time of all checks so far, in seconds."""
 
     def is_due(self) -> bool:
-        """Whether to compare in this step."""
+        """Return whether this step should be checked."""
         return time.monotonic() >= self._next
 
-    def begin(self, seconds: float) -> None:
-        """Wait after a proof, which has taken longer than a comparison will."""
-        self._next = time.monotonic() + max(FIRST_PAUSE_S, seconds / MAX_OVERHEAD)
+    def begin(self, proof_s: float) -> None:
+        """Schedule the first check after a proof that took this many seconds."""
+        self._next = time.monotonic() + max(FIRST_PAUSE_S, proof_s / MAX_OVERHEAD)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Set the next time by how long this comparison takes, give or take a fifth."""
+        """Time the check in the `with` block and schedule the next one in proportion to it.
+
+        Up to 20 % of random jitter is added to the pause.
+        """
         begin = time.monotonic()
         try:
             yield
         finally:
-            elapsed = time.monotonic() - begin
-            self.seconds += elapsed
-            pause = elapsed / MAX_OVERHEAD * self._random.uniform(1.0, 1.2)
-            self._next = time.monotonic() + pause
+            elapsed_s = time.monotonic() - begin
+            self.seconds += elapsed_s
+            pause_s = elapsed_s / MAX_OVERHEAD * self._random.uniform(1.0, 1.2)
+            self._next = time.monotonic() + pause_s
 
     def pick(self, size: int) -> torch.Tensor:
-        """Return the numbers of some samples of a batch, in order."""
-        numbers = sorted(self._random.sample(range(size), min(size, SAMPLES)))
-        return torch.tensor(numbers, dtype=torch.int64)
+        """Return the sorted indices of a random subset of a batch's samples."""
+        indices = sorted(self._random.sample(range(size), min(size, SAMPLES)))
+        return torch.tensor(indices, dtype=torch.int64)

@@ -1,9 +1,8 @@
-"""How each operator carries the samples of a batch from its inputs to its outputs.
+"""Sharding rules: how each operator carries the samples of a batch from its inputs to its outputs.
 
-A rule is given an operator with its arguments and returns the layout of each output, or raises
-`MixesSamples` where an output of one sample would depend on another one. An operator without a rule
-is refused as soon as a sharded tensor reaches it: what is not known to keep samples apart does not
-count as keeping them apart.
+A rule takes an operator call and returns the layout of each output, or raises `MixesSamples` where
+an output of one sample depends on another sample. An operator without a rule is refused as soon as
+a sharded tensor reaches it, because it is not known to keep samples apart.
 """
 
 from cputrain.split.proof.sharding.elementwise import only_replicated

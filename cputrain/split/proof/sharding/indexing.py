@@ -1,4 +1,4 @@
-"""Tables and indices: embeddings, gather and scatter, concatenation, distances."""
+"""Rules of indexing operators: embedding, gather and scatter, concatenation, cdist."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 
 
 def embedding(op: Operator) -> list[Layout]:
+    """Look up rows of a replicated table; the output is sharded like the indices."""
     if op.layout(op["weight"]) is not None:
         raise MixesSamples("looks up rows of a batch")
     return [op.shard(op["indices"])]
 
 
 def embedding_bag(op: Operator) -> list[Layout]:
+    """Reduce the rows of each bag, where each sample is one bag of equal size."""
     weight, indices, offsets = op["weight"], op.layout(op["indices"]), op.layout(op["offsets"])
     scaled = op.layout(op["per_sample_weights"])
     if op.layout(weight) is None and indices is None and offsets is None and scaled is None:
-        return op.everywhere(None)
+        return op.same_layout_for_all(None)
     if (
         op.layout(weight) is not None
         or not isinstance(indices, Shard)
@@ -44,23 +46,24 @@ def embedding_bag(op: Operator) -> list[Layout]:
 
 
 def gather(op: Operator) -> list[Layout]:
-    """gather, scatter and their kin: index and source lie as the tensor does."""
+    """Gather or scatter within each sample: index and source are sharded like the tensor."""
     tensor = op["self"]
     dim = positive_dim(op["dim"], tensor.dim())
     values = [op[name] for name in ("self", "index", "src") if isinstance(op[name], torch.Tensor)]
     layouts = [op.shard(value) for value in values]
-    found = common_layout(layouts)
-    if found is None:
-        return op.everywhere(None)
-    assert isinstance(found, Shard)
-    if None in layouts or found.dim == dim:
+    shard = common_layout(layouts)
+    if shard is None:
+        return op.same_layout_for_all(None)
+    assert isinstance(shard, Shard)
+    if None in layouts or shard.dim == dim:
         raise MixesSamples("picks entries across the batch")
-    if any(value.shape[found.dim] != tensor.shape[found.dim] for value in values):
+    if any(value.shape[shard.dim] != tensor.shape[shard.dim] for value in values):
         raise MixesSamples("picks entries across the batch")
-    return op.everywhere(found)
+    return op.same_layout_for_all(shard)
 
 
 def index_select(op: Operator) -> list[Layout]:
+    """Select along a dimension other than the batch, or from a replicated tensor."""
     tensor = op["self"]
     dim = positive_dim(op["dim"], tensor.dim())
     shard, index = op.shard(tensor), op.shard(op["index"])
@@ -75,134 +78,148 @@ def index_select(op: Operator) -> list[Layout]:
 
 
 def index_fill(op: Operator) -> list[Layout]:
-    """index_add, index_copy, index_fill: along one dimension, at places that all samples share."""
+    """Apply index_add, index_copy or index_fill at positions shared by all samples."""
     tensor = op["self"]
     dim = positive_dim(op["dim"], tensor.dim())
     shard, index = op.shard(tensor), op.shard(op["index"])
     source = op["source"] if op["source"] is not None else op["value"]
-    given = op.shard(source)
-    if index is not None or (given is not None and given != shard):
+    source_shard = op.shard(source)
+    if index is not None or (source_shard is not None and source_shard != shard):
         raise MixesSamples("writes to places that depend on the batch")
     if shard is not None and (
-        dim == shard.dim or (isinstance(source, torch.Tensor) and source.dim() and given is None)
+        dim == shard.dim
+        or (isinstance(source, torch.Tensor) and source.dim() and source_shard is None)
     ):
         raise MixesSamples("writes to samples by their numbers")
-    return op.everywhere(shard)
+    return op.same_layout_for_all(shard)
 
 
 def index(op: Operator) -> list[Layout]:
-    """Read or write `self[indices]`; what is read lies where the broadcast indices lie."""
+    """Read or write `self[indices]`; results have the position of the broadcast indices."""
     tensor, indices = op["self"], op["indices"]
-    places = [dim for dim, one in enumerate(indices) if one is not None]
-    used = [indices[dim] for dim in places]
+    indexed_dims = [dim for dim, index_tensor in enumerate(indices) if index_tensor is not None]
+    index_tensors = [indices[dim] for dim in indexed_dims]
     shard = op.shard(tensor)
-    masks = [one for one in used if one.dtype in (torch.bool, torch.uint8)]
-    if masks and any(op.layout(one) is not None for one in (tensor, *used)):
-        return _masked(op, shard, masks[0], places)
+    masks = [
+        index_tensor
+        for index_tensor in index_tensors
+        if index_tensor.dtype in (torch.bool, torch.uint8)
+    ]
+    if masks and any(
+        op.layout(index_tensor) is not None for index_tensor in (tensor, *index_tensors)
+    ):
+        return _masked_assignment(op, shard, masks[0], indexed_dims)
     shape: tuple[int, ...] = ()
-    if used:
-        shape = torch.broadcast_shapes(*(one.shape for one in used))  # type: ignore[no-untyped-call]
-    own: SampleIndex | None = None
+    if index_tensors:
+        shape = torch.broadcast_shapes(*(index_tensor.shape for index_tensor in index_tensors))  # type: ignore[no-untyped-call]
+    sample_index: SampleIndex | None = None
     sharded: list[Layout] = []
-    for dim, one in zip(places, used, strict=True):
-        layout = op.layout(one)
+    for dim, index_tensor in zip(indexed_dims, index_tensors, strict=True):
+        layout = op.layout(index_tensor)
         if layout is None:
             if shard is not None and dim == shard.dim:
                 raise MixesSamples("picks samples by their numbers")
             continue
         if isinstance(layout, Opaque | Reduced):
             raise MixesSamples("picks entries by numbers that are not those of samples")
-        at = layout.dim + len(shape) - one.dim()
+        position = layout.dim + len(shape) - index_tensor.dim()
         if isinstance(layout, SampleIndex):
             if shard is None or dim != shard.dim or shard.inner != 1 or layout.step != 1:
                 raise MixesSamples("computes with the numbers of samples")
             if tensor.shape[dim] != op.num_samples:
                 raise MixesSamples("computes with the numbers of samples")
-            own = layout
-            sharded.append(Shard(at))
+            sample_index = layout
+            sharded.append(Shard(position))
         else:
             if shard is not None and dim == shard.dim:
                 raise MixesSamples("picks samples by their numbers")
-            sharded.append(Shard(at, layout.inner))
-    found = common_layout(sharded)
-    assert isinstance(found, Shard | None)
-    if shard is not None and found is not None and own is None:
+            sharded.append(Shard(position, layout.inner))
+    index_shard = common_layout(sharded)
+    assert isinstance(index_shard, Shard | None)
+    if shard is not None and index_shard is not None and sample_index is None:
         raise MixesSamples("picks entries across the batch")
-    if own is not None and found is not None:
-        for one in used:
-            dim = found.dim - len(shape) + one.dim()
-            if op.layout(one) is None and dim >= 0 and one.shape[dim] != 1:
+    if sample_index is not None and index_shard is not None:
+        for index_tensor in index_tensors:
+            dim = index_shard.dim - len(shape) + index_tensor.dim()
+            if op.layout(index_tensor) is None and dim >= 0 and index_tensor.shape[dim] != 1:
                 raise MixesSamples("combines a batch with a tensor that has rows of its own")
-    adjacent = places == list(range(places[0], places[-1] + 1)) if places else True
-    first = (places[0] if adjacent else 0) if places else 0
-    if found is not None:
-        result: Shard | None = found._replace(dim=found.dim + first)
+    are_adjacent = (
+        indexed_dims == list(range(indexed_dims[0], indexed_dims[-1] + 1)) if indexed_dims else True
+    )
+    first_dim = (indexed_dims[0] if are_adjacent else 0) if indexed_dims else 0
+    if index_shard is not None:
+        result: Shard | None = index_shard._replace(dim=index_shard.dim + first_dim)
     elif shard is None:
         result = None
     else:
-        rest = [dim for dim in range(tensor.dim()) if dim not in places]
-        at = rest.index(shard.dim)
-        result = shard._replace(dim=at + (len(shape) if not places or at >= first else 0))
+        remaining_dims = [dim for dim in range(tensor.dim()) if dim not in indexed_dims]
+        position = remaining_dims.index(shard.dim)
+        result = shard._replace(
+            dim=position + (len(shape) if not indexed_dims or position >= first_dim else 0)
+        )
     if "put" not in op.name:
         return [result]
-    values = op.shard(op["values"])
-    if shard is None and (found is not None or values is not None):
+    values_shard = op.shard(op["values"])
+    if shard is None and (index_shard is not None or values_shard is not None):
         raise MixesSamples("writes a batch into what has none")
-    if values is not None and result is not None:
-        total = len(shape) + tensor.dim() - len(places)
-        if values._replace(dim=values.dim + total - op["values"].dim()) != result:
+    if values_shard is not None and result is not None:
+        total = len(shape) + tensor.dim() - len(indexed_dims)
+        if values_shard._replace(dim=values_shard.dim + total - op["values"].dim()) != result:
             raise MixesSamples("writes samples to the places of others")
-    elif values is None and result is not None and op["values"].dim():
-        total = len(shape) + tensor.dim() - len(places)
+    elif values_shard is None and result is not None and op["values"].dim():
+        total = len(shape) + tensor.dim() - len(indexed_dims)
         dim = result.dim - total + op["values"].dim()
         if dim >= 0 and op["values"].shape[dim] != 1:
             raise MixesSamples("writes rows of a tensor that is no batch")
-    return op.everywhere(shard)
+    return op.same_layout_for_all(shard)
 
 
-def _masked(
-    op: Operator, shard: Shard | None, mask: torch.Tensor, places: Sequence[int]
+def _masked_assignment(
+    op: Operator, shard: Shard | None, mask: torch.Tensor, indexed_dims: Sequence[int]
 ) -> list[Layout]:
-    """`self[mask] = number`, where the mask has the samples that the tensor has."""
+    """Assign one number with `self[mask] = number`, where mask and tensor have the same samples."""
     if "put" not in op.name or op["values"].numel() != 1:
         raise MixesSamples("has a result whose size depends on values of the batch")
-    if len(places) > 1 or shard is None or shard.dim < places[0]:
+    if len(indexed_dims) > 1 or shard is None or shard.dim < indexed_dims[0]:
         raise MixesSamples("writes where a mask says, across the batch")
-    if op.shard(mask) not in (shard._replace(dim=shard.dim - places[0]),):
+    if op.shard(mask) not in (shard._replace(dim=shard.dim - indexed_dims[0]),):
         raise MixesSamples("writes where a mask says, across the batch")
-    return op.everywhere(shard)
+    return op.same_layout_for_all(shard)
 
 
 def concatenate(op: Operator) -> list[Layout]:
+    """Concatenate or stack tensors that are all sharded alike."""
     tensors = op["tensors"]
-    given = [one for one in tensors if one.dim() != 1 or one.numel()]
-    layouts = [op.shard(one) for one in given]
-    found = common_layout(layouts)
-    if found is None:
+    non_empty = [tensor for tensor in tensors if tensor.dim() != 1 or tensor.numel()]
+    layouts = [op.shard(tensor) for tensor in non_empty]
+    shard = common_layout(layouts)
+    if shard is None:
         return [None]
-    assert isinstance(found, Shard)
+    assert isinstance(shard, Shard)
     if None in layouts:
         raise MixesSamples("puts a batch beside a tensor that has rows of its own")
     if op.name == "stack":
-        at = positive_dim(op["dim"] or 0, op.outputs[0].dim())
-        return [found._replace(dim=found.dim + (at <= found.dim))]
-    return [found]  # along the batch itself: batches one after another
+        position = positive_dim(op["dim"] or 0, op.outputs[0].dim())
+        return [shard._replace(dim=shard.dim + (position <= shard.dim))]
+    return [shard]  # along the batch itself: batches one after another
 
 
-def distances(op: Operator) -> list[Layout]:
-    """cdist: rows of one against rows of the other."""
-    one, other = op["x1"], op["x2"]
-    a, b = op.shard(one), op.shard(other)
-    if a is None and b is None:
-        return op.everywhere(None)
-    if a is not None and b is not None:
-        if a != b or a.dim >= one.dim() - 2:
+def cdist(op: Operator) -> list[Layout]:
+    """Compute cdist: distances between rows of one tensor and rows of another."""
+    left, right = op["x1"], op["x2"]
+    left_shard, right_shard = op.shard(left), op.shard(right)
+    if left_shard is None and right_shard is None:
+        return op.same_layout_for_all(None)
+    if left_shard is not None and right_shard is not None:
+        if left_shard != right_shard or left_shard.dim >= left.dim() - 2:
             raise MixesSamples("compares samples with one another")
-        return op.everywhere(a)
-    shard, rows = (a, one.dim() - 2) if a is not None else (b, other.dim() - 2)
+        return op.same_layout_for_all(left_shard)
+    shard, rows = (
+        (left_shard, left.dim() - 2) if left_shard is not None else (right_shard, right.dim() - 2)
+    )
     assert shard is not None
-    if shard.dim != rows and (one if b is not None else other).dim() > 2:
+    if shard.dim != rows and (left if right_shard is not None else right).dim() > 2:
         raise MixesSamples("combines a batch with a tensor that has rows of its own")
     if shard.dim == rows + 1:
         raise MixesSamples("adds over the samples")
-    return op.everywhere(shard if a is not None else shard._replace(dim=rows + 1))
+    return op.same_layout_for_all(shard if left_shard is not None else shard._replace(dim=rows + 1))

@@ -1,4 +1,4 @@
-"""Where the samples of a batch lie in a tensor; an operator with its arguments' layouts."""
+"""Layouts of the batch in a tensor, and operator calls with the layouts of their arguments."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ if TYPE_CHECKING:
 
 
 class Shard(NamedTuple):
-    """Samples lie along one dimension, whose index is (o * num_samples + sample) * inner + i."""
+    """Samples along one dimension, at index `(outer * num_samples + sample) * inner + i`."""
 
     dim: int
     inner: int = 1
-    """Entries of one sample that lie side by side in that dimension."""
+    """Number of adjacent entries of one sample in that dimension."""
 
 
 class SampleIndex(NamedTuple):
-    """Whole numbers along one dimension: sample * step, as `torch.arange` makes them."""
+    """Integers `sample * step` along one dimension, as `torch.arange` returns them."""
 
     dim: int
     step: int = 1
 
 
 class Opaque(NamedTuple):
-    """An output that only a backward reads, a workspace for example."""
+    """An output that only a backward reads, for example a workspace."""
 
 
 class Reduced(NamedTuple):
-    """One number of the whole batch that all replicas have; gradients go to each one's samples."""
+    """A scalar loss of the whole batch, equal in all replicas; each gets its samples' gradients."""
 
 
 Layout = Shard | SampleIndex | Opaque | Reduced | None
-"""None: replicated, the same for every shard of the batch."""
+"""Layout of the batch in a tensor; None for a replicated tensor, equal for all shards."""
 
 
 class MixesSamples(Exception):  # noqa: N818  (a finding; nothing has failed)
-    """What the operator does with the batch, as the end of a sentence about it."""
+    """The operator mixes samples; the message ends a sentence that begins with the operator."""
 
 
 class Operator:
-    """A call of an operator: its arguments by name, their layouts, and its outputs."""
+    """An operator call: arguments by name, their layouts, and the outputs."""
 
     def __init__(
         self,
@@ -57,9 +57,15 @@ class Operator:
         num_samples: int,
         reference: Sequence[Shape] | None,
     ) -> None:
-        """`layouts` has every tensor argument by its id.
+        """Set up the call of an operator.
 
-        `reference` has the outputs' shapes for another number of samples, where that is known.
+        Args:
+            name: the operator's name, with the underscore of in-place operators.
+            arguments: arguments by name, with defaults.
+            layouts: layout of each tensor argument by the tensor's id.
+            outputs: the tensors that the call returned.
+            num_samples: size of the batch.
+            reference: shapes of the outputs for another batch size, if known.
         """
         self.name = name
         self.arguments = arguments
@@ -67,17 +73,19 @@ class Operator:
         self.num_samples = num_samples
         self.reference = reference
         self.needs_two_samples = False
-        """Whether it does something else with a shard of one sample."""
+        """Whether a shard of one sample would be computed in another way."""
         self._layouts = layouts
 
     def __getitem__(self, name: str) -> Any:
+        """Return an argument by name; None if the operator has no such argument."""
         return self.arguments.get(name)
 
     def layout(self, value: Any) -> Layout:
+        """Return the layout of an argument; None if it is replicated or not a tensor."""
         return self._layouts[id(value)] if isinstance(value, torch.Tensor) else None
 
     def shard(self, value: Any) -> Shard | None:
-        """Return where the samples of a tensor lie; None where it is replicated."""
+        """Return the shard of a tensor; None if it is replicated. Raise for other layouts."""
         layout = self.layout(value)
         if isinstance(layout, SampleIndex):
             raise MixesSamples("computes with the numbers of samples")
@@ -89,36 +97,39 @@ class Operator:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
+        """All tensors among the arguments, including tensors in lists."""
+        tensors: list[torch.Tensor] = []
         for value in self.arguments.values():
             if isinstance(value, torch.Tensor):
-                found.append(value)
+                tensors.append(value)
             elif isinstance(value, list | tuple):
-                found += [one for one in value if isinstance(one, torch.Tensor)]
-        return found
+                tensors += [item for item in value if isinstance(item, torch.Tensor)]
+        return tensors
 
     def scaled_dims(self, output: int = 0) -> list[int]:
-        """Return the dimensions of an output that grow with the number of samples."""
+        """Return the dimensions of an output whose size depends on the batch size."""
         shape = self.outputs[output].shape
         if self.reference is None:
             return []
-        other = self.reference[output]
-        return [dim for dim in range(len(shape)) if shape[dim] != other[dim]]
+        reference_shape = self.reference[output]
+        return [dim for dim in range(len(shape)) if shape[dim] != reference_shape[dim]]
 
-    def everywhere(self, layout: Layout) -> list[Layout]:
+    def same_layout_for_all(self, layout: Layout) -> list[Layout]:
+        """Return this layout for each output."""
         return [layout] * len(self.outputs)
 
 
 def positive_dim(dim: int, num_dims: int) -> int:
+    """Return a dimension counted from the front."""
     return dim + num_dims if dim < 0 else dim
 
 
 def common_layout(layouts: Sequence[Layout]) -> Layout:
-    """Return the layout that all sharded ones have."""
-    found: Layout = None
+    """Return the single layout of all sharded arguments; None if all are replicated."""
+    common: Layout = None
     for layout in layouts:
         if layout is not None:
-            if found is not None and found != layout:
+            if common is not None and common != layout:
                 raise MixesSamples("combines samples that lie in different dimensions")
-            found = layout
-    return found
+            common = layout
+    return common

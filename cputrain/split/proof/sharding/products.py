@@ -1,4 +1,4 @@
-"""Products, convolutions, normalisation, attention and recurrent layers."""
+"""Rules of matrix products, convolutions, normalisation, attention and recurrent layers."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from cputrain.split.proof.sharding.layout import (
 )
 
 
-def matmul(op: Operator, left: str, right: str, added: str | None = None) -> list[Layout]:
-    """Products of matrices, or of stacks of them."""
-    one, other = op[left], op[right]
-    a, b = op.shard(one), op.shard(other)
-    found: Shard | None = None
-    rows, columns = one.dim() - 2, other.dim() - 1
-    if a is not None and b is not None:
-        if a != b or a.dim >= rows or one.dim() < 3:
+def matmul(
+    op: Operator, left_name: str, right_name: str, bias_name: str | None = None
+) -> list[Layout]:
+    """Multiply matrices or batches of matrices, with an optional added bias."""
+    left, right = op[left_name], op[right_name]
+    left_shard, right_shard = op.shard(left), op.shard(right)
+    result: Shard | None = None
+    rows, columns = left.dim() - 2, right.dim() - 1
+    if left_shard is not None and right_shard is not None:
+        if left_shard != right_shard or left_shard.dim >= rows or left.dim() < 3:
             raise MixesSamples("multiplies and adds over the samples")
-        found = a
-    elif a is not None:
-        if a.dim == one.dim() - 1:
+        result = left_shard
+    elif left_shard is not None:
+        if left_shard.dim == left.dim() - 1:
             raise MixesSamples("adds over the samples")
-        if a.dim < rows and other.dim() > 2:
+        if left_shard.dim < rows and right.dim() > 2:
             raise MixesSamples("combines a batch with a tensor that has rows of its own")
-        found = a
-    elif b is not None:
-        if b.dim != columns:
+        result = left_shard
+    elif right_shard is not None:
+        if right_shard.dim != columns:
             raise MixesSamples("adds over the samples")
-        found = b._replace(dim=op.outputs[0].dim() - 1)
-    if added is not None and (bias := op.shard(op[added])) is not None:
-        target = op.outputs[0].dim() - op[added].dim()
-        if bias._replace(dim=bias.dim + target) != found:
+        result = right_shard._replace(dim=op.outputs[0].dim() - 1)
+    if bias_name is not None and (bias := op.shard(op[bias_name])) is not None:
+        offset = op.outputs[0].dim() - op[bias_name].dim()
+        if bias._replace(dim=bias.dim + offset) != result:
             raise MixesSamples("adds a batch to what has none")
-    return [found]
+    return [result]
 
 
 def matrix_vector(op: Operator) -> list[Layout]:
+    """Multiply a sharded matrix by a replicated vector."""
     vector = op["vec"] if op["vec"] is not None else op["tensor"]
     if op.shard(vector) is not None:
         raise MixesSamples("adds over the samples")
@@ -53,125 +56,133 @@ def matrix_vector(op: Operator) -> list[Layout]:
 
 
 def linear(op: Operator) -> list[Layout]:
+    """Apply a linear layer to the last dimension."""
     tensor = op["input"] if op["input"] is not None else op["self"]
-    return _weighted(op, tensor, tensor.dim() - 1)
+    return _with_replicated_weights(op, tensor, tensor.dim() - 1)
 
 
 def convolution(op: Operator) -> list[Layout]:
+    """Apply a convolution with replicated weights to all dimensions but the first."""
     tensor = op["input"] if op["input"] is not None else op["self"]
-    return _weighted(op, tensor, 1)
+    return _with_replicated_weights(op, tensor, 1)
 
 
-def _weighted(op: Operator, tensor: torch.Tensor, first: int) -> list[Layout]:
-    """A batch and weights: the dimensions from `first` on are worked on."""
+def _with_replicated_weights(op: Operator, tensor: torch.Tensor, first: int) -> list[Layout]:
+    """Check that weights are replicated and the batch comes before dimension `first`."""
     shard = op.shard(tensor)
-    if any(op.layout(other) is not None for other in op.tensors if other is not tensor):
+    if any(op.layout(weight) is not None for weight in op.tensors if weight is not tensor):
         raise MixesSamples("is given weights that depend on the batch")
     if shard is not None and shard.dim >= first:
         raise MixesSamples("works across the batch")
-    return op.everywhere(shard)
+    return op.same_layout_for_all(shard)
 
 
 def layer_norm(op: Operator) -> list[Layout]:
-    return _weighted(op, op["input"], op["input"].dim() - len(op["normalized_shape"]))
+    """Normalise over the last dimensions."""
+    return _with_replicated_weights(
+        op, op["input"], op["input"].dim() - len(op["normalized_shape"])
+    )
 
 
 def group_norm(op: Operator) -> list[Layout]:
-    return _weighted(op, op["input"], 1)
+    """Normalise over all dimensions but the first."""
+    return _with_replicated_weights(op, op["input"], 1)
 
 
 def batch_norm(op: Operator) -> list[Layout]:
-    """In evaluation, or over channels that belong to one sample each (instance norm)."""
+    """Normalise in evaluation mode, or over channels of a single sample (instance norm)."""
     tensor = op["input"]
     shard = op.shard(tensor)
     training = op["training"] if op["training"] is not None else op["train"]
-    others = [op.shard(other) for other in op.tensors if other is not tensor]
+    statistic_shards = [op.shard(statistic) for statistic in op.tensors if statistic is not tensor]
     if shard is None:
-        if any(others):
+        if any(statistic_shards):
             raise MixesSamples("is given statistics of a batch")
-        return op.everywhere(None)
+        return op.same_layout_for_all(None)
     if training and shard.dim != 1:
         raise MixesSamples("normalises over the batch by a function that cannot be divided")
-    if shard.dim != 1 and any(others):
+    if shard.dim != 1 and any(statistic_shards):
         raise MixesSamples("is given statistics of a batch")
     statistics: Layout = Shard(0, shard.inner) if shard.dim == 1 else None
     return [shard, *[statistics] * (len(op.outputs) - 1)]
 
 
 def first_dim(op: Operator, *weights: str) -> list[Layout]:
-    """Samples come first in each input and output; named arguments may be replicated."""
-    found = common_layout([op.shard(tensor) for tensor in op.tensors])
-    if found is None:
-        return op.everywhere(None)
-    if not isinstance(found, Shard) or found.dim != 0:
+    """Require samples in dimension 0 of each input and output; `weights` are replicated."""
+    shard = common_layout([op.shard(tensor) for tensor in op.tensors])
+    if shard is None:
+        return op.same_layout_for_all(None)
+    if not isinstance(shard, Shard) or shard.dim != 0:
         raise MixesSamples("needs samples in the first dimension")
     for name, value in op.arguments.items():
         if isinstance(value, torch.Tensor) and (op.layout(value) is not None) == (name in weights):
             raise MixesSamples("combines a batch with a tensor that has rows of its own")
-    return [found if _scales(op, number) else None for number in range(len(op.outputs))]
+    return [shard if _grows_with_batch(op, number) else None for number in range(len(op.outputs))]
 
 
-def _scales(op: Operator, number: int) -> bool:
+def _grows_with_batch(op: Operator, number: int) -> bool:
+    """Return whether dimension 0 of an output grows with the batch."""
     output = op.outputs[number]
     return bool(output.dim()) and (op.reference is None or 0 in op.scaled_dims(number))
 
 
 def attention(op: Operator) -> list[Layout]:
+    """Attend within each sample, with a batch dimension before the last two."""
     layouts = [op.shard(op[name]) for name in ("query", "key", "value")]
-    found = common_layout(layouts)
-    if found is None:
-        return op.everywhere(None)
-    assert isinstance(found, Shard)
-    if None in layouts or found.dim >= op["query"].dim() - 2:
+    shard = common_layout(layouts)
+    if shard is None:
+        return op.same_layout_for_all(None)
+    assert isinstance(shard, Shard)
+    if None in layouts or shard.dim >= op["query"].dim() - 2:
         raise MixesSamples("attends over the batch")
     for name in ("attn_mask", "attn_bias"):
         mask = op[name]
         if mask is None:
             continue
-        dim = found.dim - op["query"].dim() + mask.dim()
-        shard = op.shard(mask)
-        if shard is None:
+        dim = shard.dim - op["query"].dim() + mask.dim()
+        mask_shard = op.shard(mask)
+        if mask_shard is None:
             if dim >= 0 and mask.shape[dim] != 1:
                 raise MixesSamples("combines a batch with a tensor that has rows of its own")
-        elif shard._replace(dim=shard.dim + op["query"].dim() - mask.dim()) != found:
+        elif mask_shard._replace(dim=mask_shard.dim + op["query"].dim() - mask.dim()) != shard:
             raise MixesSamples("attends over the batch")
     if op["dropout_p"]:
         raise MixesSamples("draws random numbers inside of one operator")
-    return [found, *[Opaque()] * (len(op.outputs) - 1)]
+    return [shard, *[Opaque()] * (len(op.outputs) - 1)]
 
 
 def cudnn_recurrent(op: Operator) -> list[Layout]:
-    """_cudnn_rnn: hidden states have layers first, then samples."""
+    """Apply _cudnn_rnn, whose hidden states have the shape (layers, samples, features)."""
     shard = op.shard(op["input"])
     hidden = [op.shard(op[name]) for name in ("hx", "cx") if op[name] is not None]
     weights = [op[name] for name in ("weight_buf", "dropout_state")] + list(op["weight"])
-    if any(op.layout(one) is not None for one in weights if one is not None):
+    if any(op.layout(tensor) is not None for tensor in weights if tensor is not None):
         raise MixesSamples("is given weights that depend on the batch")
     if shard is None:
         if any(hidden):
             raise MixesSamples("combines a batch with what has none")
-        return op.everywhere(None)
+        return op.same_layout_for_all(None)
     if op["dropout"] and op["train"]:
         raise MixesSamples("draws random numbers inside of one operator")
     if op["batch_sizes"] or shard.dim != (0 if op["batch_first"] else 1):
         raise MixesSamples("needs samples in their own dimension")
-    if any(one != Shard(1, shard.inner) for one in hidden):
+    if any(tensor != Shard(1, shard.inner) for tensor in hidden):
         raise MixesSamples("needs samples in the second dimension")
     last = Shard(1, shard.inner)
     return [shard, last, last if op["cx"] is not None else None, Opaque(), Opaque()]
 
 
 def recurrent(op: Operator) -> list[Layout]:
-    """mkldnn_rnn_layer: time comes first, then samples."""
+    """Apply mkldnn_rnn_layer, whose input has the shape (time, samples, features)."""
     shard = op.shard(op["input"])
     hidden = [op.shard(op[name]) for name in ("hx_", "cx_")]
     if shard is None:
         if any(hidden):
             raise MixesSamples("combines a batch with what has none")
-        return op.everywhere(None)
+        return op.same_layout_for_all(None)
     weights = [op[f"weight{number}"] for number in range(4)]
     if any(op.layout(weight) is not None for weight in weights):
         raise MixesSamples("is given weights that depend on the batch")
-    if shard.dim != 1 or any(one != Shard(0, shard.inner) for one in hidden):
+    if shard.dim != 1 or any(hidden_shard != Shard(0, shard.inner) for hidden_shard in hidden):
         raise MixesSamples("needs samples in the second dimension")
     return [shard, Shard(0, shard.inner), Shard(0, shard.inner), Opaque()]

@@ -1,4 +1,4 @@
-"""Operators along dimensions: sums, softmax, sorts, windows, losses."""
+"""Rules of operators along dimensions: reductions, softmax, sort, pooling, padding, losses."""
 
 from __future__ import annotations
 
@@ -19,58 +19,65 @@ if TYPE_CHECKING:
 
 
 def along(op: Operator, name: str = "dim", verb: str = "normalises, sorts or adds up") -> Any:
-    """Outputs of the same shape, each made from a line of its input."""
+    """Apply an operator that keeps the shape and works along dimensions other than the batch."""
     tensor = op["self"]
     shard = op.shard(tensor)
     if shard is None:
-        return op.everywhere(None)
-    given = op[name]
-    dims = [-1] if given is None else [given] if isinstance(given, int) else list(given)
+        return op.same_layout_for_all(None)
+    requested = op[name]
+    dims = (
+        [-1]
+        if requested is None
+        else [requested]
+        if isinstance(requested, int)
+        else list(requested)
+    )
     if shard.dim in [positive_dim(dim, tensor.dim()) for dim in dims]:
         raise MixesSamples(f"{verb} along the batch")
-    return op.everywhere(shard)
+    return op.same_layout_for_all(shard)
 
 
 def reduce(op: Operator) -> list[Layout]:
-    """Sums, means, extremes, norms, over some or all dimensions."""
+    """Reduce over some or all dimensions: sums, means, extrema, norms."""
     tensor = op["self"]
     shard = op.shard(tensor)
     if shard is None:
-        return op.everywhere(None)
-    given = op["dim"]
-    dims = [given] if isinstance(given, int) else list(given or range(tensor.dim()))
+        return op.same_layout_for_all(None)
+    requested = op["dim"]
+    dims = [requested] if isinstance(requested, int) else list(requested or range(tensor.dim()))
     dims = [positive_dim(dim, tensor.dim()) for dim in dims]
     if shard.dim in dims:
         raise MixesSamples("reduces the batch")
-    gone = 0 if op["keepdim"] else sum(dim < shard.dim for dim in dims)
-    return op.everywhere(shard._replace(dim=shard.dim - gone))
+    num_removed = 0 if op["keepdim"] else sum(dim < shard.dim for dim in dims)
+    return op.same_layout_for_all(shard._replace(dim=shard.dim - num_removed))
 
 
-def trailing(op: Operator, count: int, name: str = "self") -> list[Layout]:
-    """The last `count` dimensions are worked on; those before are left alone."""
+def trailing_dims(op: Operator, count: int, name: str = "self") -> list[Layout]:
+    """Apply an operator to the last `count` dimensions; the batch must come before them."""
     tensor = op["A" if op[name] is None else name]  # (as functions of torch.linalg have it)
     shard = op.shard(tensor)
-    if any(op.layout(other) is not None for other in op.tensors if other is not tensor):
+    if any(op.layout(weight) is not None for weight in op.tensors if weight is not tensor):
         raise MixesSamples("is given weights that depend on the batch")
     if shard is not None and shard.dim >= tensor.dim() - count:
         raise MixesSamples("works across the batch")
-    return op.everywhere(shard)
+    return op.same_layout_for_all(shard)
 
 
-def padded(op: Operator) -> list[Layout]:
+def pad(op: Operator) -> list[Layout]:
+    """Pad dimensions other than the batch."""
     pads = op["pad"] if op["pad"] is not None else op["padding"]
     tensor = op["self"]
     shard = op.shard(tensor)
     if shard is None:
         return [None]
-    at = tensor.dim() - 1 - shard.dim
-    if 2 * at < len(pads) and any(pads[2 * at : 2 * at + 2]):
+    offset = tensor.dim() - 1 - shard.dim
+    if 2 * offset < len(pads) and any(pads[2 * offset : 2 * offset + 2]):
         raise MixesSamples("pads the batch")
     return [shard]
 
 
-def dims_of(op: Operator) -> list[Layout]:
-    """flip, roll: along the dimensions that are given."""
+def reorder(op: Operator) -> list[Layout]:
+    """Reorder along the given dimensions (flip, roll), which must not be the batch."""
     tensor = op["self"]
     shard = op.shard(tensor)
     if shard is not None:
@@ -81,21 +88,23 @@ def dims_of(op: Operator) -> list[Layout]:
 
 
 def loss(op: Operator) -> list[Layout]:
+    """Compute an element-wise loss; a reduction over the batch is refused."""
     if op["reduction"] != 0:
         if all(op.shard(tensor) is None for tensor in op.tensors):
-            return op.everywhere(None)
+            return op.same_layout_for_all(None)
         raise MixesSamples("makes one number of the whole batch, as a loss does")
     return pointwise(op)
 
 
 def class_loss(op: Operator) -> list[Layout]:
+    """Compute nll_loss for each sample; a reduction over the batch is refused."""
     layouts = [op.shard(op[name]) for name in ("self", "target")]
-    found = common_layout(layouts)
-    if found is None:
-        return op.everywhere(None)
-    assert isinstance(found, Shard)
+    shard = common_layout(layouts)
+    if shard is None:
+        return op.same_layout_for_all(None)
+    assert isinstance(shard, Shard)
     if op["reduction"] != 0:
         raise MixesSamples("makes one number of the whole batch, as a loss does")
-    if None in layouts or found.dim != 0 or op.layout(op["weight"]) is not None:
+    if None in layouts or shard.dim != 0 or op.layout(op["weight"]) is not None:
         raise MixesSamples("needs samples in the first dimension")
-    return [found, Opaque()]
+    return [shard, Opaque()]

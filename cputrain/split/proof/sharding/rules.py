@@ -1,4 +1,4 @@
-"""The rule of each operator, by its name."""
+"""Table of sharding rules by operator name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cputrain.split.proof.sharding.elementwise import (
     arange,
     as_complex,
     factory,
-    looked_up,
     only_replicated,
     pointwise,
+    table_lookup,
 )
 from cputrain.split.proof.sharding.indexing import (
+    cdist,
     concatenate,
-    distances,
     embedding,
     embedding_bag,
     gather,
@@ -46,11 +46,11 @@ from cputrain.split.proof.sharding.products import (
 from cputrain.split.proof.sharding.reductions import (
     along,
     class_loss,
-    dims_of,
     loss,
-    padded,
+    pad,
     reduce,
-    trailing,
+    reorder,
+    trailing_dims,
 )
 from cputrain.split.proof.sharding.views import (
     as_strided,
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 def stops(reason: str) -> Any:
-    """Make a rule that refuses whatever is sharded."""
+    """Return a rule that refuses sharded arguments for this reason."""
 
     def rule(op: Operator) -> list[Layout]:
         if any(op.layout(tensor) is not None for tensor in op.tensors):
@@ -85,8 +85,8 @@ def stops(reason: str) -> Any:
 
 
 def nothing(op: Operator) -> list[Layout]:
-    """Checks that raise or return nothing."""
-    return op.everywhere(None)
+    """Return replicated outputs, for operators that only check their arguments."""
+    return op.same_layout_for_all(None)
 
 
 POINTWISE = (
@@ -95,18 +95,21 @@ POINTWISE = (
     "detach_", "lift", "_neg_view", "clamp", "where", "threshold", "hardswish", "copy", "fill",
     "relu6", "log_sigmoid_forward", "requires_grad_", "square", "dropout", "feature_dropout",
 )  # fmt: skip
+"""Element-wise operators, besides those with `torch.Tag.pointwise`."""
 
 REDUCTIONS = (
     "sum", "mean", "prod", "amax", "amin", "any", "all", "max", "min", "median", "nanmedian",
     "mode", "kthvalue", "argmax", "argmin", "norm", "linalg_vector_norm", "var", "std", "var_mean",
     "std_mean", "logsumexp", "count_nonzero", "aminmax", "nansum", "nanmean",
 )  # fmt: skip
+"""Operators that reduce some or all dimensions."""
 
 ALONG = (
     "_softmax", "_log_softmax", "_safe_softmax", "softmax", "log_softmax", "cumsum", "cumprod",
     "logcumsumexp", "cummax", "cummin", "_cummax_helper", "sort", "argsort", "topk", "glu",
     "linalg_cross",
 )  # fmt: skip
+"""Operators that keep the shape and work along one dimension."""
 
 TRAILING = {
     **dict.fromkeys(("max_pool1d", "avg_pool1d", "adaptive_avg_pool1d", "adaptive_max_pool1d"), 1),
@@ -127,12 +130,14 @@ TRAILING = {
     **dict.fromkeys(("upsample_nearest1d", "upsample_linear1d", "_upsample_nearest_exact1d"), 1),
     "col2im": 2,
 }  # fmt: skip
+"""Number of trailing dimensions that an operator works on."""
 
 FACTORIES = (
     "zeros", "ones", "full", "empty", "scalar_tensor", "new_zeros", "new_ones", "new_full",
     "new_empty", "zeros_like", "ones_like", "full_like", "empty_like", "empty_strided",
     "new_empty_strided", "empty_permuted",
 )  # fmt: skip
+"""Operators that create constants or uninitialised tensors."""
 
 RULES: dict[str, Any] = {
     **dict.fromkeys(POINTWISE, pointwise),
@@ -143,13 +148,13 @@ RULES: dict[str, Any] = {
                      "unsafe_split_with_sizes", "split_with_sizes_copy"), split),
     **dict.fromkeys(REDUCTIONS, reduce),
     **dict.fromkeys(ALONG, along),
-    **{name: partial(trailing, count=count) for name, count in TRAILING.items()},
+    **{name: partial(trailing_dims, count=count) for name, count in TRAILING.items()},
     **dict.fromkeys(("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-                     "replication_pad1d", "replication_pad2d", "replication_pad3d"), padded),
+                     "replication_pad1d", "replication_pad2d", "replication_pad3d"), pad),
     **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution", "conv1d", "conv2d",
                      "conv3d", "convolution_overrideable", "_slow_conv2d_forward",
                      "slow_conv3d_forward", "_nnpack_spatial_convolution"), convolution),
-    **dict.fromkeys(("flip", "roll"), dims_of),
+    **dict.fromkeys(("flip", "roll"), reorder),
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), gather),
     **dict.fromkeys(("index_add", "index_copy", "index_fill"), index_fill),
     **dict.fromkeys(("index", "index_put", "_unsafe_index", "_unsafe_index_put",
@@ -166,7 +171,7 @@ RULES: dict[str, Any] = {
     **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss",
                      "binary_cross_entropy"), loss),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), class_loss),
-    **dict.fromkeys(("_cdist_forward",), distances),
+    **dict.fromkeys(("_cdist_forward",), cdist),
     **dict.fromkeys(("_local_scalar_dense", "equal", "is_nonzero", "item"),
                     stops("reads values of samples, by which the model may decide")),
     **dict.fromkeys(("nonzero", "masked_select", "unique_consecutive", "_unique2", "bincount",
@@ -176,7 +181,7 @@ RULES: dict[str, Any] = {
     **dict.fromkeys(("_assert_async", "_assert_tensor_metadata", "_assert_scalar",
                      "_linalg_check_errors"), nothing),
     **dict.fromkeys(("view_as_real", "view_as_complex"), as_complex),
-    **dict.fromkeys(("bucketize", "searchsorted", "isin"), looked_up),
+    **dict.fromkeys(("bucketize", "searchsorted", "isin"), table_lookup),
     "arange": arange,
     "unsqueeze": unsqueeze,
     "squeeze": squeeze,
@@ -188,10 +193,10 @@ RULES: dict[str, Any] = {
     "unfold": unfold,
     "as_strided": as_strided,
     "diagonal": diagonal,
-    "mm": partial(matmul, left="self", right="mat2"),
-    "bmm": partial(matmul, left="self", right="mat2"),
-    "addmm": partial(matmul, left="mat1", right="mat2", added="self"),
-    "baddbmm": partial(matmul, left="batch1", right="batch2", added="self"),
+    "mm": partial(matmul, left_name="self", right_name="mat2"),
+    "bmm": partial(matmul, left_name="self", right_name="mat2"),
+    "addmm": partial(matmul, left_name="mat1", right_name="mat2", bias_name="self"),
+    "baddbmm": partial(matmul, left_name="batch1", right_name="batch2", bias_name="self"),
     "mv": matrix_vector,
     "linear": linear,
     "native_group_norm": group_norm,
@@ -204,34 +209,34 @@ RULES: dict[str, Any] = {
     "grid_sampler_3d": first_dim,
     "affine_grid_generator": first_dim,
 }  # fmt: skip
-"""By an operator's name, without its overload and without the underscore of the in-place ones."""
+"""Rule by operator name, without the overload and the underscore of in-place operators."""
 
 SIZES = frozenset({
     "view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "slice", "arange",
     "split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "native_group_norm",
     "affine_grid_generator", "chunk", "unsafe_chunk", "as_strided", *FACTORIES,
 })  # fmt: skip
-"""Operators whose numbers may depend on the number of samples: their rules look at them."""
+"""Operators whose constants may depend on the batch size; their rules check them."""
 
 
 SIZE_ARGUMENTS = frozenset({
     "size", "shape", "repeats", "start", "end", "split_size", "split_sizes", "stride", "N",
     "chunks",
 })  # fmt: skip
-"""Their arguments that may, in proportion to it; all others are the same for each size."""
+"""Arguments of these operators that may grow in proportion to the batch size."""
 
 
 def rule_of(func: Any) -> Any:
-    """Return the rule of an operator, and None for one that is not known."""
+    """Return the rule of an operator; None if there is none."""
     name = base_name(func)
-    found = RULES.get(name)
-    if found is None and torch.Tag.pointwise in func.tags:
+    rule = RULES.get(name)
+    if rule is None and torch.Tag.pointwise in func.tags:
         return pointwise
-    return found
+    return rule
 
 
 def base_name(func: Any) -> str:
-    """Return an operator's name without namespace, overload and underscore of in-place ones."""
+    """Return an operator's name without namespace, overload and in-place underscore."""
     name: str = func._schema.name.rpartition("::")[2]
     if name in RULES:
         return name

@@ -1,4 +1,4 @@
-"""Operators that look at the same elements in another shape or order."""
+"""Rules of view operators: reshape, permute, slice, expand and similar."""
 
 from __future__ import annotations
 
@@ -24,45 +24,47 @@ if TYPE_CHECKING:
 
 
 def view(op: Operator) -> list[Layout]:
-    """Elements keep their order: a sample's lie as far apart as before."""
+    """Reshape: the elements keep their order, so the batch keeps its stride."""
     source, target = op["self"], op.outputs[0]
     layout = op.layout(source)
     if layout is None or isinstance(layout, Opaque | Reduced):
         return [layout]
     if isinstance(layout, SampleIndex):
-        found = _viewed(Shard(layout.dim), source.shape, target.shape, op.num_samples)
-        if found.inner != 1 or target.shape[found.dim] != op.num_samples:
+        shard_view = _reshaped_shard(Shard(layout.dim), source.shape, target.shape, op.num_samples)
+        if shard_view.inner != 1 or target.shape[shard_view.dim] != op.num_samples:
             raise MixesSamples("computes with the numbers of samples")
-        return [layout._replace(dim=found.dim)]
+        return [layout._replace(dim=shard_view.dim)]
     shard = op.shard(source)
     assert shard is not None
-    return [_viewed(shard, source.shape, target.shape, op.num_samples)]
+    return [_reshaped_shard(shard, source.shape, target.shape, op.num_samples)]
 
 
-def _viewed(shard: Shard, source: Shape, target: Shape, num_samples: int) -> Shard:
+def _reshaped_shard(shard: Shard, source: Shape, target: Shape, num_samples: int) -> Shard:
+    """Return the shard in the target shape: outer and inner sizes must stay the same."""
     dim = shard.dim
     outer = source[dim] // (num_samples * shard.inner)
     before = prod(source[:dim]) * outer
     after = prod(source[dim + 1 :]) * shard.inner
     for dim in range(len(target)):
-        ahead, behind = prod(target[:dim]), prod(target[dim + 1 :])
-        if not ahead or not behind or before % ahead or after % behind:
+        target_before, target_after = prod(target[:dim]), prod(target[dim + 1 :])
+        if not target_before or not target_after or before % target_before or after % target_after:
             continue
-        inner = after // behind
-        if target[dim] == before // ahead * num_samples * inner:
+        inner = after // target_after
+        if target[dim] == before // target_before * num_samples * inner:
             return Shard(dim, inner)
     raise MixesSamples("cuts a batch across its samples")
 
 
 def permute(op: Operator) -> list[Layout]:
+    """Permute dimensions."""
     tensor = op["self"]
     num_dims = tensor.dim()
     if op.name in ("t", "t_", "numpy_T"):
         order = list(range(num_dims))[::-1]
     elif op.name in ("transpose", "transpose_", "swapaxes"):
         order = list(range(num_dims))
-        one, other = positive_dim(op["dim0"], num_dims), positive_dim(op["dim1"], num_dims)
-        order[one], order[other] = order[other], order[one]
+        dim0, dim1 = positive_dim(op["dim0"], num_dims), positive_dim(op["dim1"], num_dims)
+        order[dim0], order[dim1] = order[dim1], order[dim0]
     else:
         order = [positive_dim(dim, num_dims) for dim in op["dims"]]
     layout = op.layout(tensor)
@@ -72,30 +74,39 @@ def permute(op: Operator) -> list[Layout]:
 
 
 def unsqueeze(op: Operator) -> list[Layout]:
+    """Insert a dimension of size 1."""
     layout = op.layout(op["self"])
     if layout is None or isinstance(layout, Opaque | Reduced):
         return [layout]
-    at = positive_dim(op["dim"], op["self"].dim() + 1)
-    return [layout._replace(dim=layout.dim + (at <= layout.dim))]
+    position = positive_dim(op["dim"], op["self"].dim() + 1)
+    return [layout._replace(dim=layout.dim + (position <= layout.dim))]
 
 
 def squeeze(op: Operator) -> list[Layout]:
+    """Remove dimensions of size 1, which must not be the batch."""
     tensor = op["self"]
     layout = op.layout(tensor)
     if layout is None or isinstance(layout, Opaque | Reduced):
         return [layout]
-    given = op["dim"]
-    dims = range(tensor.dim()) if given is None else [given] if isinstance(given, int) else given
+    requested = op["dim"]
+    dims = (
+        range(tensor.dim())
+        if requested is None
+        else [requested]
+        if isinstance(requested, int)
+        else requested
+    )
     dims = [positive_dim(dim, tensor.dim()) for dim in dims]
     if layout.dim in dims:
         if tensor.shape[layout.dim] == 1:
             raise MixesSamples("takes the dimension of the batch away")
         op.needs_two_samples = True
-    gone = sum(dim < layout.dim and tensor.shape[dim] == 1 for dim in dims)
-    return [layout._replace(dim=layout.dim - gone)]
+    num_removed = sum(dim < layout.dim and tensor.shape[dim] == 1 for dim in dims)
+    return [layout._replace(dim=layout.dim - num_removed)]
 
 
 def expand(op: Operator) -> list[Layout]:
+    """Expand to a larger shape; replicated tensors may get a row for each sample."""
     tensor, target = op["self"], op.outputs[0]
     layout = op.layout(tensor)
     if layout is None:
@@ -106,6 +117,7 @@ def expand(op: Operator) -> list[Layout]:
 
 
 def repeat(op: Operator) -> list[Layout]:
+    """Repeat a tensor; replicated tensors may get a row for each sample."""
     tensor, target = op["self"], op.outputs[0]
     shard = op.shard(tensor)
     if shard is None:
@@ -114,6 +126,7 @@ def repeat(op: Operator) -> list[Layout]:
 
 
 def select(op: Operator) -> list[Layout]:
+    """Select an index of a dimension other than the batch."""
     tensor = op["self"]
     layout = op.layout(tensor)
     if layout is None or isinstance(layout, Opaque | Reduced):
@@ -125,6 +138,7 @@ def select(op: Operator) -> list[Layout]:
 
 
 def slice_(op: Operator) -> list[Layout]:
+    """Slice another dimension, or entries inside of each sample."""
     tensor = op["self"]
     layout = op.layout(tensor)
     if layout is None or isinstance(layout, Opaque | Reduced):
@@ -146,40 +160,47 @@ def slice_(op: Operator) -> list[Layout]:
 
 
 def split(op: Operator) -> list[Layout]:
+    """Split along another dimension, or between whole batches."""
     tensor = op["self"]
     layout = op.layout(tensor)
     if layout is None or isinstance(layout, Opaque | Reduced):
-        return op.everywhere(layout)
+        return op.same_layout_for_all(layout)
     dim = positive_dim(op["dim"] or 0, tensor.dim())
     if dim == layout.dim and len(op.outputs) > 1:
         block = op.num_samples * (layout.inner if isinstance(layout, Shard) else 1)
         if any(output.shape[dim] % block for output in op.outputs):
             raise MixesSamples("takes some of the samples")
-    return op.everywhere(layout)
+    return op.same_layout_for_all(layout)
 
 
 def unbind(op: Operator) -> list[Layout]:
+    """Unbind a dimension other than the batch."""
     tensor = op["self"]
     shard = op.shard(tensor)
     if shard is None:
-        return op.everywhere(None)
+        return op.same_layout_for_all(None)
     dim = positive_dim(op["dim"] or 0, tensor.dim())
     if dim == shard.dim:
         raise MixesSamples("takes samples one by one")
-    return op.everywhere(shard._replace(dim=shard.dim - (dim < shard.dim)))
+    return op.same_layout_for_all(shard._replace(dim=shard.dim - (dim < shard.dim)))
 
 
 def as_strided(op: Operator) -> list[Layout]:
-    """Only strides of dimensions with one element may be others, as average pooling has them."""
+    """Accept a view with the same shape and strides.
+
+    Strides of dimensions of size 1 may differ, as after average pooling.
+    """
     tensor, target = op["self"], op.outputs[0]
     shard = op.shard(tensor)
     if shard is None:
         return only_replicated(op)
-    same = all(
-        size == 1 or one == other
-        for size, one, other in zip(tensor.shape, tensor.stride(), target.stride(), strict=False)
+    has_same_strides = all(
+        size == 1 or stride == target_stride
+        for size, stride, target_stride in zip(
+            tensor.shape, tensor.stride(), target.stride(), strict=False
+        )
     )
-    if tensor.shape != target.shape or not same or op["storage_offset"] not in (
+    if tensor.shape != target.shape or not has_same_strides or op["storage_offset"] not in (
         None, tensor.storage_offset(),
     ):  # fmt: skip
         raise MixesSamples("looks at memory by strides of its own")
@@ -187,6 +208,7 @@ def as_strided(op: Operator) -> list[Layout]:
 
 
 def unfold(op: Operator) -> list[Layout]:
+    """Extract sliding windows from a dimension other than the batch."""
     shard = op.shard(op["self"])
     if shard is not None and positive_dim(op["dimension"], op["self"].dim()) == shard.dim:
         raise MixesSamples("slides over the samples")
@@ -194,13 +216,14 @@ def unfold(op: Operator) -> list[Layout]:
 
 
 def diagonal(op: Operator) -> list[Layout]:
+    """Take a diagonal of two dimensions other than the batch."""
     tensor = op["self"]
     shard = op.shard(tensor)
     if shard is None:
         return [None]
-    gone = {positive_dim(op[name] or 0, tensor.dim()) for name in ("dim1", "dim2")}
+    removed = {positive_dim(op[name] or 0, tensor.dim()) for name in ("dim1", "dim2")}
     if op["dim2"] is None:
-        gone = {0, 1}
-    if shard.dim in gone:
+        removed = {0, 1}
+    if shard.dim in removed:
         raise MixesSamples("takes a diagonal over the samples")
-    return [shard._replace(dim=shard.dim - sum(dim < shard.dim for dim in gone))]
+    return [shard._replace(dim=shard.dim - sum(dim < shard.dim for dim in removed))]
