@@ -1,4 +1,4 @@
-"""The workers of a pool: how they are started, seen to end, and replaced."""
+"""The set of a pool's worker processes: start, poll, reap and replace them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cputrain.ipc import End, pipe, starting_workers
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.slots import Slot
 from cputrain.pool.workers import Worker
-from cputrain.pool.zygote import TEMPLATE_GONE, Shared, Zygote
+from cputrain.pool.zygote import ZYGOTE_GONE, SharedResources, Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,284 +21,290 @@ if TYPE_CHECKING:
     from cputrain.pool.worker import Setup
 
 _START_ATTEMPTS = 3
-"""Workers in a row that may end before they are ready."""
+"""Consecutive workers that may exit before they are ready, until the pool gives up."""
 
-_GRACE = 1.0
-"""Seconds between the signal to end and the one that ends."""
+_GRACE_S = 1.0
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 class Crew:
-    """As many workers as there should be."""
+    """The worker processes of a pool, kept at the requested number."""
 
     def __init__(
         self,
-        processes: int,
+        num_workers: int,
         process: Callable[..., Any],
         setup: Setup,
-        starting: Callable[[], Any],
-        tasks: End,
-        arguments: Memory,
+        starting_context: Callable[[], Any],
+        task_pipe: End,
+        arguments_memory: Memory,
     ) -> None:
-        self._processes = processes
+        self._num_workers = num_workers
         self._process = process
         self.setup = setup
-        self._starting = starting
+        self._starting_context = starting_context
         self.workers: list[Worker] = []
-        """Those that take tasks."""
-        self.leaving: list[Worker] = []
-        """Those that have done their last one."""
-        self._template: Zygote | None = None
-        self._started = 0
+        """Workers that take tasks."""
+        self.exiting: list[Worker] = []
+        """Workers that have run their last task and are about to exit."""
+        self._zygote: Zygote | None = None
+        self._num_started = 0
         self._failed_starts = 0
-        self._new: set[Worker] = set()
-        """Those started since somebody was last ready: of these alone the end is a bad sign."""
-        places = 2 * processes + 8
-        self._places = list(range(places))
+        self._unproven: set[Worker] = set()
+        """Workers started since a worker was last ready: their exits count as failed starts."""
+        num_slots = 2 * num_workers + 8
+        self._free_slots = list(range(num_slots))
         life_read, life = pipe(of="a pool")
         self._life = End(life)
-        self._shared = Shared(tasks, End(life_read), arguments, Slot.room_for(places))
+        self._shared = SharedResources(
+            task_pipe, End(life_read), arguments_memory, Slot.room_for(num_slots)
+        )
         self._poll = select.poll()
-        self._ears: dict[int, Worker] = {}
-        self._sentinels: dict[int, Worker] = {}
+        self._inbox_fds: dict[int, Worker] = {}
+        self._sentinel_fds: dict[int, Worker] = {}
 
     @property
-    def everybody(self) -> list[Worker]:
-        """Those who take tasks, and those who are about to end."""
-        return [*self.workers, *self.leaving]
+    def all_workers(self) -> list[Worker]:
+        """Return the workers that take tasks and those that are about to exit."""
+        return [*self.workers, *self.exiting]
 
     # -- starting
 
     def start(self) -> None:
-        """Start those that are missing."""
-        if self._template is None:
-            with self._starting():
-                self._begin()
-        self._fill_up()
+        """Start the missing workers."""
+        if self._zygote is None:
+            with self._starting_context():
+                self._start_first()
+        self._start_workers()
         for worker in self.workers:
-            self._hear(worker)
+            self._register_worker(worker)
 
-    def _begin(self) -> None:
-        """Fork what this process must fork itself."""
+    def _start_first(self) -> None:
+        """Start the first workers; fork the zygote where the platform has pidfds."""
         if not (self.setup.forked and Zygote.can_run()):
-            self._fill_up()
+            self._start_workers()
             return
-        if not self._started:
-            # the first one does not have to wait for the template, as nothing else runs yet
-            self.workers.append(self._start_one())
-        with starting_workers(self._is_over):
-            self._template = Zygote(self._process, self._shared, self.setup)
-        self._poll.register(self._template.fileno(), select.POLLIN)
+        if not self._num_started:
+            # the first worker need not wait for the zygote, as nothing else runs yet
+            self.workers.append(self._start_worker())
+        with starting_workers(self._is_empty):
+            self._zygote = Zygote(self._process, self._shared, self.setup)
+        self._poll.register(self._zygote.fileno(), select.POLLIN)
 
-    def _fill_up(self) -> None:
-        # one that has done its last task may take its time to end, and keeps its place
-        while len(self.workers) < self._processes and self._places:
-            self.workers.append(self._start_one())
-        if not self._places and self.leaving:
-            self.leaving[0].process.kill()  # so long that there is none left: it will not end
+    def _start_workers(self) -> None:
+        """Start workers until there are as many as requested, or no slot is free."""
+        # a worker that has run its last task may be slow to exit, and keeps its slot until then
+        while len(self.workers) < self._num_workers and self._free_slots:
+            self.workers.append(self._start_worker())
+        if not self._free_slots and self.exiting:
+            self.exiting[0].process.kill()  # all slots are taken: it does not exit by itself
 
-    def _start_one(self) -> Worker:
-        worker = Worker(Slot(self._shared.slots, self._places.pop()))
+    def _start_worker(self) -> Worker:
+        """Start one worker, by the zygote if there is one."""
+        worker = Worker(Slot(self._shared.slots, self._free_slots.pop()))
         worker.slot.end()
-        self._new.add(worker)
-        self._started += 1
-        seed = seed_from(self.setup.seed, self._started)
+        self._unproven.add(worker)
+        self._num_started += 1
+        seed = seed_from(self.setup.seed, self._num_started)
         try:
-            if self._template is not None:
-                worker.start_from(self._template, seed)
+            if self._zygote is not None:
+                worker.start_from_zygote(self._zygote, seed)
             else:
-                with starting_workers(self._is_over):
+                with starting_workers(self._is_empty):
                     worker.start(self._process, self._shared, self.setup._replace(seed=seed))
         except BaseException:
-            self._dismiss(worker)
+            self._close_worker(worker)
             raise
         return worker
 
-    def _is_over(self) -> bool:
-        # the template has inherited it, too, and so will whom it forks next
-        return not self.workers and not self.leaving and self._template is None
+    def _is_empty(self) -> bool:
+        """Return whether no process of the pool is left."""
+        # the zygote has inherited the arena, too, and so will the workers that it forks next
+        return not self.workers and not self.exiting and self._zygote is None
 
-    # -- listening
+    # -- polling
 
-    def listen_to(self, descriptor: int) -> None:
-        """Wake up for this one, too."""
+    def register_fd(self, descriptor: int) -> None:
+        """Poll this file descriptor, too."""
         self._poll.register(descriptor, select.POLLIN)
 
-    def _hear(self, worker: Worker) -> None:
-        if worker.inbox.fileno() not in self._ears and not worker.inbox.ended:
-            self._ears[worker.inbox.fileno()] = worker
+    def _register_worker(self, worker: Worker) -> None:
+        """Register the worker's inbox and pidfd with the poll object, as far as they are known."""
+        if worker.inbox.fileno() not in self._inbox_fds and not worker.inbox.ended:
+            self._inbox_fds[worker.inbox.fileno()] = worker
             self._poll.register(worker.inbox.fileno(), select.POLLIN)
-        if worker.is_started and worker.sentinel not in self._sentinels:
-            self._sentinels[worker.sentinel] = worker
+        if worker.is_started and worker.sentinel not in self._sentinel_fds:
+            self._sentinel_fds[worker.sentinel] = worker
             self._poll.register(worker.sentinel, select.POLLIN)
 
-    def wait(self, milliseconds: float | None) -> tuple[list[Worker], list[Worker], list[int]]:
-        """Those who have something to say, those who have ended, and what else was waited for."""
-        say, ended, other = [], [], []
-        for end, _ in self._poll.poll(milliseconds):
-            if self._template is not None and end == self._template.fileno():
-                self._listen_to_template()
-            elif end in self._ears:
-                say.append(self._ears[end])
-            elif end in self._sentinels:
-                ended.append(self._sentinels[end])
+    def wait(self, timeout_ms: float | None) -> tuple[list[Worker], list[Worker], list[int]]:
+        """Return readable workers, exited workers and other ready file descriptors."""
+        readable, exited, other_fds = [], [], []
+        for fd, _ in self._poll.poll(timeout_ms):
+            if self._zygote is not None and fd == self._zygote.fileno():
+                self._receive_zygote_replies()
+            elif fd in self._inbox_fds:
+                readable.append(self._inbox_fds[fd])
+            elif fd in self._sentinel_fds:
+                exited.append(self._sentinel_fds[fd])
             else:
-                other.append(end)
-        return say, ended, other
+                other_fds.append(fd)
+        return readable, exited, other_fds
 
-    def _listen_to_template(self) -> None:
-        """Workers have been started, or could not be; of their end, their own descriptors tell."""
-        assert self._template is not None
-        if not self._template.listen():
-            # it has been killed: another one is made for the next worker, as well as now may be
-            self._poll.unregister(self._template.fileno())
-            self._template.close()
-            self._template = None
-        for worker in self.everybody:  # one may have done its last task before this was read
-            self._hear(worker)
+    def _receive_zygote_replies(self) -> None:
+        """Read which workers the zygote has started or could not start; exits come by pidfd."""
+        assert self._zygote is not None
+        if not self._zygote.listen():
+            # it has been killed: the next start forks another zygote
+            self._poll.unregister(self._zygote.fileno())
+            self._zygote.close()
+            self._zygote = None
+        for worker in self.all_workers:  # a worker may have run its last task before this was read
+            self._register_worker(worker)
 
-    def refused(self) -> OSError | None:
-        """Let go of those that the system would not start; why, if nobody is left."""
+    def drop_refused(self) -> OSError | None:
+        """Drop workers that the system refused to start; return the error if none is left."""
         error = None
-        for worker in [one for one in self.workers if one.refusal]:
-            if worker.refusal != TEMPLATE_GONE:  # the next one is asked of another
-                error = OSError(worker.refusal, os.strerror(worker.refusal))
-            self._deafen(worker)
+        for worker in [refused for refused in self.workers if refused.refusal_errno]:
+            if worker.refusal_errno != ZYGOTE_GONE:  # another zygote will start the next worker
+                error = OSError(worker.refusal_errno, os.strerror(worker.refusal_errno))
+            self._unregister_worker(worker)
             self.workers.remove(worker)
-            self._dismiss(worker)
+            self._close_worker(worker)
         return error if not self.workers else None
 
-    def has_hung_up(self, worker: Worker) -> bool:
-        """Nothing more comes through its pipe; true if it is lost, as nobody else tells of it."""
-        end = worker.inbox.fileno()
-        if self._ears.pop(end, None) is not None:
-            self._poll.unregister(end)
-        if worker.is_started or (
-            self._template is not None and worker.was_asked_of(self._template)
-        ):
+    def on_inbox_closed(self, worker: Worker) -> bool:
+        """Unregister a closed inbox; return whether the worker was lost before it was reported."""
+        fd = worker.inbox.fileno()
+        if self._inbox_fds.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+        if worker.is_started or (self._zygote is not None and worker.is_pending_in(self._zygote)):
             return False
-        worker.process.not_started(TEMPLATE_GONE)
+        worker.process.mark_refused(ZYGOTE_GONE)
         return True
 
-    def _deafen(self, worker: Worker) -> None:
-        for ears in (self._ears, self._sentinels):
-            for end in [end for end, one in ears.items() if one is worker]:
-                self._poll.unregister(end)
-                del ears[end]
+    def _unregister_worker(self, worker: Worker) -> None:
+        """Unregister the worker's descriptors from the poll object."""
+        for fds in (self._inbox_fds, self._sentinel_fds):
+            for fd in [fd for fd, registered in fds.items() if registered is worker]:
+                self._poll.unregister(fd)
+                del fds[fd]
 
     # -- ending
 
-    def leaves(self, worker: Worker) -> None:
-        """It has done its last task: somebody else takes its place."""
-        worker.leaving = True
+    def mark_exiting(self, worker: Worker) -> None:
+        """Mark a worker that has run its last task, so that a replacement is started."""
+        worker.is_exiting = True
         if worker in self.workers:
             self.workers.remove(worker)
-            self.leaving.append(worker)
+            self.exiting.append(worker)
 
-    def bury(self, worker: Worker) -> str:
-        """Its process has ended; how."""
-        self._deafen(worker)
-        how = worker.join()
-        for workers in (self.workers, self.leaving):
+    def reap(self, worker: Worker) -> str:
+        """Reap the worker and return its exit status as text."""
+        self._unregister_worker(worker)
+        exit_reason = worker.join()
+        for workers in (self.workers, self.exiting):
             if worker in workers:
                 workers.remove(worker)
-        if worker in self._new and not worker.leaving:
+        if worker in self._unproven and not worker.is_exiting:
             self._failed_starts += 1
-        self._dismiss(worker)
-        return how
+        self._close_worker(worker)
+        return exit_reason
 
-    def _dismiss(self, worker: Worker) -> None:
-        self._places.append(worker.slot.number)
-        self._new.discard(worker)
+    def _close_worker(self, worker: Worker) -> None:
+        """Free the worker's slot and close its descriptors."""
+        self._free_slots.append(worker.slot.number)
+        self._unproven.discard(worker)
         worker.close()
 
     def is_ready(self, worker: Worker, pid: int) -> None:
-        """It has been set up."""
-        if not worker.is_started:  # by a template that was killed before it could tell
-            worker.process.started(pid)
-            self._hear(worker)
+        """Record that the worker has been set up and is process `pid`."""
+        if not worker.is_started:  # by a zygote that was killed before it could report
+            worker.process.mark_started(pid)
+            self._register_worker(worker)
         self._failed_starts = 0
-        self._new.clear()
+        self._unproven.clear()
 
-    def hopeless(self, how: str) -> CputrainError | None:
-        """Why it makes no sense to start any more, if it does not."""
+    def is_crash_looping(self, exit_reason: str) -> CputrainError | None:
+        """Return the error if too many workers in a row have exited before they were ready."""
         if self._failed_starts < _START_ATTEMPTS:
             return None
         return WorkerDied(
             "a pool's worker",
             "ended before it was ready",
-            found=how,
+            found=exit_reason,
             do="What it printed tells why. Where processes are spawned, a script must start its "
             'pool under `if __name__ == "__main__":`.',
         )
 
     def abandon(self) -> None:
-        """End those that have just been started; not all could be."""
-        for worker in [one for one in self.workers if not one.is_born]:
+        """Terminate the workers that have just been started, as others could not be."""
+        for worker in [started for started in self.workers if not started.is_forked_by_zygote]:
             worker.process.terminate()
             worker.process.join()
             self.workers.remove(worker)
-            self._dismiss(worker)
-        self.end(now=lambda: True)
+            self._close_worker(worker)
+        self.end(is_immediate=lambda: True)
 
-    def end(self, *, now: Callable[[], bool]) -> None:
-        """Wait until all have ended, and see to it if that is to be `now`."""
-        begin = time.monotonic()
-        asked: set[Worker] = set()
-        left = self.everybody
-        while left:
-            if self._template is not None:
-                self._listen_to_template()
-            for worker in left:
+    def end(self, *, is_immediate: Callable[[], bool]) -> None:
+        """Wait until all workers have exited; signal them once `is_immediate()` is true."""
+        begin_s = time.monotonic()
+        terminated: set[Worker] = set()
+        remaining = self.all_workers
+        while remaining:
+            if self._zygote is not None:
+                self._receive_zygote_replies()
+            for worker in remaining:
                 if worker.inbox.ended:
-                    self.has_hung_up(worker)
-            left = [worker for worker in left if not worker.has_ended()]
-            if now():
-                late = time.monotonic() > begin + _GRACE
-                if late:
-                    self._life.close()  # it is deadly to a worker of which nobody has told, too
-                for worker in left:
-                    if late:
+                    self.on_inbox_closed(worker)
+            remaining = [worker for worker in remaining if not worker.has_ended()]
+            if is_immediate():
+                is_overdue = time.monotonic() > begin_s + _GRACE_S
+                if is_overdue:
+                    self._life.close()  # ends workers, too, whose start the zygote has not reported
+                for worker in remaining:
+                    if is_overdue:
                         worker.process.kill()
-                    elif worker.is_started and worker not in asked:
+                    elif worker.is_started and worker not in terminated:
                         worker.process.terminate()
-                        asked.add(worker)
-            if left:
-                self._hear_out(left)
-        for worker in self.everybody:
+                        terminated.add(worker)
+            if remaining:
+                self._drain(remaining)
+        for worker in self.all_workers:
             worker.process.join(1.0)
 
-    def _hear_out(self, workers: list[Worker]) -> None:
-        """What they still say is of no interest, but they wait until it has been taken."""
-        waiting = select.poll()
-        if self._template is not None and self._template.is_alive:
-            waiting.register(self._template.fileno(), select.POLLIN)
+    def _drain(self, workers: list[Worker]) -> None:
+        """Read and drop messages for up to 100 ms: workers block in write() until then."""
+        poll = select.poll()
+        if self._zygote is not None and self._zygote.is_alive:
+            poll.register(self._zygote.fileno(), select.POLLIN)
         for worker in workers:
             if worker.is_started:
-                waiting.register(worker.sentinel, select.POLLIN)
+                poll.register(worker.sentinel, select.POLLIN)
             if not worker.inbox.ended:
-                waiting.register(worker.inbox.fileno(), select.POLLIN)
-        waiting.poll(100)
+                poll.register(worker.inbox.fileno(), select.POLLIN)
+        poll.poll(100)
         for worker in workers:
             worker.inbox.receive()
 
     def close(self) -> None:
-        """Let go of everything."""
-        for worker in self.everybody:
+        """Close all workers, the zygote and the shared descriptors."""
+        for worker in self.all_workers:
             worker.close()
         self.workers.clear()
-        self.leaving.clear()
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+        self.exiting.clear()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
         self._life.close()
         self._shared.life.close()
         self._shared.slots.close_descriptor()
 
     def close_in_child(self) -> None:
-        """In a process forked off the pool's: so that each side sees the other end."""
-        if self._template is not None:
-            self._template.close_in_child()
+        """Close descriptors in a forked child, so that each end of a pipe sees the other close."""
+        if self._zygote is not None:
+            self._zygote.close_in_child()
         self._life.close()
-        for worker in self.everybody:
+        for worker in self.all_workers:
             worker.inbox.close()
             worker.outbox.close()

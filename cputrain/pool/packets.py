@@ -74,7 +74,7 @@ class TaskPacket(NamedTuple):
 
     ticket: int
     kind: Kind
-    timed: bool
+    is_timed: bool
     """Whether the worker tells when it begins each item."""
     function: Part
     arguments: Part
@@ -84,7 +84,7 @@ class TaskPacket(NamedTuple):
         head = _TASK.pack(
             self.ticket,
             self.kind,
-            self.timed,
+            self.is_timed,
             len(self.function.lent),
             len(self.arguments.lent),
             len(self.function.data),
@@ -95,14 +95,14 @@ class TaskPacket(NamedTuple):
     @classmethod
     def decode(cls, packet: bytes | memoryview) -> TaskPacket:
         """From bytes."""
-        ticket, kind, timed, of_function, of_arguments, length = _TASK.unpack_from(packet)
+        ticket, kind, is_timed, of_function, of_arguments, length = _TASK.unpack_from(packet)
         view = memoryview(packet)
         if not of_function and not of_arguments:
             end = _TASK.size + length
             return cls(
                 ticket,
                 _KINDS[kind],
-                bool(timed),
+                bool(is_timed),
                 Part(view[_TASK.size : end], []),
                 Part(view[end:], []),
             )
@@ -114,7 +114,7 @@ class TaskPacket(NamedTuple):
         return cls(
             ticket,
             _KINDS[kind],
-            bool(timed),
+            bool(is_timed),
             Part(view[begin:end], function),
             Part(view[end:], arguments),
         )
@@ -166,7 +166,7 @@ class ResultPacket(NamedTuple):
     status: Status
     last: bool
     """Whether the worker ends after this task."""
-    kept: list[tuple[int, int]]
+    held_blocks: list[tuple[int, int]]
     """Blocks of this task that something in the worker still holds."""
     ended: list[tuple[int, int]]
     """Blocks of earlier tasks that nothing holds any more."""
@@ -180,14 +180,14 @@ class ResultPacket(NamedTuple):
             self.ticket,
             self.status,
             self.last,
-            len(self.kept),
+            len(self.held_blocks),
             len(self.ended),
             len(self.result.lent),
             self.took,
         )
-        if not (self.kept or self.ended or self.result.lent):
+        if not (self.held_blocks or self.ended or self.result.lent):
             return head + self.result.data
-        tokens = [TOKEN.pack(*token) for token in (*self.kept, *self.ended)]
+        tokens = [TOKEN.pack(*token) for token in (*self.held_blocks, *self.ended)]
         lent = [LENT.pack(*one) for one in self.result.lent]
         return b"".join((head, *tokens, *lent, self.result.data))
 

@@ -156,7 +156,7 @@ class Prefetcher:
         if self._ahead is not None:
             return self._ahead
         light = _AHEAD_BYTES // max(1, self._call.heaviest)
-        return self._chunksize * self._engine.processes * max(_AHEAD, min(light, _AHEAD_LIGHT))
+        return self._chunksize * self._engine.num_workers * max(_AHEAD, min(light, _AHEAD_LIGHT))
 
     def _room(self) -> int:
         """How many more tasks may be begun."""
@@ -177,7 +177,7 @@ class Prefetcher:
             return
         task = self._task(items, len(items))
         # an iterator may hand out the same thing again, changed, or change the function
-        self._engine.prepare(task, now=True)
+        self._engine.prepare(task, must_pack=True)
         with self._lock:
             if self._exhausted:  # nothing more is wanted since it was asked
                 return
@@ -254,7 +254,7 @@ class Prefetcher:
         with self._call.one_moment():
             for count, task in enumerate(islice(self._prepared, most), 1):
                 if not task.is_prepared:
-                    self._engine.prepare(task, now=False)
+                    self._engine.prepare(task, must_pack=False)
                 size += task.prepared_bytes
                 if size >= SUBMITTED_BYTES:
                     return count
@@ -280,7 +280,7 @@ class Prefetcher:
                 else:
                     task = Task(self._call, index, first, chunk, len(chunk))
                     self._packed.append(task)
-                    if not self._engine.prepare(task, now=False):
+                    if not self._engine.prepare(task, must_pack=False):
                         return
                 index, first = index + 1, first + len(chunk)
 

@@ -272,7 +272,7 @@ class _Worker:
         if kind is Kind.CALL:
             args, kwds = arguments
             return function(*args, **kwds)
-        if packet.timed:
+        if packet.is_timed:
             arguments = self._each_told(arguments)
         # not list(map(...)), which ends without a word where the function raises StopIteration
         if kind is Kind.EACH:
