@@ -111,13 +111,13 @@ class Dispatch:
         except ArenaFullError:
             if not must_pack:
                 return False
-            task.prepare_outside()
+            task.prepare_without_arena()
         except Exception as error:  # from user code while pickling: raised when the task is sent
             task.failure = error
         if task.prepared_bytes:
             with self._prepared_bytes_lock:
                 self._prepared_bytes += task.prepared_bytes
-            task.call.weighs(sum(block.size for block in task.lent))
+            task.call.record_bytes(sum(block.size for block in task.lent))
         return True
 
     def _uncount_prepared(self, task: Task) -> None:
@@ -149,8 +149,8 @@ class Dispatch:
 
     def _send(self, task: Task) -> bool:
         """Send one task; return False if the task had to be put back into the queue."""
-        if task.call.over:
-            for member in task.each():
+        if task.call.is_over:
+            for member in task.members():
                 self._on_send_failure(member, terminated())
             return True
         packet = self._pack_task(task)
@@ -161,7 +161,7 @@ class Dispatch:
         self.sent[task.ticket] = task
         self._count_sent(task, 1)
         if task.is_prepared:  # tasks that are not prepared hold no packed arguments
-            for member in task.each():
+            for member in task.members():
                 self._uncount_prepared(member)
         try:
             os.write(self._write.fileno(), with_ticket(packet, self._last_ticket))
@@ -206,7 +206,7 @@ class Dispatch:
                 self._waiting.appendleft(task)
                 return None
             error: Exception = ResourceError(
-                task.named(),
+                task.description(),
                 "must have arguments that fit into shared memory",
                 found=f"no room in {self.arguments.size >> 20} MiB",
                 do="Give it smaller pieces, or raise the limit on addresses: ulimit -v.",
@@ -216,7 +216,7 @@ class Dispatch:
         if isinstance(task, Bundle):
             task.release(self.writer)
             task.call.may_bundle = False
-            self.requeue(task.each())
+            self.requeue(task.members())
         else:
             self._on_send_failure(task, error)
         return None
@@ -242,9 +242,9 @@ class Dispatch:
             self.writer.give_back(tokens_of(self._quarantined.pop(packet.ticket, [])))
             if task is not None:
                 self.remove_sent(task)
-                num_tasks = len(task.each())
-                task.call.took(packet.took, num_tasks)
-                task.call.weighs(sum(block.size for block in packet.result.lent) // num_tasks)
+                num_tasks = len(task.members())
+                task.call.record_time(packet.elapsed_ns, num_tasks)
+                task.call.record_bytes(sum(block.size for block in packet.result.lent) // num_tasks)
                 if packet.held_blocks:
                     blocks = {block.token: block for block in task.all_lent()}
                     self.writer.keep([blocks[token] for token in set(packet.held_blocks)])
@@ -252,7 +252,7 @@ class Dispatch:
                 if isinstance(task, Bundle):
                     task.release(self.writer)
             # blocks of the initializer's arguments are not among the held ones
-            released_blocks = worker.held_blocks.intersection(packet.ended)
+            released_blocks = worker.held_blocks.intersection(packet.released_blocks)
             self.writer.give_back(list(released_blocks))
             worker.held_blocks -= released_blocks
             return task
@@ -264,7 +264,7 @@ class Dispatch:
                 if task.prepared_bytes:
                     self._uncount_prepared(task)
                 task.release(self.writer)
-            tasks[0].call.ended(len(tasks), self.writer)
+            tasks[0].call.add_ended(len(tasks), self.writer)
 
     def discard(self, task: Task) -> None:
         """Release a task that was prepared and will not be submitted."""
@@ -278,7 +278,7 @@ class Dispatch:
             for task in list(self.sent.values()):
                 self.remove_sent(task)
             self._waiting.clear()
-        return [member for task in tasks for member in task.each()]
+        return [member for task in tasks for member in task.members()]
 
     @property
     def is_empty(self) -> bool:
@@ -293,7 +293,7 @@ class Dispatch:
     # -- lost tasks
 
     def look_for_lost(self, workers: Iterable[Worker]) -> None:
-        """Look for tasks that an exited worker read before it could write the ticket to its slot."""
+        """Look for tasks that an exited worker read without writing the ticket to its slot."""
         self._suspects = self._taken_by_no_worker(workers)
         self.recover_lost_at_s = time.monotonic() + _LOST_AFTER_S if self._suspects else None
 

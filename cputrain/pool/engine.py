@@ -148,7 +148,7 @@ class Engine:
 
     def submit(self, call: Call, tasks: list[Task], *, complete: bool) -> None:
         """Queue tasks of a call, in this order; `complete` if they are the call's last tasks."""
-        call.begun(len(tasks), complete=complete)
+        call.add_submitted(len(tasks), complete=complete)
         is_sent = self._dispatch.enqueue(tasks)
         if self._is_over or self._broken_error is not None:
             self._fail_all(self._broken_error or terminated())
@@ -176,7 +176,7 @@ class Engine:
                 self._dispatch.prepare(tasks[0], must_pack=False)
                 return
             size = 0
-            with call.one_moment():
+            with call.frozen_buffers():
                 for count, task in enumerate(tasks, 1):
                     if not self._dispatch.prepare(task, must_pack=False):
                         return
@@ -207,8 +207,8 @@ class Engine:
 
     def complete(self, call: Call) -> None:
         """Record that no more tasks of this call follow."""
-        call.begun(0, complete=True)
-        call.ended(0, self._dispatch.writer)
+        call.add_submitted(0, complete=True)
+        call.add_ended(0, self._dispatch.writer)
 
     def prepare(self, task: Task, *, must_pack: bool) -> bool:
         """Pack a task's function and arguments now; return False if memory is used up."""
@@ -224,7 +224,7 @@ class Engine:
 
     def forget(self, call: Call) -> None:
         """Drop a call whose results are not wanted any more: unsent tasks are not run."""
-        call.over = True
+        call.is_over = True
         self.complete(call)
         self.wake()
 
@@ -433,7 +433,7 @@ class Engine:
         elif task is not None:
             success, value = outcome_of(packet.status, packet.result.data, leases)
             del leases
-            for member in task.each():
+            for member in task.members():
                 self._finish([member], success, value)
             del value
         worker.return_blocks()
@@ -445,7 +445,7 @@ class Engine:
         first_block = 0
         tasks: list[Task] = []
         values: list[Any] = []
-        for task, outcome in zip(bundle.each(), outcomes, strict=False):
+        for task, outcome in zip(bundle.members(), outcomes, strict=False):
             if type(outcome) is not tuple:  # an atom
                 tasks.append(task)
                 values.append(outcome)
@@ -518,8 +518,8 @@ class Engine:
             with self._dispatch.lock:
                 task.release(self._dispatch.writer)
             item = 0
-        culprit = task.each()[-1]
-        for member in task.each():
+        culprit = task.members()[-1]
+        for member in task.members():
             if member.call.repeatable and member is not culprit:
                 self._dispatch.requeue([member])
                 continue

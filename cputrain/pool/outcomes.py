@@ -75,19 +75,19 @@ def fate_of(task: Task, item: int, how: str, *, killed: bool) -> TaskLost:
     tried = f" {task.attempts} times" * (task.attempts > 1)
     if killed:
         return TaskTimeout(
-            task.named(item),
+            task.description(item),
             f"must end within {task.call.timeout:g} s",
             found=f"it running longer{tried}, and killed its {how.partition(' was ')[0]}",
             do="Give it a longer timeout, or smaller pieces of work.",
         )
-    return WorkerDied(task.named(item), f"lost its worker{tried}", found=how, do=_advice(how))
+    return WorkerDied(task.description(item), f"lost its worker{tried}", found=how, do=_advice(how))
 
 
 def lost_with(task: Task, culprit: Task, how: str) -> TaskLost:
     """Of a small task whose result had not been sent when another one ended their worker."""
     return WorkerDied(
-        task.named(),
-        f"lost its result, as {culprit.named()} ended their worker",
+        task.description(),
+        f"lost its result, as {culprit.description()} ended their worker",
         found=how,
         do="retries=1 runs both again.",
     )

@@ -93,7 +93,7 @@ class Pool(multiprocessing_pool.Pool):
             initializer=initializer,
             initargs=tuple(initargs),
             packed=None,
-            most_tasks=maxtasksperchild,
+            max_tasks=maxtasksperchild,
             forked=method == "fork",
         )
         self._engine = Engine(

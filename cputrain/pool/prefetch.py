@@ -155,7 +155,7 @@ class Prefetcher:
         """How many items may have been taken beyond those whose results were asked for."""
         if self._ahead is not None:
             return self._ahead
-        light = _AHEAD_BYTES // max(1, self._call.heaviest)
+        light = _AHEAD_BYTES // max(1, self._call.max_task_bytes)
         return self._chunksize * self._engine.num_workers * max(_AHEAD, min(light, _AHEAD_LIGHT))
 
     def _room(self) -> int:
@@ -226,7 +226,7 @@ class Prefetcher:
             else:
                 data, num_items = packed
                 task = self._task(None, num_items)
-                task.is_packed_as(data, self._function)
+                task.set_packed(data, self._function)
                 self._prepared.append(task)
             count -= 1
         if count <= 0:
@@ -251,7 +251,7 @@ class Prefetcher:
     def _prepare_some(self, most: int) -> int:
         """Prepare the next tasks, but so few that workers need not wait; return how many."""
         size = 0
-        with self._call.one_moment():
+        with self._call.frozen_buffers():
             for count, task in enumerate(islice(self._prepared, most), 1):
                 if not task.is_prepared:
                     self._engine.prepare(task, must_pack=False)
@@ -268,7 +268,7 @@ class Prefetcher:
         is_joint = self._call.is_joint()
         size = 0
         index, first = self._num_tasks, self._num_items
-        with self._taking, self._call.one_moment():
+        with self._taking, self._call.frozen_buffers():
             while not self._exhausted and size < _PACKED_AHEAD_BYTES:
                 chunk = list(islice(self._items, self._chunksize))
                 if not chunk:
@@ -413,7 +413,7 @@ class Prefetcher:
 
         Doing a task twice must do no harm.
         """
-        self._call.bundle_time = self._call.bundle_below = nanoseconds
+        self._call.bundle_time_ns = self._call.bundle_below_ns = nanoseconds
         self._call.repeatable = True
 
     # -- the end

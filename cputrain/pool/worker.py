@@ -85,7 +85,7 @@ class Setup(NamedTuple):
     initargs: Sequence[Any]
     packed: Part | None
     """Both, in the memory of arguments, where every worker reads them."""
-    most_tasks: int | None
+    max_tasks: int | None
     """After how many it ends."""
     forked: bool
 
@@ -126,7 +126,7 @@ def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | Non
         worker.send(0, Status.NOT_SET_UP, *worker.packed(_explained(error)))
         return
     worker.send(os.getpid(), Status.READY, b"", [])
-    worker.work(setup.most_tasks)
+    worker.work(setup.max_tasks)
 
 
 _writers: list[Writer] = []
@@ -330,8 +330,8 @@ class _Worker:
     ) -> None:
         """Tell the pool what came of a task, and which blocks of its arguments are in use."""
         kept, ended = self._held(lent) if lent or self._told else ([], [])
-        took = time.monotonic_ns() - self._begun
-        packet = ResultPacket(ticket, status, last, kept, ended, took, Part(data, results))
+        elapsed_ns = time.monotonic_ns() - self._begun
+        packet = ResultPacket(ticket, status, last, kept, ended, elapsed_ns, Part(data, results))
         _flush()
         try:
             self._ends.results.send(packet.encode())
