@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cputrain.errors import ResourceError
 from cputrain.ipc import ArenaFullError, End, Memory, Writer, pipe
-from cputrain.pool.outcomes import terminated
+from cputrain.pool.outcomes import terminated_error
 from cputrain.pool.packets import LONGEST, STOP, with_ticket
 from cputrain.pool.tasks import Bundle, tokens_of
 
@@ -151,7 +151,7 @@ class Dispatch:
         """Send one task; return False if the task had to be put back into the queue."""
         if task.call.is_over:
             for member in task.members():
-                self._on_send_failure(member, terminated())
+                self._on_send_failure(member, terminated_error())
             return True
         packet = self._pack_task(task)
         if packet is None:

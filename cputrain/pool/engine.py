@@ -23,7 +23,14 @@ from cputrain.pool.callbacks import Callbacks
 from cputrain.pool.crew import Crew
 from cputrain.pool.dispatch import Dispatch
 from cputrain.pool.events import OnceEvent
-from cputrain.pool.outcomes import fate_of, lost_with, not_set_up, outcome_of, said, terminated
+from cputrain.pool.outcomes import (
+    describe,
+    initializer_error,
+    outcome_of,
+    result_lost_error,
+    task_lost_error,
+    terminated_error,
+)
 from cputrain.pool.packets import Part, ResultPacket, Status
 from cputrain.pool.prefetch import Prefetcher
 from cputrain.pool.tasks import (
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cputrain.pool.slots import Doing
+    from cputrain.pool.slots import WorkerState
     from cputrain.pool.tasks import Call, Task
     from cputrain.pool.worker import Setup
     from cputrain.pool.workers import Worker
@@ -151,7 +158,7 @@ class Engine:
         call.add_submitted(len(tasks), complete=complete)
         is_sent = self._dispatch.enqueue(tasks)
         if self._is_over or self._broken_error is not None:
-            self._fail_all(self._broken_error or terminated())
+            self._fail_all(self._broken_error or terminated_error())
         elif not is_sent or self._dispatch.num_timed or self._dispatch.num_bundles:
             self.wake()  # there is something to send, or a timeout to watch
 
@@ -243,7 +250,7 @@ class Engine:
         """Wait until all tasks are done, lazy ones included, and all workers have exited."""
         for result in list(self.calls.values()):
             if isinstance(result, Prefetcher):
-                result.lift()
+                result.run_remaining()
         self._join_thread()
 
     def terminate(self) -> None:
@@ -280,14 +287,14 @@ class Engine:
             while not self._is_done():
                 self._run_once()
         except BaseException as error:
-            self._broken_error = InternalError("a pool", "must not fail", found=said(error))
+            self._broken_error = InternalError("a pool", "must not fail", found=describe(error))
             self._broken_error.__cause__ = error
             raise
         finally:
             try:
                 self._shut_down()
             finally:
-                self._callbacks.end()
+                self._callbacks.stop()
                 self._close_ends()
                 self._has_ended.set()
 
@@ -345,10 +352,10 @@ class Engine:
                         tasks[state.ticket].call.timeout if state.ticket in tasks else None
                     )
                     if time_limit_s is not None:
-                        timeouts_s.append(state.since / 1e9 + time_limit_s - now_s)
+                        timeouts_s.append(state.since_ns / 1e9 + time_limit_s - now_s)
         return min(max(0.0, min(timeouts_s)), _MAX_POLL_S) * 1e3 + 1 if timeouts_s else None
 
-    def _worker_states(self) -> list[Doing]:
+    def _worker_states(self) -> list[WorkerState]:
         """Return what each worker is running."""
         return [worker.slot.read() for worker in self.crew.workers]
 
@@ -378,7 +385,7 @@ class Engine:
                 task = self._dispatch.sent.get(state.ticket)
             if task is None or task.call.timeout is None or worker.killed_ticket:
                 continue
-            if now_ns - state.since > task.call.timeout * 1e9:
+            if now_ns - state.since_ns > task.call.timeout * 1e9:
                 worker.killed_ticket = state.ticket
                 worker.process.kill()
 
@@ -393,7 +400,7 @@ class Engine:
             return
         for worker, state in zip(self.crew.workers, states, strict=True):
             bundle = self._dispatch.sent.get(state.ticket)
-            if not isinstance(bundle, Bundle) or now_ns - state.since < patience_ns:
+            if not isinstance(bundle, Bundle) or now_ns - state.since_ns < patience_ns:
                 continue
             if bundle.revoked is None or bundle.revoked[1] != state.item:
                 worker.slot.limit(state.ticket, state.item + 1)
@@ -423,7 +430,7 @@ class Engine:
         if packet.status is Status.NOT_SET_UP:
             worker.is_exiting = True
             _, cause = outcome_of(packet.status, packet.result.data, leases)
-            self._fail_all(not_set_up(cause))
+            self._fail_all(initializer_error(cause))
             return
         task = self._dispatch.settle_result(worker, packet)
         if packet.last:
@@ -472,7 +479,7 @@ class Engine:
         result = tasks[0].call.result
         self._dispatch.end(tasks)
         if isinstance(result, Prefetcher):
-            result.set_each([task.index for task in tasks], success, value)
+            result.deliver([task.index for task in tasks], success, value)
             return
         (task,) = tasks
         if self._terminated:
@@ -503,7 +510,7 @@ class Engine:
             self._fail_all(error)
 
     def _handle_task_of_exited(
-        self, task: Task, worker: Worker, state: Doing, exit_reason: str
+        self, task: Task, worker: Worker, state: WorkerState, exit_reason: str
     ) -> None:
         """Requeue the task that an exited worker was running, or finish it with an error."""
         self._dispatch.remove_sent(task)
@@ -527,10 +534,12 @@ class Engine:
             if member.attempts <= member.call.retries:
                 self._dispatch.requeue([member])
             elif member is culprit:
-                fate = fate_of(member, item, exit_reason, killed=bool(worker.killed_ticket))
-                self._finish([member], False, fate)
+                task_error = task_lost_error(
+                    member, item, exit_reason, killed=bool(worker.killed_ticket)
+                )
+                self._finish([member], False, task_error)
             else:
-                self._finish([member], False, lost_with(member, culprit, exit_reason))
+                self._finish([member], False, result_lost_error(member, culprit, exit_reason))
 
     def _fail_all(self, error: CputrainError) -> None:
         """Finish all tasks with an error."""
@@ -546,7 +555,7 @@ class Engine:
         self._dispatch.close_write()
         self.crew.end(is_immediate=lambda: self._terminated or self._broken_error is not None)
         self._terminated = self._is_over = True
-        self._fail_all(self._broken_error or terminated())
+        self._fail_all(self._broken_error or terminated_error())
         while self._actions:
             self._actions.popleft()()
         for result in list(self.calls.values()):

@@ -63,7 +63,7 @@ APPLIED_AS = {joint: kind for kind, joint in JOINT.items()}
 
 
 class Part(NamedTuple):
-    """A packed object: its pickle and arena blocks; the last block is the pickle if `data` is empty."""
+    """A packed object: pickle and arena blocks; the last block is the pickle if `data` is empty."""
 
     data: bytes | memoryview
     lent: list[Lent]

@@ -389,7 +389,7 @@ class Task:
         self.is_prepared = True
 
     def pack_arguments(self, writer: Writer) -> Part:
-        """Pack the arguments, jointly with the function if the call is joint, unless done before."""
+        """Pack the arguments once, jointly with the function if the call is joint."""
         if self.part is None:
             payload = (
                 self.arguments if self.function is not None else self._function_and_arguments()
@@ -541,7 +541,7 @@ class Bundle(Task):
         return self.tasks[item].description()
 
     def cut(self, num_kept: int) -> list[Task]:
-        """Shorten the bundle to `items` tasks; return the removed tasks."""
+        """Shorten the bundle to `num_kept` tasks; return the removed tasks."""
         removed = self.tasks[num_kept:]
         del self.tasks[num_kept:]
         return removed
