@@ -40,6 +40,7 @@ class Callbacks:
             self._semaphore.release()
 
     def _run(self) -> None:
+        """Run queued callbacks until `stop`."""
         while True:
             self._semaphore.acquire()
             action = self._waiting.popleft()
@@ -49,6 +50,7 @@ class Callbacks:
 
 
 def _call(action: Callable[[], None]) -> None:
+    """Call a callback and report its exception."""
     try:
         action()
     except BaseException as error:  # raised by the callback

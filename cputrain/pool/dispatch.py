@@ -117,7 +117,7 @@ class Dispatch:
         if task.prepared_bytes:
             with self._prepared_bytes_lock:
                 self._prepared_bytes += task.prepared_bytes
-            task.call.record_bytes(sum(block.size for block in task.lent))
+            task.call.record_bytes(sum(block.size for block in task.blocks))
         return True
 
     def _uncount_prepared(self, task: Task) -> None:
@@ -244,9 +244,11 @@ class Dispatch:
                 self.remove_sent(task)
                 num_tasks = len(task.members())
                 task.call.record_time(packet.elapsed_ns, num_tasks)
-                task.call.record_bytes(sum(block.size for block in packet.result.lent) // num_tasks)
+                task.call.record_bytes(
+                    sum(block.size for block in packet.result.blocks) // num_tasks
+                )
                 if packet.held_blocks:
-                    blocks = {block.token: block for block in task.all_lent()}
+                    blocks = {block.token: block for block in task.all_blocks()}
                     self.writer.keep([blocks[token] for token in set(packet.held_blocks)])
                     worker.held_blocks.update(packet.held_blocks)
                 if isinstance(task, Bundle):
@@ -305,8 +307,8 @@ class Dispatch:
             for task in [self.sent[ticket] for ticket in sorted(lost_tickets, reverse=True)]:
                 self.remove_sent(task)
                 # a worker may run it after all: keep its arguments unchanged
-                self._quarantined[task.ticket] = task.all_lent()
-                self.writer.keep(task.all_lent())
+                self._quarantined[task.ticket] = task.all_blocks()
+                self.writer.keep(task.all_blocks())
                 self._waiting.appendleft(task)
 
     def _taken_by_no_worker(self, workers: Iterable[Worker]) -> set[int]:

@@ -31,7 +31,7 @@ from cputrain.pool.outcomes import (
     task_lost_error,
     terminated_error,
 )
-from cputrain.pool.packets import Part, ResultPacket, Status
+from cputrain.pool.packets import Payload, ResultPacket, Status
 from cputrain.pool.prefetch import Prefetcher
 from cputrain.pool.tasks import (
     SUBMITTED_BYTES,
@@ -143,15 +143,17 @@ class Engine:
         writer = self._dispatch.writer
         try:
             shared: list[torch.UntypedStorage] = []
-            part, can_resend = packed((setup.initializer, setup.initargs), writer, shared)
+            payload, can_resend = packed((setup.initializer, setup.initargs), writer, shared)
         except Exception:  # locks and the like can be pickled only while a process starts
             return setup
         if not can_resend:
-            writer.give_back(tokens_of(part.lent))
+            writer.give_back(tokens_of(payload.blocks))
             return setup
         self._unpacked_setup = setup, shared  # keeps alive the storages that later workers may open
-        block = writer.lend(memoryview(part.data))
-        return setup._replace(initializer=None, initargs=(), packed=Part(b"", [*part.lent, block]))
+        block = writer.lend(memoryview(payload.data))
+        return setup._replace(
+            initializer=None, initargs=(), packed=Payload(b"", [*payload.blocks, block])
+        )
 
     def submit(self, call: Call, tasks: list[Task], *, complete: bool) -> None:
         """Queue tasks of a call, in this order; `complete` if they are the call's last tasks."""
@@ -221,7 +223,7 @@ class Engine:
         """Pack a task's function and arguments now; return False if memory is used up."""
         return self._dispatch.prepare(task, must_pack=must_pack)
 
-    def freeze_function(self, call: Call) -> Part | None:
+    def freeze_function(self, call: Call) -> Payload | None:
         """Pack a call's function as it is now; return it if it is small."""
         return call.freeze_function(self._dispatch.writer)
 
@@ -261,6 +263,7 @@ class Engine:
         self._join_thread()
 
     def _join_thread(self) -> None:
+        """Wait for the engine's thread to end."""
         thread = self._thread
         if thread is None or threading.current_thread() is thread:
             return
@@ -283,6 +286,7 @@ class Engine:
     # -- the thread
 
     def _run(self) -> None:
+        """Run the engine's thread until the pool is done."""
         try:
             while not self._is_done():
                 self._run_once()
@@ -360,6 +364,7 @@ class Engine:
         return [worker.slot.read() for worker in self.crew.workers]
 
     def _replace_exited(self) -> None:
+        """Start workers in place of exited ones; fail all tasks if none can be started."""
         is_short = len(self.crew.workers) < self.num_workers
         start_error = self.crew.drop_refused()
         if len(self.crew.workers) < self.num_workers and not is_short:
@@ -426,7 +431,7 @@ class Engine:
         if packet.status is Status.BYE:
             worker.is_exiting = True
             return
-        leases = worker.reader.leases(packet.result.lent)
+        leases = worker.reader.leases(packet.result.blocks)
         if packet.status is Status.NOT_SET_UP:
             worker.is_exiting = True
             _, cause = outcome_of(packet.status, packet.result.data, leases)
@@ -490,6 +495,7 @@ class Engine:
             result._set(task.index, (success, value))
 
     def _on_send_failure(self, task: Task, error: BaseException) -> None:
+        """Have the engine's thread finish a task that cannot be sent."""
         self.do(lambda: self._finish([task], False, error))
 
     # -- exits
@@ -563,6 +569,7 @@ class Engine:
                 result.stop(self._broken_error)
 
     def _close_ends(self) -> None:
+        """Close all pipes and memory of the pool."""
         self.crew.close()
         self._dispatch.close()
         self._wake.close()
@@ -605,6 +612,7 @@ class _Calls(dict[int, Any]):
 
 
 def _close_all() -> None:
+    """Close the descriptors of all engines in a forked child."""
     for engine in list(Engine._all):
         engine.close_in_child()
 

@@ -24,7 +24,7 @@ class OnceEvent:
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Whether it has been set."""
+        """Return whether it has been set."""
         return self._is_set
 
     def set(self) -> None:
@@ -37,8 +37,8 @@ class OnceEvent:
         """Wait until it is set; return whether it is."""
         remaining_s = float("inf") if timeout is None else timeout
         while not self._is_set and remaining_s > 0:
-            # the one that passes the gate opens it for the next; should an interrupt come between
-            # the two, the others find out by looking
+            # a thread that acquires the gate releases it for the next; if an interrupt comes in
+            # between, the other threads see `_is_set` after at most `_CHECK_S`
             slice_s = min(remaining_s, _CHECK_S)
             if self._gate.acquire(True, slice_s):
                 self._gate.release()

@@ -62,11 +62,11 @@ APPLIED_AS = {joint: kind for kind, joint in JOINT.items()}
 """The kind without a joint pickle, for each joint kind."""
 
 
-class Part(NamedTuple):
+class Payload(NamedTuple):
     """A packed object: pickle and arena blocks; the last block is the pickle if `data` is empty."""
 
     data: bytes | memoryview
-    lent: list[Lent]
+    blocks: list[Lent]
 
 
 class TaskPacket(NamedTuple):
@@ -76,8 +76,8 @@ class TaskPacket(NamedTuple):
     kind: Kind
     is_timed: bool
     """Whether the worker writes the begin of each item to its slot, for a timeout."""
-    function: Part
-    arguments: Part
+    function: Payload
+    arguments: Payload
 
     def encode(self) -> bytearray:
         """Return the packet's bytes, which begin with the ticket."""
@@ -85,12 +85,12 @@ class TaskPacket(NamedTuple):
             self.ticket,
             self.kind,
             self.is_timed,
-            len(self.function.lent),
-            len(self.arguments.lent),
+            len(self.function.blocks),
+            len(self.arguments.blocks),
             len(self.function.data),
         )
-        lent = [LENT.pack(*block) for block in (*self.function.lent, *self.arguments.lent)]
-        return bytearray().join((head, *lent, self.function.data, self.arguments.data))
+        blocks = [LENT.pack(*block) for block in (*self.function.blocks, *self.arguments.blocks)]
+        return bytearray().join((head, *blocks, self.function.data, self.arguments.data))
 
     @classmethod
     def decode(cls, packet: bytes | memoryview) -> TaskPacket:
@@ -105,8 +105,8 @@ class TaskPacket(NamedTuple):
                 ticket,
                 _KINDS[kind],
                 bool(is_timed),
-                Part(view[_TASK.size : end], []),
-                Part(view[end:], []),
+                Payload(view[_TASK.size : end], []),
+                Payload(view[end:], []),
             )
         function_end = _TASK.size + num_function_blocks * LENT.size
         begin = function_end + num_argument_blocks * LENT.size
@@ -117,8 +117,8 @@ class TaskPacket(NamedTuple):
             ticket,
             _KINDS[kind],
             bool(is_timed),
-            Part(view[begin:end], function),
-            Part(view[end:], arguments),
+            Payload(view[begin:end], function),
+            Payload(view[end:], arguments),
         )
 
 
@@ -128,19 +128,19 @@ def with_ticket(packet: bytearray, ticket: int) -> bytearray:
     return packet
 
 
-def points_to(lent: Lent) -> bytearray:
+def points_to(blocks: Lent) -> bytearray:
     """Return a packet that points to a block with the encoded task."""
-    return TaskPacket(0, Kind.CALL, False, Part(b"", []), Part(b"", [lent])).encode()
+    return TaskPacket(0, Kind.CALL, False, Payload(b"", []), Payload(b"", [blocks])).encode()
 
 
 def pointed_to(packet: TaskPacket) -> Lent | None:
     """Return the block with the encoded task, or None if the packet holds the task itself."""
-    if packet.kind is Kind.CALL and not packet.function.data and not packet.function.lent:
-        return packet.arguments.lent[0]
+    if packet.kind is Kind.CALL and not packet.function.data and not packet.function.blocks:
+        return packet.arguments.blocks[0]
     return None
 
 
-STOP = bytes(TaskPacket(0, Kind.STOP, False, Part(b"", []), Part(b"", [])).encode())
+STOP = bytes(TaskPacket(0, Kind.STOP, False, Payload(b"", []), Payload(b"", [])).encode())
 
 
 class Status(IntEnum):
@@ -174,7 +174,7 @@ class ResultPacket(NamedTuple):
     """Tokens of earlier tasks' argument blocks that are no longer referred to."""
     elapsed_ns: int
     """Nanoseconds from the task's begin to its result."""
-    result: Part
+    result: Payload
 
     def encode(self) -> bytes:
         """Return the message's bytes."""
@@ -184,14 +184,14 @@ class ResultPacket(NamedTuple):
             self.last,
             len(self.held_blocks),
             len(self.released_blocks),
-            len(self.result.lent),
+            len(self.result.blocks),
             self.elapsed_ns,
         )
-        if not (self.held_blocks or self.released_blocks or self.result.lent):
+        if not (self.held_blocks or self.released_blocks or self.result.blocks):
             return head + self.result.data
         tokens = [TOKEN.pack(*token) for token in (*self.held_blocks, *self.released_blocks)]
-        lent = [LENT.pack(*block) for block in self.result.lent]
-        return b"".join((head, *tokens, *lent, self.result.data))
+        blocks = [LENT.pack(*block) for block in self.result.blocks]
+        return b"".join((head, *tokens, *blocks, self.result.data))
 
     @classmethod
     def decode(cls, message: bytes) -> ResultPacket:
@@ -201,8 +201,8 @@ class ResultPacket(NamedTuple):
         )
         view = memoryview(message)
         if not (num_held or num_released or num_result_blocks):
-            part = Part(view[_RESULT.size :], [])
-            return cls(ticket, _STATUSES[status], bool(last), [], [], elapsed_ns, part)
+            payload = Payload(view[_RESULT.size :], [])
+            return cls(ticket, _STATUSES[status], bool(last), [], [], elapsed_ns, payload)
         held_end = _RESULT.size + num_held * TOKEN.size
         released_end = held_end + num_released * TOKEN.size
         begin = released_end + num_result_blocks * LENT.size
@@ -213,7 +213,7 @@ class ResultPacket(NamedTuple):
             list(TOKEN.iter_unpack(view[_RESULT.size : held_end])),
             list(TOKEN.iter_unpack(view[held_end:released_end])),
             elapsed_ns,
-            Part(
+            Payload(
                 view[begin:],
                 [Lent(*fields) for fields in LENT.iter_unpack(view[released_end:begin])],
             ),

@@ -359,10 +359,10 @@ class Pool(multiprocessing_pool.Pool):
         )
         return LazyResults(prefetcher, self._engine, self)
 
-    def _fill(self, func: Callable[[Any], Any], parts: Sequence[Any]) -> LazyResults:
-        """Run `imap_unordered` with the function packed once, in its present state."""
+    def _fill(self, func: Callable[[Any], Any], row_chunks: Sequence[Any]) -> LazyResults:
+        """Run `imap_unordered` over chunks of rows, with the function packed once, as it is now."""
         return self._submit_lazy(
-            func, parts, 1, None, self._options, ordered=False, function_once=True
+            func, row_chunks, 1, None, self._options, ordered=False, function_once=True
         )
 
     # -- shutdown

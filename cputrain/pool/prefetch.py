@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cputrain.pool.engine import Engine
-    from cputrain.pool.packets import Part
+    from cputrain.pool.packets import Payload
     from cputrain.pool.progress import Bar
 
 _NONBLOCKING_TYPES = (list, tuple, range, str, bytes)
@@ -93,7 +93,7 @@ class Prefetcher:
         Small ones are pairs (pickle, number of items): many Task objects would slow the garbage
         collector.
         """
-        self._packed_function: Part | None = None
+        self._packed_function: Payload | None = None
         """The packed function of these tasks, if it is small."""
         self._has_source_ended = False
         self._num_items = 0
@@ -138,11 +138,13 @@ class Prefetcher:
     # -- items
 
     def _run(self) -> None:
+        """Take items in a thread, as the caller's iterator may block."""
         while self._wait_for_room():
             self._take_next()
         del self._items
 
     def _wait_for_room(self) -> bool:
+        """Wait until another task may be submitted; return False when stopped."""
         while True:
             with self._lock:
                 if self._exhausted:
@@ -291,12 +293,14 @@ class Prefetcher:
                 index, first = index + 1, first + len(chunk)
 
     def _discard_prepared(self) -> None:
+        """Release all tasks that have been prepared but not submitted."""
         self._prepared.extend(task for task in self._packed if isinstance(task, Task))
         self._packed.clear()
         while self._prepared:
             self._engine.discard(self._prepared.popleft())
 
     def _task(self, items: list[Any] | None, num_items: int) -> Task:
+        """Return the next task, of these items."""
         task = Task(self._call, self._num_tasks, self._num_items, items, num_items)
         self._num_tasks += 1
         self._num_items += num_items
@@ -311,6 +315,7 @@ class Prefetcher:
         return task.index
 
     def _exhaust(self) -> None:
+        """Record that no more items follow."""
         with self._lock:
             self._exhausted = True
             self._changed.notify_all()
@@ -397,6 +402,7 @@ class Prefetcher:
         return outcome
 
     def _consume(self, items: int) -> None:
+        """Count consumed items; called with `_lock` held."""
         self._num_consumed += items
         if self._is_threaded:
             self._changed.notify_all()

@@ -64,6 +64,7 @@ class Bar:
             self._is_closed = True
 
     def _show(self) -> None:
+        """Create the bar and draw it, unless it is not to be shown."""
         if not self._is_shown or sys.stderr is None:
             return
         from rich.progress import (

@@ -26,7 +26,7 @@ from cputrain.errors import UsageError
 from cputrain.ipc import Lent, Writer, pack
 from cputrain.ipc.arena import address_of
 from cputrain.ipc.serialization import is_atom, is_plain
-from cputrain.pool.packets import JOINT, LONGEST, Kind, Part, TaskPacket, points_to
+from cputrain.pool.packets import JOINT, LONGEST, Kind, Payload, TaskPacket, points_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -167,10 +167,10 @@ class Call:
         """Whether no buffer changes between the tasks that are being packed."""
         self._has_fixed_function = function_once or pickled_by_reference(function)
         """Whether the function is packed once for all tasks."""
-        self._packed_function: Part | None = None
+        self._packed_function: Payload | None = None
         self._packed_function_state: tuple[Any, ...] | None = None
         """The state of the function when it was packed."""
-        self._superseded: list[Part] = []
+        self._superseded: list[Payload] = []
         """The function packed in earlier states, to which tasks may still refer."""
         self._memo: _Memo | None = None
         self._shared: list[torch.UntypedStorage] = []
@@ -181,15 +181,15 @@ class Call:
         """Whether neither function nor items can change: tasks may be packed at any time."""
         return self.has_frozen_items and self._has_fixed_function
 
-    def freeze_function(self, writer: Writer) -> Part | None:
+    def freeze_function(self, writer: Writer) -> Payload | None:
         """Pack the function now, for all tasks of the call; return it if it is small."""
         self._has_fixed_function = True
         try:
-            part, can_resend = self.pack_function(writer)
+            payload, can_resend = self.pack_function(writer)
         except Exception:  # each task reports it, as it fails for the same reason
             return None
-        writer.give_back(tokens_of(part.lent))
-        return part if can_resend and not part.lent else None
+        writer.give_back(tokens_of(payload.blocks))
+        return payload if can_resend and not payload.blocks else None
 
     def is_quick(self, tasks: list[Task]) -> bool:
         """Return whether packing the tasks is fast and calls no user code."""
@@ -207,49 +207,50 @@ class Call:
             return False
         return _state_of_partial(self.function) is None
 
-    def pack_function(self, writer: Writer) -> tuple[Part, bool]:
+    def pack_function(self, writer: Writer) -> tuple[Payload, bool]:
         """Return the packed function, and whether it can be sent again.
 
         The function is packed once for each of its states. Not for joint calls. Adds a reference to
         its blocks, which the caller gives back.
         """
         if self._has_fixed_function and self._packed_function is not None:
-            if self._packed_function.lent:
-                writer.keep(self._packed_function.lent)
+            if self._packed_function.blocks:
+                writer.keep(self._packed_function.blocks)
             return self._packed_function, True
         with self.packing:
             state = None if self._has_fixed_function else _state_of_partial(self.function)
             if self._packed_function is None or not _are_same(state, self._packed_function_state):
-                part, can_resend = self._pack_function_now(writer)
+                payload, can_resend = self._pack_function_now(writer)
                 if not can_resend:
-                    return part, False
+                    return payload, False
                 if self._packed_function is not None:
                     self._superseded.append(self._packed_function)
-                self._packed_function, self._packed_function_state = part, state
-            writer.keep(self._packed_function.lent)
+                self._packed_function, self._packed_function_state = payload, state
+            writer.keep(self._packed_function.blocks)
             return self._packed_function, True
 
-    def _pack_function_now(self, writer: Writer) -> tuple[Part, bool]:
-        part, can_resend = packed(self.function, self.memo_for(writer), self._shared)
-        if len(part.data) > _MAX_INLINE_BYTES:
+    def _pack_function_now(self, writer: Writer) -> tuple[Payload, bool]:
+        """Pack the function in its present state; move a long pickle into a block."""
+        payload, can_resend = packed(self.function, self.memo_for(writer), self._shared)
+        if len(payload.data) > _MAX_INLINE_BYTES:
             try:
-                part = Part(b"", [*part.lent, writer.lend(memoryview(part.data))])
+                payload = Payload(b"", [*payload.blocks, writer.lend(memoryview(payload.data))])
             except BaseException:
-                writer.give_back(tokens_of(part.lent))
+                writer.give_back(tokens_of(payload.blocks))
                 raise
-        return part, can_resend
+        return payload, can_resend
 
     def pack_arguments_of(
-        self, writer: Writer, payload: Any, shared: list[torch.UntypedStorage]
-    ) -> tuple[Part, bool]:
+        self, writer: Writer, value: Any, shared: list[torch.UntypedStorage]
+    ) -> tuple[Payload, bool]:
         """Pack the arguments of a task; return them, and whether they can be sent again."""
-        if is_plain(payload):
-            return Part(pickle.dumps(payload, 5), []), True
+        if is_plain(value):
+            return Payload(pickle.dumps(value, 5), []), True
         with self.packing:
             memo = self.memo_for(writer)
             if not self._buffers_are_frozen:
                 memo.forget_trusted()
-            return packed(payload, memo, shared)
+            return packed(value, memo, shared)
 
     @contextmanager
     def frozen_buffers(self) -> Iterator[None]:
@@ -304,11 +305,12 @@ class Call:
             self._release(writer)
 
     def _release(self, writer: Writer) -> None:
-        for part in (
+        """Give back the function's blocks and the memo."""
+        for payload in (
             *self._superseded,
             *([self._packed_function] if self._packed_function else ()),
         ):
-            writer.give_back(tokens_of(part.lent))
+            writer.give_back(tokens_of(payload.blocks))
         self._superseded.clear()
         self._shared.clear()
         self._packed_function = None
@@ -324,6 +326,7 @@ class Task:
     __slots__ = (
         "arguments",
         "attempts",
+        "blocks",
         "bytes",
         "call",
         "can_resend",
@@ -332,10 +335,9 @@ class Task:
         "function",
         "index",
         "is_prepared",
-        "lent",
         "num_items",
         "packet",
-        "part",
+        "payload",
         "prepared_bytes",
         "shared",
         "ticket",
@@ -354,9 +356,9 @@ class Task:
         """Whether all that may change has been packed."""
         self.prepared_bytes = 0
         """Bytes that its packed arguments hold while it waits."""
-        self.function: Part | None = None
+        self.function: Payload | None = None
         """The packed function, unless it is packed jointly with the arguments."""
-        self.part: Part | None = None
+        self.payload: Payload | None = None
         """The packed arguments, once they are packed."""
         self.shared: Sequence[torch.UntypedStorage] = ()
         """Storages in shared memory to which the arguments refer; kept alive for the worker."""
@@ -367,7 +369,7 @@ class Task:
         self.attempts = 0
         self.ticket = 0
         self.packet: bytearray | None = None
-        self.lent: list[Lent] = []
+        self.blocks: list[Lent] = []
         self.bytes = 0
         """Bytes of its blocks in shared memory."""
 
@@ -380,47 +382,45 @@ class Task:
         call = self.call
         if not call.is_joint():
             self.function, self.can_resend = call.pack_function(writer)
-            if self.function.lent:
-                self.lent = list(self.function.lent)
+            if self.function.blocks:
+                self.blocks = list(self.function.blocks)
             if call.has_frozen_items or _is_frozen_item(self.arguments):
                 self.is_prepared = True
                 return
         self.pack_arguments(writer)
         self.is_prepared = True
 
-    def pack_arguments(self, writer: Writer) -> Part:
+    def pack_arguments(self, writer: Writer) -> Payload:
         """Pack the arguments once, jointly with the function if the call is joint."""
-        if self.part is None:
-            payload = (
-                self.arguments if self.function is not None else self._function_and_arguments()
-            )
+        if self.payload is None:
+            value = self.arguments if self.function is not None else self._function_and_arguments()
             shared: list[torch.UntypedStorage] = []
-            self.part, can_resend = self.call.pack_arguments_of(writer, payload, shared)
+            self.payload, can_resend = self.call.pack_arguments_of(writer, value, shared)
             self.shared = shared
             self.can_resend = self.can_resend and can_resend
-            if len(self.part.data) > _MIN_COUNTED_BYTES:
-                self.prepared_bytes = len(self.part.data)
-            if self.part.lent:
-                self.lent += self.part.lent
-                self.prepared_bytes += sum(block.size for block in self.part.lent)
+            if len(self.payload.data) > _MIN_COUNTED_BYTES:
+                self.prepared_bytes = len(self.payload.data)
+            if self.payload.blocks:
+                self.blocks += self.payload.blocks
+                self.prepared_bytes += sum(block.size for block in self.payload.blocks)
             if self.can_resend:
                 self.arguments = None
-        return self.part
+        return self.payload
 
-    def set_packed(self, data: bytes, function: Part | None) -> None:
+    def set_packed(self, data: bytes, function: Payload | None) -> None:
         """Set arguments that have been packed already, and the function if it has been."""
-        self.part = Part(data, [])
+        self.payload = Payload(data, [])
         if function is not None:
             self.function = function
             self.is_prepared = True
 
     def prepare_without_arena(self) -> None:
         """Pack function and arguments outside the arena, when that is full."""
-        payload = self.arguments if self.function is not None else self._function_and_arguments()
+        value = self.arguments if self.function is not None else self._function_and_arguments()
         shared: list[torch.UntypedStorage] = []
-        self.part = Part(*pack(payload, None, shared=shared))
+        self.payload = Payload(*pack(value, None, shared=shared))
         self.shared = shared
-        self.prepared_bytes = len(self.part.data)
+        self.prepared_bytes = len(self.payload.data)
         self.is_prepared = True
 
     @property
@@ -429,6 +429,7 @@ class Task:
         return self.is_prepared or self.failure is not None or self.call.is_frozen
 
     def _function_and_arguments(self) -> tuple[Any, Any]:
+        """Return what a joint pickle holds."""
         return self.call.function, self.arguments
 
     def pack(self, writer: Writer) -> bytearray:
@@ -437,29 +438,30 @@ class Task:
             if not self.is_prepared:
                 self.prepare(writer)
             kind = self.call.kind
-            part = self.part or self.pack_arguments(writer)
-            self._encode(writer, kind if self.function is not None else JOINT[kind], part)
+            payload = self.payload or self.pack_arguments(writer)
+            self._encode(writer, kind if self.function is not None else JOINT[kind], payload)
         assert self.packet is not None
         return self.packet
 
-    def _encode(self, writer: Writer, kind: Kind, arguments: Part) -> None:
+    def _encode(self, writer: Writer, kind: Kind, arguments: Payload) -> None:
+        """Encode the packet; move a long packet into a block."""
         timed = self.call.timeout is not None
-        packet = TaskPacket(0, kind, timed, self.function or Part(b"", []), arguments).encode()
+        packet = TaskPacket(0, kind, timed, self.function or Payload(b"", []), arguments).encode()
         if len(packet) > LONGEST:
-            self.lent.append(writer.lend(memoryview(packet), in_place=False))
-            packet = points_to(self.lent[-1])
+            self.blocks.append(writer.lend(memoryview(packet), in_place=False))
+            packet = points_to(self.blocks[-1])
         self.packet = packet
-        self.bytes = sum(block.size for block in self.all_lent())
+        self.bytes = sum(block.size for block in self.all_blocks())
 
-    def all_lent(self) -> list[Lent]:
+    def all_blocks(self) -> list[Lent]:
         """Return the task's blocks, including those of its members."""
-        return self.lent
+        return self.blocks
 
     def unpack(self, writer: Writer) -> None:
         """Drop packed data that can be sent only once, before the task is sent again."""
         if not self.can_resend:
-            writer.give_back(tokens_of(self.lent))
-            self.lent, self.packet, self.part, self.can_resend = [], None, None, True
+            writer.give_back(tokens_of(self.blocks))
+            self.blocks, self.packet, self.payload, self.can_resend = [], None, None, True
             self.function, self.is_prepared = None, False
 
     def members(self) -> list[Task]:
@@ -468,10 +470,10 @@ class Task:
 
     def release(self, writer: Writer) -> None:
         """Give back the blocks of an ended task; a worker may still hold some of them."""
-        if self.lent:
-            writer.give_back(tokens_of(self.lent))
-            self.lent = []
-        self.packet = self.part = self.function = self.arguments = None
+        if self.blocks:
+            writer.give_back(tokens_of(self.blocks))
+            self.blocks = []
+        self.packet = self.payload = self.function = self.arguments = None
         self.shared = ()
 
     def description(self, item: int = 0) -> str:
@@ -504,31 +506,31 @@ class Bundle(Task):
         assert self.packet is not None
         return self.packet
 
-    def _pack_items(self, writer: Writer) -> tuple[Kind, Part]:
+    def _pack_items(self, writer: Writer) -> tuple[Kind, Payload]:
         """Pack each task's arguments separately, or all in one pickle if all are atoms."""
         if self.call.is_frozen:
             items = [task.arguments[0] for task in self.tasks if task.arguments]
             if len(items) == len(self.tasks) and all(map(is_atom, items)):
                 self.function, self.can_resend = self.call.pack_function(writer)
-                self.lent = list(self.function.lent)
-                return Kind.ATOMS, Part(pickle.dumps(items, 5), [])
+                self.blocks = list(self.function.blocks)
+                return Kind.ATOMS, Payload(pickle.dumps(items, 5), [])
         for task in self.tasks:
             if not task.is_prepared:
                 task.prepare(writer)
         self.function = self.tasks[0].function
         if any(task.function is not self.function for task in self.tasks):
             raise _FunctionChangedError
-        if self.function is not None and all(task.part is None for task in self.tasks):
+        if self.function is not None and all(task.payload is None for task in self.tasks):
             items = [task.arguments[0] for task in self.tasks]
             if all(map(is_atom, items)):
-                return Kind.ATOMS, Part(pickle.dumps(items, 5), [])
-        parts = [task.part or task.pack_arguments(writer) for task in self.tasks]
-        data = pickle.dumps([(bytes(part.data), len(part.lent)) for part in parts], 5)
+                return Kind.ATOMS, Payload(pickle.dumps(items, 5), [])
+        payloads = [task.payload or task.pack_arguments(writer) for task in self.tasks]
+        data = pickle.dumps([(bytes(payload.data), len(payload.blocks)) for payload in payloads], 5)
         kind = Kind.APART if self.function is not None else Kind.JOINT_APART
-        return kind, Part(data, [block for part in parts for block in part.lent])
+        return kind, Payload(data, [block for payload in payloads for block in payload.blocks])
 
-    def all_lent(self) -> list[Lent]:
-        return [*self.lent, *(block for task in self.tasks for block in task.lent)]
+    def all_blocks(self) -> list[Lent]:
+        return [*self.blocks, *(block for task in self.tasks for block in task.blocks)]
 
     def unpack(self, writer: Writer) -> None:
         for task in self.tasks:
@@ -549,7 +551,7 @@ class Bundle(Task):
 
 def packed(
     value: Any, writer: Writer | _Memo, shared: list[torch.UntypedStorage]
-) -> tuple[Part, bool]:
+) -> tuple[Payload, bool]:
     """Pack a value; return it, and whether it can be unpacked more than once.
 
     Storages in shared memory are appended to `shared`, to be kept alive until it is unpacked.
@@ -557,17 +559,18 @@ def packed(
     What multiprocessing's resource sharer sends by descriptor can be unpacked once only.
     """
     handed_out_before = _num_handed_out()
-    data, lent = pack(value, writer, shared=shared)
-    return Part(data, lent), _num_handed_out() == handed_out_before
+    data, blocks = pack(value, writer, shared=shared)
+    return Payload(data, blocks), _num_handed_out() == handed_out_before
 
 
 def _num_handed_out() -> int:
+    """Return how many descriptors multiprocessing's resource sharer has registered."""
     return int(resource_sharer._resource_sharer._key)  # type: ignore[attr-defined]
 
 
-def tokens_of(lent: list[Lent]) -> list[tuple[int, int]]:
+def tokens_of(blocks: list[Lent]) -> list[tuple[int, int]]:
     """Return the tokens of blocks, as `Writer.give_back` takes them."""
-    return [block.token for block in lent]
+    return [block.token for block in blocks]
 
 
 def pickled_by_reference(function: Any) -> bool:
@@ -630,6 +633,7 @@ def are_frozen(items: Any) -> bool:
 
 
 def _is_frozen_item(arguments: Any) -> bool:
+    """Return whether the arguments are a list of a single atom."""
     return type(arguments) is list and len(arguments) == 1 and is_atom(arguments[0])
 
 
@@ -684,6 +688,7 @@ class _Memo:
         return block
 
     def _is_unchanged(self, address: int, block: Lent) -> bool:
+        """Return whether the buffer at `address` equals its copy in `block`."""
         block_address = self._writer._begin + block.offset
         return block_address != address and not _memcmp(address, block_address, block.size)
 

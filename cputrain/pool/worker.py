@@ -37,7 +37,7 @@ from cputrain.pool.packets import (
     TICKET,
     TOKEN,
     Kind,
-    Part,
+    Payload,
     ResultPacket,
     Status,
     TaskPacket,
@@ -83,7 +83,7 @@ class Setup(NamedTuple):
     seed: int
     initializer: Callable[..., Any] | None
     initargs: Sequence[Any]
-    packed: Part | None
+    packed: Payload | None
     """The initializer and its arguments, packed into the arguments' arena, if not given above."""
     max_tasks: int | None
     """The number of tasks after which the worker exits."""
@@ -159,9 +159,9 @@ class _Worker:
         """Call the initializer, if there is one."""
         initializer, initargs = setup.initializer, setup.initargs
         if setup.packed is not None:
-            lent = setup.packed.lent
-            initializer, initargs = _unpack_part(setup.packed, self._reader.leases(lent))
-            self._reported.update(block.token for block in lent)
+            blocks = setup.packed.blocks
+            initializer, initargs = _unpack_payload(setup.packed, self._reader.leases(blocks))
+            self._reported.update(block.token for block in blocks)
         if initializer is not None:
             initializer(*initargs)
 
@@ -172,9 +172,9 @@ class _Worker:
             if packet is None:
                 break
             is_last = number == max_tasks
-            lent = [*packet.function.lent, *packet.arguments.lent]
-            outcome = self._run(packet, lent)
-            self.send(packet.ticket, *outcome, is_last, lent)
+            blocks = [*packet.function.blocks, *packet.arguments.blocks]
+            outcome = self._run(packet, blocks)
+            self.send(packet.ticket, *outcome, is_last, blocks)
             if is_last:
                 return
         self.send(0, Status.BYE, b"", [])
@@ -194,18 +194,18 @@ class _Worker:
         packet = TaskPacket.decode(data)
         if packet.kind is Kind.STOP:
             return None
-        lent = pointed_to(packet)
-        if lent is not None:
-            encoded = self._reader.read(lent)
+        blocks = pointed_to(packet)
+        if blocks is not None:
+            encoded = self._reader.read(blocks)
             packet = TaskPacket.decode(memoryview(encoded))._replace(ticket=ticket)
         return packet
 
-    def _run(self, packet: TaskPacket, lent: list[Lent]) -> EncodedOutcome:
+    def _run(self, packet: TaskPacket, blocks: list[Lent]) -> EncodedOutcome:
         """Run a task and return its outcome; keep no other reference to the task's data."""
         if packet.kind not in (Kind.APART, Kind.ATOMS, Kind.JOINT_APART):
-            return self._run_and_pack(partial(self._compute, packet, lent))
+            return self._run_and_pack(partial(self._compute, packet, blocks))
         try:
-            function, buffers = self._function_and_buffers(packet, lent)
+            function, buffers = self._function_and_buffers(packet, blocks)
         except BaseException as error:
             return Status.RAISED, *self.packed(_to_raised(error))
         is_shared = packet.kind is Kind.JOINT_APART or is_stateless(function)
@@ -241,6 +241,7 @@ class _Worker:
         return Status.DONE, pickle.dumps(outcomes, 5), result_blocks
 
     def _run_and_pack(self, work: Callable[[], Any]) -> EncodedOutcome:
+        """Call `work` and pack its value or exception."""
         try:
             value = work()
         except BaseException as error:
@@ -248,27 +249,32 @@ class _Worker:
         return self._pack_result(value)
 
     def _pack_result(self, value: Any) -> EncodedOutcome:
+        """Pack a returned value, or the error if it cannot be pickled."""
         try:
             return Status.DONE, *self.packed(value)
         except Exception as error:  # from user code while pickling: the pool must get an outcome
             return Status.RAISED, *self.packed(_to_raised(_encoding_error(error, value)))
 
-    def _function_and_buffers(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Any, list[Any]]:
+    def _function_and_buffers(
+        self, packet: TaskPacket, blocks: list[Lent]
+    ) -> tuple[Any, list[Any]]:
         """Return the function (None if it comes with the arguments) and the arguments' buffers."""
-        buffers = self._reader.leases(lent)
+        buffers = self._reader.leases(blocks)
         if packet.kind in APPLIED_AS:
             return None, buffers
-        num_function_blocks = len(packet.function.lent)
+        num_function_blocks = len(packet.function.blocks)
         return self._function(packet.function, buffers[:num_function_blocks]), buffers[
             num_function_blocks:
         ]
 
     def _function_of(self, packet: TaskPacket) -> Any:
-        return self._function(packet.function, self._reader.leases(packet.function.lent))
+        """Unpack the packet's function anew."""
+        return self._function(packet.function, self._reader.leases(packet.function.blocks))
 
-    def _compute(self, packet: TaskPacket, lent: list[Lent]) -> Any:
-        function, buffers = self._function_and_buffers(packet, lent)
-        arguments = _unpack_part(packet.arguments, buffers)
+    def _compute(self, packet: TaskPacket, blocks: list[Lent]) -> Any:
+        """Unpack function and arguments and apply the function as the packet's kind says."""
+        function, buffers = self._function_and_buffers(packet, blocks)
+        arguments = _unpack_payload(packet.arguments, buffers)
         del buffers
         kind = packet.kind
         if kind in APPLIED_AS:
@@ -284,14 +290,14 @@ class _Worker:
             return [function(item) for item in arguments]
         return [function(*item) for item in arguments]
 
-    def _function(self, part: Part, buffers: list[Any]) -> Any:
+    def _function(self, payload: Payload, buffers: list[Any]) -> Any:
         """Unpack a task's function; a function that is pickled by name is cached."""
         cached_pickle, function = self._cached_function
-        if part.data and part.data == cached_pickle:
+        if payload.data and payload.data == cached_pickle:
             return function
-        function = _unpack_part(part, buffers)
+        function = _unpack_payload(payload, buffers)
         if type(function) is FunctionType:
-            self._cached_function = bytes(part.data), function
+            self._cached_function = bytes(payload.data), function
         return function
 
     def _record_items(self, items: Iterable[Any]) -> Iterator[Any]:
@@ -302,8 +308,8 @@ class _Worker:
 
     def packed(self, value: Any) -> tuple[bytes, list[Lent]]:
         """Pack a value; move a large pickle into a block."""
-        data, lent = pack(value, self._writer)
-        return spill(data, lent, self._writer), lent
+        data, blocks = pack(value, self._writer)
+        return spill(data, blocks, self._writer), blocks
 
     def _receive_returned(self) -> None:
         """Free result blocks that the pool has released, as far as their tokens have arrived."""
@@ -316,12 +322,12 @@ class _Worker:
         self._writer.give_back(list(TOKEN.iter_unpack(received[:num_whole_bytes])))
 
     def _update_held(
-        self, lent: Iterable[Lent]
+        self, blocks: Iterable[Lent]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return tokens of this task's blocks in use, and of earlier blocks no longer in use."""
         self._reader.returned()
         live_tokens = self._reader.live()
-        tokens = {block.token for block in lent}
+        tokens = {block.token for block in blocks}
         newly_held = [
             token for token in tokens if live_tokens[token] and token not in self._reported
         ]
@@ -337,13 +343,13 @@ class _Worker:
         data: bytes,
         results: list[Lent],
         is_last: bool = False,
-        lent: Iterable[Lent] = (),
+        blocks: Iterable[Lent] = (),
     ) -> None:
         """Send a task's outcome, and which blocks of its arguments are still in use."""
-        newly_held, released = self._update_held(lent) if lent or self._reported else ([], [])
+        newly_held, released = self._update_held(blocks) if blocks or self._reported else ([], [])
         elapsed_ns = time.monotonic_ns() - self._begun_ns
         packet = ResultPacket(
-            ticket, status, is_last, newly_held, released, elapsed_ns, Part(data, results)
+            ticket, status, is_last, newly_held, released, elapsed_ns, Payload(data, results)
         )
         _flush()
         try:
@@ -363,6 +369,7 @@ def _flush() -> None:
 
 
 def _apply(function: Any, item: bytes, buffers: list[Any]) -> Any:
+    """Unpack one item of a bundle and call the function with it."""
     arguments = unpack(item, buffers)
     del buffers
     if function is None:  # pickled jointly with its arguments
@@ -372,13 +379,15 @@ def _apply(function: Any, item: bytes, buffers: list[Any]) -> Any:
     return function(argument)
 
 
-def _unpack_part(part: Part, buffers: list[Any]) -> Any:
-    if part.data:
-        return unpack(part.data, buffers)
+def _unpack_payload(payload: Payload, buffers: list[Any]) -> Any:
+    """Unpack a payload whose blocks are mapped as `buffers`."""
+    if payload.data:
+        return unpack(payload.data, buffers)
     return unpack(memoryview(buffers.pop()), buffers)
 
 
 def _encoding_error(error: Exception, value: Any) -> Exception:
+    """Return multiprocessing's error for a value that cannot be pickled."""
     try:
         encoding_error: Exception = multiprocessing_pool.MaybeEncodingError(error, value)  # type: ignore[attr-defined]
     except Exception:  # raised by the value's __repr__: describe its type instead
@@ -387,6 +396,7 @@ def _encoding_error(error: Exception, value: Any) -> Exception:
 
 
 def _to_raised(error: BaseException) -> Raised:
+    """Return an exception with its traceback as text, in a form that can be pickled."""
     # skip the frames of this module
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
@@ -419,6 +429,7 @@ def _ignore_interrupt(*_: object) -> None:
 
 
 def _set_affinity(cpus: tuple[int, ...]) -> None:
+    """Set this process's CPU affinity."""
     try:
         os.sched_setaffinity(0, cpus)
     except OSError:  # the allowed CPUs have changed since: keep the inherited mask

@@ -94,6 +94,7 @@ class ForkedProcess:
         return self.sentinel < 0 or not self._has_ended()
 
     def _has_ended(self) -> bool:
+        """Return whether the process has exited."""
         return bool(connection.wait([self.sentinel], 0))
 
     def terminate(self) -> None:
@@ -105,6 +106,7 @@ class ForkedProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
+        """Send a signal, unless the process is not started or has exited."""
         if self.sentinel < 0 or self.exitcode is not None:
             return
         try:
@@ -205,6 +207,7 @@ class Zygote:
         return self.is_alive
 
     def _handle_reply(self, kind: int, slot_or_pid: int, value: int) -> None:
+        """Record a start, a refused start or an exit."""
         if kind == _STARTED:
             self._running[value] = self._pending.pop(slot_or_pid)
             if self._running[value].sentinel < 0:
