@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from cputrain.errors import CputrainError, InternalError, ResourceError
 from cputrain.ipc import End, deferred_signals, pipe, start_thread
 from cputrain.pool.callbacks import Callbacks
-from cputrain.pool.crew import Crew
 from cputrain.pool.dispatch import Dispatch
 from cputrain.pool.events import OnceEvent
 from cputrain.pool.outcomes import (
@@ -33,6 +32,7 @@ from cputrain.pool.outcomes import (
 )
 from cputrain.pool.packets import Payload, ResultPacket, Status
 from cputrain.pool.prefetch import Prefetcher
+from cputrain.pool.supervisor import Supervisor
 from cputrain.pool.tasks import (
     SUBMITTED_BYTES,
     SUBMITTED_TOGETHER,
@@ -90,7 +90,7 @@ class Engine:
         self._callbacks = Callbacks()
         self._owner_pid = os.getpid()
         self._dispatch = Dispatch(num_workers, _weak_callback(self._on_send_failure))
-        self.crew = Crew(
+        self.supervisor = Supervisor(
             num_workers,
             process_class,
             setup,
@@ -100,7 +100,7 @@ class Engine:
         )
         wake_read, wake = pipe(os.O_NONBLOCK, of="a pool")
         self._wake_read, self._wake = End(wake_read), End(wake)
-        self.crew.register_fd(wake_read)
+        self.supervisor.register_fd(wake_read)
         Engine._all.add(self)
 
     @property
@@ -112,14 +112,14 @@ class Engine:
 
     def start(self) -> None:
         """Start the workers and the thread; if either fails, leave neither running."""
-        setup = self.crew.setup
+        setup = self.supervisor.setup
         if not setup.forked and setup.initializer is not None:
-            self.crew.setup = self._pack_setup(setup)
+            self.supervisor.setup = self._pack_setup(setup)
         self._thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
         # forks take milliseconds; a fork server may have to import torch first
         with deferred_signals() if setup.forked else nullcontext():
             try:
-                self.crew.start()
+                self.supervisor.start()
                 with deferred_signals():
                     start_thread(self._thread, "a pool")
             except BaseException:
@@ -133,7 +133,7 @@ class Engine:
             return  # an interrupt after the thread's start: the pool is terminated instead
         self._thread = None
         try:
-            self.crew.abandon()
+            self.supervisor.abandon()
         finally:
             self._close_ends()
             self._has_ended.set()
@@ -240,7 +240,7 @@ class Engine:
     def start_missing(self) -> None:
         """Start workers in place of those that have exited."""
         with self._dispatch.lock:
-            self.crew.start()
+            self.supervisor.start()
         self.wake()
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class Engine:
 
     def _run_once(self) -> None:
         """Poll once, handle what is ready, and send tasks."""
-        readable, exited, other_fds = self.crew.wait(self._poll_timeout_ms())
+        readable, exited, other_fds = self.supervisor.wait(self._poll_timeout_ms())
         for fd in other_fds:
             os.read(fd, 1 << 12)
         for worker in readable:
@@ -321,7 +321,7 @@ class Engine:
             self._actions.popleft()()
         recover_at_s = self._dispatch.recover_lost_at_s
         if recover_at_s is not None and time.monotonic() >= recover_at_s:
-            self._dispatch.recover_lost(self.crew.all_workers)
+            self._dispatch.recover_lost(self.supervisor.all_workers)
         if self._dispatch.num_timed:
             self._kill_overdue()
         if self._dispatch.num_bundles:
@@ -361,22 +361,22 @@ class Engine:
 
     def _worker_states(self) -> list[WorkerState]:
         """Return what each worker is running."""
-        return [worker.slot.read() for worker in self.crew.workers]
+        return [worker.slot.read() for worker in self.supervisor.workers]
 
     def _replace_exited(self) -> None:
         """Start workers in place of exited ones; fail all tasks if none can be started."""
-        is_short = len(self.crew.workers) < self.num_workers
-        start_error = self.crew.drop_refused()
-        if len(self.crew.workers) < self.num_workers and not is_short:
+        is_short = len(self.supervisor.workers) < self.num_workers
+        start_error = self.supervisor.drop_refused()
+        if len(self.supervisor.workers) < self.num_workers and not is_short:
             self._retry_start_at_s = time.monotonic() + _START_RETRY_S
         if time.monotonic() < self._retry_start_at_s:
             return
         try:
-            if len(self.crew.workers) < self.num_workers and start_error is None:
+            if len(self.supervisor.workers) < self.num_workers and start_error is None:
                 self.start_missing()
         except OSError as error:
             self._retry_start_at_s = time.monotonic() + _START_RETRY_S
-            start_error = error if not self.crew.workers else None
+            start_error = error if not self.supervisor.workers else None
         if start_error is not None:
             broken = ResourceError.of(start_error, "a pool's worker", "was not started")
             broken.__cause__ = start_error
@@ -385,7 +385,7 @@ class Engine:
     def _kill_overdue(self) -> None:
         """Kill workers whose task has exceeded its timeout."""
         now_ns = time.monotonic_ns()
-        for worker, state in zip(self.crew.workers, self._worker_states(), strict=True):
+        for worker, state in zip(self.supervisor.workers, self._worker_states(), strict=True):
             with self._dispatch.lock:
                 task = self._dispatch.sent.get(state.ticket)
             if task is None or task.call.timeout is None or worker.killed_ticket:
@@ -403,7 +403,7 @@ class Engine:
         states = self._worker_states()
         if self._dispatch.has_waiting or all(state.ticket for state in states):
             return
-        for worker, state in zip(self.crew.workers, states, strict=True):
+        for worker, state in zip(self.supervisor.workers, states, strict=True):
             bundle = self._dispatch.sent.get(state.ticket)
             if not isinstance(bundle, Bundle) or now_ns - state.since_ns < patience_ns:
                 continue
@@ -420,13 +420,13 @@ class Engine:
         """Read and handle the messages in a worker's inbox."""
         for message in worker.inbox.receive():
             self._handle_result(worker, ResultPacket.decode(message))
-        if worker.inbox.ended and self.crew.on_inbox_closed(worker):
-            self._dispatch.look_for_lost(self.crew.all_workers)
+        if worker.inbox.ended and self.supervisor.on_inbox_closed(worker):
+            self._dispatch.look_for_lost(self.supervisor.all_workers)
 
     def _handle_result(self, worker: Worker, packet: ResultPacket) -> None:
         """Act on one message of a worker."""
         if packet.status is Status.READY:
-            self.crew.is_ready(worker, packet.ticket)
+            self.supervisor.is_ready(worker, packet.ticket)
             return
         if packet.status is Status.BYE:
             worker.is_exiting = True
@@ -439,7 +439,7 @@ class Engine:
             return
         task = self._dispatch.settle_result(worker, packet)
         if packet.last:
-            self.crew.mark_exiting(worker)
+            self.supervisor.mark_exiting(worker)
         if isinstance(task, Bundle) and packet.status is Status.DONE:
             self._finish_bundle(task, packet.result.data, leases)
         elif task is not None:
@@ -504,14 +504,14 @@ class Engine:
         """Reap an exited worker and settle the task it was running."""
         self._receive(worker)
         state = worker.slot.read()
-        exit_reason = self.crew.reap(worker)
+        exit_reason = self.supervisor.reap(worker)
         self._dispatch.writer.give_back(list(worker.held_blocks))
         task = self._dispatch.sent.get(state.ticket)
         if task is not None:
             self._handle_task_of_exited(task, worker, state, exit_reason)
         elif not worker.is_exiting:
-            self._dispatch.look_for_lost(self.crew.all_workers)
-        error = self.crew.is_crash_looping(exit_reason)
+            self._dispatch.look_for_lost(self.supervisor.all_workers)
+        error = self.supervisor.is_crash_looping(exit_reason)
         if error is not None:
             self._fail_all(error)
 
@@ -557,9 +557,9 @@ class Engine:
     def _shut_down(self) -> None:
         """End the workers and fail what is left."""
         if not self._terminated and self._broken_error is None:
-            self._dispatch.stop(len(self.crew.workers))
+            self._dispatch.stop(len(self.supervisor.workers))
         self._dispatch.close_write()
-        self.crew.end(is_immediate=lambda: self._terminated or self._broken_error is not None)
+        self.supervisor.end(is_immediate=lambda: self._terminated or self._broken_error is not None)
         self._terminated = self._is_over = True
         self._fail_all(self._broken_error or terminated_error())
         while self._actions:
@@ -570,7 +570,7 @@ class Engine:
 
     def _close_ends(self) -> None:
         """Close all pipes and memory of the pool."""
-        self.crew.close()
+        self.supervisor.close()
         self._dispatch.close()
         self._wake.close()
         self._wake_read.close()
@@ -578,7 +578,7 @@ class Engine:
     def close_in_child(self) -> None:
         """Close descriptors in a forked child, so that each end of a pipe sees the other close."""
         if not self.is_ours:
-            self.crew.close_in_child()
+            self.supervisor.close_in_child()
             self._dispatch.close_in_child()
 
 

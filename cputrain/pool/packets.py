@@ -128,9 +128,9 @@ def with_ticket(packet: bytearray, ticket: int) -> bytearray:
     return packet
 
 
-def points_to(blocks: Lent) -> bytearray:
+def points_to(block: Lent) -> bytearray:
     """Return a packet that points to a block with the encoded task."""
-    return TaskPacket(0, Kind.CALL, False, Payload(b"", []), Payload(b"", [blocks])).encode()
+    return TaskPacket(0, Kind.CALL, False, Payload(b"", []), Payload(b"", [block])).encode()
 
 
 def pointed_to(packet: TaskPacket) -> Lent | None:

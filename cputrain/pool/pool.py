@@ -125,7 +125,7 @@ class Pool(multiprocessing_pool.Pool):
 
     @property
     def _pool(self) -> list[Any]:
-        return [worker.process for worker in self._engine.crew.workers]
+        return [worker.process for worker in self._engine.supervisor.workers]
 
     def __del__(
         self,

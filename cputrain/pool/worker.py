@@ -194,9 +194,9 @@ class _Worker:
         packet = TaskPacket.decode(data)
         if packet.kind is Kind.STOP:
             return None
-        blocks = pointed_to(packet)
-        if blocks is not None:
-            encoded = self._reader.read(blocks)
+        block = pointed_to(packet)
+        if block is not None:
+            encoded = self._reader.read(block)
             packet = TaskPacket.decode(memoryview(encoded))._replace(ticket=ticket)
         return packet
 

@@ -27,7 +27,7 @@ _GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
-class Crew:
+class Supervisor:
     """The worker processes of a pool, kept at the requested number."""
 
     def __init__(
