@@ -129,7 +129,7 @@ class Worker:
         return f"{subject} ended with exit code {code}"
 
     def close(self) -> None:
-        """Close its descriptors; blocks of results that the script refers to stay mapped."""
+        """Close its descriptors; blocks of results that are still referred to stay mapped."""
         self.inbox.close()
         self.outbox.close()
         if isinstance(self.process, ForkedProcess):
