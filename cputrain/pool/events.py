@@ -34,7 +34,7 @@ class OnceEvent:
             self._gate.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the event is set or `timeout` seconds have passed; return whether it is set."""
+        """Wait until the event is set or `timeout` seconds pass; return whether it is set."""
         remaining_s = float("inf") if timeout is None else timeout
         while not self._is_set and remaining_s > 0:
             # a thread that acquires the gate releases it for the next; if an interrupt comes in

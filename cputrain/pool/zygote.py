@@ -1,9 +1,9 @@
 """The zygote (template process): a single-threaded process that forks a pool's workers.
 
 The zygote is forked when the pool is made, by the thread that makes it, and keeps that state: one
-thread, no lock held. It forks replacement workers, too. A worker forked from a running program would
-inherit locks held by other threads, which no thread in the child releases: of stdout, of an import,
-of torch's generator. The zygote forks the first workers while the program goes on.
+thread, no lock held. It forks replacement workers, too. A worker forked from a running program
+would inherit locks held by other threads, which no thread in the child releases: of stdout, of an
+import, of torch's generator. The zygote forks the first workers while the program goes on.
 """
 
 from __future__ import annotations
