@@ -1,4 +1,4 @@
-"""Processes that share the work, and a tensor filled by all of them."""
+"""A process pool that survives killed workers, and parallel filling of large tensors."""
 
 from __future__ import annotations
 

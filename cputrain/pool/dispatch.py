@@ -1,4 +1,4 @@
-"""The tasks of a pool that wait, and those that are on their way."""
+"""The dispatch queue: tasks that wait, and tasks sent to the workers' pipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cputrain.errors import ResourceError
 from cputrain.ipc import ArenaFullError, End, Memory, Writer, pipe
-from cputrain.pool.outcomes import terminated
+from cputrain.pool.outcomes import terminated_error
 from cputrain.pool.packets import LONGEST, STOP, with_ticket
 from cputrain.pool.tasks import Bundle, tokens_of
 
@@ -27,59 +27,61 @@ if TYPE_CHECKING:
     from cputrain.pool.workers import Worker
 
 AHEAD = 32
-"""Tasks that may wait in the pipe, so that a worker finds its next one without us."""
+"""Tasks that may wait in the pipe, so that a worker reads its next task without a round trip."""
 
 AHEAD_BYTES = 64 << 20
-"""Bytes of arguments beyond which no task waits but one for each worker."""
+"""Bytes of arguments in flight beyond which only one task per worker waits in the pipe."""
 
-_LOST_AFTER = 0.25
-"""Seconds after which a task that was taken, but by none of the workers, went with a dead one."""
+_LOST_AFTER_S = 0.25
+"""Seconds after which a task that was read, but begun by no live worker, counts as lost."""
 
 
 class Dispatch:
-    """Sends tasks, in order, and no more than a few ahead of the workers.
+    """A queue that sends tasks in order, and no more than a few ahead of the workers.
 
-    Scripts submit in their threads, and the engine hears of results in its own. What is sent is
-    pickled with the lock held, and pickling may call whatever a script has written: so whoever
-    submits waits for no lock, but leaves it to who has it.
+    User threads submit tasks, the engine's thread receives results. Tasks are pickled with the lock
+    held, and pickling may call user code, such as `__reduce__`. So `enqueue` never blocks on the
+    lock: if another thread holds it, that thread sends the task.
     """
 
-    def __init__(self, processes: int, failed: Callable[[Task, BaseException], None]) -> None:
-        self._processes = processes
-        self._failed = failed
-        """Told of a task that cannot be sent, with the lock held."""
+    def __init__(
+        self, num_workers: int, on_send_failure: Callable[[Task, BaseException], None]
+    ) -> None:
+        self._num_workers = num_workers
+        self._on_send_failure = on_send_failure
+        """Called with the lock held for a task that cannot be sent, and the error."""
         self.lock = threading.RLock()
         self.arguments = Memory.create()
         self.writer = Writer(self.arguments, threads=min(8, len(os.sched_getaffinity(0))))
         read, write = pipe(os.O_DIRECT, of="a pool")
         self.pipe, self._write = End(read), End(write)
         os.set_blocking(write, False)
-        with suppress(OSError):  # more than this user may have: then fewer tasks wait in it
-            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, (AHEAD + processes) * LONGEST)
+        with suppress(OSError):  # above the user's limit on pipes: then fewer tasks wait in it
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, (AHEAD + num_workers) * LONGEST)
         self._waiting: deque[Task] = deque()
         self.sent: dict[int, Task] = {}
-        """On their way, by their tickets."""
-        self._bytes = 0
+        """Tasks that have been sent and have no result yet, by ticket."""
+        self._sent_bytes = 0
         self._prepared_bytes = 0
-        """Of tasks that wait and have been packed already."""
-        self._counting = threading.Lock()
-        """Held for the moment in which that is changed."""
-        self.timed = 0
-        """How many of them may take only so long."""
-        self.bundles = 0
-        """How many of them are bundles."""
-        self._ticket = 0
+        """Bytes held by waiting tasks that have been packed already."""
+        self._prepared_bytes_lock = threading.Lock()
+        """Guards `_prepared_bytes`."""
+        self.num_timed = 0
+        """How many sent tasks have a timeout."""
+        self.num_bundles = 0
+        """How many sent tasks are bundles."""
+        self._last_ticket = 0
         self._closed = False
         self._suspects: set[int] = set()
-        self.look_again_at: float | None = None
-        """When it is known whether a task was lost."""
-        self._doubtful: dict[int, list[Lent]] = {}
-        """Blocks of tasks that were sent again, though a worker may have them after all."""
+        self.recover_lost_at_s: float | None = None
+        """Monotonic time at which suspected tasks that no worker has begun count as lost."""
+        self._quarantined: dict[int, list[Lent]] = {}
+        """Argument blocks, by ticket, of tasks sent again although a worker may still run them."""
 
-    # -- going out
+    # -- sending
 
-    def add(self, tasks: list[Task]) -> bool:
-        """Tasks to be done after all others; false if somebody must be told to send them."""
+    def enqueue(self, tasks: list[Task]) -> bool:
+        """Append tasks to the queue; return False if the engine's thread must send them."""
         self._waiting.extend(tasks)
         if not self.lock.acquire(blocking=False):
             return False
@@ -88,100 +90,102 @@ class Dispatch:
         finally:
             self.lock.release()
 
-    def again(self, tasks: list[Task]) -> None:
-        """Tasks to be done before all others, as they have been on their way already."""
+    def requeue(self, tasks: list[Task]) -> None:
+        """Put tasks that have been sent before at the front of the queue."""
         with self.lock:
             for task in tasks:
                 task.unpack(self.writer)
             self._waiting.extendleft(reversed(tasks))
 
-    def prepare(self, task: Task, *, now: bool) -> bool:
-        """Pack what may change of a task before there is room for it.
+    def prepare(self, task: Task, *, must_pack: bool) -> bool:
+        """Pack the mutable arguments of a task before there is room to send it.
 
-        False if memory for that is used up, unless it must be `now`. As many as multiprocessing
-        would pack at once always are: one for each worker, and the next one.
+        Returns False if the memory for packed tasks is used up, unless `must_pack`. As many as
+        multiprocessing would pack at once are always packed: one for each worker, and the next.
         """
-        enough = len(self.sent) + len(self._waiting) > self._processes + 1
-        if not now and enough and self._prepared_bytes >= AHEAD_BYTES:
+        has_enough = len(self.sent) + len(self._waiting) > self._num_workers + 1
+        if not must_pack and has_enough and self._prepared_bytes >= AHEAD_BYTES:
             return False
         try:
             task.prepare(self.writer)
         except ArenaFullError:
-            if not now:
+            if not must_pack:
                 return False
-            task.prepare_outside()
-        except Exception as error:  # whatever cannot be pickled: told when its turn comes
+            task.prepare_without_arena()
+        except Exception as error:  # from user code while pickling: raised when the task is sent
             task.failure = error
         if task.prepared_bytes:
-            with self._counting:
+            with self._prepared_bytes_lock:
                 self._prepared_bytes += task.prepared_bytes
-            task.call.weighs(sum(one.size for one in task.lent))
+            task.call.record_bytes(sum(block.size for block in task.blocks))
         return True
 
-    def _waits_no_more(self, task: Task) -> None:
+    def _uncount_prepared(self, task: Task) -> None:
+        """Subtract a task that no longer waits from the bytes of prepared tasks."""
         if task.prepared_bytes:
-            with self._counting:
+            with self._prepared_bytes_lock:
                 self._prepared_bytes -= task.prepared_bytes
                 task.prepared_bytes = 0
 
     def send(self, *, packs: bool = True) -> bool:
-        """Put waiting tasks into the pipe; false if one must be packed first, and may not be.
+        """Write waiting tasks to the pipe; return False if the next must be packed first.
 
-        To pack calls whatever a script has written, so the engine's thread does it: it is not to
-        be interrupted.
+        Packing calls user code, so only the engine's thread does it (`packs`), which
+        KeyboardInterrupt does not reach.
         """
         with self.lock:
             while self._waiting and not self._closed and self._has_room():
                 if not (packs or self._waiting[0].is_prepared or self._waiting[0].is_ready):
                     return False
-                task = self._next()
+                task = self._next_task()
                 try:
                     if not self._send(task):
-                        return True  # when something has ended there will be room
+                        return True  # a result makes room, and the engine sends again
                 except BaseException:  # an interrupt of the thread that submits, say
-                    self.take_out(task)
+                    self.remove_sent(task)
                     self._waiting.appendleft(task)
                     raise
         return True
 
     def _send(self, task: Task) -> bool:
-        """False if it must wait, and waits."""
-        if task.call.over:
-            for one in task.each():
-                self._failed(one, terminated())
+        """Send one task; return False if the task had to be put back into the queue."""
+        if task.call.is_over:
+            for member in task.members():
+                self._on_send_failure(member, terminated_error())
             return True
-        packet = self._packet_of(task)
+        packet = self._pack_task(task)
         if packet is None:
             return not (self._waiting and self._waiting[0] is task)
-        self._ticket += 1
-        task.ticket = self._ticket
+        self._last_ticket += 1
+        task.ticket = self._last_ticket
         self.sent[task.ticket] = task
-        self._count(task, 1)
-        if task.is_prepared:  # what others hold is known to be little
-            for one in task.each():
-                self._waits_no_more(one)
+        self._count_sent(task, 1)
+        if task.is_prepared:  # tasks that are not prepared hold no packed arguments
+            for member in task.members():
+                self._uncount_prepared(member)
         try:
-            os.write(self._write.fileno(), with_ticket(packet, self._ticket))
+            os.write(self._write.fileno(), with_ticket(packet, self._last_ticket))
         except BlockingIOError:
-            self.take_out(task)
+            self.remove_sent(task)
             self._waiting.appendleft(task)
             return False
         return True
 
     def _has_room(self) -> bool:
-        ahead = AHEAD if self._bytes < AHEAD_BYTES else self._processes
-        return len(self.sent) < self._processes + ahead
+        """Return whether another task may be sent ahead of the workers."""
+        max_waiting = AHEAD if self._sent_bytes < AHEAD_BYTES else self._num_workers
+        return len(self.sent) < self._num_workers + max_waiting
 
-    def _next(self) -> Task:
-        """The next task, or a bundle of the next ones."""
+    def _next_task(self) -> Task:
+        """Pop the next task, or a bundle of the next tasks if they are small."""
         waiting = self._waiting
         task = waiting.popleft()
         call, function, is_prepared = task.call, task.function, task.is_prepared
-        most = call.bundle(len(waiting) + 1, self._processes)
-        if most == 1 or isinstance(task, Bundle):
+        max_tasks = call.bundle(len(waiting) + 1, self._num_workers)
+        if max_tasks == 1 or isinstance(task, Bundle):
             return task
         tasks = [task]
-        while waiting and len(tasks) < most:
+        while waiting and len(tasks) < max_tasks:
             following = waiting[0]
             if (
                 following.call is not call
@@ -193,8 +197,8 @@ class Dispatch:
             tasks.append(waiting.popleft())
         return Bundle(tasks) if len(tasks) > 1 else task
 
-    def _packet_of(self, task: Task) -> bytearray | None:
-        """Nothing if it must wait, or cannot be sent."""
+    def _pack_task(self, task: Task) -> bytearray | None:
+        """Return the task's packet, or None if the task must wait or cannot be sent."""
         try:
             return task.pack(self.writer)
         except ArenaFullError:
@@ -202,143 +206,147 @@ class Dispatch:
                 self._waiting.appendleft(task)
                 return None
             error: Exception = ResourceError(
-                task.named(),
+                task.description(),
                 "must have arguments that fit into shared memory",
                 found=f"no room in {self.arguments.size >> 20} MiB",
                 do="Give it smaller pieces, or raise the limit on addresses: ulimit -v.",
             )
-        except Exception as reason:  # whatever cannot be pickled: the caller is told
-            error = reason
+        except Exception as packing_error:  # from user code while pickling: the caller gets it
+            error = packing_error
         if isinstance(task, Bundle):
             task.release(self.writer)
             task.call.may_bundle = False
-            self.again(task.each())
+            self.requeue(task.members())
         else:
-            self._failed(task, error)
+            self._on_send_failure(task, error)
         return None
 
-    def _count(self, task: Task, sign: int) -> None:
-        self._bytes += sign * task.bytes
-        self.timed += sign * (task.call.timeout is not None)
-        self.bundles += sign * isinstance(task, Bundle)
+    def _count_sent(self, task: Task, sign: int) -> None:
+        """Add a task to the totals over sent tasks (`sign` 1), or subtract it (-1)."""
+        self._sent_bytes += sign * task.bytes
+        self.num_timed += sign * (task.call.timeout is not None)
+        self.num_bundles += sign * isinstance(task, Bundle)
 
-    # -- coming back
+    # -- results
 
-    def take_out(self, task: Task) -> None:
-        """It is on its way no more."""
+    def remove_sent(self, task: Task) -> None:
+        """Remove a task from the sent tasks."""
         with self.lock:
             if self.sent.pop(task.ticket, None) is not None:
-                self._count(task, -1)
+                self._count_sent(task, -1)
 
-    def settle(self, worker: Worker, packet: ResultPacket) -> Task | None:
-        """Book what a worker tells; the task it is about, unless that has been given up."""
+    def settle_result(self, worker: Worker, packet: ResultPacket) -> Task | None:
+        """Book a worker's result; return its task, or None if the task has been given up."""
         with self.lock:
             task = self.sent.get(packet.ticket)
-            self.writer.give_back(tokens_of(self._doubtful.pop(packet.ticket, [])))
+            self.writer.give_back(tokens_of(self._quarantined.pop(packet.ticket, [])))
             if task is not None:
-                self.take_out(task)
-                done = len(task.each())
-                task.call.took(packet.took, done)
-                task.call.weighs(sum(one.size for one in packet.result.lent) // done)
-                if packet.kept:
-                    lent = {one.token: one for one in task.all_lent()}
-                    self.writer.keep([lent[token] for token in set(packet.kept)])
-                    worker.kept.update(packet.kept)
+                self.remove_sent(task)
+                num_tasks = len(task.members())
+                task.call.record_time(packet.elapsed_ns, num_tasks)
+                task.call.record_bytes(
+                    sum(block.size for block in packet.result.blocks) // num_tasks
+                )
+                if packet.held_blocks:
+                    blocks = {block.token: block for block in task.all_blocks()}
+                    self.writer.keep([blocks[token] for token in set(packet.held_blocks)])
+                    worker.held_blocks.update(packet.held_blocks)
                 if isinstance(task, Bundle):
                     task.release(self.writer)
-            ended = worker.kept.intersection(packet.ended)  # what it was set up with is not in it
-            self.writer.give_back(list(ended))
-            worker.kept -= ended
+            # blocks of the initializer's arguments are not among the held ones
+            released_blocks = worker.held_blocks.intersection(packet.released_blocks)
+            self.writer.give_back(list(released_blocks))
+            worker.held_blocks -= released_blocks
             return task
 
     def end(self, tasks: list[Task]) -> None:
-        """Those of one call that will not be done again."""
+        """Release tasks of one call that will not run again."""
         with self.lock:
             for task in tasks:
                 if task.prepared_bytes:
-                    self._waits_no_more(task)
+                    self._uncount_prepared(task)
                 task.release(self.writer)
-            tasks[0].call.ended(len(tasks), self.writer)
+            tasks[0].call.add_ended(len(tasks), self.writer)
 
     def discard(self, task: Task) -> None:
-        """One that was prepared, and will not be submitted."""
-        self._waits_no_more(task)
+        """Release a task that was prepared and will not be submitted."""
+        self._uncount_prepared(task)
         task.release(self.writer)
 
     def clear(self) -> list[Task]:
-        """All of them; none is left."""
+        """Remove and return all tasks, sent or waiting."""
         with self.lock:
             tasks = [*self.sent.values(), *self._waiting]
             for task in list(self.sent.values()):
-                self.take_out(task)
+                self.remove_sent(task)
             self._waiting.clear()
-        return [one for task in tasks for one in task.each()]
+        return [member for task in tasks for member in task.members()]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits and nothing is on its way."""
+        """Whether no task waits and no task has been sent."""
         return not self.sent and not self._waiting
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there is more than the pipe may hold."""
+        """Whether tasks wait that the pipe has no room for."""
         return bool(self._waiting)
 
-    # -- lost
+    # -- lost tasks
 
     def look_for_lost(self, workers: Iterable[Worker]) -> None:
-        """A worker has died: perhaps after it had taken a task, and before it could say so."""
-        self._suspects = self._taken_by_none(workers)
-        self.look_again_at = time.monotonic() + _LOST_AFTER if self._suspects else None
+        """Look for tasks that an exited worker read without writing the ticket to its slot."""
+        self._suspects = self._taken_by_no_worker(workers)
+        self.recover_lost_at_s = time.monotonic() + _LOST_AFTER_S if self._suspects else None
 
     def recover_lost(self, workers: Iterable[Worker]) -> None:
-        """What nobody has begun by now will be sent again."""
+        """Queue the suspected tasks again that no worker has begun by now."""
         with self.lock:
-            lost = self._suspects & self._taken_by_none(workers)
-            self.look_again_at = None
-            for task in [self.sent[ticket] for ticket in sorted(lost, reverse=True)]:
-                self.take_out(task)
-                # should a worker have it after all, its arguments must stay as they are
-                self._doubtful[task.ticket] = task.all_lent()
-                self.writer.keep(task.all_lent())
+            lost_tickets = self._suspects & self._taken_by_no_worker(workers)
+            self.recover_lost_at_s = None
+            for task in [self.sent[ticket] for ticket in sorted(lost_tickets, reverse=True)]:
+                self.remove_sent(task)
+                # a worker may run it after all: keep its arguments unchanged
+                self._quarantined[task.ticket] = task.all_blocks()
+                self.writer.keep(task.all_blocks())
                 self._waiting.appendleft(task)
 
-    def _taken_by_none(self, workers: Iterable[Worker]) -> set[int]:
-        """Tasks that are out of the pipe, but that no worker has begun."""
+    def _taken_by_no_worker(self, workers: Iterable[Worker]) -> set[int]:
+        """Return tickets of tasks that have been read from the pipe but begun by no worker."""
         with self.lock:
-            waiting = array.array("i", [0])
-            fcntl.ioctl(self.pipe.fileno(), termios.FIONREAD, waiting)
-            in_pipe = waiting[0]
-            taken = set()
+            num_bytes = array.array("i", [0])
+            fcntl.ioctl(self.pipe.fileno(), termios.FIONREAD, num_bytes)
+            bytes_in_pipe = num_bytes[0]
+            taken_tickets = set()
             for ticket, task in reversed(self.sent.items()):
                 assert task.packet is not None
-                if in_pipe > 0:
-                    in_pipe -= len(task.packet)
+                if bytes_in_pipe > 0:
+                    bytes_in_pipe -= len(task.packet)
                 else:
-                    taken.add(ticket)
-            return taken - {one.slot.read().ticket for one in workers}
+                    taken_tickets.add(ticket)
+            return taken_tickets - {worker.slot.read().ticket for worker in workers}
 
     # -- the end
 
-    def stop(self, workers: int) -> None:
-        """Have so many workers end when they have done all that is in the pipe."""
-        with suppress(BlockingIOError):  # who finds none finds the pipe's end
-            for _ in range(workers):
+    def stop(self, num_workers: int) -> None:
+        """Write one STOP packet per worker, which is read after all tasks in the pipe."""
+        with suppress(BlockingIOError):  # workers that get no STOP exit at the pipe's end
+            for _ in range(num_workers):
                 os.write(self._write.fileno(), STOP)
 
     def close_write(self) -> None:
-        """Nothing more is sent."""
+        """Close the write end of the pipe; no task is sent any more."""
         with self.lock:
             self._closed = True
             self._write.close()
 
     def close_in_child(self) -> None:
-        """In a process forked off the pool's, where another thread's lock is nobody's."""
+        """Close the write end in a forked child, where the lock's owner does not exist."""
         self._closed = True
         self._write.close()
 
     def close(self) -> None:
-        """Let go of the pipe and the memory."""
+        """Close the pipe and the descriptor of the arguments' memory."""
         self._write.close()
         self.pipe.close()
         self.arguments.close_descriptor()

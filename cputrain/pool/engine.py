@@ -1,7 +1,7 @@
-"""The thread behind a pool: tasks go out, results come in, workers that end are replaced.
+"""The pool's engine: a thread that sends tasks, receives results and replaces exited workers.
 
-Nothing here waits for a worker, and no lock is shared with one. All workers read one pipe of
-packets; each has a pipe of its own for results, so one that is killed cuts off nobody but itself.
+The engine never blocks on a worker and shares no lock with workers. All workers read one pipe of
+task packets; each worker writes results to its own pipe, so a killed worker breaks only its own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ from typing import TYPE_CHECKING, Any
 from cputrain.errors import CputrainError, InternalError, ResourceError
 from cputrain.ipc import End, deferred_signals, pipe, start_thread
 from cputrain.pool.callbacks import Callbacks
-from cputrain.pool.crew import Crew
 from cputrain.pool.dispatch import Dispatch
 from cputrain.pool.events import OnceEvent
-from cputrain.pool.outcomes import fate_of, lost_with, not_set_up, outcome_of, said, terminated
-from cputrain.pool.packets import Part, ResultPacket, Status
+from cputrain.pool.outcomes import (
+    describe,
+    initializer_error,
+    outcome_of,
+    result_lost_error,
+    task_lost_error,
+    terminated_error,
+)
+from cputrain.pool.packets import Payload, ResultPacket, Status
 from cputrain.pool.prefetch import Prefetcher
+from cputrain.pool.supervisor import Supervisor
 from cputrain.pool.tasks import (
     SUBMITTED_BYTES,
     SUBMITTED_TOGETHER,
@@ -39,75 +46,80 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cputrain.pool.slots import Doing
+    from cputrain.pool.slots import WorkerState
     from cputrain.pool.tasks import Call, Task
     from cputrain.pool.worker import Setup
     from cputrain.pool.workers import Worker
 
-_PATIENCE = 0.02
-"""Seconds that an item of a bundle may take before the others are given to somebody else."""
+_BUNDLE_PATIENCE_S = 0.02
+"""Seconds that an item of a bundle may take before the rest goes to another worker."""
 
-_PAUSE = 0.5
-"""Seconds until a worker is asked for again that the system has refused."""
+_START_RETRY_S = 0.5
+"""Seconds until a start that the system refused is tried again."""
 
-_LONG = 3600.0
-"""Seconds; the system's clock for waiting takes no more than some weeks."""
+_MAX_POLL_S = 3600.0
+"""Longest poll timeout in seconds; poll() overflows after some weeks."""
 
 
 class Engine:
-    """Runs tasks on workers, until it is closed."""
+    """Runs tasks on worker processes until it is closed."""
 
     _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
     def __init__(
         self,
-        processes: int,
-        process: Callable[..., Any],
+        num_workers: int,
+        process_class: Callable[..., Any],
         setup: Setup,
-        starting: Callable[[], Any],
+        starting_context: Callable[[], Any],
     ) -> None:
-        self.processes = processes
+        self.num_workers = num_workers
         self.calls: dict[int, Any] = _Calls(self)
-        """Results that are not complete, by the number of their call."""
+        """Results that are not complete, by job number."""
         self._closing = False
         self._terminated = False
-        self._start_again_at = 0.0
-        self._over = False
-        """Nothing is sent any more."""
+        self._retry_start_at_s = 0.0
+        self._is_over = False
+        """Whether no task is sent any more."""
         self._thread: threading.Thread | None = None
         self._has_ended = OnceEvent()
         """Set when all workers have ended, and all descriptors have been closed."""
-        self._broken: CputrainError | None = None
-        """Why no worker can be started."""
-        self._asked: deque[Callable[[], None]] = deque()
+        self._broken_error: CputrainError | None = None
+        """The error that all tasks get, if no worker can be started."""
+        self._actions: deque[Callable[[], None]] = deque()
         self._callbacks = Callbacks()
-        self._owner = os.getpid()
-        self._dispatch = Dispatch(processes, _weakly(self._cannot_be_sent))
-        self.crew = Crew(
-            processes, process, setup, starting, self._dispatch.pipe, self._dispatch.arguments
+        self._owner_pid = os.getpid()
+        self._dispatch = Dispatch(num_workers, _weak_callback(self._on_send_failure))
+        self.supervisor = Supervisor(
+            num_workers,
+            process_class,
+            setup,
+            starting_context,
+            self._dispatch.pipe,
+            self._dispatch.arguments,
         )
         wake_read, wake = pipe(os.O_NONBLOCK, of="a pool")
         self._wake_read, self._wake = End(wake_read), End(wake)
-        self.crew.listen_to(wake_read)
+        self.supervisor.register_fd(wake_read)
         Engine._all.add(self)
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it."""
-        return os.getpid() == self._owner
+        """Whether this process made the engine, rather than inherited it by a fork."""
+        return os.getpid() == self._owner_pid
 
-    # -- what a pool asks for
+    # -- called by Pool
 
     def start(self) -> None:
-        """Start the workers, and the thread; if either fails, nothing is left."""
-        setup = self.crew.setup
+        """Start the workers and the thread; if either fails, leave neither running."""
+        setup = self.supervisor.setup
         if not setup.forked and setup.initializer is not None:
-            self.crew.setup = self._packed(setup)
+            self.supervisor.setup = self._pack_setup(setup)
         self._thread = threading.Thread(target=self._run, name="cputrain pool", daemon=True)
         # forks take milliseconds; a fork server may have to import torch first
         with deferred_signals() if setup.forked else nullcontext():
             try:
-                self.crew.start()
+                self.supervisor.start()
                 with deferred_signals():
                     start_thread(self._thread, "a pool")
             except BaseException:
@@ -116,149 +128,153 @@ class Engine:
                 raise
 
     def _abandon(self) -> None:
+        """End the workers and close all descriptors after a failed start."""
         if self._thread is not None and self._thread.ident is not None:
-            return  # an interrupt when all had been started: the pool is terminated
+            return  # an interrupt after the thread's start: the pool is terminated instead
         self._thread = None
         try:
-            self.crew.abandon()
+            self.supervisor.abandon()
         finally:
             self._close_ends()
             self._has_ended.set()
 
-    def _packed(self, setup: Setup) -> Setup:
-        """Have all workers read the same, instead of one after the other its own."""
+    def _pack_setup(self, setup: Setup) -> Setup:
+        """Pack the initializer once into shared memory, which every worker reads."""
         writer = self._dispatch.writer
         try:
             shared: list[torch.UntypedStorage] = []
-            part, lasts = packed((setup.initializer, setup.initargs), writer, shared)
-        except Exception:  # what only a process's start can share, as locks, says so itself
+            payload, can_resend = packed((setup.initializer, setup.initargs), writer, shared)
+        except Exception:  # locks and the like can be pickled only while a process starts
             return setup
-        if not lasts:
-            writer.give_back(tokens_of(part.lent))
+        if not can_resend:
+            writer.give_back(tokens_of(payload.blocks))
             return setup
-        self._original = setup, shared  # holds what workers that start later may open
-        block = writer.lend(memoryview(part.data))
-        return setup._replace(initializer=None, initargs=(), packed=Part(b"", [*part.lent, block]))
+        self._unpacked_setup = setup, shared  # keeps alive the storages that later workers may open
+        block = writer.lend(memoryview(payload.data))
+        return setup._replace(
+            initializer=None, initargs=(), packed=Payload(b"", [*payload.blocks, block])
+        )
 
     def submit(self, call: Call, tasks: list[Task], *, complete: bool) -> None:
-        """Have tasks of a call done, in this order; `complete` if no more of it follow."""
-        call.begun(len(tasks), complete=complete)
-        sent = self._dispatch.add(tasks)
-        if self._over or self._broken is not None:
-            self._break(self._broken or terminated())
-        elif not sent or self._dispatch.timed or self._dispatch.bundles:
-            self.wake()  # there is something to send, or to wait for that no worker tells of
+        """Queue tasks of a call, in this order; `complete` if they are the call's last tasks."""
+        call.add_submitted(len(tasks), complete=complete)
+        is_sent = self._dispatch.enqueue(tasks)
+        if self._is_over or self._broken_error is not None:
+            self._fail_all(self._broken_error or terminated_error())
+        elif not is_sent or self._dispatch.num_timed or self._dispatch.num_bundles:
+            self.wake()  # there is something to send, or a timeout to watch
 
     def begin(self, make: Callable[[], tuple[Call, list[Task]]]) -> None:
-        """Have a whole call done; its tasks are packed now, as far as memory for that allows.
+        """Submit all tasks of a call, packed now as far as memory for packed tasks allows.
 
-        An interrupt while they are packed leaves none behind of which the pool does not know.
+        If an interrupt comes while tasks are packed, the rest are submitted all the same.
         """
         call: Call | None = None
         tasks: list[Task] = []
-        begun = 0
+        num_submitted = 0
         try:
             with deferred_signals():
                 call, tasks = make()
                 if call.is_quick(tasks):
                     if len(tasks) == 1:
-                        self._dispatch.prepare(tasks[0], now=False)
-                    whole, call = call, None
-                    self.submit(whole, tasks, complete=True)
+                        self._dispatch.prepare(tasks[0], must_pack=False)
+                    quick_call, call = call, None
+                    self.submit(quick_call, tasks, complete=True)
                     return
             if len(tasks) == 1:
-                self._dispatch.prepare(tasks[0], now=False)
+                self._dispatch.prepare(tasks[0], must_pack=False)
                 return
             size = 0
-            with call.one_moment():
+            with call.frozen_buffers():
                 for count, task in enumerate(tasks, 1):
-                    if not self._dispatch.prepare(task, now=False):
+                    if not self._dispatch.prepare(task, must_pack=False):
                         return
                     size += task.prepared_bytes
-                    if size >= SUBMITTED_BYTES or count - begun >= SUBMITTED_TOGETHER:
+                    if size >= SUBMITTED_BYTES or count - num_submitted >= SUBMITTED_TOGETHER:
                         with deferred_signals():
-                            self.submit(call, tasks[begun:count], complete=False)
-                            begun, size = count, 0
+                            self.submit(call, tasks[num_submitted:count], complete=False)
+                            num_submitted, size = count, 0
         finally:
             if call is not None:
                 with deferred_signals():
-                    if begun < len(tasks):
-                        self.submit(call, tasks[begun:], complete=True)
+                    if num_submitted < len(tasks):
+                        self.submit(call, tasks[num_submitted:], complete=True)
                     else:
                         self.complete(call)
 
     def do(self, action: Callable[[], None]) -> None:
-        """Have something done by the thread; can be asked for anywhere, by a finalizer too."""
-        self._asked.append(action)
+        """Have the engine's thread call `action`; safe in any thread and in finalizers."""
+        self._actions.append(action)
         self.wake()
 
     def wake(self) -> None:
-        """Have the thread look at everything again."""
+        """Wake the engine's thread from poll()."""
         try:
             os.write(self._wake.fileno(), b"\0")
-        except OSError:  # it has been woken already, or it has ended
+        except OSError:  # the pipe is full (a wake-up is pending), or the thread has ended
             return
 
     def complete(self, call: Call) -> None:
-        """No more tasks of this call follow."""
-        call.begun(0, complete=True)
-        call.ended(0, self._dispatch.writer)
+        """Record that no more tasks of this call follow."""
+        call.add_submitted(0, complete=True)
+        call.add_ended(0, self._dispatch.writer)
 
-    def prepare(self, task: Task, *, now: bool) -> bool:
-        """Pack what a task is given, as it is now; false if there is no memory for it."""
-        return self._dispatch.prepare(task, now=now)
+    def prepare(self, task: Task, *, must_pack: bool) -> bool:
+        """Pack a task's function and arguments now; return False if memory is used up."""
+        return self._dispatch.prepare(task, must_pack=must_pack)
 
-    def freeze_function(self, call: Call) -> Part | None:
-        """Have a call send its function as it is now; return it if it is small."""
+    def freeze_function(self, call: Call) -> Payload | None:
+        """Pack a call's function as it is now; return it if it is small."""
         return call.freeze_function(self._dispatch.writer)
 
     def discard(self, task: Task) -> None:
-        """One that was prepared, and will not be submitted."""
+        """Release a task that was prepared and will not be submitted."""
         self._dispatch.discard(task)
 
     def forget(self, call: Call) -> None:
-        """Nobody waits for what is still to come of a call: what has not been sent is lost."""
-        call.over = True
+        """Drop a call whose results are not wanted any more: unsent tasks are not run."""
+        call.is_over = True
         self.complete(call)
         self.wake()
 
     def start_missing(self) -> None:
-        """Start workers in the place of those that have ended."""
+        """Start workers in place of those that have exited."""
         with self._dispatch.lock:
-            self.crew.start()
+            self.supervisor.start()
         self.wake()
 
     def close(self) -> None:
-        """Nothing more will be asked for."""
+        """Let the engine end when all submitted tasks are done."""
         self._closing = True
         self.wake()
 
     def join(self) -> None:
-        """Wait until all has been done, asked for or not, and the workers have ended."""
+        """Wait until all tasks are done, lazy ones included, and all workers have exited."""
         for result in list(self.calls.values()):
             if isinstance(result, Prefetcher):
-                result.lift()
+                result.run_remaining()
         self._join_thread()
 
     def terminate(self) -> None:
-        """End everything now, and wait until it has ended."""
+        """Terminate all workers and wait until they have exited."""
         if not self.is_ours:
             return
         self.end_soon()
         self._join_thread()
 
     def _join_thread(self) -> None:
+        """Wait for the engine's thread to end."""
         thread = self._thread
         if thread is None or threading.current_thread() is thread:
             return
-        # not Thread.join alone: interrupted, it takes the thread for ended
+        # not Thread.join alone: after an interrupt, it takes the thread for ended
         self._has_ended.wait()
         thread.join()
 
     def end_soon(self) -> None:
-        """End everything; called by the collector, too, in whichever thread that runs.
+        """Have the engine's thread terminate all workers; called by finalizers, too, in any thread.
 
-        So it waits for nothing, unless the interpreter ends.
+        So it does not block, unless the interpreter is exiting.
         """
         if not self.is_ours:
             return
@@ -270,170 +286,186 @@ class Engine:
     # -- the thread
 
     def _run(self) -> None:
+        """Run the engine's thread until the pool is done."""
         try:
             while not self._is_done():
-                self._turn()
+                self._run_once()
         except BaseException as error:
-            self._broken = InternalError("a pool", "must not fail", found=said(error))
-            self._broken.__cause__ = error
+            self._broken_error = InternalError("a pool", "must not fail", found=describe(error))
+            self._broken_error.__cause__ = error
             raise
         finally:
             try:
-                self._end()
+                self._shut_down()
             finally:
-                self._callbacks.end()
+                self._callbacks.stop()
                 self._close_ends()
                 self._has_ended.set()
 
     def _is_done(self) -> bool:
+        """Return whether the pool is terminated, or closed and out of tasks."""
         if self._terminated:
             return True
         return self._closing and not self.calls and self._dispatch.is_empty
 
-    def _turn(self) -> None:
-        say, ended, woken = self.crew.wait(self._until_next())
-        for end in woken:
-            os.read(end, 1 << 12)
-        for worker in say:
+    def _run_once(self) -> None:
+        """Poll once, handle what is ready, and send tasks."""
+        readable, exited, other_fds = self.supervisor.wait(self._poll_timeout_ms())
+        for fd in other_fds:
+            os.read(fd, 1 << 12)
+        for worker in readable:
             self._receive(worker)
-        for worker in ended:
-            self._ended(worker)
-        while self._asked:
-            self._asked.popleft()()
-        lost = self._dispatch.look_again_at
-        if lost is not None and time.monotonic() >= lost:
-            self._dispatch.recover_lost(self.crew.everybody)
-        if self._dispatch.timed:
+        for worker in exited:
+            self._handle_exit(worker)
+        while self._actions:
+            self._actions.popleft()()
+        recover_at_s = self._dispatch.recover_lost_at_s
+        if recover_at_s is not None and time.monotonic() >= recover_at_s:
+            self._dispatch.recover_lost(self.supervisor.all_workers)
+        if self._dispatch.num_timed:
             self._kill_overdue()
-        if self._dispatch.bundles:
-            self._share_bundles()
-        if self._broken is None and not self._terminated and (self.calls or not self._closing):
-            self._replace()
+        if self._dispatch.num_bundles:
+            self._rebalance_bundles()
+        if (
+            self._broken_error is None
+            and not self._terminated
+            and (self.calls or not self._closing)
+        ):
+            self._replace_exited()
         self._dispatch.send()
 
-    def _until_next(self) -> float | None:
-        """Milliseconds until something must be looked at."""
-        now = time.monotonic()
-        times = []
-        if self._dispatch.look_again_at is not None:
-            times.append(self._dispatch.look_again_at - now)
-        if self._start_again_at > now:
-            times.append(self._start_again_at - now)
-        if self._dispatch.bundles:
-            times.append(_PATIENCE)
-        if self._dispatch.timed:
+    def _poll_timeout_ms(self) -> float | None:
+        """Return the milliseconds until the next timeout, or None if there is none."""
+        now_s = time.monotonic()
+        timeouts_s = []
+        if self._dispatch.recover_lost_at_s is not None:
+            timeouts_s.append(self._dispatch.recover_lost_at_s - now_s)
+        if self._retry_start_at_s > now_s:
+            timeouts_s.append(self._retry_start_at_s - now_s)
+        if self._dispatch.num_bundles:
+            timeouts_s.append(_BUNDLE_PATIENCE_S)
+        if self._dispatch.num_timed:
             with self._dispatch.lock:
                 tasks = self._dispatch.sent
-                limits = [task.call.timeout for task in tasks.values()]
-                times += [limit for limit in limits if limit is not None]
-                for doing in self._doings():
-                    limit = tasks[doing.ticket].call.timeout if doing.ticket in tasks else None
-                    if limit is not None:
-                        times.append(doing.since / 1e9 + limit - now)
-        return min(max(0.0, min(times)), _LONG) * 1e3 + 1 if times else None
+                time_limits_s = [task.call.timeout for task in tasks.values()]
+                timeouts_s += [
+                    time_limit_s for time_limit_s in time_limits_s if time_limit_s is not None
+                ]
+                for state in self._worker_states():
+                    time_limit_s = (
+                        tasks[state.ticket].call.timeout if state.ticket in tasks else None
+                    )
+                    if time_limit_s is not None:
+                        timeouts_s.append(state.since_ns / 1e9 + time_limit_s - now_s)
+        return min(max(0.0, min(timeouts_s)), _MAX_POLL_S) * 1e3 + 1 if timeouts_s else None
 
-    def _doings(self) -> list[Doing]:
-        return [worker.slot.read() for worker in self.crew.workers]
+    def _worker_states(self) -> list[WorkerState]:
+        """Return what each worker is running."""
+        return [worker.slot.read() for worker in self.supervisor.workers]
 
-    def _replace(self) -> None:
-        missing = len(self.crew.workers) < self.processes
-        refused = self.crew.refused()
-        if len(self.crew.workers) < self.processes and not missing:
-            self._start_again_at = time.monotonic() + _PAUSE
-        if time.monotonic() < self._start_again_at:
+    def _replace_exited(self) -> None:
+        """Start workers in place of exited ones; fail all tasks if none can be started."""
+        is_short = len(self.supervisor.workers) < self.num_workers
+        start_error = self.supervisor.drop_refused()
+        if len(self.supervisor.workers) < self.num_workers and not is_short:
+            self._retry_start_at_s = time.monotonic() + _START_RETRY_S
+        if time.monotonic() < self._retry_start_at_s:
             return
         try:
-            if len(self.crew.workers) < self.processes and refused is None:
+            if len(self.supervisor.workers) < self.num_workers and start_error is None:
                 self.start_missing()
         except OSError as error:
-            self._start_again_at = time.monotonic() + _PAUSE
-            refused = error if not self.crew.workers else None
-        if refused is not None:
-            broken = ResourceError.of(refused, "a pool's worker", "was not started")
-            broken.__cause__ = refused
-            self._break(broken)
+            self._retry_start_at_s = time.monotonic() + _START_RETRY_S
+            start_error = error if not self.supervisor.workers else None
+        if start_error is not None:
+            broken = ResourceError.of(start_error, "a pool's worker", "was not started")
+            broken.__cause__ = start_error
+            self._fail_all(broken)
 
     def _kill_overdue(self) -> None:
-        now = time.monotonic_ns()
-        for worker, doing in zip(self.crew.workers, self._doings(), strict=True):
+        """Kill workers whose task has exceeded its timeout."""
+        now_ns = time.monotonic_ns()
+        for worker, state in zip(self.supervisor.workers, self._worker_states(), strict=True):
             with self._dispatch.lock:
-                task = self._dispatch.sent.get(doing.ticket)
-            if task is None or task.call.timeout is None or worker.killed_for:
+                task = self._dispatch.sent.get(state.ticket)
+            if task is None or task.call.timeout is None or worker.killed_ticket:
                 continue
-            if now - doing.since > task.call.timeout * 1e9:
-                worker.killed_for = doing.ticket
+            if now_ns - state.since_ns > task.call.timeout * 1e9:
+                worker.killed_ticket = state.ticket
                 worker.process.kill()
 
-    def _share_bundles(self) -> None:
-        """Take back what waits behind an item that takes long, while another worker has nothing.
+    def _rebalance_bundles(self) -> None:
+        """Take back a bundle's items that wait behind a slow item while another worker is idle.
 
-        What is behind it may even be what it waits for.
+        The slow item may even depend on one of them, through a side effect.
         """
-        now, patience = time.monotonic_ns(), _PATIENCE * 1e9
-        doings = self._doings()
-        if self._dispatch.has_waiting or all(doing.ticket for doing in doings):
+        now_ns, patience_ns = time.monotonic_ns(), _BUNDLE_PATIENCE_S * 1e9
+        states = self._worker_states()
+        if self._dispatch.has_waiting or all(state.ticket for state in states):
             return
-        for worker, doing in zip(self.crew.workers, doings, strict=True):
-            bundle = self._dispatch.sent.get(doing.ticket)
-            if not isinstance(bundle, Bundle) or now - doing.since < patience:
+        for worker, state in zip(self.supervisor.workers, states, strict=True):
+            bundle = self._dispatch.sent.get(state.ticket)
+            if not isinstance(bundle, Bundle) or now_ns - state.since_ns < patience_ns:
                 continue
-            if bundle.revoked is None or bundle.revoked[1] != doing.item:
-                worker.slot.limit(doing.ticket, doing.item + 1)
-                bundle.revoked = now, doing.item
-            elif now - bundle.revoked[0] > patience:
-                # it is still at the same item, so it will have seen the limit when that ends
-                self._dispatch.again(bundle.cut(doing.item + 1))
+            if bundle.revoked is None or bundle.revoked[1] != state.item:
+                worker.slot.limit(state.ticket, state.item + 1)
+                bundle.revoked = now_ns, state.item
+            elif now_ns - bundle.revoked[0] > patience_ns:
+                # still at the same item: the worker reads the limit before it begins the next
+                self._dispatch.requeue(bundle.cut(state.item + 1))
 
     # -- results
 
     def _receive(self, worker: Worker) -> None:
+        """Read and handle the messages in a worker's inbox."""
         for message in worker.inbox.receive():
-            self._take(worker, ResultPacket.decode(message))
-        if worker.inbox.ended and self.crew.has_hung_up(worker):
-            self._dispatch.look_for_lost(self.crew.everybody)
+            self._handle_result(worker, ResultPacket.decode(message))
+        if worker.inbox.ended and self.supervisor.on_inbox_closed(worker):
+            self._dispatch.look_for_lost(self.supervisor.all_workers)
 
-    def _take(self, worker: Worker, packet: ResultPacket) -> None:
+    def _handle_result(self, worker: Worker, packet: ResultPacket) -> None:
+        """Act on one message of a worker."""
         if packet.status is Status.READY:
-            self.crew.is_ready(worker, packet.ticket)
+            self.supervisor.is_ready(worker, packet.ticket)
             return
         if packet.status is Status.BYE:
-            worker.leaving = True
+            worker.is_exiting = True
             return
-        leases = worker.reader.leases(packet.result.lent)
+        leases = worker.reader.leases(packet.result.blocks)
         if packet.status is Status.NOT_SET_UP:
-            worker.leaving = True
+            worker.is_exiting = True
             _, cause = outcome_of(packet.status, packet.result.data, leases)
-            self._break(not_set_up(cause))
+            self._fail_all(initializer_error(cause))
             return
-        task = self._dispatch.settle(worker, packet)
+        task = self._dispatch.settle_result(worker, packet)
         if packet.last:
-            self.crew.leaves(worker)
+            self.supervisor.mark_exiting(worker)
         if isinstance(task, Bundle) and packet.status is Status.DONE:
-            self._finish_each(task, packet.result.data, leases)
+            self._finish_bundle(task, packet.result.data, leases)
         elif task is not None:
             success, value = outcome_of(packet.status, packet.result.data, leases)
             del leases
-            for one in task.each():
-                self._finish([one], success, value)
+            for member in task.members():
+                self._finish([member], success, value)
             del value
-        worker.give_back()
+        worker.return_blocks()
 
-    def _finish_each(self, bundle: Bundle, data: bytes | memoryview, leases: list[Any]) -> None:
-        """Tell what came of each task of a bundle; those that were not begun are sent again."""
-        told = pickle.loads(data)
-        self._dispatch.again(bundle.cut(len(told)))
-        begin = 0
+    def _finish_bundle(self, bundle: Bundle, data: bytes | memoryview, leases: list[Any]) -> None:
+        """Deliver the outcome of each task of a bundle; requeue tasks that were not begun."""
+        outcomes = pickle.loads(data)
+        self._dispatch.requeue(bundle.cut(len(outcomes)))
+        first_block = 0
         tasks: list[Task] = []
         values: list[Any] = []
-        for task, one in zip(bundle.each(), told, strict=False):
-            if type(one) is not tuple:  # an atom
+        for task, outcome in zip(bundle.members(), outcomes, strict=False):
+            if type(outcome) is not tuple:  # an atom
                 tasks.append(task)
-                values.append(one)
+                values.append(outcome)
                 continue
-            status, own, count = one
-            buffers = leases[begin : begin + count]
-            begin += count
-            success, value = outcome_of(status, own, buffers)
+            status, pickled, num_blocks = outcome
+            buffers = leases[first_block : first_block + num_blocks]
+            first_block += num_blocks
+            success, value = outcome_of(status, pickled, buffers)
             del buffers
             if success:
                 tasks.append(task)
@@ -448,11 +480,11 @@ class Engine:
             self._finish(tasks, True, values)
 
     def _finish(self, tasks: list[Task], success: bool, value: Any) -> None:
-        """Tasks of one call: a list of all their results, or the error of each."""
+        """Deliver the outcome of tasks of one call: a list of results, or one error for all."""
         result = tasks[0].call.result
         self._dispatch.end(tasks)
         if isinstance(result, Prefetcher):
-            result.set_each([task.index for task in tasks], success, value)
+            result.deliver([task.index for task in tasks], success, value)
             return
         (task,) = tasks
         if self._terminated:
@@ -462,102 +494,111 @@ class Engine:
         else:
             result._set(task.index, (success, value))
 
-    def _cannot_be_sent(self, task: Task, error: BaseException) -> None:
+    def _on_send_failure(self, task: Task, error: BaseException) -> None:
+        """Have the engine's thread finish a task that cannot be sent."""
         self.do(lambda: self._finish([task], False, error))
 
-    # -- ends
+    # -- exits
 
-    def _ended(self, worker: Worker) -> None:
-        """A worker's process has ended."""
+    def _handle_exit(self, worker: Worker) -> None:
+        """Reap an exited worker and settle the task it was running."""
         self._receive(worker)
-        doing = worker.slot.read()
-        how = self.crew.bury(worker)
-        self._dispatch.writer.give_back(list(worker.kept))
-        task = self._dispatch.sent.get(doing.ticket)
+        state = worker.slot.read()
+        exit_reason = self.supervisor.reap(worker)
+        self._dispatch.writer.give_back(list(worker.held_blocks))
+        task = self._dispatch.sent.get(state.ticket)
         if task is not None:
-            self._died_with(task, worker, doing, how)
-        elif not worker.leaving:
-            self._dispatch.look_for_lost(self.crew.everybody)
-        error = self.crew.hopeless(how)
+            self._handle_task_of_exited(task, worker, state, exit_reason)
+        elif not worker.is_exiting:
+            self._dispatch.look_for_lost(self.supervisor.all_workers)
+        error = self.supervisor.is_crash_looping(exit_reason)
         if error is not None:
-            self._break(error)
+            self._fail_all(error)
 
-    def _died_with(self, task: Task, worker: Worker, doing: Doing, how: str) -> None:
-        self._dispatch.take_out(task)
-        if worker.killed_for and worker.killed_for != doing.ticket:
-            self._dispatch.again([task])  # it had just begun when the worker was killed for another
+    def _handle_task_of_exited(
+        self, task: Task, worker: Worker, state: WorkerState, exit_reason: str
+    ) -> None:
+        """Requeue the task that an exited worker was running, or finish it with an error."""
+        self._dispatch.remove_sent(task)
+        if worker.killed_ticket and worker.killed_ticket != state.ticket:
+            # the worker began it just before it was killed for another task's timeout
+            self._dispatch.requeue([task])
             return
-        item = doing.item
+        item = state.item
         if isinstance(task, Bundle):
-            # those before this item had ended, but nobody has been told how
-            self._dispatch.again(task.cut(item + 1))
+            # items before this one had run, but their results have not been sent
+            self._dispatch.requeue(task.cut(item + 1))
             with self._dispatch.lock:
                 task.release(self._dispatch.writer)
             item = 0
-        culprit = task.each()[-1]
-        for one in task.each():
-            if one.call.repeatable and one is not culprit:
-                self._dispatch.again([one])
+        culprit = task.members()[-1]
+        for member in task.members():
+            if member.call.repeatable and member is not culprit:
+                self._dispatch.requeue([member])
                 continue
-            one.attempts += 1
-            if one.attempts <= one.call.retries:
-                self._dispatch.again([one])
-            elif one is culprit:
-                fate = fate_of(one, item, how, killed=bool(worker.killed_for))
-                self._finish([one], False, fate)
+            member.attempts += 1
+            if member.attempts <= member.call.retries:
+                self._dispatch.requeue([member])
+            elif member is culprit:
+                task_error = task_lost_error(
+                    member, item, exit_reason, killed=bool(worker.killed_ticket)
+                )
+                self._finish([member], False, task_error)
             else:
-                self._finish([one], False, lost_with(one, culprit, how))
+                self._finish([member], False, result_lost_error(member, culprit, exit_reason))
 
-    def _break(self, error: CputrainError) -> None:
-        """Nothing can be done any more."""
-        if not self._over:
-            self._broken = error
+    def _fail_all(self, error: CputrainError) -> None:
+        """Finish all tasks with an error."""
+        if not self._is_over:
+            self._broken_error = error
         for task in self._dispatch.clear():
             self._finish([task], False, error)
 
-    def _end(self) -> None:
-        if not self._terminated and self._broken is None:
-            self._dispatch.stop(len(self.crew.workers))
+    def _shut_down(self) -> None:
+        """End the workers and fail what is left."""
+        if not self._terminated and self._broken_error is None:
+            self._dispatch.stop(len(self.supervisor.workers))
         self._dispatch.close_write()
-        self.crew.end(now=lambda: self._terminated or self._broken is not None)
-        self._terminated = self._over = True
-        self._break(self._broken or terminated())
-        while self._asked:
-            self._asked.popleft()()
+        self.supervisor.end(is_immediate=lambda: self._terminated or self._broken_error is not None)
+        self._terminated = self._is_over = True
+        self._fail_all(self._broken_error or terminated_error())
+        while self._actions:
+            self._actions.popleft()()
         for result in list(self.calls.values()):
             if isinstance(result, Prefetcher):
-                result.stop(self._broken)
+                result.stop(self._broken_error)
 
     def _close_ends(self) -> None:
-        self.crew.close()
+        """Close all pipes and memory of the pool."""
+        self.supervisor.close()
         self._dispatch.close()
         self._wake.close()
         self._wake_read.close()
 
     def close_in_child(self) -> None:
-        """In a process forked off the pool's: so that each side sees the other end."""
+        """Close descriptors in a forked child, so that each end of a pipe sees the other close."""
         if not self.is_ours:
-            self.crew.close_in_child()
+            self.supervisor.close_in_child()
             self._dispatch.close_in_child()
 
 
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls a method, and does not keep its object.
+def _weak_callback(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls a method through a weak reference to its object.
 
-    So a pool's memory and pipes go in the moment in which nobody holds the pool any more.
+    So a pool's memory and pipes are freed as soon as the last reference to the pool is dropped.
     """
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> None:
-        bound = reference()
-        if bound is not None:
-            bound(*args)
+        bound_method = reference()
+        if bound_method is not None:
+            bound_method(*args)
 
     return call
 
 
 class _Calls(dict[int, Any]):
-    """Tells the engine when there is none left: it may be waiting for that."""
+    """Unfinished results; wakes the engine, which may wait for that, when the last is removed."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -571,6 +612,7 @@ class _Calls(dict[int, Any]):
 
 
 def _close_all() -> None:
+    """Close the descriptors of all engines in a forked child."""
     for engine in list(Engine._all):
         engine.close_in_child()
 

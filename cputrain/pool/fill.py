@@ -1,4 +1,4 @@
-"""A large tensor filled by many processes."""
+"""Fill large tensors in parallel with a pool of processes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from cputrain.pool.worker import room
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PARTS = 1024
-"""How many parts are made of a tensor, whatever the machine: the data must not depend on it."""
+NUM_CHUNKS = 1024
+"""Number of chunks of rows, the same on every machine, so that the data does not depend on it."""
 
-TOGETHER = 50_000_000
-"""Nanoseconds of work that a process is sent at once, and tells of at once."""
+BUNDLE_NS = 50_000_000
+"""Nanoseconds of work that a worker is sent, and reports, in one bundle."""
 
-PART_BYTES = 32 << 20
-"""Bytes that a part has at most, if a row has no more."""
+MAX_CHUNK_BYTES = 32 << 20
+"""Maximum bytes of a chunk, unless a single row is larger."""
 
 
 def fill(
@@ -45,165 +45,174 @@ def fill(
     retries: int = 0,
     context: Any = None,
 ) -> Any:
-    """Fill `out`, a tensor or several of the same length, in parallel; returns `out`.
+    """Fill `out`, a tensor or several of the same length, in parallel; return `out`.
 
-    `fn(index_range, *views, seed)` is called for one part after another: it writes rows
-    `index_range` into `views`, which are those rows of each tensor. Its `seed` follows from `seed`
-    and the part alone, and torch, random and NumPy have been seeded with it: the same seed gives
-    the same data, whatever the number of processes. `chunk` is how many rows a part has.
+    `fn(index_range, *views, seed)` is called for each chunk of rows: it writes rows `index_range`
+    into `views`, which are those rows of each tensor. Its `seed` is derived from `seed` and the
+    chunk alone, and torch, random and NumPy are seeded with it: the same seed gives the same data,
+    whatever the number of processes. `chunk` is the number of rows in a chunk.
 
-    `resume` is a boolean tensor with an element for each row: true where nothing is to be done.
-    A part with rows that are missing is made again as a whole. The mask is kept up to date while
-    rows are filled, so that one that was interrupted can be given again. `timeout` is for one
-    part, `retries` for parts whose process died.
+    `resume` is a boolean mask with an element per row: true for rows that are filled already. A
+    chunk with any missing row is filled again completely. The mask is updated while rows are
+    filled, so that an interrupted fill can be resumed with it. `timeout` is the seconds for one
+    chunk, `retries` how many times a chunk is retried whose process exited.
     """
-    tensors = _tensors(out)
+    tensors = _check_tensors(out)
     takes_seed = _takes_seed(fn, len(tensors))
-    rows = len(tensors[0])
-    done = _mask(resume, rows)
+    num_rows = len(tensors[0])
+    done = _check_mask(resume, num_rows)
     if seed is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
     else:
         whole_number("seed", seed, at_least=0, do="Leave it out to have one drawn from torch's.")
     if processes != "auto":
         whole_number("processes", processes, at_least=1, do='"auto" is one for each core.')
-    size = _rows_of_part(tensors, chunk)
-    ranges = [range(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
-    parts = [
-        Part(index, seed_from(seed, index.start))
-        for index in ranges
-        if not bool(done[index.start : index.stop].all())
+    chunk_rows = _rows_per_chunk(tensors, chunk)
+    ranges = [
+        range(begin, min(begin + chunk_rows, num_rows)) for begin in range(0, num_rows, chunk_rows)
     ]
-    if not parts:
+    row_chunks = [
+        RowChunk(row_range, seed_from(seed, row_range.start))
+        for row_range in ranges
+        if not bool(done[row_range.start : row_range.stop].all())
+    ]
+    if not row_chunks:
         return out
-    filled = _Filled(tensors, done)
+    state = _FillState(tensors, done)
     call = partial(
-        _fill_part,
+        _fill_chunk,
         fn,
         takes_seed,
-        [tensor if _stays_shared(tensor) else None for tensor in tensors],
+        [tensor if _can_write_in_place(tensor) else None for tensor in tensors],
         [(tensor.shape[1:], tensor.dtype) for tensor in tensors],
     )
     pool = Pool(
-        None if processes == "auto" else min(int(processes), len(parts)),
+        None if processes == "auto" else min(int(processes), len(row_chunks)),
         context=context,
         timeout=timeout,
         retries=retries,
     )
-    with pool, Bar(name_of(fn, "fill"), rows, shown=progress) as bar:
-        bar.advance(rows - sum(len(part.rows) for part in parts))
-        outcomes = pool._fill(call, parts).bundled(TOGETHER)
+    with pool, Bar(name_of(fn, "fill"), num_rows, shown=progress) as bar:
+        bar.advance(num_rows - sum(len(chunk_of_rows.rows) for chunk_of_rows in row_chunks))
+        outcomes = pool._fill(call, row_chunks).bundled(BUNDLE_NS)
         try:
-            left = len(parts)
-            while left:
+            num_remaining = len(row_chunks)
+            while num_remaining:
                 outcome = outcomes.next_outcome()
-                told = parts[outcome.number : outcome.number + outcome.tasks]
+                finished = row_chunks[outcome.number : outcome.number + outcome.tasks]
                 if not outcome.success:
-                    raise filled.failure(told[0].rows, outcome.value) from outcome.value
-                for part, made in zip(told, outcome.value, strict=True):
-                    filled.take(part.rows, made)
-                    bar.advance(len(part.rows))
-                left -= len(told)
+                    raise state.failure(finished[0].rows, outcome.value) from outcome.value
+                for chunk_of_rows, results in zip(finished, outcome.value, strict=True):
+                    state.mark_filled(chunk_of_rows.rows, results)
+                    bar.advance(len(chunk_of_rows.rows))
+                num_remaining -= len(finished)
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(filled.told())
+            interrupt.add_note(state.progress_note())
             raise
     return out
 
 
-class Part(NamedTuple):
-    """Rows to be filled together."""
+class RowChunk(NamedTuple):
+    """Rows to be filled by one call, and the seed for them."""
 
     rows: range
     seed: int
 
 
-class _Filled:
-    """The tensors in this process, and how far they are."""
+class _FillState:
+    """The tensors in this process, and the mask of filled rows."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], done: torch.Tensor) -> None:
         self._tensors = tensors
         self._done = done
 
-    def take(self, index: range, made: Sequence[torch.Tensor | None]) -> None:
-        """A part has been made; what is None has been written in its place."""
-        for tensor, rows in zip(self._tensors, made, strict=True):
+    def mark_filled(self, row_range: range, chunk_rows: Sequence[torch.Tensor | None]) -> None:
+        """Copy a chunk's rows into the tensors (None: written in place) and mark them as filled."""
+        for tensor, rows in zip(self._tensors, chunk_rows, strict=True):
             if rows is not None:
-                tensor[index.start : index.stop].copy_(rows)
-        self._done[index.start : index.stop] = True
+                tensor[row_range.start : row_range.stop].copy_(rows)
+        self._done[row_range.start : row_range.stop] = True
 
-    def told(self) -> str:
-        """What is there, and how to go on."""
+    def progress_note(self) -> str:
+        """Return a note on how many rows are filled and how to resume."""
         count = int(self._done.sum())
         return (
             f"{count:,} of {len(self._done):,} rows are there: a mask given as `resume` says "
             "which, and the same call with it goes on."
         )
 
-    def failure(self, index: range, error: BaseException) -> FillFailed:
-        """A part could not be made."""
+    def failure(self, row_range: range, error: BaseException) -> FillFailed:
+        """Return the error for a chunk that could not be filled."""
         failed = FillFailed(
-            f"rows {index.start} to {index.stop - 1}",
+            f"rows {row_range.start} to {row_range.stop - 1}",
             "were not filled",
             found=f"{type(error).__name__}: {error}".rstrip("."),
             do=f"{int(self._done.sum()):,} of {len(self._done):,} rows are there; to go on, call "
             "fill again with resume=error.done.",
         )
-        failed.failed, failed.done = index, self._done
+        failed.failed, failed.done = row_range, self._done
         return failed
 
 
-def _fill_part(
+def _fill_chunk(
     fn: Callable[..., Any],
     takes_seed: bool,
-    shared: Sequence[torch.Tensor | None],
+    shared_tensors: Sequence[torch.Tensor | None],
     shapes: Sequence[tuple[torch.Size, torch.dtype]],
-    part: Part,
+    row_chunk: RowChunk,
 ) -> list[torch.Tensor | None]:
-    """In a worker: the views of one part, filled; None for those that lie in shared memory."""
-    index = part.rows
+    """Fill a chunk in a worker; return its rows of each tensor, None if written in place."""
+    row_range = row_chunk.rows
     views = [
-        room((len(index), *shape), dtype) if tensor is None else tensor[index.start : index.stop]
-        for tensor, (shape, dtype) in zip(shared, shapes, strict=True)
+        room((len(row_range), *shape), dtype)
+        if tensor is None
+        else tensor[row_range.start : row_range.stop]
+        for tensor, (shape, dtype) in zip(shared_tensors, shapes, strict=True)
     ]
-    seed_all(part.seed)
-    given = [view[:] for view in views]  # whose shapes it may change
+    seed_all(row_chunk.seed)
+    view_args = [view[:] for view in views]  # aliases, whose shapes `fn` may change
     with torch.no_grad():
         if takes_seed:
-            fn(index, *given, seed=part.seed)
+            fn(row_range, *view_args, seed=row_chunk.seed)
         else:
-            fn(index, *given, part.seed)
-    return [view if tensor is None else None for view, tensor in zip(views, shared, strict=True)]
+            fn(row_range, *view_args, row_chunk.seed)
+    return [
+        view if tensor is None else None for view, tensor in zip(views, shared_tensors, strict=True)
+    ]
 
 
-def _takes_seed(fn: Callable[..., Any], tensors: int) -> bool:
-    """Whether the seed is given by its name, as it must be after `*views`."""
-    form = f"fn(index_range, {'view, ' if tensors == 1 else f'{tensors} views, '}seed)"
+def _takes_seed(fn: Callable[..., Any], num_tensors: int) -> bool:
+    """Check `fn`'s signature; return whether it takes the seed by keyword, as after `*views`."""
+    call_form = f"fn(index_range, {'view, ' if num_tensors == 1 else f'{num_tensors} views, '}seed)"
     if not callable(fn):
-        raise UsageError("fn", "must be a function", found=repr(fn), do=f"It is called as {form}.")
+        raise UsageError(
+            "fn", "must be a function", found=repr(fn), do=f"It is called as {call_form}."
+        )
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # some built-in functions do not tell
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return False
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     takes_seed = any(
-        (one.name == "seed" and one.kind in by_name) or one.kind is inspect.Parameter.VAR_KEYWORD
-        for one in signature.parameters.values()
+        (parameter.name == "seed" and parameter.kind in by_name)
+        or parameter.kind is inspect.Parameter.VAR_KEYWORD
+        for parameter in signature.parameters.values()
     )
-    given = [None] * (1 + tensors)
+    placeholders = [None] * (1 + num_tensors)
     try:
-        signature.bind(*given, seed=0) if takes_seed else signature.bind(*given, 0)
+        signature.bind(*placeholders, seed=0) if takes_seed else signature.bind(*placeholders, 0)
     except TypeError as error:
         raise UsageError(
             "fn",
-            f"must take {form}",
+            f"must take {call_form}",
             found=f"{name_of(fn, 'fill')}{signature}: {error}",
             do="Give it a parameter for each of these.",
         ) from None
     return takes_seed
 
 
-def _stays_shared(tensor: torch.Tensor) -> bool:
-    """Whether a worker that is sent it writes where it lies, and not to a copy."""
+def _can_write_in_place(tensor: torch.Tensor) -> bool:
+    """Return whether a worker writes to the tensor's shared memory, not to a copy."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
@@ -212,16 +221,19 @@ def _stays_shared(tensor: torch.Tensor) -> bool:
     )
 
 
-def _tensors(out: Any) -> list[torch.Tensor]:
-    given = list(out) if isinstance(out, (tuple, list)) else [out]
-    if any(isinstance(one, np.ndarray) and not one.flags.writeable for one in given):
+def _check_tensors(out: Any) -> list[torch.Tensor]:
+    """Return `out` as a list of detached tensors; raise UsageError if they cannot be filled."""
+    outputs = list(out) if isinstance(out, (tuple, list)) else [out]
+    if any(isinstance(output, np.ndarray) and not output.flags.writeable for output in outputs):
         raise UsageError(
             "out",
             "must be writable",
             found="an array that can only be read",
             do='Open a file with np.memmap(..., mode="r+"), or copy the array.',
         )
-    tensors = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in given]
+    tensors = [
+        torch.from_numpy(output) if isinstance(output, np.ndarray) else output for output in outputs
+    ]
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0:
             raise UsageError(
@@ -242,30 +254,32 @@ def _tensors(out: Any) -> list[torch.Tensor]:
     return [tensor.detach() for tensor in tensors]
 
 
-def _mask(resume: torch.Tensor | None, rows: int) -> torch.Tensor:
+def _check_mask(resume: torch.Tensor | None, num_rows: int) -> torch.Tensor:
+    """Return the mask of filled rows, `resume` if it is given and valid."""
     if resume is None:
-        return torch.zeros(rows, dtype=torch.bool)
+        return torch.zeros(num_rows, dtype=torch.bool)
     if (
         not isinstance(resume, torch.Tensor)
         or resume.dtype != torch.bool
-        or resume.shape != (rows,)
+        or resume.shape != (num_rows,)
     ):
-        found = type(resume).__name__
+        actual = type(resume).__name__
         if isinstance(resume, torch.Tensor):
-            found = f"one of {resume.dtype} and shape {tuple(resume.shape)}"
+            actual = f"one of {resume.dtype} and shape {tuple(resume.shape)}"
         raise UsageError(
             "resume",
-            f"must be a tensor of {rows} booleans, one for each row",
-            found=found,
-            do=f"Begin with torch.zeros({rows}, dtype=torch.bool).",
+            f"must be a tensor of {num_rows} booleans, one for each row",
+            found=actual,
+            do=f"Begin with torch.zeros({num_rows}, dtype=torch.bool).",
         )
     return resume
 
 
-def _rows_of_part(tensors: Sequence[torch.Tensor], chunk: int | str) -> int:
+def _rows_per_chunk(tensors: Sequence[torch.Tensor], chunk: int | str) -> int:
+    """Return the number of rows in a chunk."""
     if chunk != "auto":
         whole_number("chunk", chunk, at_least=1, do='Leave it out, or say "auto".')
         return int(chunk)
-    rows = len(tensors[0])
-    row = sum(math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
-    return max(1, min(-(-rows // PARTS), PART_BYTES // max(1, row)))
+    num_rows = len(tensors[0])
+    row_bytes = sum(math.prod(tensor.shape[1:]) * tensor.element_size() for tensor in tensors)
+    return max(1, min(-(-num_rows // NUM_CHUNKS), MAX_CHUNK_BYTES // max(1, row_bytes)))

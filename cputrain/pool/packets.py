@@ -1,7 +1,7 @@
-"""What goes through a pool's pipes.
+"""The packets that go through a pool's pipes.
 
-All workers read the same pipe of tasks. It is one of packets: each read takes one whole packet,
-whoever reads, so that no lock is needed, and none can be left locked by a worker that is killed.
+All workers read the same task pipe. It is in packet mode (O_DIRECT): each read() returns exactly
+one packet, so readers need no lock, and a killed worker cannot leave a lock held.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from cputrain.ipc import Lent
 from cputrain.ipc.arena import LENT
 
 LONGEST = 4096
-"""Bytes of a packet. A task that is longer lies in a block, and the packet says where."""
+"""Maximum bytes of a packet; a longer task is put into a block that the packet points to."""
 
 TICKET = struct.Struct("<Q")
-"""The number of a task, with which its packet begins."""
+"""A task's ticket, the first field of its packet."""
 
 TOKEN = struct.Struct("<QI")
-"""A block that is held no more."""
+"""The token of an arena block."""
 
 _TASK = struct.Struct("<QBBIII")
 _RESULT = struct.Struct("<QBBIIIQ")
@@ -30,23 +30,23 @@ class Kind(IntEnum):
     """How a function is applied to what a task holds."""
 
     CALL = 0
-    """`function(*args, **kwds)` of one pair of arguments."""
+    """`function(*args, **kwds)` for one `(args, kwds)`."""
     EACH = 1
     """`function(item)` for each item."""
     STAR = 2
     """`function(*item)` for each item."""
     APART = 3
-    """`function(item)` for each item, and each has an outcome of its own."""
+    """`function(item)` for each separately pickled item, with one outcome per item (a bundle)."""
     ATOMS = 4
-    """The same, of items that can share a pickle."""
+    """As APART, with all items, which are atoms, in one pickle."""
     STOP = 5
-    """Nothing: the worker ends."""
+    """Call no function: the worker exits."""
     JOINT_CALL = 6
-    """As CALL, with the function in one pickle with the arguments."""
+    """As CALL, with the function and the arguments in one pickle."""
     JOINT_EACH = 7
     JOINT_STAR = 8
     JOINT_APART = 9
-    """As APART, with a function of its own in each item's pickle."""
+    """As APART, with a copy of the function in each item's pickle."""
 
 
 _KINDS = tuple(Kind)
@@ -59,101 +59,103 @@ JOINT = {
 }
 
 APPLIED_AS = {joint: kind for kind, joint in JOINT.items()}
-"""How a function is applied that comes with its arguments."""
+"""The kind without a joint pickle, for each joint kind."""
 
 
-class Part(NamedTuple):
-    """Something packed: its pickle and its blocks. Without bytes, the last block is the pickle."""
+class Payload(NamedTuple):
+    """A packed object: pickle and arena blocks; the last block is the pickle if `data` is empty."""
 
     data: bytes | memoryview
-    lent: list[Lent]
+    blocks: list[Lent]
 
 
 class TaskPacket(NamedTuple):
-    """A task on its way to whichever worker reads it."""
+    """A task as it is written to the task pipe."""
 
     ticket: int
     kind: Kind
-    timed: bool
-    """Whether the worker tells when it begins each item."""
-    function: Part
-    arguments: Part
+    is_timed: bool
+    """Whether the worker writes the begin of each item to its slot, for a timeout."""
+    function: Payload
+    arguments: Payload
 
     def encode(self) -> bytearray:
-        """As bytes; the ticket comes first."""
+        """Return the packet's bytes, which begin with the ticket."""
         head = _TASK.pack(
             self.ticket,
             self.kind,
-            self.timed,
-            len(self.function.lent),
-            len(self.arguments.lent),
+            self.is_timed,
+            len(self.function.blocks),
+            len(self.arguments.blocks),
             len(self.function.data),
         )
-        lent = [LENT.pack(*one) for one in (*self.function.lent, *self.arguments.lent)]
-        return bytearray().join((head, *lent, self.function.data, self.arguments.data))
+        blocks = [LENT.pack(*block) for block in (*self.function.blocks, *self.arguments.blocks)]
+        return bytearray().join((head, *blocks, self.function.data, self.arguments.data))
 
     @classmethod
     def decode(cls, packet: bytes | memoryview) -> TaskPacket:
-        """From bytes."""
-        ticket, kind, timed, of_function, of_arguments, length = _TASK.unpack_from(packet)
+        """Return the packet that the bytes hold."""
+        ticket, kind, is_timed, num_function_blocks, num_argument_blocks, length = (
+            _TASK.unpack_from(packet)
+        )
         view = memoryview(packet)
-        if not of_function and not of_arguments:
+        if not num_function_blocks and not num_argument_blocks:
             end = _TASK.size + length
             return cls(
                 ticket,
                 _KINDS[kind],
-                bool(timed),
-                Part(view[_TASK.size : end], []),
-                Part(view[end:], []),
+                bool(is_timed),
+                Payload(view[_TASK.size : end], []),
+                Payload(view[end:], []),
             )
-        middle = _TASK.size + of_function * LENT.size
-        begin = middle + of_arguments * LENT.size
-        function = [Lent(*one) for one in LENT.iter_unpack(view[_TASK.size : middle])]
-        arguments = [Lent(*one) for one in LENT.iter_unpack(view[middle:begin])]
+        function_end = _TASK.size + num_function_blocks * LENT.size
+        begin = function_end + num_argument_blocks * LENT.size
+        function = [Lent(*fields) for fields in LENT.iter_unpack(view[_TASK.size : function_end])]
+        arguments = [Lent(*fields) for fields in LENT.iter_unpack(view[function_end:begin])]
         end = begin + length
         return cls(
             ticket,
             _KINDS[kind],
-            bool(timed),
-            Part(view[begin:end], function),
-            Part(view[end:], arguments),
+            bool(is_timed),
+            Payload(view[begin:end], function),
+            Payload(view[end:], arguments),
         )
 
 
 def with_ticket(packet: bytearray, ticket: int) -> bytearray:
-    """The same task under another number."""
+    """Set the ticket in an encoded packet, in place, and return the packet."""
     TICKET.pack_into(packet, 0, ticket)
     return packet
 
 
-def points_to(lent: Lent) -> bytearray:
-    """A packet for a task that lies in a block."""
-    return TaskPacket(0, Kind.CALL, False, Part(b"", []), Part(b"", [lent])).encode()
+def points_to(block: Lent) -> bytearray:
+    """Return a packet that points to a block with the encoded task."""
+    return TaskPacket(0, Kind.CALL, False, Payload(b"", []), Payload(b"", [block])).encode()
 
 
 def pointed_to(packet: TaskPacket) -> Lent | None:
-    """Where the task of a packet lies, if it lies in a block."""
-    if packet.kind is Kind.CALL and not packet.function.data and not packet.function.lent:
-        return packet.arguments.lent[0]
+    """Return the block with the encoded task, or None if the packet holds the task itself."""
+    if packet.kind is Kind.CALL and not packet.function.data and not packet.function.blocks:
+        return packet.arguments.blocks[0]
     return None
 
 
-STOP = bytes(TaskPacket(0, Kind.STOP, False, Part(b"", []), Part(b"", [])).encode())
+STOP = bytes(TaskPacket(0, Kind.STOP, False, Payload(b"", []), Payload(b"", [])).encode())
 
 
 class Status(IntEnum):
-    """What a worker tells."""
+    """The kind of a worker's message."""
 
     READY = 0
-    """It has been set up; the ticket is the number of its process."""
+    """The worker has been set up; the ticket field holds its process ID."""
     DONE = 1
-    """The value that a task returned."""
+    """A task returned a value."""
     RAISED = 2
-    """What a task raised."""
+    """A task raised an exception."""
     NOT_SET_UP = 3
-    """What the initializer raised; the worker ends."""
+    """The initializer raised an exception; the worker exits."""
     BYE = 4
-    """It ends as it should."""
+    """The worker exits as requested."""
 
 
 _STATUSES = tuple(Status)
@@ -165,52 +167,54 @@ class ResultPacket(NamedTuple):
     ticket: int
     status: Status
     last: bool
-    """Whether the worker ends after this task."""
-    kept: list[tuple[int, int]]
-    """Blocks of this task that something in the worker still holds."""
-    ended: list[tuple[int, int]]
-    """Blocks of earlier tasks that nothing holds any more."""
-    took: int
+    """Whether the worker exits after this task."""
+    held_blocks: list[tuple[int, int]]
+    """Tokens of this task's argument blocks that objects in the worker still refer to."""
+    released_blocks: list[tuple[int, int]]
+    """Tokens of earlier tasks' argument blocks that are no longer referred to."""
+    elapsed_ns: int
     """Nanoseconds from the task's begin to its result."""
-    result: Part
+    result: Payload
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Return the message's bytes."""
         head = _RESULT.pack(
             self.ticket,
             self.status,
             self.last,
-            len(self.kept),
-            len(self.ended),
-            len(self.result.lent),
-            self.took,
+            len(self.held_blocks),
+            len(self.released_blocks),
+            len(self.result.blocks),
+            self.elapsed_ns,
         )
-        if not (self.kept or self.ended or self.result.lent):
+        if not (self.held_blocks or self.released_blocks or self.result.blocks):
             return head + self.result.data
-        tokens = [TOKEN.pack(*token) for token in (*self.kept, *self.ended)]
-        lent = [LENT.pack(*one) for one in self.result.lent]
-        return b"".join((head, *tokens, *lent, self.result.data))
+        tokens = [TOKEN.pack(*token) for token in (*self.held_blocks, *self.released_blocks)]
+        blocks = [LENT.pack(*block) for block in self.result.blocks]
+        return b"".join((head, *tokens, *blocks, self.result.data))
 
     @classmethod
     def decode(cls, message: bytes) -> ResultPacket:
-        """From bytes."""
-        ticket, status, last, kept, ended, lents, took = _RESULT.unpack_from(message)
+        """Return the packet that the bytes hold."""
+        ticket, status, last, num_held, num_released, num_result_blocks, elapsed_ns = (
+            _RESULT.unpack_from(message)
+        )
         view = memoryview(message)
-        if not (kept or ended or lents):
-            part = Part(view[_RESULT.size :], [])
-            return cls(ticket, _STATUSES[status], bool(last), [], [], took, part)
-        kept_end = _RESULT.size + kept * TOKEN.size
-        ended_end = kept_end + ended * TOKEN.size
-        begin = ended_end + lents * LENT.size
+        if not (num_held or num_released or num_result_blocks):
+            payload = Payload(view[_RESULT.size :], [])
+            return cls(ticket, _STATUSES[status], bool(last), [], [], elapsed_ns, payload)
+        held_end = _RESULT.size + num_held * TOKEN.size
+        released_end = held_end + num_released * TOKEN.size
+        begin = released_end + num_result_blocks * LENT.size
         return cls(
             ticket,
             _STATUSES[status],
             bool(last),
-            list(TOKEN.iter_unpack(view[_RESULT.size : kept_end])),
-            list(TOKEN.iter_unpack(view[kept_end:ended_end])),
-            took,
-            Part(
+            list(TOKEN.iter_unpack(view[_RESULT.size : held_end])),
+            list(TOKEN.iter_unpack(view[held_end:released_end])),
+            elapsed_ns,
+            Payload(
                 view[begin:],
-                [Lent(*one) for one in LENT.iter_unpack(view[ended_end:begin])],
+                [Lent(*fields) for fields in LENT.iter_unpack(view[released_end:begin])],
             ),
         )

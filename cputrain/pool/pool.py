@@ -1,4 +1,4 @@
-"""Pool, in the place of multiprocessing's."""
+"""`Pool`, a drop-in replacement for `multiprocessing.Pool`."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ _pools = itertools.count()
 
 
 class Pool(multiprocessing_pool.Pool):
-    """A pool of processes that does not hang, with multiprocessing's interface.
+    """A process pool with `multiprocessing.Pool`'s interface that survives killed workers.
 
     Beyond it:
 
-    - `processes`: the cores that may be used, when it is left out;
-    - `context`: a multiprocessing context or the name of a start method; left out, workers are
-      forked where nothing but this thread runs, and come from a fork server otherwise;
-    - `timeout`: seconds that one call of a function may take; its process is killed then;
-    - `retries`: how often a task is run again whose process died or was killed;
-    - `progress`: show a bar.
+    - `processes`: defaults to the number of physical cores that may be used;
+    - `context`: a multiprocessing context or the name of a start method; by default, workers are
+      forked if no other thread runs, and started by a fork server otherwise;
+    - `timeout`: seconds that one call of a function may take before its process is killed;
+    - `retries`: how many times a task is run again whose process exited or was killed;
+    - `progress`: whether to show a progress bar.
 
-    The last three can be given to each method, too, and hold for that call.
+    The last three can be passed to each method, too, and override the pool's for that call.
     """
 
     _state: Any = multiprocessing_pool.INIT
-    """Also where an interrupt has ended `__init__` before anything else."""
+    """A class attribute, so that it exists if an interrupt ends `__init__` early."""
 
     def __init__(
         self,
@@ -84,30 +84,30 @@ class Pool(multiprocessing_pool.Pool):
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         self._options = Options(timeout, retries, progress).checked()
-        self._processes = processes or _cores()
+        self._processes = processes or _default_num_workers()
         self._ctx = context_for(context)
-        method = self._ctx.get_start_method()
+        start_method = self._ctx.get_start_method()
         setup = Setup(
-            cpus=() if method == "fork" else _cpus(),
+            cpus=() if start_method == "fork" else _allowed_cpus(),
             seed=seed_from(torch.initial_seed(), next(_pools)),
             initializer=initializer,
             initargs=tuple(initargs),
             packed=None,
-            most_tasks=maxtasksperchild,
-            forked=method == "fork",
+            max_tasks=maxtasksperchild,
+            forked=start_method == "fork",
         )
         self._engine = Engine(
             self._processes,
             partial(self.Process, self._ctx),
             setup,
-            partial(starting, method, self._ctx),
+            partial(starting, start_method, self._ctx),
         )
         self._cache = self._engine.calls
         with deferred_signals():  # a Finalize without its number fails when it is called
             self._terminate = util.Finalize(self, self._engine.end_soon, exitpriority=15)
         try:
             self._engine.start()
-        except BaseException:  # nothing of it is left, unless it is an interrupt after the start
+        except BaseException:  # the start has cleaned up, unless an interrupt came after it
             self._terminate.cancel()
             self._engine.terminate()
             raise
@@ -125,7 +125,7 @@ class Pool(multiprocessing_pool.Pool):
 
     @property
     def _pool(self) -> list[Any]:
-        return [worker.process for worker in self._engine.crew.workers]
+        return [worker.process for worker in self._engine.supervisor.workers]
 
     def __del__(
         self,
@@ -143,7 +143,7 @@ class Pool(multiprocessing_pool.Pool):
     def _repopulate_pool(self) -> None:
         self._engine.start_missing()
 
-    # -- one call
+    # -- apply
 
     def apply_async(
         self,
@@ -156,17 +156,17 @@ class Pool(multiprocessing_pool.Pool):
         timeout: float | None = None,
         retries: int | None = None,
     ) -> Any:
-        """Have `func(*args, **kwds)` called; the result is asked for with `get()`."""
+        """Call `func(*args, **kwds)` in a worker; return its result object, with `get()`."""
         self._check_running()
         options = self._options.changed(timeout, retries)
-        given = tuple(args), dict(kwds)
+        arguments = tuple(args), dict(kwds)
         result: Any = None
 
         def make() -> tuple[Call, list[Task]]:
             nonlocal result
             result = _Result(self, guarded(callback), guarded(error_callback))
             call = Call(result, func, Kind.CALL, f"apply({name_of(func)})", options)
-            return call, [Task(call, 0, 0, given)]
+            return call, [Task(call, 0, 0, arguments)]
 
         self._engine.begin(make)
         return result
@@ -180,10 +180,10 @@ class Pool(multiprocessing_pool.Pool):
         timeout: float | None = None,
         retries: int | None = None,
     ) -> Any:
-        """`func(*args, **kwds)`, in a worker."""
+        """Return `func(*args, **kwds)`, called in a worker."""
         return self.apply_async(func, args, kwds, timeout=timeout, retries=retries).get()
 
-    # -- a list
+    # -- map
 
     def map(
         self,
@@ -195,9 +195,9 @@ class Pool(multiprocessing_pool.Pool):
         retries: int | None = None,
         progress: bool | None = None,
     ) -> list[Any]:
-        """`[func(item) for item in iterable]`."""
+        """Return `[func(item) for item in iterable]`, called in workers."""
         options = self._options.changed(timeout, retries, progress)
-        return self._list(Kind.EACH, func, iterable, chunksize, options)
+        return self._map_and_wait(Kind.EACH, func, iterable, chunksize, options)
 
     def starmap(
         self,
@@ -209,9 +209,9 @@ class Pool(multiprocessing_pool.Pool):
         retries: int | None = None,
         progress: bool | None = None,
     ) -> list[Any]:
-        """`[func(*item) for item in iterable]`."""
+        """Return `[func(*item) for item in iterable]`, called in workers."""
         options = self._options.changed(timeout, retries, progress)
-        return self._list(Kind.STAR, func, iterable, chunksize, options)
+        return self._map_and_wait(Kind.STAR, func, iterable, chunksize, options)
 
     def map_async(
         self,
@@ -224,10 +224,10 @@ class Pool(multiprocessing_pool.Pool):
         timeout: float | None = None,
         retries: int | None = None,
     ) -> Any:
-        """As map, without waiting: the list is asked for with `get()`."""
+        """Start a `map`; return its result object, whose `get()` returns the list."""
         options = self._options.changed(timeout, retries)
-        listed = _listed(self, iterable, chunksize, callback, error_callback)
-        return self._begin(Kind.EACH, func, listed, options)
+        item_list = _make_item_list(self, iterable, chunksize, callback, error_callback)
+        return self._submit_map(Kind.EACH, func, item_list, options)
 
     def starmap_async(
         self,
@@ -240,12 +240,12 @@ class Pool(multiprocessing_pool.Pool):
         timeout: float | None = None,
         retries: int | None = None,
     ) -> Any:
-        """As starmap, without waiting."""
+        """Start a `starmap`; return its result object, whose `get()` returns the list."""
         options = self._options.changed(timeout, retries)
-        listed = _listed(self, iterable, chunksize, callback, error_callback)
-        return self._begin(Kind.STAR, func, listed, options)
+        item_list = _make_item_list(self, iterable, chunksize, callback, error_callback)
+        return self._submit_map(Kind.STAR, func, item_list, options)
 
-    def _list(
+    def _map_and_wait(
         self,
         kind: Kind,
         func: Callable[..., Any],
@@ -253,34 +253,38 @@ class Pool(multiprocessing_pool.Pool):
         chunksize: int | None,
         options: Options,
     ) -> list[Any]:
-        listed = _listed(self, iterable, chunksize)
-        with Bar(name_of(func), len(listed.items), shown=options.progress) as bar:
-            made: list[Any] = self._begin(kind, func, listed._replace(bar=bar), options).get()
-            return made
+        item_list = _make_item_list(self, iterable, chunksize)
+        with Bar(name_of(func), len(item_list.items), shown=options.progress) as bar:
+            results: list[Any] = self._submit_map(
+                kind, func, item_list._replace(bar=bar), options
+            ).get()
+            return results
 
-    def _begin(
-        self, kind: Kind, func: Callable[..., Any], listed: _Listed, options: Options
+    def _submit_map(
+        self, kind: Kind, func: Callable[..., Any], item_list: _ItemList, options: Options
     ) -> _ListResult:
         name = f"{'map' if kind is Kind.EACH else 'starmap'}({name_of(func)})"
-        items, size = listed.items, listed.chunksize
+        items, chunksize = item_list.items, item_list.chunksize
         result: Any = None
 
         def make() -> tuple[Call, list[Task]]:
             nonlocal result
-            result = _ListResult(self, listed)
+            result = _ListResult(self, item_list)
             call = Call(result, func, kind, name, options)
-            # to look takes as long as to pack a few chunks, which are all sent at once anyway
-            call.has_frozen_items = len(items) > _FEW_CHUNKS * size and are_frozen(items)
-            chunks = [items[first : first + size] for first in range(0, len(items), size or 1)]
+            # the check takes as long as packing a few chunks, which are all sent at once anyway
+            call.has_frozen_items = len(items) > _FEW_CHUNKS * chunksize and are_frozen(items)
+            chunks = [
+                items[first : first + chunksize] for first in range(0, len(items), chunksize or 1)
+            ]
             return call, [
-                Task(call, index, index * size, chunk, len(chunk))
+                Task(call, index, index * chunksize, chunk, len(chunk))
                 for index, chunk in enumerate(chunks)
             ]
 
         self._engine.begin(make)
         return result  # type: ignore[no-any-return]
 
-    # -- one by one
+    # -- imap
 
     def imap(
         self,
@@ -293,13 +297,13 @@ class Pool(multiprocessing_pool.Pool):
         retries: int | None = None,
         progress: bool | None = None,
     ) -> Any:
-        """An iterator over `func(item)`, in order.
+        """Return an iterator over `func(item)`, in order.
 
-        Items are taken from `iterable` only `ahead` of those whose results have been asked for:
-        it may be endless.
+        At most `ahead` items are taken from `iterable` ahead of the consumed results, so it may be
+        infinite.
         """
         options = self._options.changed(timeout, retries, progress)
-        return self._lazy(func, iterable, chunksize, ahead, options, ordered=True)
+        return self._submit_lazy(func, iterable, chunksize, ahead, options, ordered=True)
 
     def imap_unordered(
         self,
@@ -312,11 +316,11 @@ class Pool(multiprocessing_pool.Pool):
         retries: int | None = None,
         progress: bool | None = None,
     ) -> Any:
-        """As imap, each result as soon as it is there."""
+        """Return an iterator over `func(item)`, in the order of completion."""
         options = self._options.changed(timeout, retries, progress)
-        return self._lazy(func, iterable, chunksize, ahead, options, ordered=False)
+        return self._submit_lazy(func, iterable, chunksize, ahead, options, ordered=False)
 
-    def _lazy(
+    def _submit_lazy(
         self,
         func: Callable[[Any], Any],
         iterable: Iterable[Any],
@@ -334,10 +338,10 @@ class Pool(multiprocessing_pool.Pool):
         if ahead is not None:
             whole_number("ahead", ahead, at_least=1)
         name = f"{'imap' if ordered else 'imap_unordered'}({name_of(func)})"
-        feed = Prefetcher(
+        prefetcher = Prefetcher(
             self._engine,
-            lambda feed: Call(
-                feed,
+            lambda prefetcher: Call(
+                prefetcher,
                 func,
                 Kind.EACH,
                 name,
@@ -353,22 +357,24 @@ class Pool(multiprocessing_pool.Pool):
             if options.progress
             else None,
         )
-        return LazyResults(feed, self._engine, self)
+        return LazyResults(prefetcher, self._engine, self)
 
-    def _fill(self, func: Callable[[Any], Any], parts: Sequence[Any]) -> LazyResults:
-        """As imap_unordered, with the function as it is now for all of the parts."""
-        return self._lazy(func, parts, 1, None, self._options, ordered=False, function_once=True)
+    def _fill(self, func: Callable[[Any], Any], row_chunks: Sequence[Any]) -> LazyResults:
+        """Run `imap_unordered` over chunks of rows, with the function packed once, as it is now."""
+        return self._submit_lazy(
+            func, row_chunks, 1, None, self._options, ordered=False, function_once=True
+        )
 
-    # -- the end
+    # -- shutdown
 
     def close(self) -> None:
-        """Nothing more will be asked for; workers end when all has been done."""
+        """Accept no more tasks; workers exit when all tasks are done."""
         if self._state == multiprocessing_pool.RUN:
             self._state = multiprocessing_pool.CLOSE
             self._engine.close()
 
     def terminate(self) -> None:
-        """End all workers now; what is still waited for raises."""
+        """Terminate all workers; results that are not complete raise TaskLost."""
         with deferred_signals():
             self._state = multiprocessing_pool.TERMINATE
             self._terminate()
@@ -376,22 +382,22 @@ class Pool(multiprocessing_pool.Pool):
         self._engine.terminate()
 
     def join(self) -> None:
-        """Wait until all workers have ended, after close or terminate."""
+        """Wait until all workers have exited, after `close` or `terminate`."""
         if self._state == multiprocessing_pool.RUN:
             raise ValueError("Pool is still running")
         self._engine.join()
 
 
 class _Result(multiprocessing_pool.ApplyResult):  # type: ignore[type-arg]
-    """The result of one call; an interrupt of a thread that waits leaves it intact."""
+    """The result of `apply_async`, which an interrupt of a waiting thread leaves intact."""
 
     def __init__(self, pool: Pool, callback: Any, error_callback: Any) -> None:
         super().__init__(pool, callback, error_callback)
         self._event: Any = OnceEvent()
 
 
-class _Listed(NamedTuple):
-    """The items of a call with a list, and who is told of its results."""
+class _ItemList(NamedTuple):
+    """The items of a map, with its chunk size, callbacks and progress bar."""
 
     items: list[Any]
     chunksize: int
@@ -401,37 +407,37 @@ class _Listed(NamedTuple):
 
 
 class _ListResult(multiprocessing_pool.MapResult):  # type: ignore[type-arg]
-    """The result of a call with a list, chunk by chunk."""
+    """The result of a map, filled chunk by chunk."""
 
-    def __init__(self, pool: Pool, listed: _Listed) -> None:
-        length = len(listed.items)
+    def __init__(self, pool: Pool, item_list: _ItemList) -> None:
+        length = len(item_list.items)
         super().__init__(
             pool,
-            listed.chunksize,
+            item_list.chunksize,
             length,
-            listed.callback,
-            error_callback=listed.error_callback,
+            item_list.callback,
+            error_callback=item_list.error_callback,
         )
         self._event: Any = OnceEvent()
         if not length:
             self._event.set()
-        self._chunk = listed.chunksize
+        self._items_per_chunk = item_list.chunksize
         self._length = length
-        self._bar = listed.bar
+        self._bar = item_list.bar
 
     def _set(self, i: int, success_result: tuple[bool, Any]) -> None:
         if self._bar is not None and not isinstance(success_result[1], TaskLost):
-            self._bar.advance(min(self._chunk, self._length - i * self._chunk))
+            self._bar.advance(min(self._items_per_chunk, self._length - i * self._items_per_chunk))
         super()._set(i, success_result)  # type: ignore[misc]
 
 
-def _listed(
+def _make_item_list(
     pool: Pool,
     iterable: Iterable[Any],
     chunksize: int | None,
     callback: Callable[[Any], Any] | None = None,
     error_callback: Callable[[BaseException], Any] | None = None,
-) -> _Listed:
+) -> _ItemList:
     pool._check_running()
     items = list(iterable)
     if chunksize is None:
@@ -440,18 +446,19 @@ def _listed(
         raise ValueError(f"Chunksize must be 1+, not {chunksize}")
     if not items:
         chunksize = 0
-    return _Listed(items, chunksize, guarded(callback), guarded(error_callback))
+    return _ItemList(items, chunksize, guarded(callback), guarded(error_callback))
 
 
-def _cores() -> int:
+def _default_num_workers() -> int:
+    """Return the number of physical cores that this process may use."""
     try:
         return read_machine(detail=False).budget.physical_cores
     except SourceError:
-        for end in pipe():  # if there are no descriptors left, this says so
-            os.close(end)
+        for fd in pipe():  # raises a clearer error if no descriptors are left
+            os.close(fd)
         raise
 
 
-def _cpus() -> tuple[int, ...]:
-    """Where this thread may run: a server that forks workers may have been given less."""
+def _allowed_cpus() -> tuple[int, ...]:
+    """Return this thread's CPU affinity, which may differ from the fork server's."""
     return tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()

@@ -1,4 +1,4 @@
-"""What imap works on: items are taken from the script's iterator only a little ahead of it."""
+"""The prefetcher behind `imap`: it takes items only a bounded number ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cputrain.errors import TaskLost
 from cputrain.ipc import deferred_signals, start_thread
 from cputrain.pool.events import Notifier
-from cputrain.pool.outcomes import stopped
+from cputrain.pool.outcomes import stop_iteration_error
 from cputrain.pool.tasks import SUBMITTED_BYTES, Call, Task, are_frozen, small_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cputrain.pool.engine import Engine
-    from cputrain.pool.packets import Part
+    from cputrain.pool.packets import Payload
     from cputrain.pool.progress import Bar
 
-_AT_ONCE = (list, tuple, range, str, bytes)
-"""Iterating these waits for nothing, so no thread is needed to do it."""
+_NONBLOCKING_TYPES = (list, tuple, range, str, bytes)
+"""Types whose iteration never blocks, so that no thread is needed for it."""
 
-_AHEAD = 4
-"""Tasks for each process that are worked on before their results are asked for."""
+_AHEAD_PER_WORKER = 4
+"""Tasks per worker that run ahead of the consumer."""
 
-_AHEAD_LIGHT = 256
-"""The same while their results are small."""
+_MAX_AHEAD_PER_WORKER = 256
+"""Tasks per worker that run ahead of the consumer while their results are small."""
 
-_AHEAD_BYTES = 32 << 20
-"""What they may hold for each process, to be small."""
+_AHEAD_BYTES_PER_WORKER = 32 << 20
+"""Bytes per worker that results ahead of the consumer may hold."""
 
-_AT_ONCE_MOST = 256
-"""Tasks that are begun together."""
+_MAX_SUBMITTED_TOGETHER = 256
+"""Maximum number of tasks that are submitted together."""
 
-_PARTS = 8
-"""How often new tasks are begun while as many as may be open end."""
+_REFILLS = 8
+"""How many times tasks are submitted while as many results as may be ahead are consumed."""
 
 _PACKED_AHEAD_BYTES = 64 << 20
-"""Bytes of small arguments that are packed at the begin of a call, beyond those that have room."""
+"""Bytes of small arguments that are packed at the begin of a call, beyond the tasks with room."""
 
 
 class Outcome(NamedTuple):
-    """What came of a task, or of several that follow one another and all went well."""
+    """The outcome of a task, or of several consecutive tasks that succeeded."""
 
     number: int
-    """Which of the call's tasks, or the first of them."""
+    """The index in the call of the task, or of the first task."""
     tasks: int
-    """How many."""
+    """How many tasks."""
     items: int
-    """How many items they had."""
+    """How many items the tasks have."""
     success: bool
     value: Any
-    """A list of results, or the error."""
+    """The list of results, or the exception."""
 
 
 class Prefetcher:
-    """Takes items, has them worked on, and holds the results until they are asked for."""
+    """Takes items, submits them as tasks, and stores the results until they are consumed."""
 
     def __init__(
         self,
@@ -82,46 +82,47 @@ class Prefetcher:
         self._ordered = ordered
         self._lock = threading.Lock()
         self._changed = Notifier()
-        """Of `_lock`."""
-        self._taking = threading.RLock()
-        """Held by the thread that cuts items into tasks."""
+        """Notifies changes of the state that `_lock` guards."""
+        self._take_lock = threading.RLock()
+        """Held by the thread that splits items into tasks."""
         self._prepared: deque[Task] = deque()
-        """Tasks that have not been submitted; their arguments are packed, or will never change."""
+        """Tasks to be submitted, whose arguments are packed or immutable."""
         self._packed: deque[Task | tuple[bytes, int]] = deque()
-        """What will be such tasks, packed at the begin of the call.
+        """Later tasks, packed at the begin of the call.
 
-        Pickles and numbers of items, as many objects would burden the collector.
+        Small ones are pairs (pickle, number of items): many Task objects would slow the garbage
+        collector.
         """
-        self._function: Part | None = None
-        """For these, if it is small."""
+        self._packed_function: Payload | None = None
+        """The packed function of these tasks, if it is small."""
         self._has_source_ended = False
         self._num_items = 0
-        """In all tasks, submitted or not."""
+        """Items in all tasks, submitted or not."""
         self._num_tasks = 0
-        self._taken = 0
+        self._num_taken = 0
         """Items of tasks that have been submitted."""
-        self._consumed = 0
-        self._fill_at = 0
-        """When so many have been consumed, it is time to take more."""
+        self._num_consumed = 0
+        self._refill_at = 0
+        """The number of consumed items at which more items are taken."""
         self._exhausted = False
-        self._discards = False
-        self._open = 0
-        self._next = 0
+        self._discards_results = False
+        self._num_open = 0
+        self._next_index = 0
         self._early: dict[int, Outcome] = {}
         self._ready: deque[Outcome] = deque()
-        self._sizes: dict[int, int] = {}
-        self._part: deque[Any] = deque()
-        self._threaded = type(items) not in _AT_ONCE
-        # what the script does to its list from now on is of no concern to the tasks
-        self._items = _iterated(items) if self._threaded else iter(_snapshot(items))
+        self._item_counts: dict[int, int] = {}
+        self._current_results: deque[Any] = deque()
+        self._is_threaded = type(items) not in _NONBLOCKING_TYPES
+        # a copy: later changes to the caller's list do not affect the tasks
+        self._items = _lazy_iterator(items) if self._is_threaded else iter(_snapshot(items))
         self._call = call(self)
-        self._call.has_frozen_items = not self._threaded and are_frozen(items)
-        if not self._threaded and (self._call.has_frozen_items or not self._call.is_joint()):
-            # it shares nothing with items that are all here: as it is now will do
-            self._function = engine.freeze_function(self._call)
+        self._call.has_frozen_items = not self._is_threaded and are_frozen(items)
+        if not self._is_threaded and (self._call.has_frozen_items or not self._call.is_joint()):
+            # the function shares no state with items that are all here: pack it once, now
+            self._packed_function = engine.freeze_function(self._call)
         engine.calls[self._job] = self
         try:
-            if self._threaded:
+            if self._is_threaded:
                 thread = threading.Thread(target=self._run, name="imap's iterator", daemon=True)
                 with deferred_signals():
                     start_thread(thread, "imap")
@@ -134,70 +135,77 @@ class Prefetcher:
                 self.stop()
             raise
 
-    # -- taking items
+    # -- items
 
     def _run(self) -> None:
+        """Take items in a thread, as the caller's iterator may block."""
         while self._wait_for_room():
             self._take_next()
         del self._items
 
     def _wait_for_room(self) -> bool:
+        """Wait until another task may be submitted; return False when stopped."""
         while True:
             with self._lock:
                 if self._exhausted:
                     return False
-                if self._room():
+                if self._num_free():
                     return True
                 ticket = self._changed.ticket()
             self._changed.wait(ticket)
 
-    def _most(self) -> int:
-        """How many items may have been taken beyond those whose results were asked for."""
+    def _max_ahead(self) -> int:
+        """Return how many items may be taken ahead of the consumed ones."""
         if self._ahead is not None:
             return self._ahead
-        light = _AHEAD_BYTES // max(1, self._call.heaviest)
-        return self._chunksize * self._engine.processes * max(_AHEAD, min(light, _AHEAD_LIGHT))
+        max_by_bytes = _AHEAD_BYTES_PER_WORKER // max(1, self._call.max_task_bytes)
+        return (
+            self._chunksize
+            * self._engine.num_workers
+            * max(_AHEAD_PER_WORKER, min(max_by_bytes, _MAX_AHEAD_PER_WORKER))
+        )
 
-    def _room(self) -> int:
-        """How many more tasks may be begun."""
-        return (self._most() - self._taken + self._consumed) // self._chunksize
+    def _num_free(self) -> int:
+        """Return how many more tasks may be submitted."""
+        return (self._max_ahead() - self._num_taken + self._num_consumed) // self._chunksize
 
     def _take_next(self) -> None:
-        """Take the items of one task from the script's iterator, and have it done."""
+        """Take the items of one task from the caller's iterator and submit the task."""
         try:
             items = list(islice(self._items, self._chunksize))
-        except BaseException as error:  # by the script's iterator: its consumer is told
+        except BaseException as error:  # raised by the caller's iterator: the consumer gets it
             with self._lock:
-                number = self._begin(self._task(None, 1))
+                number = self._register(self._task(None, 1))
             self._exhaust()
-            self.set_each([number], False, error)
+            self.deliver([number], False, error)
             return
         if not items:
             self._exhaust()
             return
         task = self._task(items, len(items))
-        # an iterator may hand out the same thing again, changed, or change the function
-        self._engine.prepare(task, now=True)
+        # an iterator may mutate and yield the same object again, or mutate the function
+        self._engine.prepare(task, must_pack=True)
         with self._lock:
-            if self._exhausted:  # nothing more is wanted since it was asked
+            if self._exhausted:  # stopped while the iterator ran
                 return
-            self._begin(task)
+            self._register(task)
         self._engine.submit(self._call, [task], complete=False)
 
     def _fill(self) -> None:
-        """Have as many tasks done as there is room for, of items that nobody can change."""
-        # several tasks at once: a lock and a look at the pipe for each would cost more than they
-        with self._taking:
-            while not self._exhausted and (room := self._room()) >= 1:
-                self._take(min(room, _AT_ONCE_MOST))
-            self._fill_at = self._taken - self._most() + self._most() // _PARTS
+        """Submit as many tasks as there is room for, of items whose iteration never blocks."""
+        # several tasks together: a lock and a pipe check per task would cost more than the task
+        with self._take_lock:
+            while not self._exhausted and (num_free := self._num_free()) >= 1:
+                self._submit_some(min(num_free, _MAX_SUBMITTED_TOGETHER))
+            self._refill_at = self._num_taken - self._max_ahead() + self._max_ahead() // _REFILLS
             if self._exhausted:
                 self._discard_prepared()
 
-    def _take(self, most: int) -> None:
+    def _submit_some(self, max_tasks: int) -> None:
+        """Submit up to `max_tasks` tasks."""
         with deferred_signals():
-            self._cut(most - len(self._prepared))
-        count = min(most, len(self._prepared))
+            self._split_items(max_tasks - len(self._prepared))
+        count = min(max_tasks, len(self._prepared))
         if not self._call.is_frozen:
             count = self._prepare_some(count)
         with deferred_signals():
@@ -207,16 +215,16 @@ class Prefetcher:
                 prepared = self._prepared
                 tasks = [prepared.popleft() for _ in range(count)]
                 sizes = {task.index: task.num_items for task in tasks}
-                self._sizes.update(sizes)
-                self._taken += sum(sizes.values())
-                self._open += count
+                self._item_counts.update(sizes)
+                self._num_taken += sum(sizes.values())
+                self._num_open += count
             if tasks:
                 self._engine.submit(self._call, tasks, complete=False)
             if self._has_source_ended and not (self._prepared or self._packed):
                 self._exhaust()
 
-    def _cut(self, count: int) -> None:
-        """Cut so many more tasks, or as many as there are."""
+    def _split_items(self, count: int) -> None:
+        """Split off up to `count` more tasks from the items."""
         while count > 0 and self._packed:
             packed = self._packed.popleft()
             if isinstance(packed, Task):
@@ -226,7 +234,7 @@ class Prefetcher:
             else:
                 data, num_items = packed
                 task = self._task(None, num_items)
-                task.is_packed_as(data, self._function)
+                task.set_packed(data, self._packed_function)
                 self._prepared.append(task)
             count -= 1
         if count <= 0:
@@ -248,63 +256,66 @@ class Prefetcher:
         self._num_items += len(items)
         self._num_tasks += len(chunks)
 
-    def _prepare_some(self, most: int) -> int:
-        """Prepare the next tasks, but so few that workers need not wait; return how many."""
-        size = 0
-        with self._call.one_moment():
-            for count, task in enumerate(islice(self._prepared, most), 1):
+    def _prepare_some(self, max_tasks: int) -> int:
+        """Prepare the next tasks, few enough that workers do not idle; return how many."""
+        num_bytes = 0
+        with self._call.frozen_buffers():
+            for count, task in enumerate(islice(self._prepared, max_tasks), 1):
                 if not task.is_prepared:
-                    self._engine.prepare(task, now=False)
-                size += task.prepared_bytes
-                if size >= SUBMITTED_BYTES:
+                    self._engine.prepare(task, must_pack=False)
+                num_bytes += task.prepared_bytes
+                if num_bytes >= SUBMITTED_BYTES:
                     return count
-        return most
+        return max_tasks
 
     def _prepare_ahead(self) -> None:
-        """Pack arguments that wait for room as they are now, as far as memory allows.
+        """Pack the arguments of tasks that wait for room, as far as memory allows.
 
         multiprocessing packs them as fast as its workers take them.
         """
         is_joint = self._call.is_joint()
-        size = 0
+        num_bytes = 0
         index, first = self._num_tasks, self._num_items
-        with self._taking, self._call.one_moment():
-            while not self._exhausted and size < _PACKED_AHEAD_BYTES:
+        with self._take_lock, self._call.frozen_buffers():
+            while not self._exhausted and num_bytes < _PACKED_AHEAD_BYTES:
                 chunk = list(islice(self._items, self._chunksize))
                 if not chunk:
                     return
                 data = None if is_joint else small_arguments(chunk)
                 if data is not None:
-                    size += len(data)
+                    num_bytes += len(data)
                     self._packed.append((data, len(chunk)))
                 else:
                     task = Task(self._call, index, first, chunk, len(chunk))
                     self._packed.append(task)
-                    if not self._engine.prepare(task, now=False):
+                    if not self._engine.prepare(task, must_pack=False):
                         return
                 index, first = index + 1, first + len(chunk)
 
     def _discard_prepared(self) -> None:
+        """Release all tasks that have been prepared but not submitted."""
         self._prepared.extend(task for task in self._packed if isinstance(task, Task))
         self._packed.clear()
         while self._prepared:
             self._engine.discard(self._prepared.popleft())
 
     def _task(self, items: list[Any] | None, num_items: int) -> Task:
+        """Return the next task, of these items."""
         task = Task(self._call, self._num_tasks, self._num_items, items, num_items)
         self._num_tasks += 1
         self._num_items += num_items
         return task
 
-    def _begin(self, task: Task) -> int:
-        """A task is about to be submitted; called with the lock held."""
+    def _register(self, task: Task) -> int:
+        """Count a task that is about to be submitted; called with `_lock` held."""
         count = task.num_items
-        self._sizes[task.index] = count
-        self._taken += count
-        self._open += 1
+        self._item_counts[task.index] = count
+        self._num_taken += count
+        self._num_open += 1
         return task.index
 
     def _exhaust(self) -> None:
+        """Record that no more items follow."""
         with self._lock:
             self._exhausted = True
             self._changed.notify_all()
@@ -312,73 +323,73 @@ class Prefetcher:
         self._settle()
 
     def _settle(self) -> None:
-        """Once nothing more can come, the pool has one call less."""
+        """Remove the call from the pool's calls once no result is outstanding."""
         with self._lock:
-            if self._exhausted and not self._open and self._job in self._engine.calls:
+            if self._exhausted and not self._num_open and self._job in self._engine.calls:
                 del self._engine.calls[self._job]
                 if self._bar is not None:
                     self._bar.close()
 
     # -- results
 
-    def set_each(self, numbers: Sequence[int], success: bool, value: Any) -> None:
-        """What came of these tasks: a list of all results, or the error of each."""
-        several = success and len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
+    def deliver(self, numbers: Sequence[int], success: bool, value: Any) -> None:
+        """Store the outcome of tasks: a list of all their results, or one error for all."""
+        is_run = success and len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
         if isinstance(value, StopIteration) and not success:
-            # to raise it would say that there are no more results (PEP 479)
-            value = stopped(self._call.name, value)
+            # raised as it is, it would end the consumer's iteration (PEP 479)
+            value = stop_iteration_error(self._call.name, value)
         with self._lock:
-            counts = [self._sizes.pop(number) for number in numbers]
-            self._open -= len(numbers)
+            item_counts = [self._item_counts.pop(number) for number in numbers]
+            self._num_open -= len(numbers)
             if self._bar is not None and not isinstance(value, TaskLost):
-                self._bar.advance(sum(counts))
-            if self._discards:
-                self._consumed += sum(counts)
-            elif several:
-                self._keep(Outcome(numbers[0], len(numbers), sum(counts), success, value))
+                self._bar.advance(sum(item_counts))
+            if self._discards_results:
+                self._num_consumed += sum(item_counts)
+            elif is_run:
+                self._store(Outcome(numbers[0], len(numbers), sum(item_counts), success, value))
             else:
-                for number, count in zip(numbers, counts, strict=True):
-                    own = value[:count] if success else value
-                    self._keep(Outcome(number, 1, count, success, own))
-                    value = value[count:] if success else value
+                for number, num_items in zip(numbers, item_counts, strict=True):
+                    results = value[:num_items] if success else value
+                    self._store(Outcome(number, 1, num_items, success, results))
+                    value = value[num_items:] if success else value
             self._changed.notify_all()
         if self._exhausted:
             self._settle()
 
-    def _keep(self, outcome: Outcome) -> None:
-        """Until it is asked for."""
+    def _store(self, outcome: Outcome) -> None:
+        """Store an outcome until it is consumed; called with `_lock` held."""
         if not self._ordered:
             self._ready.append(outcome)
             return
         self._early[outcome.number] = outcome
-        while self._next in self._early:
-            self._ready.append(self._early.pop(self._next))
-            self._next += self._ready[-1].tasks
+        while self._next_index in self._early:
+            self._ready.append(self._early.pop(self._next_index))
+            self._next_index += self._ready[-1].tasks
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next result; an error in its place is raised."""
-        end = None if timeout is None else time.monotonic() + timeout
+        """Return the next result, or raise the error in its place."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._lock:
-                if not self._part and self._ready:
+                if not self._current_results and self._ready:
                     outcome = self._ready.popleft()
                     if not outcome.success:
                         self._consume(outcome.items)
                         raise outcome.value
-                    self._part.extend(outcome.value)
-                if self._part:
-                    value = self._part.popleft()
-                    self._consumed += 1
-                    if self._threaded:
+                    self._current_results.extend(outcome.value)
+                if self._current_results:
+                    value = self._current_results.popleft()
+                    self._num_consumed += 1
+                    if self._is_threaded:
                         self._changed.notify_all()
                     break
-            self._wait_for_outcome(end)
-        if self._consumed >= self._fill_at and not self._threaded:
+            self._wait_for_outcome(deadline_s)
+        if self._num_consumed >= self._refill_at and not self._is_threaded:
             self._fill()
         return value
 
     def next_outcome(self) -> Outcome:
-        """What came of the next task, whether it is an error or not."""
+        """Return the outcome of the next tasks; do not raise its error."""
         while True:
             with self._lock:
                 if self._ready:
@@ -386,91 +397,90 @@ class Prefetcher:
                     self._consume(outcome.items)
                     break
             self._wait_for_outcome(None)
-        if not self._threaded:
+        if not self._is_threaded:
             self._fill()
         return outcome
 
     def _consume(self, items: int) -> None:
-        self._consumed += items
-        if self._threaded:
+        """Count consumed items; called with `_lock` held."""
+        self._num_consumed += items
+        if self._is_threaded:
             self._changed.notify_all()
 
-    def _wait_for_outcome(self, end: float | None) -> None:
-        """Wait until there may be one; StopIteration if there never will be, or PoolTimeout."""
+    def _wait_for_outcome(self, deadline_s: float | None) -> None:
+        """Wait for an outcome; raise StopIteration at the end, PoolTimeout at the deadline."""
         with self._lock:
-            if self._ready or self._part:
+            if self._ready or self._current_results:
                 return
-            if self._exhausted and not self._open:
+            if self._exhausted and not self._num_open:
                 raise StopIteration
-            remaining_s = None if end is None else end - time.monotonic()
+            remaining_s = None if deadline_s is None else deadline_s - time.monotonic()
             if remaining_s is not None and remaining_s <= 0:
                 raise PoolTimeout
             ticket = self._changed.ticket()
         self._changed.wait(ticket, remaining_s)
 
-    def bundle(self, nanoseconds: int) -> None:
-        """Have so much work travel together: nobody waits for one of the results.
-
-        Doing a task twice must do no harm.
-        """
-        self._call.bundle_time = self._call.bundle_below = nanoseconds
+    def bundle(self, time_ns: int) -> None:
+        """Send tasks in bundles of this many nanoseconds of work; tasks must be idempotent."""
+        self._call.bundle_time_ns = self._call.bundle_below_ns = time_ns
         self._call.repeatable = True
 
     # -- the end
 
-    def lift(self, *, discards: bool = False) -> None:
-        """Have all that is left done, without waiting for anybody to ask for it."""
+    def run_remaining(self, *, discards: bool = False) -> None:
+        """Run all remaining tasks without waiting for the consumer."""
         with self._lock:
             self._ahead = sys.maxsize
-            self._discards = discards
+            self._discards_results = discards
             self._changed.notify_all()
-        if not self._threaded:
+        if not self._is_threaded:
             self._fill()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Take no more items."""
+        """Take no more items, and drop tasks that have not been sent."""
         with self._lock:
             if error is not None and not self._exhausted:
                 self._ready.append(Outcome(self._num_tasks, 1, 0, False, error))
             self._exhausted = True
             self._changed.notify_all()
         self._engine.forget(self._call)
-        if self._taking.acquire(blocking=False):  # else who takes items sees that it is over
+        # if another thread holds the lock, that thread sees `_exhausted` and discards them
+        if self._take_lock.acquire(blocking=False):
             try:
                 self._discard_prepared()
             finally:
-                self._taking.release()
+                self._take_lock.release()
         self._settle()
 
 
 def _snapshot(items: Any) -> Any:
-    """The items as they are now, of a container that can be iterated without calling a script."""
+    """Return a copy of a list; other containers of `_NONBLOCKING_TYPES` are immutable."""
     return items[:] if type(items) is list else items
 
 
-def _iterated(items: Iterable[Any]) -> Iterator[Any]:
-    """An iterator whose first step is the first thing that can fail, as multiprocessing's."""
+def _lazy_iterator(items: Iterable[Any]) -> Iterator[Any]:
+    """Return an iterator that calls `iter(items)` at its first step, as multiprocessing's does."""
     yield from items
 
 
 class LazyResults:
-    """What imap returns."""
+    """The iterator that `imap` returns."""
 
-    def __init__(self, feed: Prefetcher, engine: Engine, pool: object) -> None:
-        self._feed = feed
+    def __init__(self, prefetcher: Prefetcher, engine: Engine, pool: object) -> None:
+        self._prefetcher = prefetcher
         self._engine = engine
         self._pool: object = pool
-        """Not to be ended while its results are wanted."""
-        self._begun = False
+        """Keeps the pool alive while its results are wanted."""
+        self._has_begun = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next result; multiprocessing.TimeoutError if it does not come in time."""
-        self._begun = True
+        """Return the next result; raise multiprocessing.TimeoutError after `timeout` seconds."""
+        self._has_begun = True
         try:
-            return self._feed.next(timeout)
+            return self._prefetcher.next(timeout)
         except StopIteration:
             self._pool = None
             raise
@@ -479,24 +489,28 @@ class LazyResults:
         return self.next()
 
     def next_outcome(self) -> Outcome:
-        """What came of one more task; StopIteration at the end."""
-        self._begun = True
-        return self._feed.next_outcome()
+        """Return the outcome of the next tasks; raise StopIteration at the end."""
+        self._has_begun = True
+        return self._prefetcher.next_outcome()
 
-    def bundled(self, nanoseconds: int) -> LazyResults:
-        """As `Feed.bundle`; this."""
-        self._feed.bundle(nanoseconds)
+    def bundled(self, time_ns: int) -> LazyResults:
+        """Send tasks in bundles, as `Prefetcher.bundle`; return self."""
+        self._prefetcher.bundle(time_ns)
         return self
 
     def close(self) -> None:
-        """Nothing more is wanted."""
-        self._begun = True
-        self._feed.stop()
+        """Drop the remaining results."""
+        self._has_begun = True
+        self._prefetcher.stop()
 
     def __del__(self) -> None:
-        # in whichever thread, whatever it holds: so the engine's does it. Who has never asked for
-        # a result wants what the function does; who has stopped asking wants no more
-        feed = self.__dict__.get("_feed")
-        if feed is not None:
-            end = feed.stop if self._begun else lambda: feed.lift(discards=True)
-            self._engine.do(end)
+        # a finalizer runs in any thread, with any lock held: so the engine's thread does it. If no
+        # result was ever consumed, the function's side effects are wanted; else nothing more is
+        prefetcher = self.__dict__.get("_prefetcher")
+        if prefetcher is not None:
+            action = (
+                prefetcher.stop
+                if self._has_begun
+                else lambda: prefetcher.run_remaining(discards=True)
+            )
+            self._engine.do(action)

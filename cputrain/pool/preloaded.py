@@ -1,6 +1,6 @@
-"""Imported by a fork server before it serves: its workers find torch loaded.
+"""Preloaded by the fork server, so that workers forked by it have torch imported already.
 
-The server is started with Ctrl-C blocked, and processes that it starts for others are not to be.
+The server is started with SIGINT blocked; unblock it for processes that it starts for others.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ import signal
 import cputrain.pool.worker  # noqa: F401
 
 if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-    signal.sigtimedwait({signal.SIGINT}, 0)  # meant for who started it
+    signal.sigtimedwait({signal.SIGINT}, 0)  # drop a pending Ctrl-C, which the parent handles
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""A bar on standard error: how much has been done, how fast, and for how long it will go on."""
+"""A progress bar on stderr: items done, rate, and time remaining."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """One bar, shown when the first part has been done."""
+    """A progress bar, shown once the first items are done."""
 
     def __init__(self, name: str, total: int | None, *, shown: bool = True) -> None:
         self._name = name
         self._total = total
-        self._shown = shown
+        self._is_shown = shown
         self._progress: Progress | None = None
         self._task: Any = None
-        self._closed = False
+        self._is_closed = False
 
     def __enter__(self) -> Bar:
-        return self  # what is shown before the block would stay if an interrupt came between
+        return self  # a bar shown before the block would stay if an interrupt came before the block
 
     def __exit__(
         self,
@@ -39,32 +39,33 @@ class Bar:
         self.close()
 
     def advance(self, count: int) -> None:
-        """So many more have been done."""
-        if self._closed:
+        """Add `count` items that are done."""
+        if self._is_closed:
             return
         if self._progress is None:
             self._show()
         if self._progress is not None:
-            with self._unseen():
+            with self._ignore_write_errors():
                 self._progress.advance(self._task, count)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
-        self._closed = True
+        """Stop updating the bar and leave it on the screen."""
+        self._is_closed = True
         if self._progress is not None:
-            with deferred_signals(), self._unseen():
+            with deferred_signals(), self._ignore_write_errors():
                 self._progress.stop()
 
     @contextmanager
-    def _unseen(self) -> Iterator[None]:
-        """Where nobody reads standard error, work goes on without a bar."""
+    def _ignore_write_errors(self) -> Iterator[None]:
+        """Close the bar, instead of raising, if stderr cannot be written to."""
         try:
             yield
         except (OSError, ValueError):
-            self._closed = True
+            self._is_closed = True
 
     def _show(self) -> None:
-        if not self._shown or sys.stderr is None:
+        """Create the bar and draw it, unless it is not to be shown."""
+        if not self._is_shown or sys.stderr is None:
             return
         from rich.progress import (
             BarColumn,
@@ -78,7 +79,7 @@ class Bar:
         from rich.text import Text
 
         class Rate(ProgressColumn):
-            """How many in a second."""
+            """Items per second."""
 
             def render(self, task: Any) -> Text:
                 speed = task.finished_speed or task.speed
@@ -94,5 +95,5 @@ class Bar:
             console=console(sys.stderr, aside=True),
         )
         self._task = self._progress.add_task(self._name, total=self._total)
-        with deferred_signals(), self._unseen():
+        with deferred_signals(), self._ignore_write_errors():
             self._progress.start()

@@ -1,4 +1,4 @@
-"""Random numbers of their own for every worker and every part, the same whenever the seed is."""
+"""Reproducible random seeds, distinct for each worker and each chunk of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def seed_from(*numbers: int) -> int:
-    """A seed that differs, in all its parts, wherever any of the numbers does."""
+    """Return a 63-bit seed hashed from the numbers: all its bits depend on each number."""
     text = ",".join(map(str, numbers)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
@@ -18,13 +18,13 @@ def seed_from(*numbers: int) -> int:
 def seed_all(seed: int) -> None:
     """Seed torch, random and NumPy.
 
-    Forked workers would otherwise all draw the same numbers, and those that the script draws next.
+    Forked workers would otherwise all draw the numbers that the parent process draws next.
     """
     random.seed(seed)
-    # torch.manual_seed looks at every kind of device, which takes longer than a fork
+    # torch.manual_seed also seeds every device type, which takes longer than a fork
     torch.default_generator.manual_seed(seed)
-    if "numpy.random" in sys.modules:  # otherwise it seeds itself when it is loaded
+    if "numpy.random" in sys.modules:  # otherwise it is seeded from the OS when it is imported
         import numpy.random
 
-        # `random` begins with the same two numbers; the third makes it another stream
+        # `random` is seeded with the same two words; the third makes NumPy's stream a different one
         numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])

@@ -1,7 +1,7 @@
-"""Where workers say what they are doing: a line of shared memory each.
+"""Slots: one cache line of shared memory per worker, with the task and item it is running.
 
-A worker that is killed says nothing more, so it has said beforehand which task it begins. The pool
-reads this when a worker has ended, and to see who has been at a task for too long.
+A worker writes a task's ticket before it begins the task, so that the pool knows which task a
+killed worker was running. The pool also reads slots to find tasks that exceed their timeout.
 """
 
 from __future__ import annotations
@@ -12,63 +12,63 @@ from typing import NamedTuple
 
 from cputrain.ipc import Memory
 
-_LINE = 64
-"""Bytes: one cache line each, so that writing one does not slow the others."""
+_SLOT_BYTES = 64
+"""Bytes of a slot: one cache line, against false sharing."""
 
 _SLOT = struct.Struct("<QQQ")
 _LIMIT = struct.Struct("<QQ")
-_NOW = struct.Struct("<QQ")
+_ITEM = struct.Struct("<QQ")
 _TICKET = struct.Struct("<Q")
 
 
-class Doing(NamedTuple):
-    """What a worker has said last."""
+class WorkerState(NamedTuple):
+    """The state that a worker wrote last: the task and item it is running."""
 
     ticket: int
-    """Of the task; 0 if it is at none."""
+    """The task's ticket; 0 if the worker is idle."""
     item: int
-    """Which item of the task."""
-    since: int
-    """Nanoseconds of the monotonic clock, which all processes share."""
+    """The index of the item in the task."""
+    since_ns: int
+    """When the item began, in nanoseconds of the monotonic clock, which all processes share."""
 
 
 class Slot:
-    """One worker's line."""
+    """One worker's slot."""
 
     def __init__(self, memory: Memory, number: int) -> None:
         self._memory = memory
         self.number = number
-        self._at = number * _LINE
+        self._offset = number * _SLOT_BYTES
 
     @staticmethod
     def room_for(count: int) -> Memory:
-        """Memory for so many."""
-        return Memory.create(count * _LINE)
+        """Allocate shared memory for `count` slots."""
+        return Memory.create(count * _SLOT_BYTES)
 
     def begin(self, ticket: int) -> int:
-        """A task begins; when, in nanoseconds of the monotonic clock."""
-        now = time.monotonic_ns()
-        _NOW.pack_into(self._memory.map, self._at + 8, 0, now)
-        _TICKET.pack_into(self._memory.map, self._at, ticket)
-        return now
+        """Write that a task begins; return the time in nanoseconds of the monotonic clock."""
+        now_ns = time.monotonic_ns()
+        _ITEM.pack_into(self._memory.map, self._offset + 8, 0, now_ns)
+        _TICKET.pack_into(self._memory.map, self._offset, ticket)
+        return now_ns
 
     def begin_item(self, item: int) -> None:
-        """One item of the task begins."""
-        _NOW.pack_into(self._memory.map, self._at + 8, item, time.monotonic_ns())
+        """Write that an item of the task begins."""
+        _ITEM.pack_into(self._memory.map, self._offset + 8, item, time.monotonic_ns())
 
     def end(self) -> None:
-        """The task is over; also makes the line fit for another worker."""
-        _TICKET.pack_into(self._memory.map, self._at, 0)
+        """Write that no task is running; also clears the slot for another worker."""
+        _TICKET.pack_into(self._memory.map, self._offset, 0)
 
-    def limit(self, ticket: int, items: int) -> None:
-        """Told by the pool: to do only so many items of this task."""
-        _LIMIT.pack_into(self._memory.map, self._at + 24, ticket, items)
+    def limit(self, ticket: int, num_items: int) -> None:
+        """Limit a task to its first `num_items` items; written by the pool."""
+        _LIMIT.pack_into(self._memory.map, self._offset + 24, ticket, num_items)
 
     def is_limited(self, ticket: int, item: int) -> bool:
-        """Whether this item is not to be begun."""
-        limited, items = _LIMIT.unpack_from(self._memory.map, self._at + 24)
-        return bool(limited == ticket and item >= items)
+        """Return whether the pool has taken this item of the task back."""
+        limited_ticket, num_items = _LIMIT.unpack_from(self._memory.map, self._offset + 24)
+        return bool(limited_ticket == ticket and item >= num_items)
 
-    def read(self) -> Doing:
-        """What the worker does now."""
-        return Doing(*_SLOT.unpack_from(self._memory.map, self._at))
+    def read(self) -> WorkerState:
+        """Return the worker's current state."""
+        return WorkerState(*_SLOT.unpack_from(self._memory.map, self._offset))

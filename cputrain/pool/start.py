@@ -1,4 +1,4 @@
-"""How a pool's workers are started: by a fork where nothing else runs, else by a server."""
+"""How workers are started: by fork if no other thread runs, else by a fork server."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from cputrain.plan.start_method import for_pools
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PAUSE_SOFT = 1
+_OMP_PAUSE_SOFT = 1
 
-_PRELOADED = "cputrain.pool.preloaded"
+_PRELOADED_MODULE = "cputrain.pool.preloaded"
 
-_OURS = "cputrain pool"
-"""How names of threads begin that may run while a process is forked: they touch what is theirs."""
+_THREAD_PREFIX = "cputrain pool"
+"""Name prefix of threads that may run during a fork, as they share no locks with the child."""
 
 
-def context_for(asked: Any) -> Any:
-    """The multiprocessing context that was asked for, by itself or by name, or the best one."""
-    if hasattr(asked, "get_start_method"):
-        return asked
-    if asked is None:
-        asked, _ = for_pools(sys.platform, others_run=others_run())
-    if asked not in multiprocessing.get_all_start_methods():
+def context_for(context: Any) -> Any:
+    """Return the multiprocessing context given, the one of that name, or the best for None."""
+    if hasattr(context, "get_start_method"):
+        return context
+    if context is None:
+        context, _ = for_pools(sys.platform, others_run=others_run())
+    if context not in multiprocessing.get_all_start_methods():
         raise UsageError(
             "context",
             f"must be a context or one of {', '.join(multiprocessing.get_all_start_methods())}",
-            found=repr(asked),
+            found=repr(context),
             do="Leave it out to have the best one chosen.",
         )
-    return multiprocessing.get_context(asked)
+    return multiprocessing.get_context(context)
 
 
 def others_run() -> str:
-    """What else runs in this process, so that a fork would not be a whole one; empty if nothing."""
-    # multiprocessing's server of descriptors waits in accept(), and is made anew after a fork
-    harmless = (threading.current_thread(), resource_sharer._resource_sharer._thread)  # type: ignore[attr-defined]
+    """Return why a fork is unsafe, a thread or an initialized device; "" if it is safe."""
+    # multiprocessing's resource sharer waits in accept(), and is recreated after a fork
+    fork_safe = (threading.current_thread(), resource_sharer._resource_sharer._thread)  # type: ignore[attr-defined]
     for thread in threading.enumerate():
-        if thread not in harmless and not thread.name.startswith(_OURS):
+        if thread not in fork_safe and not thread.name.startswith(_THREAD_PREFIX):
             return f"the thread {thread.name!r} runs"
     torch = sys.modules.get("torch")
     for kind in ("cuda", "xpu"):
@@ -60,18 +60,18 @@ def others_run() -> str:
 
 @contextmanager
 def starting(method: str, context: Any) -> Iterator[None]:
-    """While processes are started."""
+    """Prepare this process for starting workers, with SIGINT blocked within the block."""
     if method != "fork":
         resource_tracker.ensure_running()  # it would unblock what is blocked below
     if method == "forkserver":
         _prepare_server(context)
     else:
-        _put_openmp_away()
-    # Ctrl-C is for the pool to see, also while a worker starts; it inherits the mask
+        _pause_openmp()
+    # a starting worker inherits the mask, so that only the pool's process handles Ctrl-C
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with warnings.catch_warnings():
-            # from Python 3.12 on; what it warns of has been seen to
+            # from Python 3.12 on; fork safety has been checked by `others_run`
             warnings.filterwarnings("ignore", ".*multi-threaded.*", DeprecationWarning)
             yield
     finally:
@@ -79,14 +79,14 @@ def starting(method: str, context: Any) -> Iterator[None]:
 
 
 def _prepare_server(context: Any) -> None:
-    """Have the server import torch once, for all workers.
+    """Start the fork server, which imports torch once for all workers.
 
-    Ctrl-C is blocked until it has: the server would break off with a traceback of its own.
+    SIGINT is blocked in the server until it has: Ctrl-C would end it with a traceback.
     """
     server = forkserver._forkserver
     preload = [*server._preload_modules]  # type: ignore[attr-defined]
-    if _PRELOADED not in preload:
-        context.set_forkserver_preload([*preload, _PRELOADED])
+    if _PRELOADED_MODULE not in preload:
+        context.set_forkserver_preload([*preload, _PRELOADED_MODULE])
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -94,20 +94,21 @@ def _prepare_server(context: Any) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _put_openmp_away() -> None:
-    """End the idle threads of OpenMP's team; the next parallel region starts them again.
+def _pause_openmp() -> None:
+    """End the idle threads of libgomp's thread team; the next parallel region restarts them.
 
-    A forked child has none of them but believes that it has, and waits for them for ever
-    (pytorch#17199). They belong to the thread that began the parallel regions, so this is called
-    where the fork is. Those of LLVM and Intel see to it themselves.
+    A forked child has none of these threads, but its libgomp waits for them forever
+    (pytorch#17199). A team belongs to the thread that began the parallel regions, so this is called
+    by the thread that forks. LLVM's and Intel's OpenMP handle forks themselves.
     """
-    for path in _mapped("libgomp"):
+    for path in _mapped_libraries("libgomp"):
         library = ctypes.CDLL(path)
         if hasattr(library, "omp_pause_resource_all"):
-            library.omp_pause_resource_all(_PAUSE_SOFT)
+            library.omp_pause_resource_all(_OMP_PAUSE_SOFT)
 
 
-def _mapped(name: str) -> set[str]:
+def _mapped_libraries(name: str) -> set[str]:
+    """Return the paths of mapped libraries whose file name contains `name`."""
     try:
         with open("/proc/self/maps") as maps:
             paths = {line.split(maxsplit=5)[5].rstrip() for line in maps if name in line}

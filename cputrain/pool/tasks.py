@@ -1,4 +1,4 @@
-"""A call of a pool's method, and the tasks it is cut into."""
+"""Calls of a pool's methods, the tasks that a call is split into, and how tasks are packed."""
 
 from __future__ import annotations
 
@@ -26,61 +26,61 @@ from cputrain.errors import UsageError
 from cputrain.ipc import Lent, Writer, pack
 from cputrain.ipc.arena import address_of
 from cputrain.ipc.serialization import is_atom, is_plain
-from cputrain.pool.packets import JOINT, LONGEST, Kind, Part, TaskPacket, points_to
+from cputrain.pool.packets import JOINT, LONGEST, Kind, Payload, TaskPacket, points_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
-REMEMBERED = 1 << 20
-"""Bytes from which on a buffer is looked for among those that a call has sent before."""
+MIN_MEMO_BYTES = 1 << 20
+"""Minimum bytes of a buffer that is looked up among the buffers its call has sent before."""
 
-SMALL = 200_000
-"""Nanoseconds. A task that takes less costs about as much to send as to do."""
+SMALL_TASK_NS = 200_000
+"""Nanoseconds; sending a shorter task costs about as much as running it."""
 
-_BUNDLE_TIME = 500_000
-"""Nanoseconds of small tasks that are sent together."""
+_BUNDLE_TIME_NS = 500_000
+"""Nanoseconds of work in a bundle of small tasks."""
 
-_BUNDLE_MOST = 64
+_MAX_BUNDLE_TASKS = 64
 
-_COUNTED = 4096
-"""Bytes of a task beyond which they are counted as memory that waiting tasks hold."""
+_MIN_COUNTED_BYTES = 4096
+"""Minimum bytes of a task's pickle that count as memory held by waiting tasks."""
 
 SUBMITTED_BYTES = 1 << 16
-"""Bytes of packed arguments after which tasks are submitted, while others are packed."""
+"""Bytes of packed arguments after which tasks are submitted while the rest are packed."""
 
 SUBMITTED_TOGETHER = 64
-"""Tasks after which they are."""
+"""Number of packed tasks after which tasks are submitted while the rest are packed."""
 
-_KNOWN_MOST = 1024
-"""Large buffers of a call that are looked for when they come again."""
+_MAX_MEMO_BLOCKS = 1024
+"""Maximum number of large buffers that a call remembers."""
 
-_BUNDLE_BYTES = 32 << 20
-"""Bytes of results that come back together."""
+_MAX_BUNDLE_BYTES = 32 << 20
+"""Bytes of results that a bundle may send back together."""
 
-_IN_PLACE = 1024
-"""Bytes of a function's pickle that go with each task; a longer one lies in a block."""
+_MAX_INLINE_BYTES = 1024
+"""Maximum bytes of a function's pickle inside each packet; a longer pickle goes into a block."""
 
 
 class Options(NamedTuple):
-    """What can be said of a pool, and of each call."""
+    """Options of a pool, which a call can override."""
 
     timeout: float | None
     """Seconds that one call of the function may take."""
     retries: int
-    """How often a task is run again whose worker died."""
+    """How many times a task is run again when its worker exited."""
     progress: bool
-    """Whether a bar is shown."""
+    """Whether to show a progress bar."""
 
     def checked(self) -> Options:
-        """These, if they make sense."""
-        seconds = self.timeout
-        if seconds is not None and not (isinstance(seconds, (int, float)) and seconds > 0):
+        """Return these options if they are valid, else raise UsageError."""
+        timeout_s = self.timeout
+        if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
             raise UsageError(
                 "timeout",
                 "must be a number of seconds above 0",
-                found=repr(seconds),
+                found=repr(timeout_s),
                 do="Leave it out to let a call take as long as it takes.",
             )
         whole_number("retries", self.retries, at_least=0)
@@ -92,7 +92,7 @@ class Options(NamedTuple):
         retries: int | None = None,
         progress: bool | None = None,
     ) -> Options:
-        """These, with what is said of one call."""
+        """Return these options, overridden by the arguments that are not None."""
         return Options(
             self.timeout if timeout is None else timeout,
             self.retries if retries is None else retries,
@@ -103,7 +103,7 @@ class Options(NamedTuple):
 def whole_number(
     name: str, value: Any, *, at_least: int, do: str = "Leave it out for the default."
 ) -> None:
-    """Raise if a parameter is not one, or too small."""
+    """Raise UsageError unless `value` is an integer of `at_least` or more."""
     if not hasattr(value, "__index__") or value < at_least:
         raise UsageError(
             name,
@@ -114,14 +114,14 @@ def whole_number(
 
 
 def name_of(function: Any, nameless: str = "") -> str:
-    """As messages and bars call a function."""
+    """Return a function's name for messages and progress bars."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", nameless or type(function).__name__)
 
 
 class Call:
-    """One call: a function, and how it is applied."""
+    """A call of a pool's method: the function, how it is applied, and the state of its tasks."""
 
     def __init__(
         self,
@@ -135,201 +135,209 @@ class Call:
         function_once: bool = False,
     ) -> None:
         self.result = result
-        """Where what comes of tasks goes, as one of multiprocessing's pool. None at the end."""
+        """The result object, such as multiprocessing's `ApplyResult`; None after the last task."""
         self.function = function
         self.kind = kind
         self.name = name
-        """As messages call it."""
+        """The call's description in messages."""
         self.timeout = options.timeout
         self.retries = options.retries
-        self.over = False
-        """Nobody waits for what has not been sent."""
-        self._complete = False
+        self.is_over = False
+        """Whether unsent tasks are to be dropped."""
+        self._is_complete = False
         self._lock = threading.Lock()
         self.may_bundle = bundles and options.timeout is None
-        """Whether tasks, of one item each, may go together where they are small."""
-        self.bundle_time = _BUNDLE_TIME
-        """Nanoseconds of work that are sent together."""
-        self.bundle_below = SMALL
-        """Nanoseconds. A task that takes as long goes alone."""
+        """Whether small tasks of one item each may be sent as a bundle."""
+        self.bundle_time_ns = _BUNDLE_TIME_NS
+        """Nanoseconds of work in a bundle."""
+        self.bundle_below_ns = SMALL_TASK_NS
+        """Nanoseconds; tasks that take longer are sent alone."""
         self.repeatable = False
-        """Whether one that lost its result, because another ended their worker, is done again."""
-        self.pace = 0
-        """Nanoseconds that an item takes; 0 as long as nobody knows."""
-        self.heaviest = 0
-        """Bytes of shared memory that a result of it has taken."""
-        self._open = 0
+        """Whether tasks are rerun whose result was lost when another task ended their worker."""
+        self.ns_per_item = 0
+        """Estimated nanoseconds per item; 0 while unknown."""
+        self.max_task_bytes = 0
+        """Maximum bytes of shared memory of any task's arguments or result."""
+        self._num_open = 0
         self.has_frozen_items = False
-        """Whether no item can change, so that it does not matter when one is packed."""
+        """Whether all items are immutable, so that they can be packed at any time."""
         self.packing = threading.RLock()
-        """Held while something of this call is packed: by the caller's thread, or the engine's."""
-        self._is_one_moment = False
-        """Whether nothing can change between one task and the next that are packed now."""
-        self._has_one_function = function_once or pickled_by_reference(function)
-        """Whether it is sent as it was at first: it cannot change, or is not to."""
-        self._packed: Part | None = None
-        self._packed_state: tuple[Any, ...] | None = None
-        """Of which the pickle was made."""
-        self._superseded: list[Part] = []
-        """Pickles of earlier states, which tasks may still refer to."""
+        """Held by the thread, the caller's or the engine's, that packs tasks of this call."""
+        self._buffers_are_frozen = False
+        """Whether no buffer changes between the tasks that are being packed."""
+        self._has_fixed_function = function_once or pickled_by_reference(function)
+        """Whether the function is packed once for all tasks."""
+        self._packed_function: Payload | None = None
+        self._packed_function_state: tuple[Any, ...] | None = None
+        """The state of the function when it was packed."""
+        self._superseded: list[Payload] = []
+        """The function packed in earlier states, to which tasks may still refer."""
         self._memo: _Memo | None = None
         self._shared: list[torch.UntypedStorage] = []
-        """Storages in shared memory that the function has referred to when it was packed."""
+        """Storages in shared memory to which the packed function refers."""
 
     @property
     def is_frozen(self) -> bool:
-        """Whether neither function nor items can change: nothing must be packed in time."""
-        return self.has_frozen_items and self._has_one_function
+        """Whether neither function nor items can change: tasks may be packed at any time."""
+        return self.has_frozen_items and self._has_fixed_function
 
-    def freeze_function(self, writer: Writer) -> Part | None:
-        """Send the function as it is now, whatever becomes of it; return it if it is small."""
-        self._has_one_function = True
+    def freeze_function(self, writer: Writer) -> Payload | None:
+        """Pack the function now, for all tasks of the call; return it if it is small."""
+        self._has_fixed_function = True
         try:
-            part, lasts = self.function_in(writer)
-        except Exception:  # told of each task, which fails for the same reason
+            payload, can_resend = self.pack_function(writer)
+        except Exception:  # each task reports it, as it fails for the same reason
             return None
-        writer.give_back(tokens_of(part.lent))
-        return part if lasts and not part.lent else None
+        writer.give_back(tokens_of(payload.blocks))
+        return payload if can_resend and not payload.blocks else None
 
     def is_quick(self, tasks: list[Task]) -> bool:
-        """Whether to pack what must be packed in time takes no time, and calls no script's code."""
-        if len(tasks) == 1 and self._has_one_function:
+        """Return whether packing the tasks is fast and calls no user code."""
+        if len(tasks) == 1 and self._has_fixed_function:
             return is_plain(tasks[0].arguments)
         return self.is_frozen
 
     def is_joint(self) -> bool:
-        """Whether the function is pickled anew for each task, and together with its arguments.
+        """Return whether the function is pickled for each task, jointly with its arguments.
 
-        So it is with multiprocessing: the function has the state that it had when the item was
-        made, each task has a copy of its own, and what function and items share they share there.
+        As in multiprocessing, a stateful function is sent in its state when the task was made, each
+        task gets a separate copy, and references shared by function and items stay shared.
         """
-        if self._has_one_function:
+        if self._has_fixed_function:
             return False
         return _state_of_partial(self.function) is None
 
-    def function_in(self, writer: Writer) -> tuple[Part, bool]:
-        """The function, packed once as long as it is the same, and whether it can be sent again.
+    def pack_function(self, writer: Writer) -> tuple[Payload, bool]:
+        """Return the packed function, and whether it can be sent again.
 
-        Not of a joint call. Its blocks have one more holder.
+        The function is packed once for each of its states. Not for joint calls. Adds a reference to
+        its blocks, which the caller gives back.
         """
-        if self._has_one_function and self._packed is not None:
-            if self._packed.lent:
-                writer.keep(self._packed.lent)
-            return self._packed, True
+        if self._has_fixed_function and self._packed_function is not None:
+            if self._packed_function.blocks:
+                writer.keep(self._packed_function.blocks)
+            return self._packed_function, True
         with self.packing:
-            state = None if self._has_one_function else _state_of_partial(self.function)
-            if self._packed is None or not _are_same(state, self._packed_state):
-                part, lasts = self._pack_function(writer)
-                if not lasts:
-                    return part, False
-                if self._packed is not None:
-                    self._superseded.append(self._packed)
-                self._packed, self._packed_state = part, state
-            writer.keep(self._packed.lent)
-            return self._packed, True
+            state = None if self._has_fixed_function else _state_of_partial(self.function)
+            if self._packed_function is None or not _are_same(state, self._packed_function_state):
+                payload, can_resend = self._pack_function_now(writer)
+                if not can_resend:
+                    return payload, False
+                if self._packed_function is not None:
+                    self._superseded.append(self._packed_function)
+                self._packed_function, self._packed_function_state = payload, state
+            writer.keep(self._packed_function.blocks)
+            return self._packed_function, True
 
-    def _pack_function(self, writer: Writer) -> tuple[Part, bool]:
-        part, lasts = packed(self.function, self.memo_in(writer), self._shared)
-        if len(part.data) > _IN_PLACE:
+    def _pack_function_now(self, writer: Writer) -> tuple[Payload, bool]:
+        """Pack the function in its present state; move a long pickle into a block."""
+        payload, can_resend = packed(self.function, self.memo_for(writer), self._shared)
+        if len(payload.data) > _MAX_INLINE_BYTES:
             try:
-                part = Part(b"", [*part.lent, writer.lend(memoryview(part.data))])
+                payload = Payload(b"", [*payload.blocks, writer.lend(memoryview(payload.data))])
             except BaseException:
-                writer.give_back(tokens_of(part.lent))
+                writer.give_back(tokens_of(payload.blocks))
                 raise
-        return part, lasts
+        return payload, can_resend
 
-    def arguments_in(
-        self, writer: Writer, payload: Any, shared: list[torch.UntypedStorage]
-    ) -> tuple[Part, bool]:
-        """The arguments of one task, and whether they can be sent again; see `packed`."""
-        if is_plain(payload):
-            return Part(pickle.dumps(payload, 5), []), True
+    def pack_arguments_of(
+        self, writer: Writer, value: Any, shared: list[torch.UntypedStorage]
+    ) -> tuple[Payload, bool]:
+        """Pack the arguments of a task; return them, and whether they can be sent again."""
+        if is_plain(value):
+            return Payload(pickle.dumps(value, 5), []), True
         with self.packing:
-            memo = self.memo_in(writer)
-            if not self._is_one_moment:
+            memo = self.memo_for(writer)
+            if not self._buffers_are_frozen:
                 memo.forget_trusted()
-            return packed(payload, memo, shared)
+            return packed(value, memo, shared)
 
     @contextmanager
-    def one_moment(self) -> Iterator[None]:
-        """While tasks are packed one after the other: no buffer is changed between them."""
+    def frozen_buffers(self) -> Iterator[None]:
+        """Assume within the block that no buffer changes, while several tasks are packed."""
         with self.packing:
-            self._is_one_moment = True
+            self._buffers_are_frozen = True
             try:
                 yield
             finally:
-                self._is_one_moment = False
+                self._buffers_are_frozen = False
                 if self._memo is not None:
                     self._memo.forget_trusted()
 
-    def memo_in(self, writer: Writer) -> _Memo:
-        """What this call has sent."""
+    def memo_for(self, writer: Writer) -> _Memo:
+        """Return the call's memo of sent buffers."""
         if self._memo is None:
             self._memo = _Memo(writer)
         return self._memo
 
-    def took(self, nanoseconds: int, items: int) -> None:
-        """So long for so many items: what is slower counts at once, what is faster in time."""
-        each = nanoseconds // max(1, items)
-        self.pace = each if each > self.pace else (3 * self.pace + each) // 4
+    def record_time(self, elapsed_ns: int, num_items: int) -> None:
+        """Update the time per item: at once if slower, as a moving average if faster."""
+        item_ns = elapsed_ns // max(1, num_items)
+        self.ns_per_item = (
+            item_ns if item_ns > self.ns_per_item else (3 * self.ns_per_item + item_ns) // 4
+        )
 
-    def weighs(self, size: int) -> None:
-        """What has been sent or come back of one task has taken so many bytes."""
-        self.heaviest = max(self.heaviest, size)
+    def record_bytes(self, num_bytes: int) -> None:
+        """Record the bytes of shared memory of a task's arguments or result."""
+        self.max_task_bytes = max(self.max_task_bytes, num_bytes)
 
-    def bundle(self, waiting: int, processes: int) -> int:
-        """How many tasks are to go together, when so many wait."""
-        small = 0 < self.pace < self.bundle_below
-        if not self.may_bundle or not small or waiting < 4 * processes:
+    def bundle(self, num_waiting: int, num_workers: int) -> int:
+        """Return how many of the waiting tasks to send as one bundle."""
+        is_small = 0 < self.ns_per_item < self.bundle_below_ns
+        if not self.may_bundle or not is_small or num_waiting < 4 * num_workers:
             return 1
-        light = max(1, _BUNDLE_BYTES // max(1, self.heaviest))
-        quick = self.bundle_time // self.pace
-        return min(_BUNDLE_MOST, quick, light, waiting // (2 * processes))
+        max_by_bytes = max(1, _MAX_BUNDLE_BYTES // max(1, self.max_task_bytes))
+        max_by_time = self.bundle_time_ns // self.ns_per_item
+        return min(_MAX_BUNDLE_TASKS, max_by_time, max_by_bytes, num_waiting // (2 * num_workers))
 
-    def begun(self, tasks: int, *, complete: bool) -> None:
-        """So many tasks have been submitted; `complete` if no more follow."""
+    def add_submitted(self, num_tasks: int, *, complete: bool) -> None:
+        """Count submitted tasks; `complete` if no more follow."""
         with self._lock:
-            self._open += tasks
-            self._complete = self._complete or complete
+            self._num_open += num_tasks
+            self._is_complete = self._is_complete or complete
 
-    def ended(self, tasks: int, writer: Writer) -> None:
-        """So many have ended."""
+    def add_ended(self, num_tasks: int, writer: Writer) -> None:
+        """Count ended tasks; release the call's memory after the last."""
         with self._lock:
-            self._open -= tasks
-            over = self._complete and not self._open
-        if over:
+            self._num_open -= num_tasks
+            is_over = self._is_complete and not self._num_open
+        if is_over:
             self._release(writer)
 
     def _release(self, writer: Writer) -> None:
-        for part in (*self._superseded, *([self._packed] if self._packed else ())):
-            writer.give_back(tokens_of(part.lent))
+        """Give back the function's blocks and the memo."""
+        for payload in (
+            *self._superseded,
+            *([self._packed_function] if self._packed_function else ()),
+        ):
+            writer.give_back(tokens_of(payload.blocks))
         self._superseded.clear()
         self._shared.clear()
-        self._packed = None
+        self._packed_function = None
         if self._memo is not None:
             self._memo.release()
             self._memo = None
-        self.result = None  # which may hold this call, and with it the pool
+        self.result = None  # breaks the reference cycle with the call and the pool
 
 
 class Task:
-    """A part of a call: what one worker does before it tells of it."""
+    """A chunk of a call's items, which a worker runs before it sends the results."""
 
     __slots__ = (
         "arguments",
         "attempts",
+        "blocks",
         "bytes",
         "call",
+        "can_resend",
         "failure",
         "first",
         "function",
         "index",
         "is_prepared",
-        "lasts",
-        "lent",
         "num_items",
         "packet",
-        "part",
+        "payload",
         "prepared_bytes",
         "shared",
         "ticket",
@@ -342,143 +350,145 @@ class Task:
         self.num_items = num_items
         self.index = index
         self.first = first
-        """The number of its first item."""
+        """The index of its first item in the call."""
         self.arguments = arguments
         self.is_prepared = False
-        """Whether what the script changes from now on is of no concern to it."""
+        """Whether all that may change has been packed."""
         self.prepared_bytes = 0
-        """What it holds while it waits."""
-        self.function: Part | None = None
-        """The function, unless it is packed together with the arguments."""
-        self.part: Part | None = None
-        """The arguments, once they have been packed."""
+        """Bytes that its packed arguments hold while it waits."""
+        self.function: Payload | None = None
+        """The packed function, unless it is packed jointly with the arguments."""
+        self.payload: Payload | None = None
+        """The packed arguments, once they are packed."""
         self.shared: Sequence[torch.UntypedStorage] = ()
-        """Storages in shared memory that they refer to, and a worker has yet to open."""
+        """Storages in shared memory to which the arguments refer; kept alive for the worker."""
         self.failure: Exception | None = None
-        """Why they cannot be."""
-        self.lasts = True
-        """Whether what has been packed can be sent again."""
+        """The exception that packing raised."""
+        self.can_resend = True
+        """Whether the packed function and arguments can be sent again."""
         self.attempts = 0
         self.ticket = 0
         self.packet: bytearray | None = None
-        self.lent: list[Lent] = []
+        self.blocks: list[Lent] = []
         self.bytes = 0
-        """What it takes in shared memory."""
+        """Bytes of its blocks in shared memory."""
 
     def prepare(self, writer: Writer) -> None:
-        """Pack what may change, as it is now; its blocks are held until `release`."""
+        """Pack the function and mutable arguments; their blocks are held until `release`."""
         if self.failure is not None:
             raise self.failure
         if self.is_prepared:
             return
         call = self.call
         if not call.is_joint():
-            self.function, self.lasts = call.function_in(writer)
-            if self.function.lent:
-                self.lent = list(self.function.lent)
+            self.function, self.can_resend = call.pack_function(writer)
+            if self.function.blocks:
+                self.blocks = list(self.function.blocks)
             if call.has_frozen_items or _is_frozen_item(self.arguments):
                 self.is_prepared = True
                 return
         self.pack_arguments(writer)
         self.is_prepared = True
 
-    def pack_arguments(self, writer: Writer) -> Part:
-        """The arguments, and with them the function of a joint call, packed once."""
-        if self.part is None:
-            payload = self.arguments if self.function is not None else self._jointly()
+    def pack_arguments(self, writer: Writer) -> Payload:
+        """Pack the arguments once, jointly with the function if the call is joint."""
+        if self.payload is None:
+            value = self.arguments if self.function is not None else self._function_and_arguments()
             shared: list[torch.UntypedStorage] = []
-            self.part, lasts = self.call.arguments_in(writer, payload, shared)
+            self.payload, can_resend = self.call.pack_arguments_of(writer, value, shared)
             self.shared = shared
-            self.lasts = self.lasts and lasts
-            if len(self.part.data) > _COUNTED:
-                self.prepared_bytes = len(self.part.data)
-            if self.part.lent:
-                self.lent += self.part.lent
-                self.prepared_bytes += sum(one.size for one in self.part.lent)
-            if self.lasts:
+            self.can_resend = self.can_resend and can_resend
+            if len(self.payload.data) > _MIN_COUNTED_BYTES:
+                self.prepared_bytes = len(self.payload.data)
+            if self.payload.blocks:
+                self.blocks += self.payload.blocks
+                self.prepared_bytes += sum(block.size for block in self.payload.blocks)
+            if self.can_resend:
                 self.arguments = None
-        return self.part
+        return self.payload
 
-    def is_packed_as(self, data: bytes, function: Part | None) -> None:
-        """Give it arguments that have been packed already, and its function if that has been."""
-        self.part = Part(data, [])
+    def set_packed(self, data: bytes, function: Payload | None) -> None:
+        """Set arguments that have been packed already, and the function if it has been."""
+        self.payload = Payload(data, [])
         if function is not None:
             self.function = function
             self.is_prepared = True
 
-    def prepare_outside(self) -> None:
-        """Prepare it without shared memory, of which there is no more."""
-        payload = self.arguments if self.function is not None else self._jointly()
+    def prepare_without_arena(self) -> None:
+        """Pack function and arguments outside the arena, when that is full."""
+        value = self.arguments if self.function is not None else self._function_and_arguments()
         shared: list[torch.UntypedStorage] = []
-        self.part = Part(*pack(payload, None, shared=shared))
+        self.payload = Payload(*pack(value, None, shared=shared))
         self.shared = shared
-        self.prepared_bytes = len(self.part.data)
+        self.prepared_bytes = len(self.payload.data)
         self.is_prepared = True
 
     @property
     def is_ready(self) -> bool:
-        """Whether to send it calls nothing that a script has written."""
+        """Whether sending it calls no user code."""
         return self.is_prepared or self.failure is not None or self.call.is_frozen
 
-    def _jointly(self) -> tuple[Any, Any]:
+    def _function_and_arguments(self) -> tuple[Any, Any]:
+        """Return what a joint pickle holds."""
         return self.call.function, self.arguments
 
     def pack(self, writer: Writer) -> bytearray:
-        """Its packet, made once."""
+        """Return the task's encoded packet; encode it once."""
         if self.packet is None:
             if not self.is_prepared:
                 self.prepare(writer)
             kind = self.call.kind
-            part = self.part or self.pack_arguments(writer)
-            self._seal(writer, kind if self.function is not None else JOINT[kind], part)
+            payload = self.payload or self.pack_arguments(writer)
+            self._encode(writer, kind if self.function is not None else JOINT[kind], payload)
         assert self.packet is not None
         return self.packet
 
-    def _seal(self, writer: Writer, kind: Kind, arguments: Part) -> None:
+    def _encode(self, writer: Writer, kind: Kind, arguments: Payload) -> None:
+        """Encode the packet; move a long packet into a block."""
         timed = self.call.timeout is not None
-        packet = TaskPacket(0, kind, timed, self.function or Part(b"", []), arguments).encode()
+        packet = TaskPacket(0, kind, timed, self.function or Payload(b"", []), arguments).encode()
         if len(packet) > LONGEST:
-            self.lent.append(writer.lend(memoryview(packet), in_place=False))
-            packet = points_to(self.lent[-1])
+            self.blocks.append(writer.lend(memoryview(packet), in_place=False))
+            packet = points_to(self.blocks[-1])
         self.packet = packet
-        self.bytes = sum(one.size for one in self.all_lent())
+        self.bytes = sum(block.size for block in self.all_blocks())
 
-    def all_lent(self) -> list[Lent]:
-        """Its blocks, and those of what it stands for."""
-        return self.lent
+    def all_blocks(self) -> list[Lent]:
+        """Return the task's blocks, including those of its members."""
+        return self.blocks
 
     def unpack(self, writer: Writer) -> None:
-        """It is to be sent again: make anew what can be sent only once."""
-        if not self.lasts:
-            writer.give_back(tokens_of(self.lent))
-            self.lent, self.packet, self.part, self.lasts = [], None, None, True
+        """Drop packed data that can be sent only once, before the task is sent again."""
+        if not self.can_resend:
+            writer.give_back(tokens_of(self.blocks))
+            self.blocks, self.packet, self.payload, self.can_resend = [], None, None, True
             self.function, self.is_prepared = None, False
 
-    def each(self) -> list[Task]:
-        """The tasks that this stands for."""
+    def members(self) -> list[Task]:
+        """Return the tasks that this task consists of: itself, or a bundle's members."""
         return [self]
 
     def release(self, writer: Writer) -> None:
-        """It has ended; only what a worker has kept is still in use."""
-        if self.lent:
-            writer.give_back(tokens_of(self.lent))
-            self.lent = []
-        self.packet = self.part = self.function = self.arguments = None
+        """Give back the blocks of an ended task; a worker may still hold some of them."""
+        if self.blocks:
+            writer.give_back(tokens_of(self.blocks))
+            self.blocks = []
+        self.packet = self.payload = self.function = self.arguments = None
         self.shared = ()
 
-    def named(self, item: int = 0) -> str:
-        """As messages call it."""
+    def description(self, item: int = 0) -> str:
+        """Return the description of the task, or of one of its items, in messages."""
         if self.call.kind is Kind.CALL:
             return self.call.name
         return f"item {self.first + item} of {self.call.name}"
 
 
-class _FunctionChanged(Exception):  # noqa: N818  (never seen by a script)
-    """Tasks of one call cannot travel together, as their function is not the same."""
+class _FunctionChangedError(Exception):
+    """Raised where tasks with different functions are bundled; caught by the dispatch queue."""
 
 
 class Bundle(Task):
-    """Several small tasks of one item each, on their way together."""
+    """Several small tasks of one item each, sent together."""
 
     __slots__ = ("revoked", "tasks")
 
@@ -488,82 +498,83 @@ class Bundle(Task):
         self.is_prepared = first.is_prepared
         self.tasks = tasks
         self.revoked: tuple[int, int] | None = None
-        """Since when (nanoseconds) and from which item on the rest is wanted back."""
+        """When (monotonic ns) the later items were taken back, and the item running then."""
 
     def pack(self, writer: Writer) -> bytearray:
         if self.packet is None:
-            self._seal(writer, *self._arguments(writer))
+            self._encode(writer, *self._pack_items(writer))
         assert self.packet is not None
         return self.packet
 
-    def _arguments(self, writer: Writer) -> tuple[Kind, Part]:
-        """Each task's are a pickle of their own, as if it went alone, unless all are atoms."""
+    def _pack_items(self, writer: Writer) -> tuple[Kind, Payload]:
+        """Pack each task's arguments separately, or all in one pickle if all are atoms."""
         if self.call.is_frozen:
             items = [task.arguments[0] for task in self.tasks if task.arguments]
             if len(items) == len(self.tasks) and all(map(is_atom, items)):
-                self.function, self.lasts = self.call.function_in(writer)
-                self.lent = list(self.function.lent)
-                return Kind.ATOMS, Part(pickle.dumps(items, 5), [])
+                self.function, self.can_resend = self.call.pack_function(writer)
+                self.blocks = list(self.function.blocks)
+                return Kind.ATOMS, Payload(pickle.dumps(items, 5), [])
         for task in self.tasks:
             if not task.is_prepared:
                 task.prepare(writer)
         self.function = self.tasks[0].function
         if any(task.function is not self.function for task in self.tasks):
-            raise _FunctionChanged
-        if self.function is not None and all(task.part is None for task in self.tasks):
+            raise _FunctionChangedError
+        if self.function is not None and all(task.payload is None for task in self.tasks):
             items = [task.arguments[0] for task in self.tasks]
             if all(map(is_atom, items)):
-                return Kind.ATOMS, Part(pickle.dumps(items, 5), [])
-        parts = [task.part or task.pack_arguments(writer) for task in self.tasks]
-        data = pickle.dumps([(bytes(part.data), len(part.lent)) for part in parts], 5)
+                return Kind.ATOMS, Payload(pickle.dumps(items, 5), [])
+        payloads = [task.payload or task.pack_arguments(writer) for task in self.tasks]
+        data = pickle.dumps([(bytes(payload.data), len(payload.blocks)) for payload in payloads], 5)
         kind = Kind.APART if self.function is not None else Kind.JOINT_APART
-        return kind, Part(data, [one for part in parts for one in part.lent])
+        return kind, Payload(data, [block for payload in payloads for block in payload.blocks])
 
-    def all_lent(self) -> list[Lent]:
-        return [*self.lent, *(one for task in self.tasks for one in task.lent)]
+    def all_blocks(self) -> list[Lent]:
+        return [*self.blocks, *(block for task in self.tasks for block in task.blocks)]
 
     def unpack(self, writer: Writer) -> None:
         for task in self.tasks:
             task.unpack(writer)
 
-    def each(self) -> list[Task]:
+    def members(self) -> list[Task]:
         return self.tasks
 
-    def named(self, item: int = 0) -> str:
-        return self.tasks[item].named()
+    def description(self, item: int = 0) -> str:
+        return self.tasks[item].description()
 
-    def cut(self, items: int) -> list[Task]:
-        """Leave it so many; the others."""
-        rest = self.tasks[items:]
-        del self.tasks[items:]
-        return rest
+    def cut(self, num_kept: int) -> list[Task]:
+        """Shorten the bundle to `num_kept` tasks; return the removed tasks."""
+        removed = self.tasks[num_kept:]
+        del self.tasks[num_kept:]
+        return removed
 
 
 def packed(
-    thing: Any, writer: Writer | _Memo, shared: list[torch.UntypedStorage]
-) -> tuple[Part, bool]:
-    """Something packed, and whether it can be unpacked more than once.
+    value: Any, writer: Writer | _Memo, shared: list[torch.UntypedStorage]
+) -> tuple[Payload, bool]:
+    """Pack a value; return it, and whether it can be unpacked more than once.
 
-    Storages in shared memory are appended to `shared`, to be held until it is unpacked.
+    Storages in shared memory are appended to `shared`, to be kept alive until it is unpacked.
 
-    What multiprocessing sends by a descriptor is handed out by a server, to whoever asks first.
+    What multiprocessing's resource sharer sends by descriptor can be unpacked once only.
     """
-    before = _handed_out()
-    data, lent = pack(thing, writer, shared=shared)
-    return Part(data, lent), _handed_out() == before
+    handed_out_before = _num_handed_out()
+    data, blocks = pack(value, writer, shared=shared)
+    return Payload(data, blocks), _num_handed_out() == handed_out_before
 
 
-def _handed_out() -> int:
+def _num_handed_out() -> int:
+    """Return how many descriptors multiprocessing's resource sharer has registered."""
     return int(resource_sharer._resource_sharer._key)  # type: ignore[attr-defined]
 
 
-def tokens_of(lent: list[Lent]) -> list[tuple[int, int]]:
-    """As blocks are given back."""
-    return [one.token for one in lent]
+def tokens_of(blocks: list[Lent]) -> list[tuple[int, int]]:
+    """Return the tokens of blocks, as `Writer.give_back` takes them."""
+    return [block.token for block in blocks]
 
 
 def pickled_by_reference(function: Any) -> bool:
-    """Whether a pickle of it is its name: nothing that a script changes can be in it."""
+    """Return whether the function is pickled by its qualified name, without any state."""
     kind = type(function)
     if kind is BuiltinFunctionType:  # a method of an object, unless that is a module
         return function.__self__ is None or isinstance(function.__self__, ModuleType)
@@ -576,17 +587,17 @@ _REFERENCES = (FunctionType, MethodDescriptorType, WrapperDescriptorType)
 
 
 def _has_reducer(kind: type) -> bool:
-    """Whether things of this type are pickled in another way than by default."""
+    """Return whether the type has a registered reducer in place of the default pickling."""
     return kind in copyreg.dispatch_table or kind in ForkingPickler._extra_reducers  # type: ignore[attr-defined]
 
 
 def is_stateless(function: Any) -> bool:
-    """Whether no call of it changes it, so that tasks need no copies of their own."""
+    """Return whether no call changes the function, so that tasks can share one copy."""
     return pickled_by_reference(function) or _state_of_partial(function) is not None
 
 
 def _state_of_partial(function: Any) -> tuple[Any, ...] | None:
-    """What a partial is made of, if that is a plain function and atoms: then no task changes it."""
+    """Return the components of a partial of a plain function and atoms; None for all else."""
     if type(function) is not partial or vars(function):
         return None
     atoms = (*function.args, *function.keywords, *function.keywords.values())
@@ -595,22 +606,22 @@ def _state_of_partial(function: Any) -> tuple[Any, ...] | None:
     return (function.func, len(function.args), *atoms)
 
 
-def _are_same(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+def _are_same(first: tuple[Any, ...] | None, second: tuple[Any, ...] | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
 
 
 _IMMUTABLE = frozenset((int, float, complex, bool, str, bytes, type(None)))
 
 
 def small_arguments(items: list[Any]) -> bytes | None:
-    """The pickle of a task's items, if they are small and plain."""
+    """Return the pickle of a task's items, or None unless they are small and plain."""
     return pickle.dumps(items, 5) if is_plain(items) else None
 
 
 def are_frozen(items: Any) -> bool:
-    """Whether items cannot change: atoms, and tuples of such, in a list or the like."""
+    """Return whether all items are immutable: atoms, or tuples of atoms."""
     if type(items) in (range, str, bytes):
         return True
     if type(items) not in (list, tuple):
@@ -622,6 +633,7 @@ def are_frozen(items: Any) -> bool:
 
 
 def _is_frozen_item(arguments: Any) -> bool:
+    """Return whether the arguments are a list of a single atom."""
     return type(arguments) is list and len(arguments) == 1 and is_atom(arguments[0])
 
 
@@ -630,62 +642,63 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _Memo:
-    """Large buffers that a call has sent: what comes again unchanged is not copied again.
+    """A call's memo of large buffers it has sent, so that an unchanged buffer is copied once.
 
-    The first time a buffer's block is merely known; if it comes again it is held until the call
-    ends. So a call with many different buffers holds no more of them than are on their way.
+    A buffer's block is only remembered at first; if the buffer is sent again, the block is held
+    until the call ends. So a call with many distinct buffers holds only those in flight.
     """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._known: dict[tuple[int, int], Lent] = {}
-        """By address and length."""
-        self._held: set[tuple[int, int]] = set()
+        self._blocks: dict[tuple[int, int], Lent] = {}
+        """Blocks by address and length of the buffer."""
+        self._held_keys: set[tuple[int, int]] = set()
         self._trusted: dict[tuple[int, int], memoryview] = {}
-        """Buffers that are as they were a moment ago; kept, so that no other takes their place."""
+        """Buffers known to be unchanged; kept alive, so that their addresses are not reused."""
 
     def forget_trusted(self) -> None:
-        """Buffers may have been changed since they were packed."""
+        """Forget which buffers are known to be unchanged."""
         self._trusted.clear()
 
     def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:
-        """As a writer does."""
-        if raw.nbytes < REMEMBERED or not lasting:
+        """Copy a buffer into a block, or return the block of an equal copy; as Writer.lend."""
+        if raw.nbytes < MIN_MEMO_BYTES or not lasting:
             return self._writer.lend(raw, in_place=in_place)
         address = address_of(np.frombuffer(raw, np.uint8))
-        place = (address, raw.nbytes)
-        known = self._known.get(place)
-        if known is not None and self._writer.keep([known]):
-            if place in self._trusted or self._is_unchanged(address, known):
-                self._trusted[place] = raw
-                if place not in self._held and self._writer.keep([known]):
-                    self._held.add(place)
-                return known
-            self._writer.give_back([known.token])
-            if place in self._held:
-                self._held.discard(place)
-                self._writer.give_back([known.token])
-        lent = self._writer.lend(raw, in_place=in_place)
-        self._known.pop(place, None)
-        self._known[place] = lent
-        self._trusted[place] = raw
-        if len(self._known) > _KNOWN_MOST:
-            oldest = next(iter(self._known))
-            if oldest not in self._held:
-                del self._known[oldest]
-        return lent
+        key = (address, raw.nbytes)
+        known_block = self._blocks.get(key)
+        if known_block is not None and self._writer.keep([known_block]):
+            if key in self._trusted or self._is_unchanged(address, known_block):
+                self._trusted[key] = raw
+                if key not in self._held_keys and self._writer.keep([known_block]):
+                    self._held_keys.add(key)
+                return known_block
+            self._writer.give_back([known_block.token])
+            if key in self._held_keys:
+                self._held_keys.discard(key)
+                self._writer.give_back([known_block.token])
+        block = self._writer.lend(raw, in_place=in_place)
+        self._blocks.pop(key, None)
+        self._blocks[key] = block
+        self._trusted[key] = raw
+        if len(self._blocks) > _MAX_MEMO_BLOCKS:
+            oldest_key = next(iter(self._blocks))
+            if oldest_key not in self._held_keys:
+                del self._blocks[oldest_key]
+        return block
 
-    def _is_unchanged(self, address: int, lent: Lent) -> bool:
-        block = self._writer._begin + lent.offset
-        return block != address and not _memcmp(address, block, lent.size)
+    def _is_unchanged(self, address: int, block: Lent) -> bool:
+        """Return whether the buffer at `address` equals its copy in `block`."""
+        block_address = self._writer._begin + block.offset
+        return block_address != address and not _memcmp(address, block_address, block.size)
 
     def give_back(self, tokens: list[tuple[int, int]]) -> None:
-        """As a writer does."""
+        """Give blocks back, as Writer.give_back."""
         self._writer.give_back(tokens)
 
     def release(self) -> None:
-        """Nothing of this call comes again."""
-        self._writer.give_back([self._known[place].token for place in self._held])
-        self._held.clear()
-        self._known.clear()
+        """Give back all held blocks and forget all buffers, at the end of the call."""
+        self._writer.give_back([self._blocks[key].token for key in self._held_keys])
+        self._held_keys.clear()
+        self._blocks.clear()
         self._trusted.clear()

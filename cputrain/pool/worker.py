@@ -1,4 +1,4 @@
-"""What runs in a worker process: take a task, say which, run it, send what came of it."""
+"""The worker process: read a task, write its ticket to the slot, run it, send its outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cputrain.pool.packets import (
     TICKET,
     TOKEN,
     Kind,
-    Part,
+    Payload,
     ResultPacket,
     Status,
     TaskPacket,
@@ -54,216 +54,227 @@ if TYPE_CHECKING:
 
 
 class WorkerEnds(NamedTuple):
-    """What a worker holds of its pool."""
+    """The pipe ends and memory that a worker inherits from its pool."""
 
     tasks: End
-    """The pipe of tasks, which all workers read."""
+    """The task pipe, which all workers read."""
     life: End
-    """A pipe that ends when the pool's process does."""
+    """A pipe that is at its end once the pool's process has exited."""
     arguments: Memory
-    """Where the pool writes arguments, for all workers."""
+    """The arena in which the pool puts arguments, for all workers."""
     results: Sender
     returned: End
-    """Tells which blocks of its results the pool holds no more."""
+    """The pipe of tokens of result blocks that the pool has released."""
     memory: Memory
-    """Where this worker writes results."""
+    """The arena in which this worker puts results."""
     slot: Slot
 
     def close(self) -> None:
-        """In the pool's process, after the start: what only this worker needs."""
+        """Close what only the worker needs, in the pool's process after the start."""
         self.results.close()
         self.returned.close()
 
 
 class Setup(NamedTuple):
-    """How a worker is set up."""
+    """Settings with which a worker is set up."""
 
     cpus: tuple[int, ...]
-    """Where it may run; empty if that is inherited, or the platform has no masks."""
+    """The CPU affinity; empty if it is inherited or the platform has none."""
     seed: int
     initializer: Callable[..., Any] | None
     initargs: Sequence[Any]
-    packed: Part | None
-    """Both, in the memory of arguments, where every worker reads them."""
-    most_tasks: int | None
-    """After how many it ends."""
+    packed: Payload | None
+    """The initializer and its arguments, packed into the arguments' arena, if not given above."""
+    max_tasks: int | None
+    """The number of tasks after which the worker exits."""
     forked: bool
 
 
-Outcome: TypeAlias = tuple[Status, bytes, "list[Lent]"]
-"""Whether a task returned or raised; that, packed; its blocks."""
+EncodedOutcome: TypeAlias = tuple[Status, bytes, "list[Lent]"]
+"""The status of a task, its pickled value or exception, and the blocks of that pickle."""
 
 
 class Raised(NamedTuple):
-    """An exception on its way."""
+    """An exception as it is sent to the pool."""
 
     kind: str
     says: str
     traceback: str
     pickled: bytes
-    """Nothing if it cannot be pickled."""
+    """The pickled exception; empty if it cannot be pickled."""
 
 
 def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | None) -> None:
-    """Run tasks until there are no more."""
+    """Set the worker up and run tasks until the pipe ends; the entry point of worker processes."""
     if close_others is not None:
         close_others()
     if setup.forked:
-        # what the script has left to the collector is not this process's to finalize or close, and
-        # a collection would copy the pages of all that it looks at
+        # the parent's garbage is not this process's to finalize, and a collection would copy the
+        # pages of all tracked objects
         gc.freeze()
     leave_signals_to_the_pool(ends.life)
     ends.life.close()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while it started
     if setup.cpus:
-        _run_on(setup.cpus)
+        _set_affinity(setup.cpus)
     one_thread(forked=setup.forked)
     seed_all(setup.seed)
     worker = _Worker(ends)
     try:
         worker.set_up(setup)
     except BaseException as error:
-        worker.send(0, Status.NOT_SET_UP, *worker.packed(_explained(error)))
+        worker.send(0, Status.NOT_SET_UP, *worker.packed(_to_raised(error)))
         return
     worker.send(os.getpid(), Status.READY, b"", [])
-    worker.work(setup.most_tasks)
+    worker.work(setup.max_tasks)
 
 
-_writers: list[Writer] = []
-"""This process's, if it is a worker."""
+_process_writers: list[Writer] = []
+"""This process's writer of results, if it is a worker."""
 
 
 def room(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor for a task's result, where the result will not have to be copied to."""
-    return room_for(shape, dtype, _writers[0] if _writers else None)
+    """Return an empty tensor for a task's result, in the result arena if this is a worker."""
+    return room_for(shape, dtype, _process_writers[0] if _process_writers else None)
 
 
 class _Worker:
+    """The state of this worker process."""
+
     def __init__(self, ends: WorkerEnds) -> None:
         self._tasks = ends.tasks.fileno()
         self._ends = ends
         self._slot = ends.slot
-        self._writer = Writer(ends.memory, self._take_back)
-        _writers[:] = [self._writer]
+        self._writer = Writer(ends.memory, self._receive_returned)
+        _process_writers[:] = [self._writer]
         self._reader = PrivateReader(ends.arguments)
-        self._told: set[tuple[int, int]] = set()
-        """Blocks of earlier tasks that the pool has been told are still held."""
-        self._halves = b""
-        self._begun = 0
-        self._known: tuple[bytes, Any] = b"", None
+        self._reported: set[tuple[int, int]] = set()
+        """Tokens of blocks of earlier tasks that were reported to the pool as still held."""
+        self._partial_tokens = b""
+        self._begun_ns = 0
+        self._cached_function: tuple[bytes, Any] = b"", None
         os.set_blocking(ends.returned.fileno(), False)
 
     def set_up(self, setup: Setup) -> None:
         """Call the initializer, if there is one."""
         initializer, initargs = setup.initializer, setup.initargs
         if setup.packed is not None:
-            lent = setup.packed.lent
-            initializer, initargs = _unpacked(setup.packed, self._reader.leases(lent))
-            self._told.update(one.token for one in lent)
+            blocks = setup.packed.blocks
+            initializer, initargs = _unpack_payload(setup.packed, self._reader.leases(blocks))
+            self._reported.update(block.token for block in blocks)
         if initializer is not None:
             initializer(*initargs)
 
-    def work(self, most: int | None) -> None:
-        """Run so many tasks, or all there are."""
+    def work(self, max_tasks: int | None) -> None:
+        """Run up to `max_tasks` tasks, or tasks until the pipe ends."""
         for number in count(1):
-            packet = self._next()
+            packet = self._read_task()
             if packet is None:
                 break
-            last = number == most
-            lent = [*packet.function.lent, *packet.arguments.lent]
-            outcome = self._run(packet, lent)
-            self.send(packet.ticket, *outcome, last, lent)
-            if last:
+            is_last = number == max_tasks
+            blocks = [*packet.function.blocks, *packet.arguments.blocks]
+            outcome = self._run(packet, blocks)
+            self.send(packet.ticket, *outcome, is_last, blocks)
+            if is_last:
                 return
         self.send(0, Status.BYE, b"", [])
 
-    def _next(self) -> TaskPacket | None:
+    def _read_task(self) -> TaskPacket | None:
+        """Read the next task; return None at STOP or at the pipe's end."""
         if are_kept():
-            waiting = select.poll()
-            waiting.register(self._tasks, select.POLLIN)
-            if not waiting.poll(100):
+            poll = select.poll()
+            poll.register(self._tasks, select.POLLIN)
+            if not poll.poll(100):
                 forget_opened()
         data = os.read(self._tasks, LONGEST)
         if not data:
             return None
         (ticket,) = TICKET.unpack_from(data)
-        self._begun = self._slot.begin(ticket)  # from here on, the pool knows whose task it is
+        self._begun_ns = self._slot.begin(ticket)  # from here on, the pool knows its worker
         packet = TaskPacket.decode(data)
         if packet.kind is Kind.STOP:
             return None
-        lent = pointed_to(packet)
-        if lent is not None:
-            whole = self._reader.read(lent)
-            packet = TaskPacket.decode(memoryview(whole))._replace(ticket=ticket)
+        block = pointed_to(packet)
+        if block is not None:
+            encoded = self._reader.read(block)
+            packet = TaskPacket.decode(memoryview(encoded))._replace(ticket=ticket)
         return packet
 
-    def _run(self, packet: TaskPacket, lent: list[Lent]) -> Outcome:
-        """What came of a task; nothing else of it is held any more."""
+    def _run(self, packet: TaskPacket, blocks: list[Lent]) -> EncodedOutcome:
+        """Run a task and return its outcome; keep no other reference to the task's data."""
         if packet.kind not in (Kind.APART, Kind.ATOMS, Kind.JOINT_APART):
-            return self._outcome(partial(self._value, packet, lent))
+            return self._run_and_pack(partial(self._compute, packet, blocks))
         try:
-            function, buffers = self._function_and_buffers(packet, lent)
+            function, buffers = self._function_and_buffers(packet, blocks)
         except BaseException as error:
-            return Status.RAISED, *self.packed(_explained(error))
+            return Status.RAISED, *self.packed(_to_raised(error))
         is_shared = packet.kind is Kind.JOINT_APART or is_stateless(function)
         work: Any = None
         outcomes: list[Any] = []
-        lents: list[Lent] = []
+        result_blocks: list[Lent] = []
         for number, item in enumerate(pickle.loads(packet.arguments.data)):
             if number:
                 if self._slot.is_limited(packet.ticket, number):
-                    break  # the pool has another worker do the rest
+                    break  # the pool has taken the rest back
                 self._slot.begin_item(number)
             try:
-                if number and not is_shared:  # a copy of its own, as if it went alone
-                    function = work = None  # who holds its buffers would have them copied
+                if number and not is_shared:  # a separate copy, as if the task were sent alone
+                    function = work = None  # a reference to its buffers would have them copied
                     function = self._function_of(packet)
                 if packet.kind is Kind.ATOMS:
                     work = partial(function, item)
                 else:
-                    data, blocks = item
-                    work = partial(_apply, function, data, buffers[:blocks])
-                    del buffers[:blocks]
+                    data, num_blocks = item
+                    work = partial(_apply, function, data, buffers[:num_blocks])
+                    del buffers[:num_blocks]
                 value = work()
             except BaseException as error:
-                outcome: Outcome = Status.RAISED, *self.packed(_explained(error))
+                outcome: EncodedOutcome = Status.RAISED, *self.packed(_to_raised(error))
             else:
                 if is_atom(value):
                     outcomes.append(value)
                     continue
-                outcome = self._sent(value)
+                outcome = self._pack_result(value)
                 del value
             outcomes.append((*outcome[:2], len(outcome[2])))
-            lents += outcome[2]
-        return Status.DONE, pickle.dumps(outcomes, 5), lents
+            result_blocks += outcome[2]
+        return Status.DONE, pickle.dumps(outcomes, 5), result_blocks
 
-    def _outcome(self, work: Callable[[], Any]) -> Outcome:
+    def _run_and_pack(self, work: Callable[[], Any]) -> EncodedOutcome:
+        """Call `work` and pack its value or exception."""
         try:
             value = work()
         except BaseException as error:
-            return Status.RAISED, *self.packed(_explained(error))
-        return self._sent(value)
+            return Status.RAISED, *self.packed(_to_raised(error))
+        return self._pack_result(value)
 
-    def _sent(self, value: Any) -> Outcome:
+    def _pack_result(self, value: Any) -> EncodedOutcome:
+        """Pack a returned value, or the error if it cannot be pickled."""
         try:
             return Status.DONE, *self.packed(value)
-        except Exception as error:  # whatever the value is made of: the pool must be told
-            return Status.RAISED, *self.packed(_explained(_unsent(error, value)))
+        except Exception as error:  # from user code while pickling: the pool must get an outcome
+            return Status.RAISED, *self.packed(_to_raised(_encoding_error(error, value)))
 
-    def _function_and_buffers(self, packet: TaskPacket, lent: list[Lent]) -> tuple[Any, list[Any]]:
-        """What is called, and what its arguments lie on."""
-        buffers = self._reader.leases(lent)
+    def _function_and_buffers(
+        self, packet: TaskPacket, blocks: list[Lent]
+    ) -> tuple[Any, list[Any]]:
+        """Return the function (None if it comes with the arguments) and the arguments' buffers."""
+        buffers = self._reader.leases(blocks)
         if packet.kind in APPLIED_AS:
             return None, buffers
-        of_function = len(packet.function.lent)
-        return self._function(packet.function, buffers[:of_function]), buffers[of_function:]
+        num_function_blocks = len(packet.function.blocks)
+        return self._function(packet.function, buffers[:num_function_blocks]), buffers[
+            num_function_blocks:
+        ]
 
     def _function_of(self, packet: TaskPacket) -> Any:
-        return self._function(packet.function, self._reader.leases(packet.function.lent))
+        """Unpack the packet's function anew."""
+        return self._function(packet.function, self._reader.leases(packet.function.blocks))
 
-    def _value(self, packet: TaskPacket, lent: list[Lent]) -> Any:
-        function, buffers = self._function_and_buffers(packet, lent)
-        arguments = _unpacked(packet.arguments, buffers)
+    def _compute(self, packet: TaskPacket, blocks: list[Lent]) -> Any:
+        """Unpack function and arguments and apply the function as the packet's kind says."""
+        function, buffers = self._function_and_buffers(packet, blocks)
+        arguments = _unpack_payload(packet.arguments, buffers)
         del buffers
         kind = packet.kind
         if kind in APPLIED_AS:
@@ -272,52 +283,58 @@ class _Worker:
         if kind is Kind.CALL:
             args, kwds = arguments
             return function(*args, **kwds)
-        if packet.timed:
-            arguments = self._each_told(arguments)
-        # not list(map(...)), which ends without a word where the function raises StopIteration
+        if packet.is_timed:
+            arguments = self._record_items(arguments)
+        # not list(map(...)), which silently stops where the function raises StopIteration
         if kind is Kind.EACH:
             return [function(item) for item in arguments]
         return [function(*item) for item in arguments]
 
-    def _function(self, part: Part, buffers: list[Any]) -> Any:
-        """What a task calls; one that is found by its name is looked up once."""
-        known, function = self._known
-        if part.data and part.data == known:
+    def _function(self, payload: Payload, buffers: list[Any]) -> Any:
+        """Unpack a task's function; a function that is pickled by name is cached."""
+        cached_pickle, function = self._cached_function
+        if payload.data and payload.data == cached_pickle:
             return function
-        function = _unpacked(part, buffers)
+        function = _unpack_payload(payload, buffers)
         if type(function) is FunctionType:
-            self._known = bytes(part.data), function
+            self._cached_function = bytes(payload.data), function
         return function
 
-    def _each_told(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _record_items(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield items, and write the begin of each to the slot."""
         for number, item in enumerate(items):
             self._slot.begin_item(number)
             yield item
 
     def packed(self, value: Any) -> tuple[bytes, list[Lent]]:
-        """A value as it is sent."""
-        data, lent = pack(value, self._writer)
-        return spill(data, lent, self._writer), lent
+        """Pack a value; move a large pickle into a block."""
+        data, blocks = pack(value, self._writer)
+        return spill(data, blocks, self._writer), blocks
 
-    def _take_back(self) -> None:
+    def _receive_returned(self) -> None:
+        """Free result blocks that the pool has released, as far as their tokens have arrived."""
         try:
-            read = self._halves + os.read(self._ends.returned.fileno(), 1 << 16)
+            received = self._partial_tokens + os.read(self._ends.returned.fileno(), 1 << 16)
         except BlockingIOError:
             return
-        whole = len(read) - len(read) % TOKEN.size
-        self._halves = read[whole:]
-        self._writer.give_back(list(TOKEN.iter_unpack(read[:whole])))
+        num_whole_bytes = len(received) - len(received) % TOKEN.size
+        self._partial_tokens = received[num_whole_bytes:]
+        self._writer.give_back(list(TOKEN.iter_unpack(received[:num_whole_bytes])))
 
-    def _held(self, lent: Iterable[Lent]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Blocks of a task that are still in use, and those of earlier ones that no longer are."""
+    def _update_held(
+        self, blocks: Iterable[Lent]
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return tokens of this task's blocks in use, and of earlier blocks no longer in use."""
         self._reader.returned()
-        live = self._reader.live()
-        own = {one.token for one in lent}
-        kept = [token for token in own if live[token] and token not in self._told]
-        self._told.update(kept)
-        ended = [token for token in self._told if not live[token]]
-        self._told.difference_update(ended)
-        return kept, ended
+        live_tokens = self._reader.live()
+        tokens = {block.token for block in blocks}
+        newly_held = [
+            token for token in tokens if live_tokens[token] and token not in self._reported
+        ]
+        self._reported.update(newly_held)
+        released = [token for token in self._reported if not live_tokens[token]]
+        self._reported.difference_update(released)
+        return newly_held, released
 
     def send(
         self,
@@ -325,88 +342,95 @@ class _Worker:
         status: Status,
         data: bytes,
         results: list[Lent],
-        last: bool = False,
-        lent: Iterable[Lent] = (),
+        is_last: bool = False,
+        blocks: Iterable[Lent] = (),
     ) -> None:
-        """Tell the pool what came of a task, and which blocks of its arguments are in use."""
-        kept, ended = self._held(lent) if lent or self._told else ([], [])
-        took = time.monotonic_ns() - self._begun
-        packet = ResultPacket(ticket, status, last, kept, ended, took, Part(data, results))
+        """Send a task's outcome, and which blocks of its arguments are still in use."""
+        newly_held, released = self._update_held(blocks) if blocks or self._reported else ([], [])
+        elapsed_ns = time.monotonic_ns() - self._begun_ns
+        packet = ResultPacket(
+            ticket, status, is_last, newly_held, released, elapsed_ns, Payload(data, results)
+        )
         _flush()
         try:
             self._ends.results.send(packet.encode())
-        except BrokenPipeError:  # nobody reads: the pool is gone
+        except BrokenPipeError:  # the pool's process has exited
             os._exit(1)
         self._slot.end()
 
 
 def _flush() -> None:
-    """What a task has printed is not lost, whatever ends the worker."""
+    """Flush stdout and stderr, so that no output is lost if the worker is killed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (AttributeError, ValueError, OSError):  # there is none, or nobody reads it
+        except (AttributeError, ValueError, OSError):  # no stream, closed, or a broken pipe
             continue
 
 
 def _apply(function: Any, item: bytes, buffers: list[Any]) -> Any:
+    """Unpack one item of a bundle and call the function with it."""
     arguments = unpack(item, buffers)
     del buffers
-    if function is None:  # it comes with its arguments
+    if function is None:  # pickled jointly with its arguments
         function, arguments = arguments
     (argument,) = arguments
     del arguments
     return function(argument)
 
 
-def _unpacked(part: Part, buffers: list[Any]) -> Any:
-    if part.data:
-        return unpack(part.data, buffers)
+def _unpack_payload(payload: Payload, buffers: list[Any]) -> Any:
+    """Unpack a payload whose blocks are mapped as `buffers`."""
+    if payload.data:
+        return unpack(payload.data, buffers)
     return unpack(memoryview(buffers.pop()), buffers)
 
 
-def _unsent(error: Exception, value: Any) -> Exception:
+def _encoding_error(error: Exception, value: Any) -> Exception:
+    """Return multiprocessing's error for a value that cannot be pickled."""
     try:
-        unsent: Exception = multiprocessing_pool.MaybeEncodingError(error, value)  # type: ignore[attr-defined]
-    except Exception:  # of the value's own description: its type must do
-        unsent = multiprocessing_pool.MaybeEncodingError(error, type(value))  # type: ignore[attr-defined]
-    return unsent
+        encoding_error: Exception = multiprocessing_pool.MaybeEncodingError(error, value)  # type: ignore[attr-defined]
+    except Exception:  # raised by the value's __repr__: describe its type instead
+        encoding_error = multiprocessing_pool.MaybeEncodingError(error, type(value))  # type: ignore[attr-defined]
+    return encoding_error
 
 
-def _explained(error: BaseException) -> Raised:
-    # the first frames are ours
-    own = error.__traceback__
-    while own is not None and own.tb_frame.f_code.co_filename == __file__:
-        own = own.tb_next
-    error.__traceback__ = own
+def _to_raised(error: BaseException) -> Raised:
+    """Return an exception with its traceback as text, in a form that can be pickled."""
+    # skip the frames of this module
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+        tb = tb.tb_next
+    error.__traceback__ = tb
     text = "".join(traceback.format_exception(error))
     try:
         pickled = pack(error.with_traceback(None), None)[0]
-    except Exception as why:  # whatever the exception is made of: the pool must be told
-        text += f"\nIt cannot be pickled: {type(why).__name__}: {why}\n"
+    except Exception as failure:  # from user code while pickling: the pool must get an outcome
+        text += f"\nIt cannot be pickled: {type(failure).__name__}: {failure}\n"
         pickled = b""
     try:
-        says = str(error)
-    except Exception as why:  # an exception may fail to describe itself
-        says = f"(its text cannot be made: {type(why).__name__})"
-    return Raised(type(error).__qualname__, says, text, pickled)
+        message = str(error)
+    except Exception as failure:  # raised by the exception's __str__
+        message = f"(its text cannot be made: {type(failure).__name__})"
+    return Raised(type(error).__qualname__, message, text, pickled)
 
 
 def leave_signals_to_the_pool(life: End) -> None:
-    """Of a process of a pool: it ends when told to or with the pool's, and not by Ctrl-C."""
+    """Make this process end by SIGTERM or with the pool's process, and not by Ctrl-C."""
     exit_with_owner(life)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # the terminal tells every process of Ctrl-C; the pool's decides. An ignored signal would stay
-    # ignored in programs that a task starts, one with a handler does not
-    signal.signal(signal.SIGINT, _leave_to_the_pool)
+    # the terminal sends SIGINT to the whole process group; the pool's process decides. SIG_IGN
+    # would be inherited by programs that a task starts, a handler is not
+    signal.signal(signal.SIGINT, _ignore_interrupt)
 
 
-def _leave_to_the_pool(*_: object) -> None:
-    """Ctrl-C."""
+def _ignore_interrupt(*_: object) -> None:
+    """Handle SIGINT by doing nothing."""
 
 
-def _run_on(cpus: tuple[int, ...]) -> None:
+def _set_affinity(cpus: tuple[int, ...]) -> None:
+    """Set this process's CPU affinity."""
     try:
         os.sched_setaffinity(0, cpus)
-    except OSError:  # what may be used has changed since: the inherited mask holds
+    except OSError:  # the allowed CPUs have changed since: keep the inherited mask
         return

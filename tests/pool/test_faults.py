@@ -195,7 +195,7 @@ def test_twenty_workers_killed_at_random_moments_cost_no_result(chunksize: int) 
             # where the machine is slow, all would be killed while they start, which is told
             left, end = result._number_left, time.monotonic() + 30
             while (
-                (result._number_left == left or pool._engine.crew._failed_starts)
+                (result._number_left == left or pool._engine.supervisor._failed_starts)
                 and not result.ready()
                 and time.monotonic() < end
             ):
