@@ -108,11 +108,6 @@ def kinds_of(model: nn.Module) -> tuple[tuple[type, Any], ...]:
     return tuple(classes)
 
 
-def _forward_in_dict(kind: type) -> Any:
-    """Return the forward in a class's `__dict__`, which getattr hides for torch.jit's classes."""
-    return next(vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base))
-
-
 @cache
 def _names_of(kind: Hashable, forward: Hashable) -> frozenset[str] | None:
     """Return the names in all code that a forward may call; None where any name may be read.
