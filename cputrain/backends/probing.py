@@ -1,4 +1,4 @@
-"""Which backends can be had: each is asked in a process of its own, all at once."""
+"""Probe which backends are available, concurrently, each in a separate process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ read from a slow disk for the first time."""
 
 
 class Probed(Record):
-    """What a backend is, and whether it can be had here."""
+    """A backend's description and its availability on this machine."""
 
     name: str
     """What the user calls it."""
@@ -69,12 +69,12 @@ class Probed(Record):
 
 
 def host_of(machine: Machine) -> Host:
-    """What backends are asked about."""
+    """Return the host description passed to probes."""
     return Host(system=platform.system(), isa=frozenset(machine.isa), torch=version_of("torch"))
 
 
 def probe_all(host: Host, only: str | None = None) -> list[Probed]:
-    """All, or one of them, in the order of their names' list."""
+    """Probe all backends, or only one, and return results in registry order."""
     document = json.dumps({**host.as_json(), "isa": sorted(host.isa)})
     with ExitStack() as started:
         asked = {}
@@ -87,7 +87,7 @@ def probe_all(host: Host, only: str | None = None) -> list[Probed]:
 
 
 def _answered(name: str, process: Process, begin: float) -> Probed:
-    """What it has said by the time that it may take."""
+    """Collect a probe's answers until its timeout."""
     found = Probed(name=name)
     try:
         while True:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 ITEMS = 64
-"""That have a row together."""
+"""Work-items per row."""
 
 
 @kernel(aten.max.dim)

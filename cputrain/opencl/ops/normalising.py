@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 ITEMS = 128
-"""That have a row together."""
+"""Work-items per row."""
 
 PARTS = 128
 """Of rows, at the most, whose columns are added up side by side."""
