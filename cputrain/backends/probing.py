@@ -56,16 +56,16 @@ class Probed(Record):
     """Variables that must be set before torch is loaded."""
 
     version: str = ""
-    """Its own; empty where it cannot be had."""
+    """The backend's version; empty if it is unavailable."""
 
     notes: str = ""
     """What it does on this machine."""
 
     reason: str = ""
-    """Why it cannot be had, as half a sentence; empty where it can."""
+    """Why it is unavailable, as half a sentence; empty if it is available."""
 
     do: str = ""
-    """What would help then."""
+    """What the user can do to make it available."""
 
 
 def host_of(machine: Machine) -> Host:

@@ -42,10 +42,10 @@ CHANGE = "after a change"
 """The kind of what comes out once a weight was written to."""
 
 ROUNDS = 5
-"""Turns of the two."""
+"""Rounds of timing; each times the default and the backend."""
 
 TURN = 0.1
-"""Seconds of each."""
+"""Seconds of timing per backend and round."""
 
 LONGEST = 300.0
 """Seconds for one layer, most of which is compiling."""

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 2
 """Grows with what is examined: a verdict of before is none."""
 
 PAYS = 1.03
-"""How many times as fast as the default it must be to be chosen by itself."""
+"""Minimum speed-up over the default for a backend to be chosen automatically."""
 
 LEAST = 0.97
 """How many times as fast each kind of layer must be then: a model may be made of one kind alone."""
@@ -76,13 +76,13 @@ class Verdict(Record):
     """A backend's results for training and for evaluation."""
 
     backend: str
-    """Its name."""
+    """The backend's name."""
 
     version: str
-    """Its version then."""
+    """The backend's version when it was examined."""
 
     when: str
-    """The day."""
+    """The day of the examination."""
 
     training: Judged | None
     """None where it does not claim to train."""

@@ -99,13 +99,13 @@ def _farthest(step: str, start: str, self: OclTensor, dim: Any, keepdim: bool) -
 
 @kernel(aten.max.default)
 def max_(self: OclTensor) -> Any:
-    """Of all."""
+    """Return the maximum of all elements."""
     return amax(self)
 
 
 @kernel(aten.min.default)
 def min_(self: OclTensor) -> Any:
-    """Of all."""
+    """Return the minimum of all elements."""
     return amin(self)
 
 
