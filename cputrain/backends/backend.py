@@ -1,4 +1,4 @@
-"""What a backend is: other kernels for torch's operations, and whether they can be had here."""
+"""The protocol of a backend: alternative kernels for torch's operations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Host(Record):
-    """The machine and the torch that a backend is to work with."""
+    """The machine and the torch version that a backend must support."""
 
     system: str
     """ "Linux"."""
@@ -67,7 +67,7 @@ class Host(Record):
 
 
 class Available(Record):
-    """It can be had."""
+    """Probe result: the backend can be used."""
 
     version: str
     """Its own."""
@@ -77,7 +77,7 @@ class Available(Record):
 
 
 class Unavailable(Record):
-    """It cannot."""
+    """Probe result: the backend cannot be used."""
 
     reason: str
     """Why, as half a sentence: "it is not installed"."""
@@ -87,11 +87,11 @@ class Unavailable(Record):
 
 
 def minor(version: str) -> str:
-    """ "2.13" of "2.13.0+cpu"."""
+    """Return major and minor of a version: 2.13 for 2.13.0+cpu."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def call_of(model: Any) -> Run:
-    """What runs a model by itself."""
+    """Return the model's own call, without a backend."""
     call: Run = type(model).__call__
     return call

@@ -33,7 +33,7 @@ class Examination:
         self._ready: dict[tuple[str, bool], _Ready] = {}
 
     def do(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a request asks for."""
+        """Run a request and return its answer."""
         layer, training = request["layer"], request["training"]
         if "write" not in request:
             return {"step": self._ready[layer, training].timed(request["seconds"])}
@@ -45,7 +45,7 @@ class Examination:
 
 
 class _Ready:
-    """A layer that a backend runs."""
+    """A layer, its batch and its optimizer, run by a backend."""
 
     def __init__(self, backend: Backend, layer: str, *, training: bool) -> None:
         make, batch = LAYERS[layer]
@@ -61,7 +61,7 @@ class _Ready:
         self._run: Run = backend.activate(self._model, optimizer, training=training)
 
     def trained(self) -> dict[str, torch.Tensor]:
-        """Losses, the first gradients, the last weights; then outputs for others."""
+        """Train, and return losses, first gradients, final weights and outputs after changes."""
         found: dict[str, torch.Tensor] = {}
         losses = []
         for update in range(UPDATES):
@@ -109,7 +109,7 @@ class _Ready:
         return [pair for pair in self._model.named_parameters() if pair[1].requires_grad]
 
     def evaluated(self) -> dict[str, torch.Tensor]:
-        """Outputs, before and after each weight is written to in its place."""
+        """Return outputs before and after each weight is changed in place."""
         found: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             found["output"] = self._run(self._model, self._batch).clone()
@@ -117,7 +117,7 @@ class _Ready:
         return found
 
     def timed(self, seconds: float) -> float:
-        """Seconds of a step, of as many as take so long."""
+        """Return the mean step time in seconds, over at least `seconds` seconds of steps."""
         count, begin = 0, time.perf_counter()
         while (took := time.perf_counter() - begin) < seconds or not count:
             if self._training:

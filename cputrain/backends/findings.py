@@ -1,4 +1,4 @@
-"""Every backend with what is known of it here, and which of them would be chosen."""
+"""Backends with their probe results and verdicts, and the choice among them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Finding(Record):
-    """One backend."""
+    """A backend's probe result and verdict."""
 
     probed: Probed
     """What it is, and whether it can be had."""
@@ -33,7 +33,7 @@ class Finding(Record):
 
 
 def findings(machine: Machine, *, examine: bool = False) -> list[Finding]:
-    """All of them; those that can be had are examined, if that is wanted."""
+    """Return a finding for each backend; examine available backends if `examine`."""
     host = host_of(machine)
     return [_finding(machine, host, probed, examine) for probed in probe_all(host)]
 
@@ -62,7 +62,7 @@ def _examined(machine: Machine, host: Host, probed: Probed) -> Finding:
 
 
 def named(machine: Machine, name: str, where: str) -> Finding:
-    """The one that was asked for there, examined now unless it was before."""
+    """Return the named backend's finding; examine it unless a valid verdict is cached."""
     known = names()
     if name not in known:
         from difflib import get_close_matches
@@ -97,7 +97,7 @@ def _must_be_had(probed: Probed, where: str) -> None:
 
 
 def remembered(machine: Machine) -> list[Finding]:
-    """Those with a verdict. Only one that would be chosen is asked whether that holds still."""
+    """Return backends with a cached verdict; revalidate only verdicts that could be chosen."""
     found = []
     for name in kept():
         verdict, _ = load(name)
@@ -111,7 +111,7 @@ def remembered(machine: Machine) -> list[Finding]:
 
 
 def circumstances(machine: Machine, host: Host, probed: Probed) -> dict[str, Any]:
-    """What must be unchanged for a verdict to hold."""
+    """Return the circumstances that must be unchanged for a verdict to stay valid."""
     return {
         "the machine": machine.fingerprint(),
         "the CPUs": list(machine.budget.cpus),
@@ -122,7 +122,7 @@ def circumstances(machine: Machine, host: Host, probed: Probed) -> dict[str, Any
 
 
 def chosen(found: Sequence[Finding], *, training: bool) -> str | None:
-    """The fastest that is right; the default, where that is no faster. None without torch."""
+    """Return the fastest correct backend, else the default; None without torch."""
     if any(one.probed.name == "default" and one.probed.reason for one in found):
         return None
     best, speed = "default", 1.0

@@ -1,4 +1,4 @@
-"""What is installed, asked without importing it."""
+"""Versions and libraries of installed packages, read without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backends can be had: each is asked in a process of its own, all at once."""
+"""Probe which backends are available, concurrently, each in a separate process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ read from a slow disk for the first time."""
 
 
 class Probed(Record):
-    """What a backend is, and whether it can be had here."""
+    """A backend's description and its availability on this machine."""
 
     name: str
     """What the user calls it."""
@@ -56,25 +56,25 @@ class Probed(Record):
     """Variables that must be set before torch is loaded."""
 
     version: str = ""
-    """Its own; empty where it cannot be had."""
+    """The backend's version; empty if it is unavailable."""
 
     notes: str = ""
     """What it does on this machine."""
 
     reason: str = ""
-    """Why it cannot be had, as half a sentence; empty where it can."""
+    """Why it is unavailable, as half a sentence; empty if it is available."""
 
     do: str = ""
-    """What would help then."""
+    """What the user can do to make it available."""
 
 
 def host_of(machine: Machine) -> Host:
-    """What backends are asked about."""
+    """Return the host description passed to probes."""
     return Host(system=platform.system(), isa=frozenset(machine.isa), torch=version_of("torch"))
 
 
 def probe_all(host: Host, only: str | None = None) -> list[Probed]:
-    """All, or one of them, in the order of their names' list."""
+    """Probe all backends, or only one, and return results in registry order."""
     document = json.dumps({**host.as_json(), "isa": sorted(host.isa)})
     with ExitStack() as started:
         asked = {}
@@ -87,7 +87,7 @@ def probe_all(host: Host, only: str | None = None) -> list[Probed]:
 
 
 def _answered(name: str, process: Process, begin: float) -> Probed:
-    """What it has said by the time that it may take."""
+    """Collect a probe's answers until its timeout."""
     found = Probed(name=name)
     try:
         while True:

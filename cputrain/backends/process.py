@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MARK = "cputrain: "
-"""An answer begins with it: a line without it was printed by somebody else."""
+"""Prefix of an answer; lines without it are output of libraries."""
 
 
 class EndedError(Exception):
@@ -32,7 +32,7 @@ class EndedError(Exception):
 
 
 class Process:
-    """Of one backend. Whoever starts it ends it."""
+    """The process of one backend; the caller must call `end`."""
 
     def __init__(self, *words: str, environment: Mapping[str, str]) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (until the process ends)
@@ -59,14 +59,14 @@ class Process:
         self._answers.put(None)
 
     def tell(self, request: dict[str, Any]) -> None:
-        """Ask for something. If it has ended, its answer says so."""
+        """Send a request; if the process has ended, `answer` raises."""
         assert self._child.stdin is not None
         with suppress(OSError):
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.stdin.flush()
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next one; None if there is none by then. Raises EndedError."""
+        """Return the next answer, or None after `seconds`. Raises EndedError."""
         try:
             found = self._answers.get(timeout=max(0.0, seconds))
         except Empty:
@@ -80,7 +80,7 @@ class Process:
         raise EndedError(f"{how_ended(code)}{f': {said[-1][:200]}' if said else ''}", code)
 
     def end(self) -> None:
-        """Whatever it is at."""
+        """Kill the process and its children."""
         end_with_workers(self._child)
         self._reader.join(1.0)
         for pipe in (self._child.stdin, self._child.stdout, self._stderr):
@@ -90,7 +90,7 @@ class Process:
 
 
 def how_ended(code: int) -> str:
-    """A process's end, as half a sentence."""
+    """Describe an exit code, as half a sentence."""
     if code >= 0:
         return f"ended with code {code}"
     import signal

@@ -42,10 +42,10 @@ CHANGE = "after a change"
 """The kind of what comes out once a weight was written to."""
 
 ROUNDS = 5
-"""Turns of the two."""
+"""Rounds of timing; each times the default and the backend."""
 
 TURN = 0.1
-"""Seconds of each."""
+"""Seconds of timing per backend and round."""
 
 LONGEST = 300.0
 """Seconds for one layer, most of which is compiling."""
@@ -91,7 +91,7 @@ class CannotBeHadError(Exception):
 
 
 class _Two:
-    """The default's process, and the backend's."""
+    """The processes of the default and of the backend under examination."""
 
     def __init__(self, probed: Probed, rounds: int, turn: float) -> None:
         self._probed = probed
@@ -128,7 +128,7 @@ class _Two:
         return answer
 
     def examine(self, layer: str, *, training: bool) -> LayerFound:
-        """One layer, whole: what comes out, then how fast."""
+        """Examine one layer: compare its results, then time it."""
         names = ("default", self._probed.name)
         arrays = []
         for number, name in enumerate(names):
@@ -174,7 +174,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def compared(whole: Arrays, other: Arrays) -> dict[str, float | None]:
-    """How far the other's are from the default's, the farthest of each kind."""
+    """Return the largest relative difference from the default, for each kind of result."""
     import numpy as np
 
     largest: dict[str, float] = {}
@@ -198,7 +198,7 @@ def compared(whole: Arrays, other: Arrays) -> dict[str, float | None]:
 
 
 def fault_of(differences: dict[str, float | None], whole: Arrays, other: Arrays) -> str:
-    """The worst that can be said; empty where all is right."""
+    """Return the most serious fault; empty if there is none."""
     import numpy as np
 
     faults = {kind: far for kind, far in differences.items() if far is None or far > LIMIT}

@@ -1,4 +1,4 @@
-"""What was found of a backend on this machine, kept until something of it changes."""
+"""Examination results of a backend on this machine, cached until their circumstances change."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SCHEMA_VERSION = 2
 """Grows with what is examined: a verdict of before is none."""
 
 PAYS = 1.03
-"""How many times as fast as the default it must be to be chosen by itself."""
+"""Minimum speed-up over the default for a backend to be chosen automatically."""
 
 LEAST = 0.97
 """How many times as fast each kind of layer must be then: a model may be made of one kind alone."""
 
 
 class LayerFound(Record):
-    """One kind of layer."""
+    """Correctness and speed-up of a backend on one kind of layer."""
 
     layer: str
     """ "attention"."""
@@ -40,25 +40,25 @@ class LayerFound(Record):
 
 
 class Judged(Record):
-    """Training, or evaluation."""
+    """Results of all layers, for training or for evaluation."""
 
     layers: tuple[LayerFound, ...]
     """Each kind of layer."""
 
     @property
     def fault(self) -> str:
-        """The first one; empty if there is none."""
+        """The first layer's fault; empty if there is none."""
         return next((f"{one.layer}: {one.fault}" for one in self.layers if one.fault), "")
 
     @property
     def speedup(self) -> float | None:
-        """The geometric mean over the layers."""
+        """The geometric mean of the layers' speed-ups; None if none was timed."""
         found = [one.speedup for one in self.layers if one.speedup is not None]
         return prod(found) ** (1 / len(found)) if found else None
 
     @property
     def pays(self) -> bool:
-        """Whether it is right, and faster, and slower for no kind of layer."""
+        """Whether every layer is correct, the mean is faster and no layer is slower."""
         slow = [one for one in self.layers if one.speedup is None or one.speedup < LEAST]
         return not self.fault and not slow and (self.speedup or 0.0) >= PAYS
 
@@ -73,16 +73,16 @@ class Judged(Record):
 
 
 class Verdict(Record):
-    """Both."""
+    """A backend's results for training and for evaluation."""
 
     backend: str
-    """Its name."""
+    """The backend's name."""
 
     version: str
-    """Its version then."""
+    """The backend's version when it was examined."""
 
     when: str
-    """The day."""
+    """The day of the examination."""
 
     training: Judged | None
     """None where it does not claim to train."""
@@ -91,17 +91,17 @@ class Verdict(Record):
     """None where it does not claim to evaluate."""
 
     def of(self, *, training: bool) -> Judged | None:
-        """The one or the other."""
+        """Return the results for training or for evaluation."""
         return self.training if training else self.evaluation
 
 
 def path_of(backend: str) -> str:
-    """The file of a backend's verdict."""
+    """Return the path of a backend's cached verdict."""
     return os.path.join(cache_folder(), "backends", f"{backend}.json")
 
 
 def save(verdict: Verdict, circumstances: dict[str, Any]) -> str:
-    """Keep it; the file's path. Raises OSError."""
+    """Write a verdict to the cache and return its path. Raises OSError."""
     path = path_of(verdict.backend)
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -114,7 +114,7 @@ def save(verdict: Verdict, circumstances: dict[str, Any]) -> str:
 
 
 def kept() -> list[str]:
-    """The names of those of which there is one, whether it holds or not."""
+    """Return the names of backends that have a cached verdict, valid or not."""
     try:
         files = os.listdir(os.path.dirname(path_of("")))
     except OSError:  # nothing was ever kept

@@ -1,4 +1,4 @@
-"""Operators that have kernels, a file for each kind of them."""
+"""Operators that have OpenCL kernels, grouped by kind."""
 
 from __future__ import annotations
 

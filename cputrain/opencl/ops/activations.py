@@ -1,4 +1,4 @@
-"""Elementwise operators whose expression depends on what they are asked."""
+"""Clamp and GELU: elementwise operators whose expression depends on their arguments."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ aten = torch.ops.aten
 
 @kernel(aten.clamp.default)
 def clamp(self: OclTensor, min: Any = None, max: Any = None) -> Any:  # noqa: A002  (torch's names)
-    """Neither less nor more."""
+    """Clamp each element to [min, max]."""
     return _clamped(None, self, min, max)
 
 
 @kernel(aten.clamp_.default)
 def clamp_(self: OclTensor, min: Any = None, max: Any = None) -> Any:  # noqa: A002
-    """In place."""
+    """Clamp each element to [min, max], in place."""
     return _clamped(self, self, min, max)
 
 
 @kernel(aten.clamp_min.default)
 def clamp_min(self: OclTensor, min: Any) -> Any:  # noqa: A002
-    """Not less."""
+    """Clamp each element to at least `min`."""
     return _clamped(None, self, min, None)
 
 
 @kernel(aten.clamp_max.default)
 def clamp_max(self: OclTensor, max: Any) -> Any:  # noqa: A002
-    """Not more."""
+    """Clamp each element to at most `max`."""
     return _clamped(None, self, None, max)
 
 
@@ -66,7 +66,7 @@ OF_GELU = {
 
 @kernel(aten.gelu.default)
 def gelu(self: OclTensor, *, approximate: str = "none") -> Any:
-    """Exactly, or by a hyperbolic tangent."""
+    """Compute GELU, exactly or by its tanh approximation."""
     if approximate not in GELU:
         return NotImplemented
     return computed(GELU[approximate], "floats", None, [("SELF", self)], [], self.dtype)
@@ -74,7 +74,7 @@ def gelu(self: OclTensor, *, approximate: str = "none") -> Any:
 
 @kernel(aten.gelu_backward.default)
 def gelu_backward(grad_output: OclTensor, self: OclTensor, *, approximate: str = "none") -> Any:
-    """Its gradient."""
+    """Compute the gradient of GELU with respect to its input."""
     if approximate not in OF_GELU or grad_output.dtype is not self.dtype:
         return NotImplemented
     both = [("GRAD", grad_output), ("SELF", self)]

@@ -1,4 +1,4 @@
-"""The largest or the least of each row, and where it is."""
+"""Maximum, minimum, argmax and argmin along a dimension."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 ITEMS = 64
-"""That have a row together."""
+"""Work-items per row."""
 
 
 @kernel(aten.max.dim)
 def most(self: OclTensor, dim: int, keepdim: bool = False) -> Any:
-    """The largest, and where it is."""
+    """Return maxima along a dimension and their indices."""
     return _farthest(self, dim, keepdim, is_least=False)
 
 
 @kernel(aten.min.dim)
 def least(self: OclTensor, dim: int, keepdim: bool = False) -> Any:
-    """The least, and where it is."""
+    """Return minima along a dimension and their indices."""
     return _farthest(self, dim, keepdim, is_least=True)
 
 
 @kernel(aten.argmax.default)
 def place_of_most(self: OclTensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Where it is."""
+    """Return the indices of the maxima."""
     return _place(self, dim, keepdim, is_least=False)
 
 
 @kernel(aten.argmin.default)
 def place_of_least(self: OclTensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Where it is."""
+    """Return the indices of the minima."""
     return _place(self, dim, keepdim, is_least=True)
 
 

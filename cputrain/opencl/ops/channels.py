@@ -1,4 +1,4 @@
-"""Batch normalisation: a kernel for a channel's sums, and one over all elements."""
+"""Batch normalisation: a reduction per channel, then an elementwise kernel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Normalised; and means and inverse deviations of the channels, for the backward."""
+    """Return the normalised input, and each channel's mean and inverse std for the backward."""
     if not _is_ours(input, weight, bias, running_mean, running_var):
         return NotImplemented
     has_running = running_mean is not None and running_var is not None
@@ -86,7 +86,7 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> Any:
-    """Gradients of the input, the weight and the bias."""
+    """Return the gradients of the input, the weight and the bias."""
     first, second = (save_mean, save_invstd) if train else (running_mean, running_var)
     if first is None or second is None or not _is_ours(input, grad_out, weight, first, second):
         return NotImplemented
@@ -126,12 +126,12 @@ def _is_ours(first: OclTensor, *others: OclTensor | None) -> bool:
 
 
 def _form(one: OclTensor) -> tuple[int, int]:
-    """Channels, and elements of one that lie behind one another."""
+    """Return the number of channels and the number of elements of a channel in a sample."""
     return one.size(1), one.numel() // (one.size(0) * one.size(1))
 
 
 def _parts(one: OclTensor, channels: int) -> tuple[int, OclTensor]:
-    """Among how many groups the elements of a channel are divided; memory for their sums."""
+    """Return the number of work-groups per channel and a buffer for their partial sums."""
     device = one.memory.device
     count = one.numel() // channels
     parts = max(1, min(WAVES * device.units // channels, count // (LEAST * GROUP), MOST))
@@ -139,7 +139,7 @@ def _parts(one: OclTensor, channels: int) -> tuple[int, OclTensor]:
 
 
 def _ask(name: str, one: OclTensor, groups: int, arguments: list[Any], **defined: bool) -> None:
-    """Have a kernel run by so many groups of items for each channel."""
+    """Enqueue a kernel with `groups` work-groups for each channel."""
     device = one.memory.device
     counts = counted_by(one.numel())
     ready = _ready(device, name, one.dtype, counts, tuple(defined.items()))

@@ -1,4 +1,4 @@
-"""Operators that are made of others."""
+"""Operators composed of other operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The next output and cell; and the gates, for the backward."""
+    """Return the next hidden state, cell state, and the gates for the backward."""
     gates = of_input + of_hidden
     for bias in (input_bias, hidden_bias):
         if bias is not None:
@@ -43,7 +43,7 @@ def lstm_cell_backward(
     gates: Tensor,
     has_bias: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the gates, the cell before, and the bias."""
+    """Return the gradients of the gates, the previous cell state and the bias."""
     if to_output is None and to_cell is None:
         return None, None, None
     i, f, g, o = gates.chunk(4, 1)
@@ -73,7 +73,7 @@ def gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The next output; and what the backward needs."""
+    """Return the next hidden state, and the tensors that the backward needs."""
     if input_bias is not None and hidden_bias is not None:
         of_input, of_hidden = of_input + input_bias, of_hidden + hidden_bias
     (ir, iz, in_), (hr, hz, hn) = of_input.chunk(3, 1), of_hidden.chunk(3, 1)
@@ -88,7 +88,7 @@ def gru_cell_backward(
     kept: Tensor,
     has_bias: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of both kinds of gates, of the output before, and of both biases."""
+    """Return the gradients of input gates, hidden gates, previous hidden state and biases."""
     r, z, n, hidden, hn = kept.chunk(5, 1)
     of_n = to_output * (1 - z) * (1 - n * n)
     of_r = of_n * hn * (1 - r) * r
@@ -101,7 +101,7 @@ def gru_cell_backward(
 
 @kernel(aten.select_backward.default)
 def select_backward(grad_output: Tensor, input_sizes: Any, dim: int, index: int) -> Tensor:
-    """To where it was taken from."""
+    """Scatter the gradient into zeros at the selected index."""
     whole = grad_output.new_zeros(input_sizes)
     whole.select(dim, index).copy_(grad_output)
     return whole
@@ -111,7 +111,7 @@ def select_backward(grad_output: Tensor, input_sizes: Any, dim: int, index: int)
 def slice_backward(
     grad_output: Tensor, input_sizes: Any, dim: int, start: int, end: int, step: int
 ) -> Tensor:
-    """The same."""
+    """Scatter the gradient into zeros at the slice."""
     whole = grad_output.new_zeros(input_sizes)
     aten.slice.Tensor(whole, dim, start, end, step).copy_(grad_output)
     return whole
@@ -119,7 +119,7 @@ def slice_backward(
 
 @kernel(aten.constant_pad_nd.default)
 def pad(self: Tensor, pad: Any, value: Any = 0) -> Any:
-    """With something around it, or without what is at its edges."""
+    """Pad with a constant; crop where a padding is negative."""
     ends = list(zip(pad[::2], pad[1::2], strict=True))
     if len(ends) > self.dim():
         return NotImplemented

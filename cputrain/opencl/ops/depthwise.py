@@ -1,4 +1,4 @@
-"""Convolutions in which each channel is on its own: too little in common for products in tiles."""
+"""Depthwise convolutions: too little data reuse for a tiled matrix product."""
 
 from __future__ import annotations
 

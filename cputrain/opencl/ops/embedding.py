@@ -34,7 +34,7 @@ def embedding(
     weight: OclTensor, indices: OclTensor, padding_idx: int = -1,  # noqa: ARG001
     scale_grad_by_freq: bool = False, sparse: bool = False,  # noqa: ARG001
 ) -> Any:  # fmt: skip
-    """A row for each number."""
+    """Gather rows of the weight by index."""
     if not _are_ours(weight, indices) or weight.dim() != 2:
         return NotImplemented
     return _picked(weight, 0, indices, [*indices.size(), weight.size(1)])
@@ -42,7 +42,7 @@ def embedding(
 
 @kernel(aten.index_select.default)
 def index_select(self: OclTensor, dim: int, index: OclTensor) -> Any:
-    """What is at these places of a dimension."""
+    """Gather slices of a dimension by index."""
     if not _are_ours(self, index) or index.dim() > 1 or not self.dim():
         return NotImplemented
     if not -self.dim() <= dim < self.dim():
@@ -72,7 +72,7 @@ def embedding_backward(
     grad_output: OclTensor, indices: OclTensor, num_weights: int, padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Any:  # fmt: skip
-    """To each row, from all places that have its number."""
+    """Scatter-add gradients into rows by index."""
     if scale_grad_by_freq or not _are_ours(grad_output, indices):
         return NotImplemented
     if not grad_output.is_floating_point():
@@ -95,7 +95,7 @@ def embedding_backward(
 
 
 def _sorted(numbers: OclTensor) -> OclTensor:
-    """Numbers and their places, in this order."""
+    """Return (index, position) keys in sorted order, by a bitonic sort."""
     device = numbers.memory.device
     many = numbers.numel()
     every = 1 << (many - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Operators that make tensors, copy them, and read a number."""
+"""Factory functions, copies, `cat`, and reading a scalar."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PRESERVE = (None, torch.preserve_format)
 
 
 def like(self: OclTensor, memory_format: Any, dtype: torch.dtype | None) -> OclTensor:
-    """A new one of this size, in an order of memory that torch would choose."""
+    """Return an uninitialised tensor of this shape, with the strides that torch would choose."""
     kind = dtype or self.dtype
     index = self.memory.device.index
     if memory_format in PRESERVE:
@@ -72,7 +72,7 @@ def empty_like(
     self: OclTensor, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None, memory_format: Any = None,  # noqa: ARG001
 ) -> Any:  # fmt: skip
-    """With whatever is in its memory."""
+    """Return an uninitialised tensor of the same shape."""
     if _goes_elsewhere(self, device, layout):
         return NotImplemented
     return like(self, memory_format, dtype)
@@ -80,19 +80,19 @@ def empty_like(
 
 @kernel(aten.zeros_like.default)
 def zeros_like(self: OclTensor, **options: Any) -> Any:
-    """Zeros."""
+    """Return zeros of the same shape."""
     return full_like(self, 0, **options)
 
 
 @kernel(aten.ones_like.default)
 def ones_like(self: OclTensor, **options: Any) -> Any:
-    """Ones."""
+    """Return ones of the same shape."""
     return full_like(self, 1, **options)
 
 
 @kernel(aten.full_like.default)
 def full_like(self: OclTensor, fill_value: Any, **options: Any) -> Any:
-    """Always the same."""
+    """Return a tensor of the same shape filled with a value."""
     found = empty_like(self, **options)
     return found if found is NotImplemented else _filled(found, fill_value)
 
@@ -102,7 +102,7 @@ def new_empty_strided(
     self: OclTensor, size: Any, stride: Any, dtype: Any = None, layout: Any = None,
     device: Any = None, pin_memory: Any = None,  # noqa: ARG001
 ) -> Any:  # fmt: skip
-    """In that form."""
+    """Return an uninitialised tensor of a given size and strides."""
     if _goes_elsewhere(self, device, layout):
         return NotImplemented
     return made(self.memory.device.index, size, stride, dtype or self.dtype)
@@ -110,32 +110,32 @@ def new_empty_strided(
 
 @kernel(aten.new_empty.default)
 def new_empty(self: OclTensor, size: Any, **options: Any) -> Any:
-    """Of that size."""
+    """Return an uninitialised contiguous tensor of a given size."""
     return new_empty_strided(self, size, contiguous(size), **options)
 
 
 @kernel(aten.new_zeros.default)
 def new_zeros(self: OclTensor, size: Any, **options: Any) -> Any:
-    """Zeros."""
+    """Return zeros of a given size."""
     return new_full(self, size, 0, **options)
 
 
 @kernel(aten.new_ones.default)
 def new_ones(self: OclTensor, size: Any, **options: Any) -> Any:
-    """Ones."""
+    """Return ones of a given size."""
     return new_full(self, size, 1, **options)
 
 
 @kernel(aten.new_full.default)
 def new_full(self: OclTensor, size: Any, fill_value: Any, **options: Any) -> Any:
-    """Always the same."""
+    """Return a tensor of a given size filled with a value."""
     found = new_empty(self, size, **options)
     return found if found is NotImplemented else _filled(found, fill_value)
 
 
 @kernel(aten.resize_.default)
 def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
-    """What is in its memory stays, in its order, as far as there is room."""
+    """Resize in place; keep the elements in storage order as far as they fit."""
     if list(one.size()) == list(size):
         return one
     form = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
@@ -153,19 +153,19 @@ def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
 
 @kernel(aten.fill_.Scalar)
 def fill_(self: OclTensor, value: Any) -> Any:
-    """Always the same, from now on."""
+    """Fill with a value in place."""
     return NotImplemented if isinstance(value, complex) else _filled(self, value)
 
 
 @kernel(aten.zero_.default)
 def zero_(self: OclTensor) -> Any:
-    """Nothing, from now on."""
+    """Fill with zeros in place."""
     return _filled(self, 0)
 
 
 @kernel(aten.copy_.default)
 def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
-    """Between a device and the host, or within a device, whatever the types and forms."""
+    """Copy between device and host, or within a device, across dtypes and strides."""
     if not isinstance(src, OclTensor):
         if src.device.type != "cpu" or src.layout is not torch.strided:
             return NotImplemented
@@ -192,13 +192,13 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
 
 @kernel(aten.detach.default)
 def detach(self: OclTensor) -> Any:
-    """The same, without a past. (Autograd does this with every gradient.)"""
+    """Return a view outside the autograd graph. (Autograd calls this for every gradient.)"""
     return self.form.view_of(self)
 
 
 @kernel(aten.set_.source_Tensor)
 def set_(self: Any, source: Any) -> Any:
-    """From now on in the other's memory, in its form."""
+    """Share the source tensor's memory, size and strides from now on."""
     if not (isinstance(self, OclTensor) and isinstance(source, OclTensor)):
         return NotImplemented
     if self.dtype is not source.dtype or self.memory.device is not source.memory.device:
@@ -210,7 +210,7 @@ def set_(self: Any, source: Any) -> Any:
 
 @kernel(aten.clone.default)
 def clone(self: OclTensor, *, memory_format: Any = None) -> Any:
-    """The same in memory of its own."""
+    """Return a copy in newly allocated memory."""
     return _copied(like(self, memory_format, None), self)
 
 
@@ -219,7 +219,7 @@ def to_copy(
     self: OclTensor, *, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None, non_blocking: bool = False, memory_format: Any = None,  # noqa: ARG001
 ) -> Any:  # fmt: skip
-    """The same of another type, or somewhere else."""
+    """Return a copy with another dtype or on another device."""
     if layout not in (None, torch.strided):
         return NotImplemented
     goes = self.device if device is None else torch.device(device)
@@ -247,14 +247,14 @@ def _copied(there: OclTensor, src: OclTensor) -> Any:
 
 @kernel(aten._local_scalar_dense.default)
 def local_scalar_dense(self: OclTensor) -> Any:
-    """Its only number."""
+    """Return the value of a one-element tensor."""
     self.memory.device.finish()
     return on_host(self).item()
 
 
 @kernel(aten.cat.default)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """One behind the other."""
+    """Concatenate tensors along a dimension."""
     parts = [one for one in tensors if one.dim() != 1 or one.numel()]
     first = parts[0] if parts else None
     if first is None or not isinstance(first, OclTensor):
@@ -286,7 +286,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @kernel(aten.stack.default)
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
-    """One behind the other, in a dimension of their own."""
+    """Concatenate tensors along a new dimension."""
     if not all(isinstance(one, OclTensor) and one.size() == tensors[0].size() for one in tensors):
         return NotImplemented
     at = dim + tensors[0].dim() + 1 if dim < 0 else dim
@@ -297,5 +297,5 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @kernel(aten._unsafe_view.default)
 def unsafe_view(self: OclTensor, size: Any) -> Any:
-    """The same memory, in another form."""
+    """Return a view of another shape."""
     return self.view(size)

@@ -1,4 +1,4 @@
-"""Losses of classes: the negative logarithm of what the right one was given."""
+"""Losses: negative log likelihood, mean squared error, binary cross entropy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EACH, MEAN = 0, 1
 def nll_loss(
     self: OclTensor, target: OclTensor, weight: OclTensor | None, reduction: int, ignore_index: int
 ) -> Any:
-    """The loss, and the weight of all that counted."""
+    """Return the negative log likelihood and the total weight of the targets not ignored."""
     if not _is_ours(self, target, weight):
         return NotImplemented
     device = self.memory.device
@@ -57,7 +57,7 @@ def nll_loss_backward(
     grad_output: OclTensor, self: OclTensor, target: OclTensor, weight: OclTensor | None,
     reduction: int, ignore_index: int, total_weight: OclTensor,
 ) -> Any:  # fmt: skip
-    """To what the targets were given."""
+    """Return the gradient of the negative log likelihood with respect to its input."""
     if not _is_ours(self, target, weight) or grad_output.dtype is not self.dtype:
         return NotImplemented
     device = self.memory.device
@@ -131,7 +131,7 @@ def _of_both(expression: str, self: Any, target: Any) -> Any:
 
 @kernel(aten.mse_loss.default)
 def mse_loss(self: OclTensor, target: OclTensor, reduction: int = MEAN) -> Any:
-    """How far they are apart, squared."""
+    """Compute the squared error."""
     return _of_all(_of_both("(SELF - TARGET) * (SELF - TARGET)", self, target), reduction)
 
 
@@ -139,7 +139,7 @@ def mse_loss(self: OclTensor, target: OclTensor, reduction: int = MEAN) -> Any:
 def mse_loss_backward(
     grad_output: OclTensor, self: OclTensor, target: OclTensor, reduction: int
 ) -> Any:
-    """To the first of them."""
+    """Return the gradient of the squared error with respect to its input."""
     by = 2 / self.numel() if reduction == MEAN and self.numel() else 2
     return (self - target) * grad_output * by
 
@@ -149,7 +149,7 @@ def cross_entropy_of_two(
     self: OclTensor, target: OclTensor, weight: Any = None, pos_weight: Any = None,
     reduction: int = MEAN,
 ) -> Any:  # fmt: skip
-    """Of two classes."""
+    """Compute binary cross entropy from logits."""
     if pos_weight is not None:
         return NotImplemented
     found = _of_both(

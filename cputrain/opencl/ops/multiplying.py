@@ -30,13 +30,13 @@ aten = torch.ops.aten
 
 @kernel(aten.mm.default)
 def product(self: OclTensor, mat2: OclTensor) -> Any:
-    """Of two matrices."""
+    """Multiply two matrices."""
     return NotImplemented if self.dim() != 2 else _asked(None, self, mat2, 0.0, 1.0)
 
 
 @kernel(aten.bmm.default)
 def products(self: OclTensor, mat2: OclTensor) -> Any:
-    """Of each pair in two batches."""
+    """Multiply two batches of matrices."""
     return NotImplemented if self.dim() != 3 else _asked(None, self, mat2, 0.0, 1.0)
 
 
@@ -44,7 +44,7 @@ def products(self: OclTensor, mat2: OclTensor) -> Any:
 def added(
     self: OclTensor, mat1: OclTensor, mat2: OclTensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    """Of two, and something else."""
+    """Compute beta * self + alpha * (mat1 @ mat2)."""
     return NotImplemented if mat1.dim() != 2 else _asked(self, mat1, mat2, beta, alpha)
 
 
@@ -52,7 +52,7 @@ def added(
 def all_added(
     self: OclTensor, batch1: OclTensor, batch2: OclTensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    """Of each pair, and something else."""
+    """Compute beta * self + alpha * (batch1 @ batch2) for batches."""
     return NotImplemented if batch1.dim() != 3 else _asked(self, batch1, batch2, beta, alpha)
 
 
@@ -91,7 +91,7 @@ def multiply(
     one: OclTensor, two: OclTensor, out: OclTensor, third: OclTensor | None = None,
     alpha: float = 1.0, beta: float = 0.0,
 ) -> None:  # fmt: skip
-    """Write the product of matrices, or of each pair of two batches; `out` is without gaps."""
+    """Write the product of two matrices or two batches to a contiguous `out`."""
     plan = _plan_of(
         out.memory.device, out.dtype, one.size(), one.stride(), two.size(), two.stride(),
         None if third is None else third.stride(), alpha != 1,
@@ -100,7 +100,7 @@ def multiply(
 
 
 class _Plan:
-    """How matrices of these forms are multiplied."""
+    """Tile choice and kernel arguments for matrix products of one set of sizes and strides."""
 
     def __init__(
         self, device: Device, kind: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...],
@@ -134,7 +134,7 @@ class _Plan:
         self, one: OclTensor, two: OclTensor, out: OclTensor, third: OclTensor | None,
         alpha: float, beta: float,
     ) -> None:  # fmt: skip
-        """Write the product."""
+        """Enqueue the product."""
         whole, parts = out, self._parts
         if parts > 1:
             whole = made(self._index, (parts, out.numel()), (out.numel(), 1), self._kind)
@@ -149,7 +149,7 @@ _plan_of = lru_cache(maxsize=1 << 12)(_Plan)
 
 
 def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """How far the last element is from the first."""
+    """Return the distance in elements from the first element to the last."""
     return sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Operators that set every element against others of its row: softmax and layer norm."""
+"""Row-wise normalisation: softmax and layer norm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 ITEMS = 128
-"""That have a row together."""
+"""Work-items per row."""
 
 PARTS = 128
 """Of rows, at the most, whose columns are added up side by side."""
@@ -33,19 +33,19 @@ PARTS = 128
 
 @kernel(aten._softmax.default)
 def softmax(self: OclTensor, dim: int, half_to_float: bool) -> Any:
-    """Of each row, parts of one."""
+    """Compute softmax along a dimension."""
     return NotImplemented if half_to_float else _softmax(self, dim, is_log=False)
 
 
 @kernel(aten._log_softmax.default)
 def log_softmax(self: OclTensor, dim: int, half_to_float: bool) -> Any:
-    """Their logarithms."""
+    """Compute log-softmax along a dimension."""
     return NotImplemented if half_to_float else _softmax(self, dim, is_log=True)
 
 
 @kernel(aten._safe_softmax.default)
 def safe_softmax(self: OclTensor, dim: int, dtype: Any = None) -> Any:
-    """Nothing, where a row is minus infinity throughout."""
+    """Compute softmax; return zeros for rows that are all -inf."""
     if dtype not in (None, self.dtype):
         return NotImplemented
     found = _softmax(self, dim, is_log=False)
@@ -58,7 +58,7 @@ def safe_softmax(self: OclTensor, dim: int, dtype: Any = None) -> Any:
 def softmax_backward(
     grad_output: OclTensor, output: OclTensor, dim: int, input_dtype: torch.dtype
 ) -> Any:
-    """Its gradient."""
+    """Compute the gradient of softmax."""
     return _of_softmax(grad_output, output, dim, input_dtype, is_log=False)
 
 
@@ -66,7 +66,7 @@ def softmax_backward(
 def log_softmax_backward(
     grad_output: OclTensor, output: OclTensor, dim: int, input_dtype: torch.dtype
 ) -> Any:
-    """Its gradient."""
+    """Compute the gradient of log-softmax."""
     return _of_softmax(grad_output, output, dim, input_dtype, is_log=True)
 
 

@@ -100,7 +100,7 @@ for _name, _expression in LISTED.items():
 
 @kernel(aten._foreach_norm.Scalar)
 def norms(self: Sequence[Any], ord: Any = 2, dtype: Any = None) -> Any:  # noqa: A002
-    """The length of each."""
+    """Return the norm of each tensor."""
     if dtype is not None or not all(isinstance(one, OclTensor) for one in self):
         return NotImplemented
     return [torch.linalg.vector_norm(one, ord) for one in self]

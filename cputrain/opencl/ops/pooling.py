@@ -1,4 +1,4 @@
-"""The largest and the mean of windows of images."""
+"""Max and average pooling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Any:
-    """The largest, and where in the image it was."""
+    """Return the maxima of windows and their indices in the image."""
     if not _is_ours(self):
         return NotImplemented
     size = _size_of_largest(
@@ -63,7 +63,7 @@ def max_pool_backward(
     ceil_mode: bool,  # noqa: ARG001  (the output's size says it)
     indices: OclTensor,
 ) -> Any:
-    """To where the largest was."""
+    """Add each gradient at the index of its maximum."""
     if not _is_ours(grad_output, self):
         return NotImplemented
     out = made(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
@@ -87,7 +87,7 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """The mean of what is in each window."""
+    """Return the mean of each window."""
     if not _is_ours(self):
         return NotImplemented
     size = _size_of_mean(self.size(), *_tuples(kernel_size, stride, padding), ceil_mode)
@@ -129,7 +129,7 @@ def avg_pool_backward(
 
 @kernel(aten._adaptive_avg_pool2d.default)
 def adaptive(self: OclTensor, output_size: Sequence[int]) -> Any:
-    """Means of as many windows as are asked for."""
+    """Average-pool to a given output size."""
     size = [*self.size()[:-2], *output_size]
     if not _is_ours(self) or len(output_size) != 2 or min(size) < 1:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Operators that make one element of many: sums, means, the largest and the least."""
+"""Reductions: sum, mean, max, min, any, all and norms."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def mean(
 
 @kernel(aten.amax.default)
 def amax(self: OclTensor, dim: Any = (), keepdim: bool = False) -> Any:
-    """What is no number is larger than all."""
+    """Return maxima; NaN compares greater than every number."""
     return _farthest("X > A || X != X ? X : A", "-INFINITY", self, dim, keepdim)
 
 
 @kernel(aten.amin.default)
 def amin(self: OclTensor, dim: Any = (), keepdim: bool = False) -> Any:
-    """And less."""
+    """Return minima; NaN compares less than every number."""
     return _farthest("X < A || X != X ? X : A", "INFINITY", self, dim, keepdim)
 
 
@@ -99,25 +99,25 @@ def _farthest(step: str, start: str, self: OclTensor, dim: Any, keepdim: bool) -
 
 @kernel(aten.max.default)
 def max_(self: OclTensor) -> Any:
-    """Of all."""
+    """Return the maximum of all elements."""
     return amax(self)
 
 
 @kernel(aten.min.default)
 def min_(self: OclTensor) -> Any:
-    """Of all."""
+    """Return the minimum of all elements."""
     return amin(self)
 
 
 @kernel(aten.any.default, aten.any.dim, aten.any.dims)
 def any_(self: OclTensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """Whether there is one that is not nothing."""
+    """Return whether any element is nonzero."""
     return _of_truth("0", "A || X", self, dim, keepdim)
 
 
 @kernel(aten.all.default, aten.all.dim, aten.all.dims)
 def all_(self: OclTensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """Whether none is."""
+    """Return whether all elements are nonzero."""
     return _of_truth("1", "A && X", self, dim, keepdim)
 
 
@@ -144,7 +144,7 @@ def vector_norm(
     *,
     dtype: Any = None,
 ) -> Any:
-    """The length."""
+    """Compute the vector norm."""
     how = NORMS.get(ord)
     if how is None or dtype is not None or not self.dtype.is_floating_point or not self.numel():
         return NotImplemented

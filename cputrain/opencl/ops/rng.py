@@ -33,7 +33,7 @@ WHOLE = {torch.float32: 1 << 24, torch.float64: 1 << 53}
 
 @kernel(aten.uniform_.default)
 def uniform_(self: OclTensor, from_: float = 0, to: float = 1, *, generator: Any = None) -> Any:
-    """Evenly between two numbers."""
+    """Fill with samples of a uniform distribution."""
     if not self.is_floating_point():
         return NotImplemented
     if from_ > to or not all(map(isfinite, (from_, to, to - from_))):
@@ -46,7 +46,7 @@ def uniform_(self: OclTensor, from_: float = 0, to: float = 1, *, generator: Any
 
 @kernel(aten.normal_.default)
 def normal_(self: OclTensor, mean: float = 0, std: float = 1, *, generator: Any = None) -> Any:
-    """About a mean."""
+    """Fill with samples of a normal distribution."""
     if std < 0:
         return NotImplemented
     number = SCALARS.get(self.dtype, float)
@@ -55,7 +55,7 @@ def normal_(self: OclTensor, mean: float = 0, std: float = 1, *, generator: Any 
 
 @kernel(aten.bernoulli_.float)
 def bernoulli_(self: OclTensor, p: float = 0.5, *, generator: Any = None) -> Any:
-    """One, with this chance; else nothing."""
+    """Fill with ones with probability `p`, else zeros."""
     if not 0 <= p <= 1:
         return NotImplemented
     return _filled("bernoulli", self, generator, torch.float32, [np.float32(p)])
@@ -63,7 +63,7 @@ def bernoulli_(self: OclTensor, p: float = 0.5, *, generator: Any = None) -> Any
 
 @kernel(aten.bernoulli_.Tensor)
 def bernoullis_(self: OclTensor, p: Any, *, generator: Any = None) -> Any:
-    """Each with a chance of its own."""
+    """Fill with Bernoulli samples, with a probability per element."""
     if not isinstance(p, OclTensor) or not p.is_floating_point() or p.size() != self.size():
         return NotImplemented
     if p.stride() != self.stride() or is_another_part(self, p):
@@ -73,7 +73,7 @@ def bernoullis_(self: OclTensor, p: Any, *, generator: Any = None) -> Any:
 
 @kernel(aten.bernoulli.default)
 def bernoulli(self: OclTensor, *, generator: Any = None) -> Any:
-    """The same, in a new tensor."""
+    """Return Bernoulli samples in a new tensor."""
     if not self.is_floating_point() or not is_dense(self.size(), self.stride()):
         return NotImplemented
     return bernoullis_(like(self, None, None), self, generator=generator)
@@ -81,14 +81,14 @@ def bernoulli(self: OclTensor, *, generator: Any = None) -> Any:
 
 @kernel(getattr(aten.random_, "from"))
 def random_(self: OclTensor, from_: int, to: int | None, *, generator: Any = None) -> Any:
-    """Any integer between two."""
+    """Fill with integers uniform in [from_, to)."""
     if to is None or from_ >= to or not _has_all(self.dtype, from_, to - 1):
         return NotImplemented
     return _filled("integers", self, generator, torch.float32, [from_, to - from_])
 
 
 def _has_all(kind: torch.dtype, least: int, most: int) -> bool:
-    """Whether a type has every integer between these; torch warns or refuses where it has not."""
+    """Return whether a dtype represents every integer from `least` to `most`."""
     if kind not in NAMES:
         return False
     if kind is torch.bool:
@@ -101,13 +101,13 @@ def _has_all(kind: torch.dtype, least: int, most: int) -> bool:
 
 @kernel(aten.random_.to)
 def random_to(self: OclTensor, to: int, *, generator: Any = None) -> Any:
-    """Any integer below."""
+    """Fill with integers uniform in [0, to)."""
     return random_(self, 0, to, generator=generator)
 
 
 @kernel(aten.native_dropout.default)
 def dropout(input: OclTensor, p: float, train: bool | None) -> Any:  # noqa: A002  (torch's name)
-    """What is left of it, and where."""
+    """Return the input after dropout, and the mask of elements kept."""
     if train is False or not 0 <= p < 1 or not input.is_floating_point():
         return NotImplemented
     device, kind = input.memory.device, input.dtype
@@ -127,7 +127,7 @@ def dropout(input: OclTensor, p: float, train: bool | None) -> Any:  # noqa: A00
 
 @kernel(aten.native_dropout_backward.default)
 def dropout_backward(grad_output: OclTensor, mask: OclTensor, scale: float) -> Any:
-    """To what was left."""
+    """Return the gradient of dropout with respect to its input."""
     return grad_output * mask * scale
 
 

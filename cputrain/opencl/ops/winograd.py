@@ -53,7 +53,7 @@ def fits(w: ConvGeometry, kind: torch.dtype) -> bool:
 def to_output(
     w: ConvGeometry, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
-    """Write the convolution."""
+    """Write the convolution to `out`."""
     windows = _of_window(weight, turned=False)
     for first, count in _images(w, out.memory.device):
         between = _of_image(one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w))
@@ -63,7 +63,7 @@ def to_output(
 def to_input(
     w: ConvGeometry, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
-    """Write the gradient of its input: the convolution of the gradient by what is turned."""
+    """Write the gradient of the input: a convolution of the gradient by the rotated weight."""
     windows = _of_window(weight, turned=True)
     for first, count in _images(w, out.memory.device):
         between = _of_image(
@@ -73,7 +73,7 @@ def to_input(
 
 
 def to_weight(w: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
-    """Write the gradient of its weight."""
+    """Write the gradient of the weight."""
     device, kind = out.memory.device, out.dtype
     images = _images(w, device)
     size = EACH * w.k * w.c
@@ -104,7 +104,7 @@ def _tiles(p: int, q: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _images(w: ConvGeometry, device: Device) -> list[tuple[int, int]]:
-    """The first, and how many, of those that are done at a time."""
+    """Return (first image, number of images) of each chunk processed at a time."""
     tiles = max(_tiles(w.p, w.q), _tiles(w.h, w.w))
     each = EACH * tiles * (w.c + w.k) * 4
     room = min(device.memory // SHARE, 2 << 30)
@@ -178,7 +178,7 @@ def _to_output(
 
 
 def _form(written: tuple[int, int], planes: int, images: int) -> tuple[int, ...]:
-    """What kernels are told of the tiles; all of them, first, and those of a plane, last."""
+    """Return the tile arguments of the kernels: total tiles first, tiles of a plane last."""
     p, q = written
     tiles = images * _tiles(p, q)
     return planes * tiles, planes, p, q, -(-p // 4), -(-q // 4), tiles
