@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from cputrain.opencl.ops import activations as bending
-from cputrain.opencl.ops import argmax as finding
 from cputrain.opencl.ops import (
+    activations,
+    argmax,
     channels,
     composed,
     convolving,
+    embedding,
+    factories,
     losses,
     multiplying,
     normalising,
@@ -15,25 +17,23 @@ from cputrain.opencl.ops import (
     pointwise,
     pooling,
     reducing,
+    rng,
 )
-from cputrain.opencl.ops import embedding as picking
-from cputrain.opencl.ops import factories as making
-from cputrain.opencl.ops import rng as drawing
 
 __all__ = [
-    "bending",
+    "activations",
+    "argmax",
     "channels",
     "composed",
     "convolving",
-    "drawing",
-    "finding",
+    "embedding",
+    "factories",
     "losses",
-    "making",
     "multiplying",
     "normalising",
     "optimizing",
-    "picking",
     "pointwise",
     "pooling",
     "reducing",
+    "rng",
 ]
