@@ -1,1 +1,1 @@
-"""What carries a plan out inside the user's process. Decides nothing."""
+"""Apply a plan within the user's process; decisions are made in `plan`."""

@@ -1,16 +1,15 @@
-"""Keeps freed memory while the script trains, and gives back what its steps no longer need.
+"""Keep freed memory while the script trains, and trim what its steps no longer need.
 
 A training step allocates again what the last one freed. glibc returns large blocks to the kernel at
-once, and every step pays page faults to get them back. From the first step of an optimizer on, its
-thresholds are raised in this process, so that large blocks come from the heap and stay there. What
-is imported, loaded and computed before has malloc as python has it; so have children, forked ones
+once, and every step pays page faults to get them back. From the first optimizer step on, malloc's
+thresholds are raised in this process, so that large blocks are allocated from the heap and stay
+there. Code that runs before has glibc's default thresholds; so have child processes, forked ones
 included.
 
-What is kept is given back
+Kept memory is returned to the kernel
 
 - when less is in use than before: the script has deleted a model or a data set;
-- now and then, to find out what a step needs by now: at most a hundredth of the time goes into
-  touching that anew;
+- periodically, to measure what a step needs: at most 1 % of the time is spent on the page faults;
 - when memory is short on the machine or in a control group, until it no longer is;
 - beyond a budget, which all programs of a launch share.
 """
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
 POLICY = "allocator"
 
 NUM_WARMUP_STEPS = 3
-"""Memory is kept from the first on; what the first two have left behind is given back."""
+"""Memory is kept from the first step on; the heap is trimmed once after the second."""
 
 CHECK_INTERVAL_S = 1.0
 BUDGET_INTERVAL_S = 10.0
 
 MIN_KEPT_BYTES = 64 << 20
-"""Less is not worth a look."""
+"""Less kept memory is not trimmed."""
 
 TOUCHED_BYTES_PER_S = 1e9
-"""How fast memory that was given back is touched anew, at the slowest that was measured."""
+"""First-touch bandwidth of trimmed memory: the slowest measured."""
 
 MAX_OVERHEAD = 0.01
-"""Part of the time that may go into touching memory anew."""
+"""Fraction of the time that may be spent on first touch of trimmed memory."""
 
 
 class KeptMemory:
-    """The thresholds of this process's malloc, and the watch over what is kept.
+    """The thresholds of this process's malloc, and the checks that trim kept memory.
 
     Args:
         keep_bytes: What all programs of the launch may keep together.
@@ -60,7 +59,7 @@ class KeptMemory:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self.uses_huge_pages = False
-        """Whether huge pages are asked for; set by the transform of that name."""
+        """Whether huge pages are requested; set by the transform `huge_pages`."""
         self._malloc = Malloc()
         self._pressure = MemoryPressure()
         self._keep_bytes = keep_bytes
@@ -71,7 +70,7 @@ class KeptMemory:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def _start(self) -> None:
-        """Begin as a process that has not trained yet."""
+        """Reset the state to that of a process that has not trained yet."""
         self._num_steps = 0
         self.is_keeping = False
         self.has_huge_pages = False
@@ -104,7 +103,7 @@ class KeptMemory:
         self.is_keeping = True
 
     def _check(self) -> None:
-        """Give back what is kept for nothing, and stop keeping while memory is short."""
+        """Trim memory that is no longer needed, and stop keeping it while memory is short."""
         now = time.monotonic()
         self._next_check = now + CHECK_INTERVAL_S
         if self._pressure.is_high():
@@ -138,7 +137,7 @@ class KeptMemory:
             self._malloc.keep(budget_bytes)
 
     def _trim(self, now: float) -> None:
-        """Return what is kept, and begin to watch anew."""
+        """Trim the heap, and reset the measurements of resident and used memory."""
         self._malloc.trim()
         self._resident_after_trim = _resident_bytes()
         self._max_in_use = self._malloc.in_use_bytes() or 0
@@ -149,7 +148,7 @@ class KeptMemory:
             self.has_huge_pages = self._malloc.advise_huge_pages()
 
     def _after_fork(self) -> None:
-        """Give a forked child glibc's own thresholds, and none of the memory kept here."""
+        """Restore glibc's defaults in a forked child, and return the memory kept by the parent."""
         if self.is_keeping:
             self._malloc.abandon()
         self._start()
@@ -158,7 +157,7 @@ class KeptMemory:
         return "freed memory kept for the next step (glibc malloc)" if self.is_keeping else ""
 
     def undo(self) -> None:
-        """Give back what is kept, and set what glibc reaches by itself."""
+        """Trim the heap, and restore glibc's default thresholds."""
         self._hook.remove()
         if self.is_keeping:
             self._malloc.restore_defaults()
@@ -167,7 +166,7 @@ class KeptMemory:
 
 
 class PreloadedAllocator:
-    """A library that was loaded before the C library's malloc."""
+    """Report of an allocator library that the launcher has preloaded."""
 
     def __init__(self, path: str) -> None:
         self._name = path.rpartition("/")[2]
@@ -176,7 +175,7 @@ class PreloadedAllocator:
         try:
             with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
                 is_loaded = any(self._name in line for line in maps)
-        except OSError:  # not Linux: the system has not said that it could not be loaded
+        except OSError:  # not Linux: assume that it was loaded
             is_loaded = True
         return f"{self._name} as allocator" if is_loaded else ""
 
@@ -190,7 +189,7 @@ def _resident_bytes() -> int:
 
 
 def _is_address_space_limited() -> bool:
-    """Return whether a limit holds that a heap with holes could reach before python does."""
+    """Return whether RLIMIT_AS or RLIMIT_DATA is set: a fragmented heap could exceed it."""
     import resource
 
     names = ("RLIMIT_AS", "RLIMIT_DATA")

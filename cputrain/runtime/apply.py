@@ -1,4 +1,4 @@
-"""Applies the transforms of a plan once torch is loaded, and tells what came of them."""
+"""Apply the transforms of a plan once torch is loaded, and report their effects at exit."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from cputrain.runtime import (
     placement,
     precision,
     replicas,
+    shutdown,
+    spin_wait,
     threads,
 )
-from cputrain.runtime import shutdown as leaving
-from cputrain.runtime import spin_wait as waits
 from cputrain.runtime.state import NOW
 
 TYPE_CHECKING = False
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     from cputrain.runtime.plan_env import PlanEnv
 
     class Applied(Protocol):
-        """A transform at work."""
+        """An applied transform."""
 
         def describe(self) -> str:
-            """Tell what holds by now, of what it was to change; nothing if it changed nothing."""
+            """Return the changes in effect now, for the report; "" if there are none."""
 
         def undo(self) -> None:
-            """Put back what it changed."""
+            """Revert the changes."""
 
     class Transform(Protocol):
-        """A module that carries one decision out."""
+        """A module that applies one decision of the plan."""
 
         POLICY: str
-        """The policy whose decision it carries out."""
+        """The policy whose decision the module applies."""
 
         def apply(self, torch: ModuleType, value: object) -> Applied | None:
-            """Start it; None where the decision asks for nothing."""
+            """Apply a decision's value; return None if there is nothing to do."""
 
 
 TRANSFORMS: tuple[Transform, ...] = (
@@ -65,7 +65,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     allocator,
     huge_pages,
     fused,
-    waits,
+    spin_wait,
     loader,
     loader_cores,
     openmp,
@@ -77,46 +77,46 @@ TRANSFORMS: tuple[Transform, ...] = (
     backend,
     gradient_exchange,
 )
-"""Denormals first: the setting is inherited by the threads that anything else may start. Compiling
-and backends last: they are within all that is around a model's call."""
+"""In order of application. Denormals first: threads inherit the setting from the thread that starts
+them. Compiling and backends last: as interceptors of a model's call they are the innermost."""
 
 
-def apply_plan(torch: ModuleType, carried: PlanEnv, *, reports: bool, is_planned: bool) -> None:
-    """Start every transform that the plan asks for; at the end of the process, say what holds."""
+def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planned: bool) -> None:
+    """Apply every transform in the plan, and register the report for the end of the process."""
     NOW.launched = True
-    NOW.thread_variables = carried.thread_variables
-    NOW.is_planned = is_planned or bool(carried.rank)
+    NOW.thread_variables = plan_env.thread_variables
+    NOW.is_planned = is_planned or bool(plan_env.rank)
     for transform in TRANSFORMS:
-        if transform.POLICY in carried.values:
-            start(transform, torch, carried.values[transform.POLICY])
-    NOW.values.update(carried.values)
+        if transform.POLICY in plan_env.values:
+            start(transform, torch, plan_env.values[transform.POLICY])
+    NOW.values.update(plan_env.values)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        leaving.tell_errors()
-        atexit.register(leaving.let_go, os.getpid())
+        shutdown.write_errors()
+        atexit.register(shutdown.wait_for_threads, os.getpid())
     if reports:
         atexit.register(_report, os.getpid())
 
 
 def start(transform: Transform, torch: ModuleType, value: object) -> None:
-    """Start one, and remember what there is to undo."""
-    found = transform.apply(torch, value)
-    if found is not None:
-        NOW.applied[transform.POLICY] = found
+    """Apply one transform, and keep its result in the state for `describe` and `undo`."""
+    applied = transform.apply(torch, value)
+    if applied is not None:
+        NOW.applied[transform.POLICY] = applied
 
 
 def _in_order(applied: dict[str, Applied]) -> list[Applied]:
-    """Return the transforms in the order of a plan: a notebook may have started some anew."""
+    """Return the applied transforms in plan order: a notebook may have applied some again."""
     order = {transform.POLICY: place for place, transform in enumerate(TRANSFORMS)}
     return [applied[name] for name in sorted(applied, key=lambda name: order.get(name, len(order)))]
 
 
-def _report(owner: int) -> None:
-    # a forked child may end as a whole interpreter does; print(file=None) is standard output
-    if os.getpid() != owner or sys.stderr is None:
+def _report(pid: int) -> None:
+    # forked children may run exit handlers; print(file=None) would be standard output
+    if os.getpid() != pid or sys.stderr is None:
         return
     from cputrain.runtime.report import summary
 
     try:
         print(summary(_in_order(NOW.applied)), file=sys.stderr, flush=True)
-    except (OSError, ValueError):  # standard error is closed: nobody is listening
+    except (OSError, ValueError):  # standard error is closed
         return

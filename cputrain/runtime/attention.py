@@ -1,4 +1,4 @@
-"""Has scaled_dot_product_attention use another kernel, or float32 within autocast."""
+"""Select the kernel of scaled_dot_product_attention, or compute it in float32 under autocast."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 POLICY = "attention"
 
 
-class ByMatmuls:
-    """torch's composite of matmuls and a softmax."""
+class MathAttention:
+    """Disable the fused kernel, so that torch uses its composite of matmuls and a softmax."""
 
     def __init__(self, torch: ModuleType) -> None:
-        self._switch = torch.backends.cuda  # these switches are the CPU's, too
+        self._switch = torch.backends.cuda  # these switches also select the CPU kernels
         self._before = self._switch.flash_sdp_enabled()
         self._switch.enable_flash_sdp(False)
 
@@ -27,41 +27,41 @@ class ByMatmuls:
         self._switch.enable_flash_sdp(self._before)
 
 
-class InFloat32:
-    """The fused kernel, given float32 where autocast would give it bf16."""
+class Float32Attention:
+    """Patch of the fused kernel: compute bf16 inputs in float32, and cast the output back."""
 
     def __init__(self, torch: ModuleType) -> None:
         from functools import wraps
 
-        place: Any = torch.nn.functional
-        own = place.scaled_dot_product_attention
-        self._used = False
+        functional: Any = torch.nn.functional
+        original = functional.scaled_dot_product_attention
+        self._is_used = False
 
-        @wraps(own)
+        @wraps(original)
         def attend(
-            query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
+            query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
         ) -> Any:
             if query.dtype is not torch.bfloat16 or not query.is_cpu:
-                return own(query, key, value, attn_mask, *args, **options)
-            self._used = True
+                return original(query, key, value, attn_mask, *args, **kwargs)
+            self._is_used = True
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.float()
             with torch.autocast("cpu", enabled=False):
-                wide = (query.float(), key.float(), value.float())
-                made = own(*wide, attn_mask, *args, **options)
-            return made.to(query.dtype)
+                inputs = (query.float(), key.float(), value.float())
+                output = original(*inputs, attn_mask, *args, **kwargs)
+            return output.to(query.dtype)
 
-        self._exchanged = Patch(place, "scaled_dot_product_attention", attend)
+        self._patch = Patch(functional, "scaled_dot_product_attention", attend)
 
     def describe(self) -> str:
-        return "attention in float32" if self._used else ""
+        return "attention in float32" if self._is_used else ""
 
     def undo(self) -> None:
-        self._exchanged.undo()
+        self._patch.undo()
 
 
-def apply(torch: ModuleType, value: object) -> ByMatmuls | InFloat32 | None:
-    """Exchange the kernel."""
+def apply(torch: ModuleType, value: object) -> MathAttention | Float32Attention | None:
+    """Select the kernel that the plan names: "math", "float32", or torch's default."""
     if value == "math":
-        return ByMatmuls(torch)
-    return InFloat32(torch) if value == "float32" else None
+        return MathAttention(torch)
+    return Float32Attention(torch) if value == "float32" else None

@@ -1,11 +1,12 @@
-"""Runs models by another library's kernels: what is trained, or what is evaluated.
+"""Run a model's forward through another library's kernels, in training or in evaluation.
 
-A model is trained by them once the script has been through a whole step, or from its first call on
-if they change the model itself. It is evaluated by them
-once its own outputs have agreed, where its arguments have the form that they had then: for another
-one, what compiles would compile again. Unless the user has asked for the backend, that is tried
-only after a model was evaluated for as long as compiling may take, and then both take turns until
-it is known which is faster.
+Training switches to the backend after the first optimizer step, or at the first forward if the
+backend modifies the model in place.
+
+Evaluation switches once the backend's output has matched torch's. Only calls whose arguments have
+the same signature (shapes, dtypes, strides) use it: any other signature would compile again. Unless
+the user named the backend, a model first runs on torch for as long as compiling may take; then
+calls alternate between torch and the backend until it is known which is faster.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import weakref
 from functools import wraps
 
 from cputrain.runtime.double_backward import DoubleBackward
-from cputrain.runtime.patching import Patch, pass_by
-from cputrain.runtime.root_forward import is_watched, outermost
+from cputrain.runtime.patching import Patch, skip_frames
+from cputrain.runtime.root_forward import is_watched, root_forward_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,21 +30,21 @@ if TYPE_CHECKING:
 
 POLICY = "backend"
 
-PATIENCE = 30.0
-"""Seconds that a model is evaluated by torch first."""
+MIN_TORCH_S = 30.0
+"""Seconds of evaluation on torch before a backend is tried."""
 
-TURNS = 3
-"""Calls of each that are compared."""
+NUM_TIMED = 3
+"""Calls that are timed of torch and of the backend."""
 
-GAIN = 1.03
-"""How many times as fast it must be then."""
+MIN_SPEEDUP = 1.03
+"""The least speed-up over torch at which the backend is kept."""
 
-LIMIT = 1e-3
-"""How far its outputs may be from torch's, relatively: as in its proof."""
+MAX_DIFFERENCE = 1e-3
+"""Largest relative difference between the outputs of the backend and of torch."""
 
 
-class Backed:
-    """The models that were called, and who runs them."""
+class BackendModels:
+    """The models that were called, and the backend that runs each of them."""
 
     def __init__(
         self,
@@ -61,292 +62,309 @@ class Backed:
         self._evaluation = None if evaluation is None else backend_called(evaluation)
         self._asked = asked
         self._unsafe = unsafe
-        self._steps = 0
+        self._num_steps = 0
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._since: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._trained: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
-        self._evaluated: weakref.WeakKeyDictionary[Any, Evaluation] = weakref.WeakKeyDictionary()
-        self._says: dict[str, int] = {}
-        self._derivatives = DoubleBackward(torch)
-        self._outermost = outermost(torch)
-        self._outermost.add(self._around)
+        self._num_steps_at_first_call: weakref.WeakKeyDictionary[Any, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._training_runs: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
+        self._evaluations: weakref.WeakKeyDictionary[Any, Evaluation] = weakref.WeakKeyDictionary()
+        self._notes: dict[str, int] = {}
+        self._double_backward = DoubleBackward(torch)
+        self._root_forward = root_forward_of(torch)
+        self._root_forward.add(self._intercept)
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._hook = register_optimizer_step_post_hook(self._stepped)
-        pass_by(Backed._stepped.__code__)
-        kind, own = torch.optim.Optimizer, torch.optim.Optimizer.__init__
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        skip_frames(BackendModels._after_step.__code__)
+        optimizer_class, original = torch.optim.Optimizer, torch.optim.Optimizer.__init__
         optimizers = self._optimizers
 
-        @wraps(own)
-        def begun(optimizer: Any, *args: Any, **options: Any) -> None:
-            own(optimizer, *args, **options)
+        @wraps(original)
+        def begun(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
             optimizers.add(optimizer)
 
-        self._exchanged = Patch(kind, "__init__", begun)
+        self._patch = Patch(optimizer_class, "__init__", begun)
 
-    def _stepped(self, *_: object) -> None:
+    def _after_step(self, *_: object) -> None:
         if not self._torch.compiler.is_compiling():
-            self._steps += 1
+            self._num_steps += 1
 
-    def _around(self, call: Call, model: Any, /, *args: Any, **options: Any) -> Any:
+    def _intercept(self, call: Call, model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_watched(self._torch) or next(model.parameters(), None) is None:
-            return call(model, *args, **options)
+            return call(model, *args, **kwargs)
         if not self._torch.is_grad_enabled():
             if self._evaluation is None or model.training:
-                return call(model, *args, **options)
-            evaluation = self._evaluated.get(model)
+                return call(model, *args, **kwargs)
+            evaluation = self._evaluations.get(model)
             if evaluation is None:
-                evaluation = self._evaluated[model] = Evaluation(self)
-            return evaluation(call, model, args, options)
-        if self._training is None or self._derivatives.twice or not model.training:
-            return call(model, *args, **options)
-        run = self._trained.get(model)
+                evaluation = self._evaluations[model] = Evaluation(self)
+            return evaluation(call, model, args, kwargs)
+        if self._training is None or self._double_backward.is_used or not model.training:
+            return call(model, *args, **kwargs)
+        run = self._training_runs.get(model)
         if run is not None:
-            return run(model, *args, **options)
-        if not self._is_time(model):
-            return call(model, *args, **options)
-        run = self._trained[model] = self._begun(model) or call
-        return run(model, *args, **options)
+            return run(model, *args, **kwargs)
+        if not self._should_switch(model):
+            return call(model, *args, **kwargs)
+        run = self._training_runs[model] = self._start_training(model) or call
+        return run(model, *args, **kwargs)
 
-    def _is_time(self, model: Any) -> bool:
-        """Whether this call is the one from which on it is trained by them."""
+    def _should_switch(self, model: Any) -> bool:
+        """Return whether training of the model switches to the backend with this call."""
         assert self._training is not None
         if self._training.in_place:
-            first, self._since[model] = model not in self._since, self._steps
+            first, self._num_steps_at_first_call[model] = (
+                model not in self._num_steps_at_first_call,
+                self._num_steps,
+            )
             return first
-        return self._steps > self._since.setdefault(model, self._steps)
+        return self._num_steps > self._num_steps_at_first_call.setdefault(model, self._num_steps)
 
-    def _begun(self, model: Any) -> Call | None:
-        """What trains it from now on; None where that must be torch."""
+    def _start_training(self, model: Any) -> Call | None:
+        """Return the backend's forward for training; None if torch must keep the model."""
         backend = self._training
         assert backend is not None
-        mine = {id(parameter) for parameter in model.parameters()}
-        updating = [
-            one
-            for one in self._optimizers
-            if any(id(each) in mine for group in one.param_groups for each in group["params"])
+        param_ids = {id(parameter) for parameter in model.parameters()}
+        optimizers = [
+            optimizer
+            for optimizer in self._optimizers
+            if any(
+                id(param) in param_ids
+                for group in optimizer.param_groups
+                for param in group["params"]
+            )
         ]
-        if len(updating) != 1:
-            self.tell(f"a model is trained by torch: it has {len(updating)} optimizers")
+        if len(optimizers) != 1:
+            self.add_note(f"a model is trained by torch: it has {len(optimizers)} optimizers")
             return None
         try:
-            run = self.activate(backend, model, updating[0], training=True)
-        except Exception as error:  # whatever it is, it is a fault of theirs
-            self.tell(f"a model is trained by torch: {in_a_line(error)}")
+            run = self.activate(backend, model, optimizers[0], training=True)
+        except Exception as error:  # the backend may raise anything
+            self.add_note(f"a model is trained by torch: {one_line(error)}")
             return None
-        self.tell(f"a model trained by {backend.name}")
+        self.add_note(f"a model trained by {backend.name}")
         return run
 
     def activate(self, backend: Any, model: Any, optimizer: Any, *, training: bool) -> Call:
-        """What runs it: by torch's own call, where a backend keeps that or compiles it."""
-        with self._outermost.away():
+        """Return the backend's forward, made while torch's own Module.__call__ is in place."""
+        with self._root_forward.original_call():
             run: Call = backend.activate(model, optimizer, training=training)
         return run
 
-    def without_us(self, run: Call, model: Any, args: Any, options: Any) -> Any:
-        """The first call, in which it may be compiled."""
-        with self._outermost.away():
-            return run(model, *args, **options)
+    def run_first(self, run: Call, model: Any, args: Any, kwargs: Any) -> Any:
+        """Run the backend's first forward, which may compile, with torch's own Module.__call__."""
+        with self._root_forward.original_call():
+            return run(model, *args, **kwargs)
 
-    def tell(self, what: str) -> None:
-        """Say so at the end."""
-        self._says[what] = self._says.get(what, 0) + 1
+    def add_note(self, note: str) -> None:
+        """Add a sentence to the report; count repeated ones."""
+        self._notes[note] = self._notes.get(note, 0) + 1
 
     def describe(self) -> str:
         return ", ".join(
-            what if count == 1 else f"{what} ({count} times)"
-            for what, count in sorted(self._says.items())
+            note if count == 1 else f"{note} ({count} times)"
+            for note, count in sorted(self._notes.items())
         )
 
     def undo(self) -> None:
-        self._outermost.remove(self._around)
-        self._derivatives.undo()
-        self._exchanged.undo()
+        self._root_forward.remove(self._intercept)
+        self._double_backward.undo()
+        self._patch.undo()
         self._hook.remove()
 
 
 class Evaluation:
-    """One model's, for arguments of one form: by torch, in turns, and then by who is faster."""
+    """Evaluation of one model with one signature: on torch, alternating, then on the faster."""
 
-    def __init__(self, backed: Backed) -> None:
-        self._backed = backed
-        self._spent: dict[Any, float] = {}
-        self._form: Any = None
+    def __init__(self, models: BackendModels) -> None:
+        self._models = models
+        self._torch_s: dict[Any, float] = {}
+        self._signature: Any = None
         self._run: Call | None = None
-        self._took: dict[bool, list[float]] = {False: [], True: []}
-        self._over = False
+        self._elapsed_s: dict[bool, list[float]] = {False: [], True: []}
+        self._is_over = False
 
-    def __call__(self, call: Call, model: Any, args: Any, options: Any) -> Any:
-        """What the model gives."""
-        if self._over:
-            return call(model, *args, **options)
-        form = form_of(args, options)
+    def __call__(self, call: Call, model: Any, args: Any, kwargs: Any) -> Any:
+        """Return the model's output, from torch or from the backend."""
+        if self._is_over:
+            return call(model, *args, **kwargs)
+        signature = signature_of(args, kwargs)
         if self._run is not None:
-            if form != self._form:
-                return call(model, *args, **options)
-            return self._with(self._run, call, model, args, options)
-        backed = self._backed
-        if not backed._asked and self._spent.get(form, 0.0) < PATIENCE:
+            if signature != self._signature:
+                return call(model, *args, **kwargs)
+            return self._run_backend(self._run, call, model, args, kwargs)
+        models = self._models
+        if not models._asked and self._torch_s.get(signature, 0.0) < MIN_TORCH_S:
             begin = time.perf_counter()
-            made = call(model, *args, **options)
-            if form is not None:
-                self._spent[form] = self._spent.get(form, 0.0) + time.perf_counter() - begin
-            return made
-        if form is None:
-            return call(model, *args, **options)
-        self._form = form
-        return self._first(call, model, args, options)
+            output = call(model, *args, **kwargs)
+            if signature is not None:
+                self._torch_s[signature] = (
+                    self._torch_s.get(signature, 0.0) + time.perf_counter() - begin
+                )
+            return output
+        if signature is None:
+            return call(model, *args, **kwargs)
+        self._signature = signature
+        return self._compare_once(call, model, args, kwargs)
 
-    def _with(self, run: Call, call: Call, model: Any, args: Any, options: Any) -> Any:
-        """By it, or in turns."""
-        ours = self._backed._asked or len(self._took[False]) > len(self._took[True])
-        decided = self._backed._asked or len(self._took[True]) == TURNS
+    def _run_backend(self, run: Call, call: Call, model: Any, args: Any, kwargs: Any) -> Any:
+        """Run the backend, or alternate with torch until enough calls are timed."""
+        is_backend = self._models._asked or len(self._elapsed_s[False]) > len(self._elapsed_s[True])
+        is_decided = self._models._asked or len(self._elapsed_s[True]) == NUM_TIMED
         begin = time.perf_counter()
         try:
-            made = (run if ours or decided else call)(model, *args, **options)
+            output = (run if is_backend or is_decided else call)(model, *args, **kwargs)
         except Exception as error:
-            if not (ours or decided):
+            if not (is_backend or is_decided):
                 raise
-            self._leave(f"{in_a_line(error)}")
-            return call(model, *args, **options)
-        if not decided:
-            self._took[ours].append(time.perf_counter() - begin)
-            if len(self._took[True]) == TURNS:
+            self._fall_back(f"{one_line(error)}")
+            return call(model, *args, **kwargs)
+        if not is_decided:
+            self._elapsed_s[is_backend].append(time.perf_counter() - begin)
+            if len(self._elapsed_s[True]) == NUM_TIMED:
                 self._decide()
-        return made
+        return output
 
     def _decide(self) -> None:
-        torchs, theirs = (sorted(self._took[ours])[TURNS // 2] for ours in (False, True))
-        if torchs < GAIN * theirs:
-            self._leave(f"that was {torchs / theirs:.2f} times as fast, which is too little")
+        torch_s, backend_output = (
+            sorted(self._elapsed_s[is_backend])[NUM_TIMED // 2] for is_backend in (False, True)
+        )
+        if torch_s < MIN_SPEEDUP * backend_output:
+            self._fall_back(
+                f"that was {torch_s / backend_output:.2f} times as fast, which is too little"
+            )
         else:
-            self._told(f", {torchs / theirs:.2f} times as fast")
+            self._note_backend(f", {torch_s / backend_output:.2f} times as fast")
 
-    def _first(self, call: Call, model: Any, args: Any, options: Any) -> Any:
-        """Torch's output, and theirs beside it."""
-        torch, backed = self._backed._torch, self._backed
-        before = seen(model, args, options)
+    def _compare_once(self, call: Call, model: Any, args: Any, kwargs: Any) -> Any:
+        """Run torch and then the backend on the same input, and compare outputs; return torch's."""
+        torch, models = self._models._torch, self._models
+        before = mutable_state(model, args, kwargs)
         state = torch.get_rng_state()
-        made = call(model, *args, **options)
-        if before is None or before != seen(model, args, options):
-            self._leave("a second call would be seen: it has hooks, or changes something")
-            return made
+        output = call(model, *args, **kwargs)
+        if before is None or before != mutable_state(model, args, kwargs):
+            self._fall_back("a second call would be seen: it has hooks, or changes something")
+            return output
         after = torch.get_rng_state()
         try:
             torch.set_rng_state(state)
-            self._run = backed.activate(backed._evaluation, model, None, training=False)
-            theirs = backed.without_us(self._run, model, args, options)
-            far = how_far(made, theirs)
+            self._run = models.activate(models._evaluation, model, None, training=False)
+            backend_output = models.run_first(self._run, model, args, kwargs)
+            difference = relative_difference(output, backend_output)
         except Exception as error:
-            self._leave(in_a_line(error))
-            return made
+            self._fall_back(one_line(error))
+            return output
         finally:
             torch.set_rng_state(after)
-        if far > LIMIT and not backed._unsafe:
-            self._leave(f"its output was {far:.1e} off")
-        elif backed._asked:
-            self._told(f", {far:.0e} from torch's")
-        return made
+        if difference > MAX_DIFFERENCE and not models._unsafe:
+            self._fall_back(f"its output was {difference:.1e} off")
+        elif models._asked:
+            self._note_backend(f", {difference:.0e} from torch's")
+        return output
 
-    def _told(self, how: str) -> None:
-        backend = self._backed._evaluation
+    def _note_backend(self, detail: str) -> None:
+        backend = self._models._evaluation
         assert backend is not None
-        self._backed.tell(f"a model evaluated by {backend.name}{how}")
+        self._models.add_note(f"a model evaluated by {backend.name}{detail}")
 
-    def _leave(self, why: str) -> None:
-        backend = self._backed._evaluation
+    def _fall_back(self, reason: str) -> None:
+        backend = self._models._evaluation
         assert backend is not None
-        self._over, self._run = True, None
-        self._backed.tell(f"a model evaluated by torch, and not by {backend.name}: {why}")
+        self._is_over, self._run = True, None
+        self._models.add_note(f"a model evaluated by torch, and not by {backend.name}: {reason}")
 
 
-def seen(model: Any, args: Any, options: Any) -> Any:
-    """What a call might change: another one is made only where it did not. None with hooks."""
+def mutable_state(model: Any, args: Any, kwargs: Any) -> Any:
+    """Return the state that a forward could change, to compare; None if the model has hooks."""
     import random
 
     from torch.utils._pytree import tree_leaves
 
-    found: list[Any] = [random.getstate()]
+    state: list[Any] = [random.getstate()]
     if "numpy" in sys.modules:
-        found.append(str(sys.modules["numpy"].random.get_state()))
+        state.append(str(sys.modules["numpy"].random.get_state()))
     for module in model.modules():
-        held = module.__dict__
-        if any(held.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
+        attributes = module.__dict__
+        if any(attributes.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
             return None
-        for value in held.values():
-            found.append(_Itself(value))
+        for value in attributes.values():
+            state.append(_Identity(value))
             if isinstance(value, (list, dict, set)):
-                found.append(len(value))
-    tensors = [*model.parameters(), *model.buffers(), *tree_leaves((args, options))]
-    found += [one._version for one in tensors if is_plain(one) and not one.is_inference()]
-    return [*found, len(tensors)]
+                state.append(len(value))
+    tensors = [*model.parameters(), *model.buffers(), *tree_leaves((args, kwargs))]
+    state += [
+        tensor._version for tensor in tensors if is_plain(tensor) and not tensor.is_inference()
+    ]
+    return [*state, len(tensors)]
 
 
-class _Itself:
-    """Equal where it is of the same object; which stays alive, so that no other takes its place."""
+class _Identity:
+    """A reference compared by identity; it keeps the object alive, so its id is not reused."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self._value is other._value
+        return isinstance(other, _Identity) and self._value is other._value
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def form_of(args: Any, options: Any) -> Any:
-    """What compiled code is made for; None where that is not known."""
+def signature_of(args: Any, kwargs: Any) -> Any:
+    """Return what compiled code specializes on: shapes, dtypes, strides; None if unknown."""
     from torch.utils._pytree import tree_flatten
 
-    leaves, form = tree_flatten((args, options))
-    found: list[Any] = [form]
+    leaves, spec = tree_flatten((args, kwargs))
+    parts: list[Any] = [spec]
     for leaf in leaves:
         if is_plain(leaf):
-            found.append((tuple(leaf.shape), leaf.dtype, leaf.device, leaf.stride()))
+            parts.append((tuple(leaf.shape), leaf.dtype, leaf.device, leaf.stride()))
         elif leaf is None or isinstance(leaf, (bool, int, float, str)):
-            found.append(leaf)
+            parts.append(leaf)
         else:
             return None
-    return tuple(map(str, found))
+    return tuple(map(str, parts))
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether it is a tensor whose elements lie in memory as it says."""
+    """Return whether a value is a strided tensor."""
     return str(getattr(leaf, "layout", "")) == "torch.strided"
 
 
-def how_far(one: Any, other: Any) -> float:
-    """The largest difference of two outputs, relatively; infinite where they are not alike."""
+def relative_difference(expected: Any, actual: Any) -> float:
+    """Return the largest relative difference of two outputs; inf if their structures differ."""
     from torch.utils._pytree import tree_flatten
 
-    (left, form), (right, same) = tree_flatten(one), tree_flatten(other)
-    if form != same:
+    (left, spec), (right, right_spec) = tree_flatten(expected), tree_flatten(actual)
+    if spec != right_spec:
         return float("inf")
-    return max((_far(a, b) for a, b in zip(left, right, strict=True)), default=0.0)
+    return max((_leaf_difference(a, b) for a, b in zip(left, right, strict=True)), default=0.0)
 
 
-def _far(one: Any, other: Any) -> float:
-    if not is_plain(one) or not is_plain(other):
-        return 0.0 if one is other or (type(one) is type(other) and one == other) else float("inf")
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _leaf_difference(x: Any, y: Any) -> float:
+    if not is_plain(x) or not is_plain(y):
+        return 0.0 if x is y or (type(x) is type(y) and x == y) else float("inf")
+    if x.shape != y.shape or x.dtype != y.dtype:
         return float("inf")
-    a, b = (each.detach().cdouble() if each.is_complex() else each.detach().double()
-            for each in (one, other))  # fmt: skip
+    a, b = (tensor.detach().cdouble() if tensor.is_complex() else tensor.detach().double()
+            for tensor in (x, y))  # fmt: skip
     if not bool((a.isfinite() == b.isfinite()).all()):
         return float("inf")
     norm = float(a.nan_to_num(0.0, 0.0, 0.0).norm())
-    far = float((a - b).nan_to_num(0.0, 0.0, 0.0).norm())
-    return far / norm if norm else far
+    difference = float((a - b).nan_to_num(0.0, 0.0, 0.0).norm())
+    return difference / norm if norm else difference
 
 
-def in_a_line(error: BaseException) -> str:
-    """What went wrong, in as much as fits."""
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said[:200]}"
+def one_line(error: BaseException) -> str:
+    """Return the type and message of an error on one line, shortened to 200 characters."""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:200]}"
 
 
-class Missing:
-    """What is said where a plan was made in another environment."""
+class MissingBackend:
+    """Report of a backend that is not installed in this environment."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -355,14 +373,14 @@ class Missing:
         return f"models as torch runs them: there is no backend {self._name} here"
 
     def undo(self) -> None:
-        """Nothing was done."""
+        """Do nothing: nothing was changed."""
 
 
-def apply(torch: ModuleType, value: Any) -> Backed | Missing | None:
-    """Wait for models to be called."""
+def apply(torch: ModuleType, value: Any) -> BackendModels | MissingBackend | None:
+    """Intercept the forward of models, if the plan has a backend."""
     if value is None:
         return None
     try:
-        return Backed(torch, **value)
+        return BackendModels(torch, **value)
     except KeyError as error:
-        return Missing(str(error).strip("'"))
+        return MissingBackend(str(error).strip("'"))

@@ -1,16 +1,16 @@
-"""Lays the weights of convolutions out channels last, in the models that the script calls.
+"""Convert convolution weights to channels_last, in the models that the script calls.
 
-oneDNN then computes in that order and hands its results on in it, whatever the order of the input.
-Values, shapes and names stay; what changes is where a number lies.
+oneDNN then computes in that memory format and returns outputs in it, whatever the input's format.
+Values, shapes and names of parameters stay; only their strides change.
 """
 
 from __future__ import annotations
 
 import weakref
 
-from cputrain.runtime.memory_order import Unnoticed, as_counted
+from cputrain.runtime.memory_order import MemoryOrderPatches, to_contiguous
 from cputrain.runtime.patching import Patch
-from cputrain.runtime.root_forward import is_watched, outermost
+from cputrain.runtime.root_forward import is_watched, root_forward_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,83 +22,82 @@ POLICY = "channels_last"
 
 
 class ChannelsLast:
-    """The models that were seen, and the weights that were laid out anew."""
+    """The models that were called, and the weights that were converted."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
-        self._orders = {4: torch.channels_last, 5: torch.channels_last_3d}
-        self._convolutions = torch.nn.modules.conv._ConvNd
+        self._formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        self._conv_class = torch.nn.modules.conv._ConvNd
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._turned: dict[int, weakref.ref[Any]] = {}
-        self._count = 0
-        self._at_work = True
-        self._unnoticed: Unnoticed | None = None
-        self._outermost = outermost(torch)
-        self._outermost.add(self._around)
-        self._outermost.tell(self._stop)
-        self._exchanged = [
-            Patch(torch.jit, name, self._laying_back(getattr(torch.jit, name)))
+        self._converted: dict[int, weakref.ref[Any]] = {}
+        self._num_converted = 0
+        self._is_active = True
+        self._order_patches: MemoryOrderPatches | None = None
+        self._root_forward = root_forward_of(torch)
+        self._root_forward.add(self._intercept)
+        self._root_forward.on_compile(self._restore_all)
+        self._patches = [
+            Patch(torch.jit, name, self._with_restore(getattr(torch.jit, name)))
             for name in ("script", "trace", "trace_module")
         ]
 
-    def _around(self, call: Callable[..., Any], model: Any, /, *args: Any, **options: Any) -> Any:
+    def _intercept(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(model, self._torch.jit.ScriptModule):
-            args, options = as_counted(self._torch, (args, options))
+            args, kwargs = to_contiguous(self._torch, (args, kwargs))
         elif model not in self._seen and not is_watched(self._torch):
             self._seen.add(model)
-            self._turn(model)
-        return call(model, *args, **options)
+            self._convert(model)
+        return call(model, *args, **kwargs)
 
-    def _turn(self, model: Any) -> None:
+    def _convert(self, model: Any) -> None:
         torch = self._torch
         modules = list(model.modules())
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            self._seen.update(modules)  # it keeps views of their gradients
+            self._seen.update(modules)  # DDP keeps views of their gradients
             return
         if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-            return  # in there, views are torch's
+            return  # within TorchScript, Tensor.view is torch's and would raise
         for module in modules:
-            if isinstance(module, self._convolutions):
+            if isinstance(module, self._conv_class):
                 weight = module._parameters.get("weight")
-                if weight is not None and self._may_turn(weight):
-                    self._lay(weight, self._orders[weight.dim()])
-                    self._turned[id(weight)] = weakref.ref(weight)
-                    self._count += 1
-        if self._turned and self._unnoticed is None:
-            self._unnoticed = Unnoticed(torch, self._straighten)
+                if weight is not None and self._can_convert(weight):
+                    self._set_format(weight, self._formats[weight.dim()])
+                    self._converted[id(weight)] = weakref.ref(weight)
+                    self._num_converted += 1
+        if self._converted and self._order_patches is None:
+            self._order_patches = MemoryOrderPatches(torch, self._restore_contiguous)
 
-    def _lay(self, weight: Any, order: Any) -> None:
-        # what is made in inference mode can never be trained
+    def _set_format(self, weight: Any, memory_format: Any) -> None:
+        # tensors created in inference mode can never be trained
         with self._torch.inference_mode(mode=False), self._torch.no_grad():
-            weight.data = weight.data.contiguous(memory_format=order)
+            weight.data = weight.data.contiguous(memory_format=memory_format)
 
-    def _may_turn(self, weight: Any) -> bool:
-        """It is a plain one on the CPU, and nobody else looks at its memory."""
+    def _can_convert(self, weight: Any) -> bool:
+        """Return whether a weight is a plain contiguous CPU parameter that shares no memory."""
         return (
             type(weight) is self._torch.nn.Parameter
             and weight.is_cpu
             and weight.layout is self._torch.strided
             and weight.is_floating_point()
-            and weight.dim() in self._orders
+            and weight.dim() in self._formats
             and weight.is_contiguous()
-            and not weight.is_contiguous(memory_format=self._orders[weight.dim()])
+            and not weight.is_contiguous(memory_format=self._formats[weight.dim()])
             and not weight.is_shared()
             and not weight.is_inference()
             and weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
         )
 
-    def _straighten(self, tensor: Any) -> bool:
-        """Lay it back, where it is a weight that was laid out, or its gradient.
+    def _restore_contiguous(self, tensor: Any) -> bool:
+        """Make a converted weight, or its gradient, contiguous again; return whether it was one.
 
-        Scripts write to those through views, and a copy in the place of a view would be written to
-        in vain.
+        Scripts write to these through views: writes to a copy would be lost.
         """
-        plain = type(tensor) in (self._torch.Tensor, self._torch.nn.Parameter)
-        if not plain or is_watched(self._torch) or tensor.is_inference():
+        is_tensor = type(tensor) in (self._torch.Tensor, self._torch.nn.Parameter)
+        if not is_tensor or is_watched(self._torch) or tensor.is_inference():
             return False
-        for weight in self._weights():
+        for weight in self._converted_weights():
             if weight.data_ptr() == tensor.data_ptr() and weight.size() == tensor.size():
-                self._lay_back(weight)
+                self._restore(weight)
                 tensor.data = weight.data
                 return True
             if weight.grad is tensor:
@@ -106,62 +105,62 @@ class ChannelsLast:
                 return True
         return False
 
-    def _lay_back(self, weight: Any) -> None:
-        self._lay(weight, self._torch.contiguous_format)
-        del self._turned[id(weight)]
-        self._count -= 1
+    def _restore(self, weight: Any) -> None:
+        self._set_format(weight, self._torch.contiguous_format)
+        del self._converted[id(weight)]
+        self._num_converted -= 1
 
-    def _weights(self) -> list[Any]:
-        return [weight for found in self._turned.values() if (weight := found()) is not None]
+    def _converted_weights(self) -> list[Any]:
+        return [weight for ref in self._converted.values() if (weight := ref()) is not None]
 
-    def _stop(self) -> None:
-        """The script compiles something, and no compiler knows of a view that forgives."""
-        self._leave()
-        for weight in self._weights():
-            self._lay_back(weight)
+    def _restore_all(self) -> None:
+        """Convert all weights back before the script compiles: compilers miss the patched view."""
+        self._deactivate()
+        for weight in self._converted_weights():
+            self._restore(weight)
 
-    def _laying_back(self, own: Any) -> Any:
-        """A function that makes torch's own of a model, where views are torch's, too."""
+    def _with_restore(self, original: Any) -> Any:
+        """Wrap a torch.jit function to convert a model's weights back for TorchScript."""
         from functools import wraps
 
-        @wraps(own)
-        def made(*args: Any, **options: Any) -> Any:
-            for one in (*args, *options.values()):
-                if isinstance(one, self._torch.nn.Module):
-                    self._leave_to_script(one)
-            return own(*args, **options)
+        @wraps(original)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            for argument in (*args, *kwargs.values()):
+                if isinstance(argument, self._torch.nn.Module):
+                    self._restore_model(argument)
+            return original(*args, **kwargs)
 
         return made
 
-    def _leave_to_script(self, model: Any) -> None:
+    def _restore_model(self, model: Any) -> None:
         self._seen.update(model.modules())
         for parameter in model.parameters():
-            if self._is_turned(parameter):
-                self._lay_back(parameter)
+            if self._is_converted(parameter):
+                self._restore(parameter)
 
-    def _is_turned(self, weight: Any) -> bool:
-        found = self._turned.get(id(weight))
-        return found is not None and found() is weight
+    def _is_converted(self, weight: Any) -> bool:
+        ref = self._converted.get(id(weight))
+        return ref is not None and ref() is weight
 
-    def _leave(self) -> None:
-        if self._at_work:
-            self._at_work = False
-            self._outermost.remove(self._around)
+    def _deactivate(self) -> None:
+        if self._is_active:
+            self._is_active = False
+            self._root_forward.remove(self._intercept)
 
     def describe(self) -> str:
-        if not self._count:
+        if not self._num_converted:
             return ""
-        return f"{self._count} convolution{'s' * (self._count != 1)} channels last"
+        return f"{self._num_converted} convolution{'s' * (self._num_converted != 1)} channels last"
 
     def undo(self) -> None:
-        """Models that were turned stay so: their values are the same."""
-        self._leave()
-        for one in self._exchanged:
-            one.undo()
-        if self._unnoticed is not None:
-            self._unnoticed.undo()
+        """Stop converting; weights that were converted stay so, as their values are the same."""
+        self._deactivate()
+        for patch in self._patches:
+            patch.undo()
+        if self._order_patches is not None:
+            self._order_patches.undo()
 
 
 def apply(torch: ModuleType, value: object) -> ChannelsLast | None:
-    """Wait for models to be called."""
+    """Convert models when they are first called."""
     return ChannelsLast(torch) if value else None

@@ -1,4 +1,4 @@
-"""Flushes denormals to zero, in this thread and all it will start."""
+"""Flush denormals to zero, in this thread and in all threads it starts later."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ if TYPE_CHECKING:
 POLICY = "flush_denormals"
 
 
-class Flushed:
-    """The setting of the main thread."""
+class FlushedDenormals:
+    """The flush-to-zero mode of the main thread."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._tiny = 5e-324
 
     def describe(self) -> str:
-        is_on = self._tiny * 1.0 == 0  # Python's own arithmetic has the setting too
+        is_on = self._tiny * 1.0 == 0  # Python's arithmetic is subject to the mode too
         return "denormals flushed to zero" if is_on else ""
 
     def undo(self) -> None:
         self._torch.set_flush_denormal(False)
 
 
-def apply(torch: ModuleType, value: object) -> Flushed | None:
-    """On where the CPU can."""
+def apply(torch: ModuleType, value: object) -> FlushedDenormals | None:
+    """Enable flush-to-zero, if the CPU supports it."""
     if not value:
         return None
-    _let_numpy_look_first()
-    return Flushed(torch) if torch.set_flush_denormal(True) else None
+    _initialize_numpy_finfo()
+    return FlushedDenormals(torch) if torch.set_flush_denormal(True) else None
 
 
-def _let_numpy_look_first() -> None:
-    """NumPy warns when it first measures a type and finds that denormals vanish; it looks once."""
+def _initialize_numpy_finfo() -> None:
+    """Have NumPy compute its `finfo` now: later it would find denormals flushed, and warn."""
     import sys
     import warnings
 
@@ -41,6 +41,6 @@ def _let_numpy_look_first() -> None:
     if numpy is None or not hasattr(numpy, "finfo"):
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some emulated long doubles are worth a warning by itself
-        for kind in (numpy.float16, numpy.float32, numpy.float64, numpy.longdouble):
-            _ = numpy.finfo(kind).smallest_subnormal
+        warnings.simplefilter("ignore")  # emulated long doubles cause a warning of their own
+        for dtype in (numpy.float16, numpy.float32, numpy.float64, numpy.longdouble):
+            _ = numpy.finfo(dtype).smallest_subnormal

@@ -1,7 +1,7 @@
-"""Hears whether a script asks for derivatives that it can differentiate again.
+"""Detect whether a script uses double backward (create_graph=True).
 
-What computes a model otherwise than torch does gives none of those: such a script is left as it is.
-It has asked by the time it has been through a whole step.
+Compiled, divided and third-party forwards do not support it: their transforms leave such a script
+as it is. The first training step shows whether the script does so.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ if TYPE_CHECKING:
 
 
 class DoubleBackward:
-    """Whether the script asked for a derivative that it can differentiate again."""
+    """Whether the script has called backward or grad with create_graph=True."""
 
     def __init__(self, torch: ModuleType) -> None:
-        self.twice = False
-        # create_graph is given by name, or in this place
-        self._exchanged = [
-            Patch(torch.autograd, name, self._hearing(getattr(torch.autograd, name), at))
-            for name, at in (("backward", 3), ("grad", 4))
+        self.is_used = False
+        # create_graph is passed by name or at this position
+        self._patches = [
+            Patch(
+                torch.autograd, name, self._with_detection(getattr(torch.autograd, name), position)
+            )
+            for name, position in (("backward", 3), ("grad", 4))
         ]
 
-    def _hearing(self, own: Any, place: int) -> Any:
+    def _with_detection(self, original: Any, position: int) -> Any:
         from functools import wraps
 
         from torch._C._functorch import peek_interpreter_stack
 
-        @wraps(own)
-        def hearing(*args: Any, **options: Any) -> Any:
-            # torch.func always asks for it, on levels of its own, where models are left alone
+        @wraps(original)
+        def hearing(*args: Any, **kwargs: Any) -> Any:
+            # torch.func always passes it, at levels of its own, where models are not changed
             if (
-                args[place] if len(args) > place else options.get("create_graph")
+                args[position] if len(args) > position else kwargs.get("create_graph")
             ) and peek_interpreter_stack() is None:
-                self.twice = True
+                self.is_used = True
             try:
-                return own(*args, **options)
+                return original(*args, **kwargs)
             except BaseException as error:
                 error.__traceback__ = without_ours(error)
                 raise
@@ -46,6 +48,6 @@ class DoubleBackward:
         return hearing
 
     def undo(self) -> None:
-        """Listen no longer."""
-        for one in self._exchanged:
-            one.undo()
+        """Restore torch's functions."""
+        for patch in self._patches:
+            patch.undo()

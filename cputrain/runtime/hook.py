@@ -1,7 +1,7 @@
-"""Called when the modules that sitecustomize waits for are loaded.
+"""Entry points that sitecustomize calls before and after it loads torch and a few other modules.
 
-This is the outermost edge of what we do in somebody else's process: a fault of ours ends here with
-one line, and the script goes on as python would have run it.
+Every exception of this package is caught here, in the user's process, and reported in one line; the
+script then runs as it would under python.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _faults: list[BaseException] = []
-"""What went wrong so far. The first is told; those that follow mostly follow from it."""
+"""Exceptions so far. Only the first is reported: the rest are mostly its consequences."""
 
 
 def before(name: str) -> None:
-    """Called before `name` is loaded."""
+    """Prepare for the module `name`, which is about to be loaded."""
     if name == "torch":
         _guarded(_prepare)
 
 
 def after(name: str, module: ModuleType, reports: bool, is_planned: bool) -> None:
-    """Called once `name` is loaded.
+    """Apply what concerns the module `name`, which has just been loaded.
 
     Args:
-        reports: Whether a line at the end of the process is wanted.
-        is_planned: Whether the plan was made for this process, and not for one that started it.
+        reports: Whether to print the report line when the process ends.
+        is_planned: Whether the plan was made for this process, rather than for an ancestor.
     """
     if name == "torch":
         _guarded(lambda: _apply(module, reports=reports, is_planned=is_planned))
     elif name == "multiprocessing":
         _guarded(lambda: _set_start_method(module))
     elif name == "torch._dynamo":
-        _guarded(_have_ours_passed)
+        _guarded(_register_skipped_code)
     elif name == "safetensors.torch":
-        _guarded(lambda: _let_save(module))
+        _guarded(lambda: _patch_safetensors(module))
 
 
 def _guarded(step: Callable[[], None]) -> None:
@@ -47,22 +47,22 @@ def _guarded(step: Callable[[], None]) -> None:
     try:
         step()
     except CputrainError as error:
-        _tell(error, f"{error} The script runs as under python.")
-    except Exception as error:  # the edge: whatever it is, the user's script must not stop for it
-        _tell(
+        _report(error, f"{error} The script runs as under python.")
+    except Exception as error:  # the user's script must not stop for any fault of ours
+        _report(
             error,
             f"[internal] {type(error).__name__}: {error}. The script runs as under python; please "
             "report this with the output of: cputrain info --capture machine.json",
         )
 
 
-def _tell(error: BaseException, message: str) -> None:
+def _report(error: BaseException, message: str) -> None:
     _faults.append(error)
     if len(_faults) > 1 or sys.stderr is None:
         return
     try:
         print("cputrain: " + " ".join(message.split()), file=sys.stderr)
-    except (OSError, ValueError):  # standard error is closed: nobody is listening
+    except (OSError, ValueError):  # standard error is closed
         return
 
 
@@ -90,23 +90,23 @@ def _apply(torch: ModuleType, *, reports: bool, is_planned: bool) -> None:
         watch(torch)
 
 
-def _have_ours_passed() -> None:
-    from cputrain.runtime.patching import have_them_passed
+def _register_skipped_code() -> None:
+    from cputrain.runtime.patching import register_skipped_code
 
-    have_them_passed()
+    register_skipped_code()
 
 
-def _let_save(safetensors: ModuleType) -> None:
-    from cputrain.runtime.memory_order import let_safetensors_save
+def _patch_safetensors(safetensors: ModuleType) -> None:
+    from cputrain.runtime.memory_order import patch_safetensors
 
-    let_safetensors_save(safetensors)
+    patch_safetensors(safetensors)
 
 
 def _set_start_method(multiprocessing: ModuleType) -> None:
     from cputrain.runtime.plan_env import read_plan_env
 
-    chosen = (read_plan_env().values.get("start_method") or {}).get("script")
-    if chosen is not None:
-        # the default, not the choice: a script that calls set_start_method still may
+    method = (read_plan_env().values.get("start_method") or {}).get("script")
+    if method is not None:
+        # only the default changes: a script may still call set_start_method
         contexts = multiprocessing.context
-        contexts._default_context._default_context = contexts._concrete_contexts[chosen]
+        contexts._default_context._default_context = contexts._concrete_contexts[method]

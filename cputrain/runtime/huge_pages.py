@@ -1,4 +1,4 @@
-"""Asks for huge pages where freed memory is kept: see allocator.py."""
+"""Request transparent huge pages for the kept heap: see allocator.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLICY = "huge_pages"
 
 
 class HugePages:
-    """The request; it is carried out as the heap grows."""
+    """The request, which KeptMemory applies as the heap grows."""
 
     def __init__(self, kept_memory: KeptMemory) -> None:
         self._kept_memory = kept_memory
@@ -24,11 +24,11 @@ class HugePages:
         return "huge pages" if kept.is_keeping and kept.has_huge_pages else ""
 
     def undo(self) -> None:
-        """Ask no more; the heap keeps the pages that it has."""
+        """Stop requesting huge pages; pages of the heap stay as they are."""
         self._kept_memory.uses_huge_pages = False
 
 
 def apply(torch: ModuleType, value: object) -> HugePages | None:  # noqa: ARG001
-    """Ask for them where memory is kept."""
+    """Request huge pages, if the plan has them and memory is kept."""
     kept_memory = NOW.applied.get("allocator")
     return HugePages(kept_memory) if value and isinstance(kept_memory, KeptMemory) else None

@@ -1,4 +1,4 @@
-"""Sets the number of operators that run side by side."""
+"""Set torch's number of inter-operator threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POLICY = "interop_threads"
 
 
 class Interop:
-    """The number, set; torch takes it once in a process and has no way back."""
+    """The number of inter-operator threads, which torch allows to set once per process."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -23,7 +23,7 @@ class Interop:
 
 
 def apply(torch: ModuleType, value: object) -> Interop | None:
-    """Set it where the user asked."""
+    """Set the number, if the user gave one."""
     if not isinstance(value, int):
         return None
     torch.set_num_interop_threads(value)

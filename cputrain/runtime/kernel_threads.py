@@ -1,9 +1,9 @@
-"""Runs a kernel on one thread, whatever number of threads torch has.
+"""Run a kernel on one thread, whatever number of threads torch has.
 
 torch's fused optimizer kernels divide every tensor of more than 16 elements among all threads, and
 waking them costs more than such a tensor. Its other operators do so from 32768 elements on. As
-`torch.set_num_threads` also empties oneDNN's caches, OpenMP is told directly: its number of threads
-belongs to the calling thread alone.
+`torch.set_num_threads` also empties oneDNN's caches, `omp_set_num_threads` is called directly: it
+applies to the calling thread alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRAIN_SIZE = 32768
 
 
 class KernelThreads:
-    """Sets the number of threads that OpenMP gives to the calling thread."""
+    """Sets the number of OpenMP threads for parallel regions of the calling thread."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
@@ -38,7 +38,7 @@ class KernelThreads:
 
     @contextmanager
     def single(self) -> Iterator[None]:
-        """Keep kernels that the calling thread runs meanwhile on it."""
+        """Run kernels of the calling thread on that thread alone, within the context."""
         num_threads = self._torch.get_num_threads()
         if self._set is None or num_threads == 1:
             yield
@@ -53,7 +53,7 @@ class KernelThreads:
 def _find_setter(torch: ModuleType) -> Callable[[int], None] | None:
     num_threads = torch.get_num_threads()
     library = os.path.join(os.path.dirname(str(torch.__file__)), "lib", "libtorch_cpu.so")
-    # torch's own runtime first; a preloaded one stands before it in the process
+    # torch's own OpenMP first; a preloaded one takes precedence in the process
     for path in (library, None):
         with suppress(OSError, AttributeError):  # another system, or no OpenMP
             setter: Callable[[int], None] = ctypes.PyDLL(path).omp_set_num_threads

@@ -1,7 +1,6 @@
-"""Sets the variables that libraries read while torch is loaded, and takes them away again.
+"""Set the environment variables that libraries read while torch is loaded, then remove them.
 
-Children see the environment that they would have under python: what steers a library of this
-process is no business of theirs.
+Child processes get the environment that they would have under python.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 AT_PROCESS_START = frozenset({"LD_PRELOAD"})
-"""What the dynamic linker reads: the launcher sets it, and sitecustomize takes it away."""
+"""Variables of the dynamic linker: the launcher sets them, and sitecustomize removes them."""
 
 READ_LATER_PREFIX = "ZENDNNL_"
-"""ZenDNN reads its variables when a kernel is first used, so they stay."""
+"""Prefix of ZenDNN's variables, which it reads when a kernel is first used: they stay set."""
 
 _set_for_loading: dict[str, str] = {}
 _were_set: set[str] = set()
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
-    """Set what the plan asks for before torch is loaded; what the user has set stays."""
+    """Set the plan's variables before torch is loaded, unless the user has set them."""
     for name, value in variables.items():
         if name not in AT_PROCESS_START and name not in os.environ:
             os.environ[name] = value
@@ -33,12 +32,12 @@ def set_variables(variables: Mapping[str, str]) -> None:
 
 
 def was_set(name: str) -> bool:
-    """Return whether a library of this process could read our value of a variable."""
+    """Return whether `set_variables` has set a variable in this process."""
     return name in _were_set
 
 
 def remove_variables() -> None:
-    """Remove them once torch is loaded, where they still have our value."""
+    """Remove the variables once torch is loaded, if their values are unchanged."""
     for name, value in _set_for_loading.items():
         if os.environ.get(name) == value:
             del os.environ[name]

@@ -1,4 +1,4 @@
-"""Gives every DataLoader of the script our iterators, whatever class it is of."""
+"""Use cputrain's iterators in every DataLoader of the script."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ POLICY = "loader"
 
 
 class Loaders:
-    """Our iterators behind torch's own class: subclasses and re-created loaders have them too."""
+    """Patch of DataLoader._get_iterator, which reaches subclasses and re-created loaders too."""
 
     def __init__(self, torch: ModuleType) -> None:
         from torch.utils.data import DataLoader
 
-        kind: Any = DataLoader
+        loader_class: Any = DataLoader
         self._torch = torch
-        self._kind, self._torchs = kind, kind._get_iterator
-        self._seen: dict[int, Any] = {}
+        self._loader_class, self._original = loader_class, loader_class._get_iterator
+        self._statistics: dict[int, Any] = {}
 
         def get_iterator(loader: Any) -> Any:
             try:
@@ -30,38 +30,38 @@ class Loaders:
                 hide_frames(error)
                 raise
 
-        self._ours = get_iterator
-        kind._get_iterator = get_iterator
+        self._replacement = get_iterator
+        loader_class._get_iterator = get_iterator
 
     def _iterator(self, loader: Any) -> Any:
         from cputrain.errors import CputrainError
 
         if loader.num_workers:
             loader.check_worker_number_rationality()  # which warns, as torch does here
-        random = self._torch.get_rng_state()
-        state = None if loader.generator is None else loader.generator.get_state()
+        rng_state = self._torch.get_rng_state()
+        generator_state = None if loader.generator is None else loader.generator.get_state()
         try:
             from cputrain.data import iterator_of, listen, statistics_of
 
-            listen(self._hear)
+            listen(self._ignore_message)
             iterator = iterator_of(loader)
         except CputrainError:
             raise
-        except Exception as error:  # the script's fault, or ours: torch's iterator tells
-            self._torch.set_rng_state(random)
-            if state is not None:
-                loader.generator.set_state(state)
-            iterator = self._torchs(loader)
-            self._say_ours(error)
+        except Exception as error:  # the fault may be the script's: torch's iterator then raises it
+            self._torch.set_rng_state(rng_state)
+            if generator_state is not None:
+                loader.generator.set_state(generator_state)
+            iterator = self._original(loader)
+            self._report_fault(error)
             return iterator
-        found = statistics_of(loader)
-        self._seen[id(found)] = found
+        statistics = statistics_of(loader)
+        self._statistics[id(statistics)] = statistics
         return iterator
 
-    def _hear(self, message: str) -> None:
-        """What a loader says is told at the end of the run."""
+    def _ignore_message(self, message: str) -> None:
+        """Ignore a message of a loader: `describe` reports at the end of the run."""
 
-    def _say_ours(self, error: Exception) -> None:
+    def _report_fault(self, error: Exception) -> None:
         import sys
 
         if sys.stderr is not None:
@@ -72,26 +72,26 @@ class Loaders:
             )
 
     def describe(self) -> str:
-        ways = {
+        texts = {
             "memory": "gathered from memory",
             "workers": "sharing memory with its workers",
         }
         parts = []
-        for path, said in ways.items():
-            count = sum(found.path == path for found in self._seen.values())
+        for path, text in texts.items():
+            count = sum(statistics.path == path for statistics in self._statistics.values())
             if count:
-                parts.append(f"{count} {said if count == 1 else said.replace('its', 'their')}")
+                parts.append(f"{count} {text if count == 1 else text.replace('its', 'their')}")
         if not parts:
             return ""
-        spared = sum(found.spared for found in self._seen.values())
+        spared = sum(statistics.spared for statistics in self._statistics.values())
         note = f", {spared} workers not needed" if spared else ""
         return f"data loaders: {', '.join(parts)}{note}"
 
     def undo(self) -> None:
-        if self._kind._get_iterator is self._ours:
-            self._kind._get_iterator = self._torchs
+        if self._loader_class._get_iterator is self._replacement:
+            self._loader_class._get_iterator = self._original
 
 
 def apply(torch: ModuleType, value: object) -> Loaders | None:
-    """Wait for loaders to be iterated."""
+    """Patch DataLoader, if the plan says so."""
     return Loaders(torch) if value else None

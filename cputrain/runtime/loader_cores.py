@@ -1,10 +1,10 @@
-"""Places the workers of DataLoaders, and gives compute the cores they leave."""
+"""Pin DataLoader workers to their CPUs, and reduce compute threads while they run."""
 
 from __future__ import annotations
 
 import os
 
-from cputrain.runtime.workers import Watch
+from cputrain.runtime.workers import WorkerWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,56 +15,58 @@ POLICY = "loader_cores"
 
 
 class PlacedWorkers:
-    """DataLoader workers on the cores that the plan keeps for them.
+    """DataLoader workers pinned to the CPUs that the plan reserves for them.
 
-    They are moved once they run, before they are asked for their first batch. Lending them the
-    parent's own mask would leave it on every thread the parent starts meanwhile, OpenMP's too, and
-    would not reach a child of the fork server.
+    Workers are pinned once they run, before their first batch. Changing the parent's CPU mask while
+    it starts them would pass the mask to every thread the parent starts meanwhile, OpenMP's
+    included, and would not reach a child of the fork server.
     """
 
     def __init__(self, torch: ModuleType, cpus: tuple[int, ...], compute_threads: int) -> None:
         self._torch = torch
         self._cpus = cpus
         self._compute_threads = compute_threads
-        self._most = 0
-        self._running = 0
-        self._before = 0
-        self._watch = Watch(self._place, self._release)
+        self._max_workers = 0
+        self._num_running = 0
+        self._previous_threads = 0
+        self._watch = WorkerWatch(self._pin, self._release)
 
-    def _place(self, workers: list[Any]) -> None:
-        self._running += 1
-        threads = self._torch.get_num_threads()
-        if threads > self._compute_threads:
-            self._before = threads
+    def _pin(self, workers: list[Any]) -> None:
+        self._num_running += 1
+        num_threads = self._torch.get_num_threads()
+        if num_threads > self._compute_threads:
+            self._previous_threads = num_threads
             self._torch.set_num_threads(self._compute_threads)
         for worker in workers:
             try:
                 os.sched_setaffinity(worker.pid, self._cpus)
-            except OSError:  # it has ended already, or those CPUs went away: torch will tell
+            except OSError:  # the worker has ended, which torch reports, or the CPUs are gone
                 return
-        self._most = max(self._most, len(workers))
+        self._max_workers = max(self._max_workers, len(workers))
 
     def _release(self) -> None:
-        """The cores are free again: compute has the threads that it had before."""
-        self._running -= 1
-        if not self._running and self._before:
-            if self._torch.get_num_threads() == self._compute_threads:  # else the script chose
-                self._torch.set_num_threads(self._before)
-            self._before = 0
+        """Restore the number of compute threads when the last workers have ended."""
+        self._num_running -= 1
+        if not self._num_running and self._previous_threads:
+            if (
+                self._torch.get_num_threads() == self._compute_threads
+            ):  # otherwise the script has set it
+                self._torch.set_num_threads(self._previous_threads)
+            self._previous_threads = 0
 
     def describe(self) -> str:
-        if not self._most:
+        if not self._max_workers:
             return ""
         from cputrain.machine.cpulist import format_list
 
-        return f"{self._most} loader workers on CPUs {format_list(self._cpus)}"
+        return f"{self._max_workers} loader workers on CPUs {format_list(self._cpus)}"
 
     def undo(self) -> None:
         self._watch.end()
 
 
 def apply(torch: ModuleType, value: object) -> PlacedWorkers | None:
-    """Place workers where the plan keeps cores for them; torch gives each one thread itself."""
+    """Pin workers if the plan reserves CPUs; torch itself gives each worker one thread."""
     if not isinstance(value, dict) or not value.get("cpus") or not hasattr(os, "sched_setaffinity"):
         return None
     return PlacedWorkers(torch, tuple(value["cpus"]), int(value["compute_threads"]))

@@ -1,15 +1,15 @@
-"""What would notice that tensors lie channels last, taught not to.
+"""Patch the functions of torch whose results depend on whether tensors are channels_last.
 
-Each is a part of torch that looks at the order of memory: views, as scripts write them; random
-numbers, which are drawn in that order; fused optimizers, which walk several tensors at once; what
-is saved, and read where nobody lays anything out.
+These are: Tensor.view, which raises; dropout and rand_like, which draw random numbers in memory
+order; fused optimizers, which ignore strides; pickle and torch.save, whose files may be loaded
+without cputrain.
 """
 
 from __future__ import annotations
 
 from functools import wraps
 
-from cputrain.runtime.patching import Patch, pass_by, uncounted
+from cputrain.runtime.patching import Patch, skip_frames, uncounted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,191 +18,205 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class _Change(Protocol):
-        """What can be undone."""
+        """A reversible change."""
 
         def undo(self) -> None:
-            """Put torch's own back."""
+            """Restore torch's function."""
 
 
-class Unnoticed:
-    """The functions, exchanged."""
+class MemoryOrderPatches:
+    """All of these patches.
 
-    def __init__(self, torch: ModuleType, straighten: Callable[[Any], bool]) -> None:
+    Args:
+        straighten: Makes a converted weight or its gradient contiguous in place, if the tensor is
+            one, and returns whether it was.
+    """
+
+    def __init__(self, torch: ModuleType, restore_contiguous: Callable[[Any], bool]) -> None:
         self._changes: list[_Change] = [
-            _ForgivingView(torch, straighten),
-            *_dropouts(torch),
-            *(_drawn_alike(torch, name) for name in ("rand_like", "randn_like")),
-            _pickled(torch),
-            _OptimizersAlike(torch),
+            _ViewPatch(torch, restore_contiguous),
+            *_patch_dropouts(torch),
+            *(_patch_rand_like(torch, name) for name in ("rand_like", "randn_like")),
+            _patch_reduce(torch),
+            _OptimizerFormats(torch),
         ]
 
     def undo(self) -> None:
-        for one in reversed(self._changes):
-            one.undo()
+        for change in reversed(self._changes):
+            change.undo()
 
 
-def order_of(torch: ModuleType, tensor: Any) -> Any:
-    """The order of a tensor that lies channels last, and not as it is counted; or nothing."""
-    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+def channels_last_format(torch: ModuleType, tensor: Any) -> Any:
+    """Return the channels_last format of a tensor; None if it is contiguous or has another one."""
+    memory_format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if (
-        order is None
+        memory_format is None
         or tensor.layout is not torch.strided
         or tensor.is_contiguous()
-        or not tensor.is_contiguous(memory_format=order)
+        or not tensor.is_contiguous(memory_format=memory_format)
     ):
         return None
-    return order
+    return memory_format
 
 
-def as_counted(torch: ModuleType, values: Any) -> Any:
-    """The same, but each tensor that lies channels last lies as it is counted."""
+def to_contiguous(torch: ModuleType, values: Any) -> Any:
+    """Return a pytree with each channels_last tensor made contiguous."""
 
-    def laid_out(tensor: Any) -> Any:
-        return tensor if order_of(torch, tensor) is None else tensor.contiguous()
+    def convert(tensor: Any) -> Any:
+        return tensor if channels_last_format(torch, tensor) is None else tensor.contiguous()
 
-    return torch.utils._pytree.tree_map_only(torch.Tensor, laid_out, values)
+    return torch.utils._pytree.tree_map_only(torch.Tensor, convert, values)
 
 
-class _ForgivingView:
-    """`x.view(len(x), -1)` behind a convolution, as scripts write it.
+class _ViewPatch:
+    """Patch of Tensor.view for calls such as `x.view(len(x), -1)` after a convolution.
 
-    Channels last, that is no view of the same memory, and torch would raise. It becomes a copy, as
-    `reshape` makes it, where `straighten` cannot lay the tensor itself out.
+    For a channels_last tensor that is no view of the same memory, and torch would raise. The patch
+    returns a copy, as `reshape` does, unless `straighten` can make the tensor itself contiguous.
     """
 
-    def __init__(self, torch: ModuleType, straighten: Callable[[Any], bool]) -> None:
-        kind: Any = torch.Tensor
-        own = kind.view
+    def __init__(self, torch: ModuleType, restore_contiguous: Callable[[Any], bool]) -> None:
+        tensor_class: Any = torch.Tensor
+        original = tensor_class.view
         is_tracing = torch.jit.is_tracing
 
-        @wraps(own)
-        def view(self: Any, *shape: Any, **options: Any) -> Any:
-            if is_tracing() and order_of(torch, self) is not None:
-                return own(self.contiguous(), *shape, **options)  # an error ends the trace
+        @wraps(original)
+        def view(self: Any, *shape: Any, **kwargs: Any) -> Any:
+            if is_tracing() and channels_last_format(torch, self) is not None:
+                return original(self.contiguous(), *shape, **kwargs)  # an error would end the trace
             try:
-                return own(self, *shape, **options)
-            except (RuntimeError, ValueError) as error:  # the latter for a tensor without memory
-                if self.is_contiguous():  # then it is about something else
-                    error.__traceback__ = None  # nothing but this frame
+                return original(self, *shape, **kwargs)
+            except (RuntimeError, ValueError) as error:  # ValueError for a tensor without storage
+                if self.is_contiguous():  # then the error has another cause
+                    error.__traceback__ = None  # it holds this frame only
                     raise
-                return own(self if straighten(self) else self.contiguous(), *shape, **options)
+                return original(
+                    self if restore_contiguous(self) else self.contiguous(), *shape, **kwargs
+                )
 
-        self._kind, self._ours = kind, view
-        pass_by(uncounted(view).__code__)
-        kind.view = view
+        self._tensor_class, self._replacement = tensor_class, view
+        skip_frames(uncounted(view).__code__)
+        tensor_class.view = view
 
     def undo(self) -> None:
-        if self._kind.__dict__.get("view") is self._ours:
-            del self._kind.view  # what is behind is the base's own
+        if self._tensor_class.__dict__.get("view") is self._replacement:
+            del self._tensor_class.view  # the base class has the original
 
 
-def _dropouts(torch: ModuleType) -> Iterator[Patch]:
-    place: Any = torch._VF
+def _patch_dropouts(torch: ModuleType) -> Iterator[Patch]:
+    module: Any = torch._VF
 
-    def factors(tensor: Any, p: float, train: bool) -> Any:
-        """What a dropout multiplies by; nothing where torch's own draws in the same order."""
-        if not train or not 0 < p < 1 or _draws_by_itself(torch, tensor):
+    def dropout_mask(tensor: Any, p: float, train: bool) -> Any:
+        """Return a dropout's mask over 1 - p; None if torch draws it in the same order."""
+        if not train or not 0 < p < 1 or _has_default_order(torch, tensor):
             return None
         noise = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        order = order_of(torch, tensor)
-        return noise.bernoulli_(1 - p).div_(1 - p).contiguous(memory_format=order)
+        memory_format = channels_last_format(torch, tensor)
+        return noise.bernoulli_(1 - p).div_(1 - p).contiguous(memory_format=memory_format)
 
-    def exchanged(name: str, multiply: Callable[[Any, Any], Any]) -> Patch:
-        own = getattr(place, name)
+    def patch(name: str, multiply: Callable[[Any, Any], Any]) -> Patch:
+        original = getattr(module, name)
 
-        @wraps(own)
+        @wraps(original)
         def dropout(tensor: Any, p: float, train: bool) -> Any:
-            found = factors(tensor, p, train)
-            return own(tensor, p, train) if found is None else multiply(tensor, found)
+            mask = dropout_mask(tensor, p, train)
+            return original(tensor, p, train) if mask is None else multiply(tensor, mask)
 
-        return Patch(place, name, dropout)
+        return Patch(module, name, dropout)
 
-    yield exchanged("dropout", lambda tensor, found: tensor * found)
-    yield exchanged("dropout_", lambda tensor, found: tensor.mul_(found))
+    yield patch("dropout", lambda tensor, mask: tensor * mask)
+    yield patch("dropout_", lambda tensor, mask: tensor.mul_(mask))
 
 
-def _drawn_alike(torch: ModuleType, name: str) -> Patch:
-    own = getattr(torch, name)
+def _patch_rand_like(torch: ModuleType, name: str) -> Patch:
+    original = getattr(torch, name)
 
-    @wraps(own)
-    def drawn(*args: Any, **options: Any) -> Any:
-        tensor = args[0] if args else options.get("input")
-        if "memory_format" not in options and not _draws_by_itself(torch, tensor):
-            options["memory_format"] = torch.contiguous_format
-        return own(*args, **options)
+    @wraps(original)
+    def drawn(*args: Any, **kwargs: Any) -> Any:
+        tensor = args[0] if args else kwargs.get("input")
+        if "memory_format" not in kwargs and not _has_default_order(torch, tensor):
+            kwargs["memory_format"] = torch.contiguous_format
+        return original(*args, **kwargs)
 
     return Patch(torch, name, drawn)
 
 
-def _draws_by_itself(torch: ModuleType, tensor: Any) -> bool:
-    """In the order of plain python; under vmap it is vmap that draws."""
+def _has_default_order(torch: ModuleType, tensor: Any) -> bool:
+    """Return whether torch draws random numbers for a tensor as without channels_last.
+
+    Under vmap, vmap's own randomness applies.
+    """
     return (
         not isinstance(tensor, torch.Tensor)
-        or order_of(torch, tensor) is None
+        or channels_last_format(torch, tensor) is None
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 
-def _pickled(torch: ModuleType) -> Patch:
-    """torch.save and pickle: where the file is read, a view may be a view again."""
-    kind: Any = torch.Tensor
-    own = kind.__reduce_ex__
+def _patch_reduce(torch: ModuleType) -> Patch:
+    """Pickle channels_last tensors as contiguous: scripts that load them may call view."""
+    tensor_class: Any = torch.Tensor
+    original = tensor_class.__reduce_ex__
 
-    @wraps(own)
+    @wraps(original)
     def reduce(self: Any, protocol: Any) -> Any:
-        if type(self) is kind and not vars(self) and order_of(torch, self) is not None:
-            return own(self.detach().contiguous().requires_grad_(self.requires_grad), protocol)
-        return own(self, protocol)
+        if (
+            type(self) is tensor_class
+            and not vars(self)
+            and channels_last_format(torch, self) is not None
+        ):
+            return original(self.detach().contiguous().requires_grad_(self.requires_grad), protocol)
+        return original(self, protocol)
 
-    return Patch(kind, "__reduce_ex__", reduce)
+    return Patch(tensor_class, "__reduce_ex__", reduce)
 
 
-class _OptimizersAlike:
-    """What belongs to a weight lies as it does.
+class _OptimizerFormats:
+    """Give gradients and optimizer states the memory format of their weight before each step.
 
-    Gradients that a script sets, and states that it loads, lie as they are counted; torch's fused
-    kernels look at no strides, and would update wrongly and in silence.
+    Gradients that a script assigns, and states that it loads, are contiguous; torch's fused kernels
+    ignore strides and would silently update wrongly.
     """
 
     def __init__(self, torch: ModuleType) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self._torch = torch
-        self._hook = register_optimizer_step_pre_hook(self._before)
-        pass_by(_OptimizersAlike._before.__code__)
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+        skip_frames(_OptimizerFormats._before_step.__code__)
 
-    def _before(self, optimizer: Any, *_: object) -> None:
+    def _before_step(self, optimizer: Any, *_: object) -> None:
         torch = self._torch
         if torch.compiler.is_compiling():
             return
         for group in optimizer.param_groups:
             for weight in group["params"]:
                 if weight.dim() in (4, 5) and weight.layout is torch.strided:
-                    order = order_of(torch, weight) or torch.contiguous_format
+                    memory_format = channels_last_format(torch, weight) or torch.contiguous_format
                     state = optimizer.state.get(weight) or {}
-                    for other in (weight.grad, *state.values()):
+                    for tensor in (weight.grad, *state.values()):
                         if (
-                            isinstance(other, torch.Tensor)
-                            and other.layout is torch.strided
-                            and other.size() == weight.size()
-                            and not other.is_contiguous(memory_format=order)
+                            isinstance(tensor, torch.Tensor)
+                            and tensor.layout is torch.strided
+                            and tensor.size() == weight.size()
+                            and not tensor.is_contiguous(memory_format=memory_format)
                         ):
-                            other.data = other.data.contiguous(memory_format=order)
+                            tensor.data = tensor.data.contiguous(memory_format=memory_format)
 
     def undo(self) -> None:
         self._hook.remove()
 
 
-def let_safetensors_save(safetensors: ModuleType) -> None:
-    """Have it lay out what is channels last, as it does itself when it is given a model."""
+def patch_safetensors(safetensors: ModuleType) -> None:
+    """Have safetensors save channels_last tensors as contiguous, as its save_model does."""
     import torch
 
-    def saving(own: Any) -> Any:
-        @wraps(own)
-        def save(tensors: Any, *args: Any, **options: Any) -> Any:
-            return own(as_counted(torch, tensors), *args, **options)
+    def with_contiguous(original: Any) -> Any:
+        @wraps(original)
+        def save(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(to_contiguous(torch, tensors), *args, **kwargs)
 
         return save
 
     for name in ("save", "save_file"):
-        setattr(safetensors, name, saving(getattr(safetensors, name)))
+        setattr(safetensors, name, with_contiguous(getattr(safetensors, name)))

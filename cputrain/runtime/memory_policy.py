@@ -1,4 +1,4 @@
-"""Reports the memory nodes that new pages come from, as it is when the script ends."""
+"""Report the NUMA memory policy that the launcher has set, as it is when the script ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236, "riscv64": 236, "ppc64le": 260, 
 
 MPOL_INTERLEAVE = 3
 MODE_MASK = 0xFF
-"""The bits above are flags."""
+"""The bits of the mode; those above are flags."""
 
 
 class InterleavedMemory:
@@ -27,7 +27,7 @@ class InterleavedMemory:
         self._nodes = nodes
 
     def describe(self) -> str:
-        if not _is_interleaved():  # it was refused, or the script has set another
+        if not _is_interleaved():  # refused by the kernel, or changed by the script
             return ""
         return f"memory interleaved over nodes {', '.join(map(str, self._nodes))}"
 
@@ -45,5 +45,5 @@ def _is_interleaved() -> bool:
 
 
 def apply(torch: ModuleType, value: Any) -> InterleavedMemory | None:  # noqa: ARG001
-    """Report an interleaved policy where the plan has one."""
+    """Report the memory policy, if the plan interleaves memory."""
     return InterleavedMemory(value["interleave"]) if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""Whether memory is short: the machine's, or that of a control group."""
+"""Detect memory pressure of the machine or of a control group."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
 MIN_FREE_FRACTION = 0.1
-"""Memory is short when less of it is left."""
+"""Fraction of memory below which free memory is short."""
 
 MAX_STALLED_PERCENT = 10.0
-"""Memory is short when some process waited for it for more of the last ten seconds."""
+"""Share of the last ten seconds with stalled processes above which memory is short."""
 
 
 class MemoryPressure:
-    """The files that tell of memory pressure, located once."""
+    """The /proc and cgroup files of memory pressure, located once."""
 
     def __init__(self, source: Source | None = None) -> None:
         self._source = source or RootSource()
         self._groups = memory_groups(self._source)
 
     def is_high(self) -> bool:
-        """Return whether little memory is left, or processes wait for it."""
+        """Return whether free memory is short, or processes stall on it."""
         sizes = meminfo(self._source)
         total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
         if total and available is not None and available < MIN_FREE_FRACTION * total:
@@ -35,7 +35,7 @@ class MemoryPressure:
         return any(map(self._is_full, self._groups)) or any(map(self._is_stalled, pressures))
 
     def _is_full(self, group: MemoryGroup) -> bool:
-        """Return whether a group is near its limit, counting no files that can be dropped."""
+        """Return whether a group is near its limit, without its page cache."""
         used = number(self._source, group.usage)
         limits = [
             limit
@@ -44,12 +44,12 @@ class MemoryPressure:
         ]
         if used is None or not limits:
             return False
-        droppable = 0
+        page_cache = 0
         for line in (text(self._source, group.stat) or "").splitlines():
             name, _, value = line.partition(" ")
             if name in ("active_file", "inactive_file") and value.isdecimal():
-                droppable += int(value)
-        return used - droppable > (1 - MIN_FREE_FRACTION) * min(limits)
+                page_cache += int(value)
+        return used - page_cache > (1 - MIN_FREE_FRACTION) * min(limits)
 
     def _is_stalled(self, path: str) -> bool:
         for line in (text(self._source, path) or "").splitlines():

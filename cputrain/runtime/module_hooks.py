@@ -1,7 +1,7 @@
-"""Finds the script's own hooks on the modules of a model, also those that it registers later.
+"""Find the script's hooks on the modules of a model, including those that it registers later.
 
-A hook sees what its module is given and returns: parts of a batch, numbers of fewer bits, or
-nothing at all within a compiled graph, where plain python shows it whole tensors of float32.
+A hook sees its module's inputs and outputs. Under cputrain these would be shards of a batch or bf16
+tensors, and a compiled graph may not call it; under python they are whole float32 tensors.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ GLOBAL_TABLES = (
 
 
 class ModuleHooks:
-    """Tells of each model whether it has hooks, at the cost of one comparison where it has none."""
+    """A cached check for hooks; it costs one comparison per call for models without hooks."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._handle: Any = torch.utils.hooks.RemovableHandle
         self._tables = [getattr(torch.nn.modules.module, name) for name in GLOBAL_TABLES]
-        self._free_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """Models without hooks, and the number of the next hook's handle when that was seen."""
+        self._checked_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """Models without hooks, and the id of the next hook handle when they were checked."""
 
     def find(self, model: Any) -> str:
-        """Return which module of the model has a hook, as half a sentence; or nothing."""
-        next_id = self._handle.next_id  # torch counts every hook that is registered anywhere
-        if self._free_at.get(model) == next_id:
+        """Return which module of the model has a hook, as a clause; "" without hooks."""
+        next_id = self._handle.next_id  # torch numbers every hook that is registered
+        if self._checked_at.get(model) == next_id:
             return ""
-        found = self._search(model)
-        if found:
-            self._free_at.pop(model, None)  # it may be removed, of which nobody is told
+        reason = self._search(model)
+        if reason:
+            self._checked_at.pop(model, None)  # search again: removal of a hook changes no counter
         else:
-            self._free_at[model] = next_id
-        return found
+            self._checked_at[model] = next_id
+        return reason
 
     def _search(self, model: Any) -> str:
         if any(is_foreign(hook) for table in self._tables for hook in table.values()):
@@ -53,5 +53,5 @@ class ModuleHooks:
 
 
 def is_foreign(hook: Any) -> bool:
-    """Tell whether a hook is the script's, and not of torch.nn.utils, as that of weight_norm is."""
+    """Return whether a hook is the script's, and not one of torch.nn.utils such as weight_norm."""
     return not type(hook).__module__.startswith("torch.nn.utils.")

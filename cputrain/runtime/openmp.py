@@ -1,7 +1,7 @@
-"""OpenMP's runtimes in this process: whether there are several, and threads that are let go.
+"""The OpenMP runtimes of this process: warn about several, and end thread teams.
 
-Each has threads of its own: they take turns on the same cores, and with some pairs they deadlock.
-Which libraries came along is known only once the script has imported everything.
+Each runtime has its own thread teams: these compete for the same cores, and some pairs of runtimes
+deadlock. Which of them are loaded is known only after the script has imported everything.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ POLICY = "openmp"
 NAMES = ("libgomp", "libiomp5", "libomp")
 
 SOFT = 1
-"""omp_pause_soft: what is let go comes back with the next operator that is divided."""
+"""omp_pause_soft: the next parallel region starts the threads again."""
 
 
 class Runtimes:
-    """The OpenMP runtimes in this process."""
+    """Report of the OpenMP runtimes in this process."""
 
     def describe(self) -> str:
         loaded = sorted(path.rpartition("/")[2] for path in loaded_runtimes())
@@ -39,11 +39,11 @@ class Runtimes:
         )
 
     def undo(self) -> None:
-        """Nothing was changed."""
+        """Do nothing: nothing was changed."""
 
 
 def loaded_runtimes() -> set[str]:
-    """The files of OpenMP runtimes that are mapped here; none where there is no such list."""
+    """Return the files of OpenMP runtimes mapped in this process; empty if not on Linux."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = {"/" + line.partition("/")[2].strip() for line in maps if "/" in line}
@@ -53,29 +53,29 @@ def loaded_runtimes() -> set[str]:
 
 
 def end_team() -> None:
-    """Let go of the threads that help the calling one; they are started again when it needs them.
+    """End the calling thread's OpenMP team; the next parallel region starts it again.
 
-    While libgomp has more threads in a process than there are CPUs, the waiting ones fall asleep
-    almost at once, in whatever team they are, and each operator has to wake them.
+    While a process has more libgomp threads than CPUs, idle threads of every team spin only briefly
+    before they sleep, and each operator has to wake them.
     """
-    for pause in _pauses(os.getpid()):
+    for pause in _pause_functions(os.getpid()):
         pause(SOFT)
 
 
 @cache
-def _pauses(process: int) -> tuple[Any, ...]:
-    found: list[Any] = []
+def _pause_functions(process: int) -> tuple[Any, ...]:
+    functions: list[Any] = []
     for path in () if _is_forked(process) else loaded_runtimes():
         if path.rpartition("/")[2].startswith("libgomp"):
-            # a file that was replaced meanwhile, or a libgomp from before OpenMP 5.0
+            # the file was replaced since, or libgomp is older than OpenMP 5.0
             with suppress(OSError, AttributeError):
-                found.append(ctypes.CDLL(path).omp_pause_resource_all)
-    return tuple(found)
+                functions.append(ctypes.CDLL(path).omp_pause_resource_all)
+    return tuple(functions)
 
 
 def _is_forked(process: int) -> bool:
-    """Whether it has begun in the middle of another: libgomp may wait there for threads that only
-    that one has."""
+    """Return whether a process was forked without exec: libgomp may wait there for threads that
+    exist in the parent only."""
     try:
         return read_process(process)[1]
     except OSError:  # not Linux
@@ -83,5 +83,5 @@ def _is_forked(process: int) -> bool:
 
 
 def apply(torch: ModuleType, value: object) -> Runtimes:  # noqa: ARG001  (it only looks)
-    """Look once the script has ended."""
+    """Report the runtimes that are loaded when the script ends."""
     return Runtimes()

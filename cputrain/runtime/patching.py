@@ -1,8 +1,8 @@
-"""Puts a function of ours in the place of one of torch's, and torch's back.
+"""Monkeypatch functions of torch, reversibly, and invisibly to compilers, tracebacks and warnings.
 
-Compilers are told: for torch.jit.script it is the operator or the function that it was, and
-torch.compile, which compiles every frame that runs in what it is given, leaves frames of ours
-alone. So are users: no function here shows in a traceback, nor shifts where a warning points.
+torch.jit.script compiles the original operator or function in place of the replacement.
+torch.compile, which compiles every frame that runs within what it is given, skips the frames of
+replacements. Replacements appear in no traceback, and do not shift the line a warning points at.
 """
 
 from __future__ import annotations
@@ -18,54 +18,60 @@ if TYPE_CHECKING:
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 UNCOUNTED = " (no importlib._bootstrap)"
-"""The module warnings skips frames whose file has both words in its name, and there is no other way
-to have a frame skipped: `stacklevel` counts the script's own frames, as without us."""
+"""Suffix of file names of code that `warnings` skips: those of frames whose file name has both
+words. There is no other way to hide a frame from `stacklevel`."""
 
 
 class Patch:
-    """Ours, in its place."""
+    """A replacement of an attribute of a module or class, which `undo` removes again.
+
+    Args:
+        place: The module or class that holds the function.
+        name: The attribute's name.
+        ours: The replacement.
+    """
 
     def __init__(self, place: Any, name: str, ours: Any) -> None:
         import torch.jit._builtins
 
         builtins: Any = torch.jit._builtins
-        self._place, self._name, self._ours = place, name, ours
-        self._own = getattr(place, name)
-        self._table = builtins._get_builtin_table()
-        operator = self._table.get(id(self._own))
-        if operator is not None:  # it goes by identity, and cannot read ours
-            self._table[id(ours)] = operator
-        else:  # (what is there may be ours already, in the place of torch's)
-            own = getattr(self._own, "__prepare_scriptable__", lambda: self._own)()
-            ours.__prepare_scriptable__ = lambda: own
-        pass_by(uncounted(ours).__code__)
+        self._place, self._name, self._replacement = place, name, ours
+        self._original = getattr(place, name)
+        self._jit_builtins = builtins._get_builtin_table()
+        operator = self._jit_builtins.get(id(self._original))
+        if operator is not None:  # torch.jit finds builtins by identity
+            self._jit_builtins[id(ours)] = operator
+        else:  # (the function to replace may be a replacement already)
+            scriptable = getattr(self._original, "__prepare_scriptable__", lambda: self._original)()
+            ours.__prepare_scriptable__ = lambda: scriptable
+        skip_frames(uncounted(ours).__code__)
         setattr(place, name, ours)
 
     def undo(self) -> None:
-        """Put torch's back, unless somebody has put something else there since."""
-        if getattr(self._place, self._name) is self._ours:
-            setattr(self._place, self._name, self._own)
-            self._table.pop(id(self._ours), None)
+        """Restore the original, unless something else has been assigned there since."""
+        if getattr(self._place, self._name) is self._replacement:
+            setattr(self._place, self._name, self._original)
+            self._jit_builtins.pop(id(self._replacement), None)
 
 
 def uncounted(function: Any) -> Any:
-    """Return the function, changed so that warnings do not count its frames."""
+    """Make `warnings` skip the frames of a function; change it in place and return it."""
     code = function.__code__
     if not code.co_filename.endswith(UNCOUNTED):
         name = code.co_filename + UNCOUNTED
-        function.__code__ = _codes.setdefault(code, code.replace(co_filename=name))
+        function.__code__ = _warnings_codes.setdefault(code, code.replace(co_filename=name))
     return function
 
 
-_codes: dict[CodeType, CodeType] = {}
-"""By the code that it replaces: closures over one code share its replacement."""
+_warnings_codes: dict[CodeType, CodeType] = {}
+"""Replacement code objects by original: closures over one code object share its replacement."""
 
 
 def without_ours(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an error that is caught here, less its first frames, which are ours.
+    """Return the traceback of a caught error without its leading frames of this package.
 
-    A `raise` without an argument goes on with it, and adds no frame. What is a fault of ours keeps
-    every frame.
+    A bare `raise` then continues with it and adds no frame. An error raised by this package itself
+    keeps every frame.
     """
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(PACKAGE):
@@ -73,38 +79,41 @@ def without_ours(error: BaseException) -> TracebackType | None:
     return frame or error.__traceback__
 
 
-_to_pass: set[CodeType] = set()
-_never_compiled: set[CodeType] = set()
+_skipped_codes: set[CodeType] = set()
+_never_compiled_codes: set[CodeType] = set()
 
 
-def pass_by(*codes: CodeType) -> None:
-    """Have torch.compile leave frames of these alone, and look at those within; now, or once it
-    is loaded: it takes a second to load, and most scripts do without."""
-    _to_pass.update(codes)
+def skip_frames(*codes: CodeType) -> None:
+    """Have torch.compile skip frames of these code objects, but not the frames that they call.
+
+    Registered now, or once torch._dynamo is loaded: loading it takes a second, and most scripts
+    do not need it.
+    """
+    _skipped_codes.update(codes)
     if "torch._dynamo" in sys.modules:
-        have_them_passed()
+        register_skipped_code()
 
 
 def never_compile(*functions: Any) -> None:
-    """Have torch.compile leave frames of these and all within alone, and inline none of them.
+    """Have torch.compile skip frames of these functions and all they call, and inline none of them.
 
-    Hooks of ours are such functions: a step that is compiled stops where it calls them, as it does
-    in torch's own hooks, and goes on behind them.
+    For optimizer hooks: a compiled step has a graph break where it calls them, as it has for
+    torch's own hooks.
     """
     for function in functions:
         function._torchdynamo_disable = True
-        _never_compiled.add(function.__code__)
+        _never_compiled_codes.add(function.__code__)
     if "torch._dynamo" in sys.modules:
-        have_them_passed()
+        register_skipped_code()
 
 
-def have_them_passed() -> None:
-    """torch._dynamo is loaded."""
+def register_skipped_code() -> None:
+    """Register all skipped code objects with torch._dynamo, which is loaded."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
     from torch._dynamo.eval_frame import skip_code
 
-    while _to_pass:
-        skip_code(_to_pass.pop())
-    skipped_with_all_within = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-    while _never_compiled:
-        set_code_exec_strategy(_never_compiled.pop(), skipped_with_all_within)
+    while _skipped_codes:
+        skip_code(_skipped_codes.pop())
+    skip_recursively = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    while _never_compiled_codes:
+        set_code_exec_strategy(_never_compiled_codes.pop(), skip_recursively)

@@ -1,4 +1,4 @@
-"""Reports the CPU mask that the launcher has set, as it is when the script ends."""
+"""Report the CPU mask that the launcher has set, as it is when the script ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLICY = "placement"
 
 
 class Placement:
-    """The mask of this process."""
+    """Report of this process's CPU mask."""
 
     def describe(self) -> str:
         return f"CPUs {format_list(tuple(sorted(os.sched_getaffinity(0))))}"
@@ -24,5 +24,5 @@ class Placement:
 
 
 def apply(torch: ModuleType, value: object) -> Placement | None:  # noqa: ARG001
-    """Report a mask where the plan has one."""
+    """Report the CPU mask, if the plan has one."""
     return Placement() if value is not None and hasattr(os, "sched_getaffinity") else None

@@ -1,4 +1,4 @@
-"""The part of a plan that travelled into this process, from the variable CPUTRAIN_PLAN."""
+"""Read the part of a plan that the launcher passes in the variable CPUTRAIN_PLAN."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ VARIABLE = "CPUTRAIN_PLAN"
 
 
 class PlanEnv(Record):
-    """Decisions without their reasons."""
+    """The decisions of a plan, without their reasons."""
 
     values: dict[str, Any]
-    """What was decided, by policy."""
+    """Values of the decisions, by policy."""
 
     environment: dict[str, str]
     """The variables that libraries read when the process starts or while torch is loaded."""
 
     settings: dict[str, str] = {}
-    """What the user asked for, by knob."""
+    """The user's settings, by knob."""
 
     rank: str = ""
-    """The rank that the plan was made for, as "index/count"; empty for a process on its own."""
+    """The rank that the plan was made for, as "index/count"; empty without ranks."""
 
     thread_variables: dict[str, str] = {}
-    """The variables of threads that the planned process had."""
+    """The environment variables for thread counts that the planned process had."""
 
 
 def read_plan_env(environment: Mapping[str, str] = os.environ) -> PlanEnv:
-    """The plan of this process; an error that names the variable where it cannot be read."""
+    """Return the plan of this process.
+
+    Raises:
+        PlanError: The variable does not hold a plan.
+    """
     try:
         document = json.loads(environment.get(VARIABLE, ""))
         return PlanEnv(

@@ -1,4 +1,4 @@
-"""The processes of one launch: which of them may keep freed memory for themselves."""
+"""Count the processes of one launch, which share the budget for kept memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 from cputrain.machine.ranks import read_rank
 
 PF_FORKNOEXEC = 0x40
-"""Of a process that was forked and has executed no program since (linux/sched.h)."""
+"""Flag of a process that was forked and has not called exec since (linux/sched.h)."""
 
 VARIABLE = "CPUTRAIN_PLAN"
 
 
 def num_programs() -> int:
-    """Return how many programs the launch of this process runs by now; at least 1.
+    """Return how many programs the launch of this process runs now; at least 1.
 
-    Forked processes that execute no program of their own, as workers of a DataLoader, are left
-    out. Of a rank, only its own programs count: its plan is for a rank's part of the machine.
-    Without /proc, the result is 1.
+    Forked processes without exec, such as DataLoader workers, are not counted. For a rank, only
+    its own descendants count, as its plan is for a rank's share of the machine. The result is 1
+    without /proc.
     """
     parents: dict[int, int] = {}
     executed: set[int] = set()
@@ -39,7 +39,7 @@ def num_programs() -> int:
 
 
 def read_process(process: int) -> tuple[int, bool]:
-    """Return its parent, and whether it was forked and has executed no program since.
+    """Return a process's parent, and whether it was forked and has not called exec since.
 
     Raises:
         OSError: There is no such process, or no /proc.
@@ -50,7 +50,7 @@ def read_process(process: int) -> tuple[int, bool]:
 
 
 def _root(process: int, parents: dict[int, int]) -> int:
-    """Return the outermost of the ancestors that were started with a plan for the same rank."""
+    """Return the most distant ancestor that was started with a plan for the same rank."""
     rank = read_rank(_environment(process))
     while parent := parents.get(process, 0):
         environment = _environment(parent)
@@ -61,11 +61,11 @@ def _root(process: int, parents: dict[int, int]) -> int:
 
 
 def _environment(process: int) -> dict[str, str]:
-    """Return the variables that a process was started with; none of another user's."""
+    """Return the environment that a process was started with; empty if it cannot be read."""
     try:
         with open(f"/proc/{process}/environ", encoding="utf-8", errors="replace") as file:
             entries = file.read().split("\0")
-    except OSError:  # it is another user's, or has ended
+    except OSError:  # another user's process, or it has ended
         return {}
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 

@@ -1,7 +1,7 @@
-"""Divides the batches of every model that the script calls among replicas.
+"""Shard the batches of every root module call among replicas.
 
-Once the script has been through a whole step: if it differentiates gradients again, it is left as
-it is.
+This begins after the first whole training step, which shows whether the script uses double
+backward: such a script is left as it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import weakref
 
 from cputrain.runtime.double_backward import DoubleBackward
 from cputrain.runtime.patching import never_compile
-from cputrain.runtime.root_forward import outermost
+from cputrain.runtime.root_forward import root_forward_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 POLICY = "replicas"
 
 MODELS = "{models}"
-"""Where a sentence tells for how many models it holds."""
+"""Placeholder in a sentence of the report for the number of models it applies to."""
 
 
 class _Outcome:
-    """What came of dividing one model's batches; it outlives the model."""
+    """What the report says about one model's batches; it outlives the model."""
 
     def __init__(self, model: str, num_replicas: int) -> None:
         self.model = model
-        """The name of its class."""
+        """The name of the model's class."""
         self.num_replicas = num_replicas
-        """How many were asked for or chosen: 0 for none yet, 1 where the whole batch is fastest."""
+        """Replicas requested or chosen: 0 before the choice, 1 if undivided batches are fastest."""
         self.num_divided_calls = 0
         self.refusals: dict[str, None] = {}
-        """Why calls of some kind were left undivided, each reason once."""
+        """Reasons for which calls were left undivided, in order and each once."""
 
     def describe(self) -> str:
-        """Return what holds for this model; nothing where no call was fit for dividing yet."""
+        """Return the model's sentence in the report; "" if no call could be divided yet."""
         reasons = "; ".join(self.refusals)
         if self.num_divided_calls and reasons:
             return (
@@ -54,45 +54,53 @@ class _Outcome:
 
 
 class Replicas:
-    """The models that were called."""
+    """The dispatchers of the models that were called."""
 
     def __init__(self, torch: ModuleType, count: int | None) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._count = count
-        self._steps = 0
-        self._since: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._derivatives = DoubleBackward(torch)
-        self._hook = register_optimizer_step_post_hook(self._stepped)
-        never_compile(Replicas._stepped)
-        self._models: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._num_replicas = count
+        self._num_steps = 0
+        self._num_steps_at_first_call: weakref.WeakKeyDictionary[Any, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._double_backward = DoubleBackward(torch)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        never_compile(Replicas._after_step)
+        self._dispatchers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._outcomes: list[_Outcome] = []
-        self._outermost = outermost(torch)
-        self._outermost.add(self._around)
+        self._root_forward = root_forward_of(torch)
+        self._root_forward.add(self._intercept)
 
-    def _around(self, call: Callable[..., Any], model: Any, /, *args: Any, **options: Any) -> Any:
-        if self._derivatives.twice or self._steps == self._since.setdefault(model, self._steps):
-            return call(model, *args, **options)
-        known = self._models.get(model)
-        if known is None:
-            known = self._models[model] = self._new(model)
-        splitter, outcome = known
-        if splitter is None:
-            return call(model, *args, **options)
+    def _intercept(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if (
+            self._double_backward.is_used
+            or self._num_steps == self._num_steps_at_first_call.setdefault(model, self._num_steps)
+        ):
+            return call(model, *args, **kwargs)
+        entry = self._dispatchers.get(model)
+        if entry is None:
+            entry = self._dispatchers[model] = self._make_dispatcher(model)
+        dispatcher, outcome = entry
+        if dispatcher is None:
+            return call(model, *args, **kwargs)
         try:
-            return splitter(call, args, options)
+            return dispatcher(call, args, kwargs)
         finally:
-            outcome.num_divided_calls = splitter.divided
+            outcome.num_divided_calls = dispatcher.divided
 
-    def _stepped(self, *_: object) -> None:
-        self._steps += 1
+    def _after_step(self, *_: object) -> None:
+        self._num_steps += 1
 
-    def _new(self, model: Any) -> tuple[Any, _Outcome]:
+    def _make_dispatcher(self, model: Any) -> tuple[Any, _Outcome]:
         from cputrain.split import Split, splitter_of
 
-        outcome = _Outcome(type(model).__name__, self._count or 0)
+        outcome = _Outcome(type(model).__name__, self._num_replicas or 0)
         if isinstance(model, Split) or next(model.parameters(), None) is None:
-            return None, outcome  # it divides by itself; there is nothing to learn
+            return (
+                None,
+                outcome,
+            )  # a Split divides its batches itself; a model without parameters is not trained
         self._outcomes.append(outcome)
 
         def chose(count: int, _gain: float) -> None:
@@ -101,11 +109,13 @@ class Replicas:
         def refused(reason: str) -> None:
             outcome.refusals[reason] = None
 
-        splitter = splitter_of(model, self._count, chose=chose, tell=refused, falls_back=True)
-        return splitter, outcome
+        dispatcher = splitter_of(
+            model, self._num_replicas, chose=chose, tell=refused, falls_back=True
+        )
+        return dispatcher, outcome
 
     def describe(self) -> str:
-        if self._derivatives.twice:
+        if self._double_backward.is_used:
             return "batches undivided: the script differentiates gradients again"
         models: dict[str, int] = {}
         for outcome in self._outcomes:
@@ -118,13 +128,13 @@ class Replicas:
         )
 
     def undo(self) -> None:
-        self._outermost.remove(self._around)
-        self._derivatives.undo()
+        self._root_forward.remove(self._intercept)
+        self._double_backward.undo()
         self._hook.remove()
 
 
 def apply(torch: ModuleType, value: object) -> Replicas | None:
-    """Wait for models to be called."""
+    """Divide batches of models when they are called."""
     if value is None:
         return None
     return Replicas(torch, value if isinstance(value, int) else None)

@@ -1,4 +1,4 @@
-"""The one line after a run."""
+"""The report line at the end of a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def summary(applied: Iterable[Applied]) -> str:
-    """Return what holds when the script ends, as each transform tells it."""
-    said = [text for transform in applied if (text := transform.describe())]
-    return f"cputrain: {', '.join(said) or 'nothing was changed'}"
+    """Return the report line: the changes in effect when the script ends."""
+    texts = [text for transform in applied if (text := transform.describe())]
+    return f"cputrain: {', '.join(texts) or 'nothing was changed'}"

@@ -1,7 +1,7 @@
-"""Hears of every call of a module that is not within the call of another: a whole model's.
+"""Intercept root module calls: calls of a module that are not within another module's call.
 
-Module.__call__ is exchanged on the class, so nothing is left on a module: it is pickled, copied and
-saved as the script made it. While a compiler or a tracer reads a model, its calls are left alone.
+Module.__call__ is patched on the class, so nothing is stored on a module: it is pickled, copied and
+saved as the script made it. While a compiler or a tracer reads a model, calls are not intercepted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import wraps
 
 from cputrain.runtime.patching import (
     Patch,
-    have_them_passed,
-    pass_by,
+    register_skipped_code,
+    skip_frames,
     uncounted,
     without_ours,
 )
@@ -25,177 +25,177 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    Around = Callable[..., Any]
-    """Given what makes the call, the model and the call's arguments: what the call returns."""
+    Interceptor = Callable[..., Any]
+    """Takes the original call, the model and the call's arguments; returns the model's output."""
 
 
-class _Within(threading.local):
-    """Whether this thread is within the call of a module."""
+class _CallState(threading.local):
+    """Thread-local flag: whether this thread is within the call of a module."""
 
-    now = False
+    is_within = False
 
 
-_within = _Within()
+_call_state = _CallState()
 
 
 def be_within() -> None:
-    """From now on no call that this thread makes is a whole model's: it works for one that is."""
-    _within.now = True
+    """Mark this thread as being within a model's call: none of its calls is a root call."""
+    _call_state.is_within = True
 
 
 class RootForward:
-    """The exchanged call, and who is around it."""
+    """The patched Module.__call__ and its chain of interceptors."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
-        self._kind: Any = torch.nn.Module
-        self._own = call = self._kind.__call__
-        self._arounds: list[Around] = []
-        self._chain: Around = call
-        self._tellings: list[Callable[[], None]] = []
-        within = _within
+        self._module_class: Any = torch.nn.Module
+        self._original = call = self._module_class.__call__
+        self._interceptors: list[Interceptor] = []
+        self._chain: Interceptor = call
+        self._compile_callbacks: list[Callable[[], None]] = []
+        call_state = _call_state
         is_compiling = torch.compiler.is_compiling
         is_tracing = torch.jit.is_tracing
 
         @wraps(call)
-        def __call__(self: Any, *args: Any, **options: Any) -> Any:  # noqa: N807
-            if is_compiling():  # which reads no further
-                return call(self, *args, **options)
-            if within.now or is_tracing():
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if is_compiling():  # Dynamo traces only this branch
+                return call(self, *args, **kwargs)
+            if call_state.is_within or is_tracing():
                 try:
-                    return call(self, *args, **options)
+                    return call(self, *args, **kwargs)
                 except BaseException as error:
                     error.__traceback__ = without_ours(error)
                     raise
-            within.now = True
+            call_state.is_within = True
             try:
-                return chained()(self, *args, **options)
+                return chained()(self, *args, **kwargs)
             except BaseException as error:
                 error.__traceback__ = without_ours(error)
                 raise
             finally:
-                within.now = False
+                call_state.is_within = False
 
-        def chained() -> Around:
+        def chained() -> Interceptor:
             return self._chain
 
-        self._ours = __call__
-        pass_by(uncounted(__call__).__code__, uncounted(chained).__code__)
-        self._kind.__call__ = __call__
+        self._replacement = __call__
+        skip_frames(uncounted(__call__).__code__, uncounted(chained).__code__)
+        self._module_class.__call__ = __call__
         self._compile = torch.compile
         compiles: Any = torch.compile, self.compile
-        self._exchanged = [
-            Patch(torch, "compile", self._telling(*compiles)),
+        self._patches = [
+            Patch(torch, "compile", self._with_callbacks(*compiles)),
             *(
-                Patch(torch.jit, name, self._alone_while(getattr(torch.jit, name)))
+                Patch(torch.jit, name, self._without_interception(getattr(torch.jit, name)))
                 for name in ("trace", "trace_module")
             ),
         ]
         if "torch.export" in sys.modules:
-            own = torch.export.export
-            exported = Patch(torch.export, "export", self._telling(own, own))
-            self._exchanged.append(exported)
+            original = torch.export.export
+            patch = Patch(torch.export, "export", self._with_callbacks(original, original))
+            self._patches.append(patch)
 
-    def add(self, around: Around) -> None:
-        """From now on this is around each call; what is added later is within."""
-        self._arounds.append(around)
-        function: Any = getattr(around, "__func__", around)
-        pass_by(uncounted(function).__code__)
-        self._link()
-        pass_by(self._chain.__code__)
+    def add(self, interceptor: Interceptor) -> None:
+        """Add an interceptor of root calls; those added later run inside those added earlier."""
+        self._interceptors.append(interceptor)
+        function: Any = getattr(interceptor, "__func__", interceptor)
+        skip_frames(uncounted(function).__code__)
+        self._rebuild_chain()
+        skip_frames(self._chain.__code__)
 
-    def remove(self, around: Around) -> None:
-        """It is no longer; with the last one, torch has its own back."""
-        self._arounds.remove(around)
-        self._link()
-        if self._arounds:
+    def remove(self, interceptor: Interceptor) -> None:
+        """Remove an interceptor; restore torch's functions after the last one."""
+        self._interceptors.remove(interceptor)
+        self._rebuild_chain()
+        if self._interceptors:
             return
-        if self._kind.__call__ is self._ours:
-            self._kind.__call__ = self._own
-        for one in self._exchanged:
-            one.undo()
+        if self._module_class.__call__ is self._replacement:
+            self._module_class.__call__ = self._original
+        for patch in self._patches:
+            patch.undo()
 
-    def tell(self, telling: Callable[[], None]) -> None:
-        """Call this once the script compiles something by itself."""
-        self._tellings.append(telling)
+    def on_compile(self, callback: Callable[[], None]) -> None:
+        """Register a callback to run once, before the script first compiles or exports a model."""
+        self._compile_callbacks.append(callback)
 
-    def compile(self, model: Any = None, **options: Any) -> Any:
-        """torch.compile, and nobody is told.
+    def compile(self, model: Any = None, **kwargs: Any) -> Any:
+        """Call torch.compile without running the callbacks for compilation by the script.
 
-        It wraps a module's call: that must be torch's, or what it compiles is ours around it, with
-        the module's hooks inside, and one cache for all modules.
+        torch.compile wraps Module.__call__, which must be torch's: otherwise it would compile the
+        interceptors with the module's hooks inside them, and share one cache among all modules.
         """
-        import torch._dynamo  # noqa: F401  (it looks once for what a module's call is: ours)
+        import torch._dynamo  # noqa: F401  (when loaded, it reads Module.__call__: the patched one)
 
-        have_them_passed()
-        if getattr(model, "__func__", None) is self._ours:
-            model = self._own.__get__(model.__self__)
-        with self.away():
-            return self._compile(model, **options)
+        register_skipped_code()
+        if getattr(model, "__func__", None) is self._replacement:
+            model = self._original.__get__(model.__self__)
+        with self.original_call():
+            return self._compile(model, **kwargs)
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """Torch's own call is in its place meanwhile."""
-        current = self._kind.__call__
-        self._kind.__call__ = self._own
+    def original_call(self) -> Iterator[None]:
+        """Restore torch's own Module.__call__ for the duration of the context."""
+        current = self._module_class.__call__
+        self._module_class.__call__ = self._original
         try:
             yield
         finally:
-            self._kind.__call__ = current
+            self._module_class.__call__ = current
 
-    def _telling(self, own: Any, instead: Any) -> Any:
-        @wraps(own)
-        def compiled(*args: Any, **options: Any) -> Any:
-            tellings, self._tellings = self._tellings, []
-            for telling in tellings:
-                telling()
-            return instead(*args, **options)
+    def _with_callbacks(self, original: Any, function: Any) -> Any:
+        @wraps(original)
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            callbacks, self._compile_callbacks = self._compile_callbacks, []
+            for callback in callbacks:
+                callback()
+            return function(*args, **kwargs)
 
         return compiled
 
-    def _alone_while(self, own: Any) -> Any:
-        """Return a tracer during which calls are left alone: it compares what it made with some."""
+    def _without_interception(self, original: Any) -> Any:
+        """Wrap a tracer so that calls within it are not intercepted, nor those of its check."""
 
-        @wraps(own)
-        def traced(*args: Any, **options: Any) -> Any:
-            before, _within.now = _within.now, True
+        @wraps(original)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            was_within, _call_state.is_within = _call_state.is_within, True
             try:
-                return own(*args, **options)
+                return original(*args, **kwargs)
             except BaseException as error:
                 error.__traceback__ = without_ours(error)
                 raise
             finally:
-                _within.now = before
+                _call_state.is_within = was_within
 
         return traced
 
-    def _link(self) -> None:
-        self._chain = self._own
-        for around in reversed(self._arounds):
-            self._chain = _linked(around, self._chain)
+    def _rebuild_chain(self) -> None:
+        self._chain = self._original
+        for interceptor in reversed(self._interceptors):
+            self._chain = _bind(interceptor, self._chain)
 
 
-def _linked(around: Around, call: Around) -> Around:
-    def linked(model: Any, /, *args: Any, **options: Any) -> Any:
-        return around(call, model, *args, **options)
+def _bind(interceptor: Interceptor, call: Interceptor) -> Interceptor:
+    def linked(model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return interceptor(call, model, *args, **kwargs)
 
-    outer: Around = uncounted(linked)
-    return outer
-
-
-_found: dict[ModuleType, RootForward] = {}
+    function: Interceptor = uncounted(linked)
+    return function
 
 
-def outermost(torch: ModuleType) -> RootForward:
-    """The one of this torch, in place."""
-    found = _found.get(torch)
-    if found is None or found._kind.__call__ is not found._ours:
-        found = _found[torch] = RootForward(torch)
-    return found
+_instances: dict[ModuleType, RootForward] = {}
+
+
+def root_forward_of(torch: ModuleType) -> RootForward:
+    """Return the RootForward of this torch; patch Module.__call__ if it is not patched."""
+    instance = _instances.get(torch)
+    if instance is None or instance._module_class.__call__ is not instance._replacement:
+        instance = _instances[torch] = RootForward(torch)
+    return instance
 
 
 def is_watched(torch: ModuleType) -> bool:
-    """Whether something looks at every operation: torch.func, or a mode that counts or fakes."""
+    """Return whether every operator is observed: by torch.func or by a TorchDispatchMode."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None

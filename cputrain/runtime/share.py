@@ -1,7 +1,7 @@
-"""A rank's share of the cores, when the ranks were started after the plan was made.
+"""Plan again for a rank's share of the cores, if ranks were started after the plan was made.
 
 `cputrain launch --cmd -- torchrun --nproc-per-node 4 train.py` plans before there are ranks. Each
-rank then plans again for its part, before torch is loaded and OpenMP counts its threads.
+rank then plans for its share, before torch is loaded and OpenMP reads its number of threads.
 """
 
 from __future__ import annotations
@@ -20,35 +20,37 @@ if TYPE_CHECKING:
 
 
 def take_share(environment: MutableMapping[str, str]) -> None:
-    """Plan again where this process is a rank that the plan does not know of."""
+    """Make and apply a new plan if this process is a rank that the plan was not made for."""
     rank = read_rank(environment)
     if rank is None:
         return
-    carried = read_plan_env(environment)
-    if carried.rank == planned_rank(environment):
+    plan_env = read_plan_env(environment)
+    if plan_env.rank == planned_rank(environment):
         return
     from cputrain.machine import read_machine
     from cputrain.plan import Request, Setting, make_plan
     from cputrain.plan.backend import decided
 
-    kept = {
-        name: value for name, value in environment.items() if carried.environment.get(name) != value
+    user_environment = {
+        name: value
+        for name, value in environment.items()
+        if plan_env.environment.get(name) != value
     }
     settings = {
-        **_still_to_be_met(carried.settings),
-        # what was decided for the whole machine and does not depend on the share stays decided
-        "flush_denormals": Setting(value=_switch(carried.values, "flush_denormals"), where="plan"),
-        "fused_optimizer": Setting(value=_switch(carried.values, "fused_optimizer"), where="plan"),
-        "allocator": Setting(value=_allocator(carried.values), where="plan"),
+        **_remaining_settings(plan_env.settings),
+        # decisions that do not depend on the share stay as they are
+        "flush_denormals": Setting(value=_switch(plan_env.values, "flush_denormals"), where="plan"),
+        "fused_optimizer": Setting(value=_switch(plan_env.values, "fused_optimizer"), where="plan"),
+        "allocator": Setting(value=_allocator(plan_env.values), where="plan"),
     }
     plan = make_plan(
         read_machine(detail=False),
         Request(
             settings=settings,
-            environment=kept,
+            environment=user_environment,
             rank=rank,
             python=sys.version_info[:2],
-            backends=decided(carried.values.get("backend")),
+            backends=decided(plan_env.values.get("backend")),
         ),
     )
     cpus = plan.value("placement")
@@ -57,8 +59,8 @@ def take_share(environment: MutableMapping[str, str]) -> None:
     environment[VARIABLE] = plan.carried(rank=planned_rank(environment), environment=environment)
 
 
-def _still_to_be_met(settings: Mapping[str, str]) -> dict[str, Setting]:
-    """The user's words that hold for each rank anew; a mask has narrowed the budget already."""
+def _remaining_settings(settings: Mapping[str, str]) -> dict[str, Setting]:
+    """Return the user's settings for the new plan; a CPU mask has narrowed the budget already."""
     from cputrain.plan import Setting
 
     return {
@@ -75,7 +77,7 @@ def planned_rank(environment: Mapping[str, str]) -> str:
 
 
 def _allocator(values: dict[str, object]) -> str:
-    """Return "tuned" where memory is kept; a library is preloaded at the start, or not at all."""
+    """Return "tuned" if memory is kept; a library can be preloaded only at process start."""
     return "tuned" if isinstance(values.get("allocator"), dict) else "default"
 
 

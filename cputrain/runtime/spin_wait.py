@@ -1,9 +1,9 @@
-"""Lets idle OpenMP threads sleep sooner once loader workers compete with them for cores.
+"""Shorten the spin-wait of idle OpenMP threads once loader workers compete for cores.
 
-How long libgomp spins is fixed when it is loaded, with one exception that its manual documents
-under GOMP_SPINCOUNT: while a process has more OpenMP threads than CPUs, waits are short. So a
-second team of threads is made when workers are started. It sleeps for the rest of the run, and
-its being there is all that counts.
+libgomp reads its spin count when it is loaded, with one exception that its manual documents under
+GOMP_SPINCOUNT: while a process has more OpenMP threads than CPUs (oversubscription), it spins only
+briefly. So a second thread team is started with the loader workers. It sleeps for the rest of the
+run: its existence alone shortens the spin-wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 
 from cputrain.runtime.library_variables import was_set
 from cputrain.runtime.openmp import loaded_runtimes
-from cputrain.runtime.workers import Watch
+from cputrain.runtime.workers import WorkerWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,49 +23,49 @@ POLICY = "short_waits"
 
 
 class SpinWait:
-    """The second team, once there is cause for it."""
+    """The second thread team, started with the first workers that oversubscribe the CPUs."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
-        self._end: Any = None
-        self._watch = Watch(self._started)
+        self._end_lock: Any = None
+        self._watch = WorkerWatch(self._on_workers_start)
 
-    def _started(self, workers: list[Any]) -> None:
-        threads = self._torch.get_num_threads()
-        crowded = threads + len(workers) > len(os.sched_getaffinity(0))
-        if self._end is None and threads > 1 and crowded and _has_libgomp():
-            self._make_team()
+    def _on_workers_start(self, workers: list[Any]) -> None:
+        num_threads = self._torch.get_num_threads()
+        is_oversubscribed = num_threads + len(workers) > len(os.sched_getaffinity(0))
+        if self._end_lock is None and num_threads > 1 and is_oversubscribed and _has_libgomp():
+            self._start_team()
 
-    def _make_team(self) -> None:
-        # a bare thread: one of threading's would be in the script's threading.enumerate()
+    def _start_team(self) -> None:
+        # _thread: a threading.Thread would appear in the script's threading.enumerate()
         import _thread
 
-        ready, end = _thread.allocate_lock(), _thread.allocate_lock()
+        ready, end_lock = _thread.allocate_lock(), _thread.allocate_lock()
         ready.acquire()
-        end.acquire()
+        end_lock.acquire()
 
-        def rest() -> None:
+        def run_team() -> None:
             try:
-                # any operator that is split among threads makes the team
+                # any parallel operator starts the team
                 self._torch.ones(1 << 20, dtype=self._torch.float32, device="cpu").add_(1)
             finally:
                 ready.release()
-            end.acquire()
+            end_lock.acquire()
 
-        _thread.start_new_thread(rest, ())
+        _thread.start_new_thread(run_team, ())
         ready.acquire()
-        self._end = end
+        self._end_lock = end_lock
 
     def describe(self) -> str:
         if was_set("GOMP_SPINCOUNT"):
             return "short waits"
-        return "" if self._end is None else "short waits beside loader workers"
+        return "" if self._end_lock is None else "short waits beside loader workers"
 
     def undo(self) -> None:
         self._watch.end()
-        if self._end is not None:
-            self._end.release()
-            self._end = None
+        if self._end_lock is not None:
+            self._end_lock.release()
+            self._end_lock = None
 
 
 def _has_libgomp() -> bool:
@@ -73,5 +73,5 @@ def _has_libgomp() -> bool:
 
 
 def apply(torch: ModuleType, value: object) -> SpinWait | None:
-    """Wait for workers, where the CPUs of a process can be told."""
+    """Watch for loader workers, where the system reports the CPUs of a process."""
     return SpinWait(torch) if value and hasattr(os, "sched_getaffinity") else None

@@ -1,6 +1,6 @@
-"""What this process is under now: what was decided, and what carries it out here.
+"""The state of this process: the decisions in effect, and the transforms that apply them.
 
-`cputrain launch` and `cputrain.setup` both write it, so that neither does again what the other did.
+`cputrain launch` and `cputrain.setup` share it, so that neither applies a decision twice.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class RuntimeState:
-    """Values that hold, by policy, and the transforms behind them."""
+    """Values of decisions by policy, and the applied transforms."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        """What was decided and holds, as a plan carries it."""
+        """Values of the decisions in effect, by policy, as a plan has them."""
         self.applied: dict[str, Applied] = {}
-        """What carries it out in this process, in the order in which it was started."""
+        """Applied transforms by policy, in the order of application."""
         self.thread_variables: dict[str, str] = {}
-        """The variables of threads that the planned process had."""
+        """The environment variables for thread counts that the planned process had."""
         self.is_planned = False
-        """Whether the plan was made for this very process, and not for one that started it."""
+        """Whether the plan was made for this process, rather than for an ancestor."""
         self.launched = False
         """Whether `cputrain launch` started this process."""
         self.on_trial = False
-        """Whether `cputrain tune` is measuring it: nothing may change its plan then."""
+        """Whether `cputrain tune` measures this process: nothing may change its plan then."""
 
 
 NOW = RuntimeState()

@@ -1,4 +1,4 @@
-"""Sets the number of threads of one operator, where torch's own differs from the plan's."""
+"""Set torch's number of intra-op threads, where it differs from the plan's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ POLICY = "threads"
 
 
 class Threads:
-    """The number of threads, as it is by now."""
+    """The number of intra-op threads that was set, and the one before."""
 
-    def __init__(self, torch: ModuleType, before: int) -> None:
+    def __init__(self, torch: ModuleType, previous: int) -> None:
         self._torch = torch
-        self._before = before
+        self._previous = previous
         self._count = torch.get_num_threads()
 
     def describe(self) -> str:
@@ -28,28 +28,28 @@ class Threads:
         return f"{count} thread{'s' * (count != 1)}"
 
     def undo(self) -> None:
-        if self._torch.get_num_threads() == self._count:  # otherwise the script chose since
-            self._torch.set_num_threads(self._before)
+        if self._torch.get_num_threads() == self._count:  # otherwise the script has set it since
+            self._torch.set_num_threads(self._previous)
 
 
 def apply(torch: ModuleType, value: object) -> Threads | None:
-    """Set the plan's number, unless somebody has given this process another limit."""
+    """Set the plan's number of threads, unless this process has another limit."""
     if not isinstance(value, int):
         return None
-    before = torch.get_num_threads()
-    if value != before and _may_set(value, before):
+    previous = torch.get_num_threads()
+    if value != previous and _may_set(value, previous):
         torch.set_num_threads(value)
-    return Threads(torch, before)
+    return Threads(torch, previous)
 
 
-def _may_set(value: int, before: int) -> bool:
-    """Return whether the plan's number holds here.
+def _may_set(value: int, previous: int) -> bool:
+    """Return whether the plan's number of threads applies to this process.
 
-    A child with variables of its own keeps to them: joblib limits its workers so. A child with a
-    narrower CPU mask has fewer threads by itself, and gets no more.
+    A child process with thread variables of its own keeps them: joblib limits its workers this way.
+    One with a narrower CPU mask has fewer threads by default, and gets no more.
     """
     if threads_set_by_launcher(os.environ):
         return True
     if thread_variables(os.environ) != NOW.thread_variables:
         return False
-    return value < before or NOW.is_planned
+    return value < previous or NOW.is_planned

@@ -1,7 +1,7 @@
-"""Watches a trial of `cputrain tune`: times its steps, writes down its losses, ends it in time.
+"""Record a trial of `cputrain tune`: time its steps, record its losses, and end it in time.
 
-Everything is seen through torch's own seams: the hook behind every optimizer's step, the function
-behind every `backward()`, and the iterators of DataLoaders.
+The recorder observes torch's own extension points: the optimizer post-step hook,
+`torch.autograd.backward`, and the iterators of DataLoaders.
 """
 
 from __future__ import annotations
@@ -22,41 +22,51 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "CPUTRAIN_TRIAL"
-"""What is asked for, as JSON: a descriptor to tell the result to, and how long to go on."""
+"""Variable with the recorder's arguments as JSON: a file descriptor for the result, and limits."""
 
 LOSSES = 100
-"""How many are written down."""
+"""Largest number of losses that are recorded."""
 
 FEW = 2
-"""Steps that are timed at least, and steps of warm-up, however slow."""
+"""Least number of timed steps, and of warm-up steps, however slow they are."""
 
 PATIENCE = 4
-"""How many times as long as was asked for a trial goes on for the losses that are wanted."""
+"""Factor of the requested time for which a trial may continue to collect the wanted losses."""
 
 ROUNDING = 1e-5
-"""Relative noise, somewhat more than another order of additions makes in the sums of a gradient."""
+"""Relative noise, slightly above what another summation order changes in a gradient."""
 
 
 def watch(torch: ModuleType) -> None:
-    """Start watching, if this process is on trial; those that it starts are not."""
-    given = os.environ.pop(VARIABLE, "")
-    if not given:
+    """Start the recorder that the environment names, if any; child processes have none."""
+    document = os.environ.pop(VARIABLE, "")
+    if not document:
         return
-    asked = json.loads(given)
-    if "verify" in asked:
+    arguments = json.loads(document)
+    if "verify" in arguments:
         from cputrain.runtime.verifying import Verifier
 
-        Verifier(torch, **asked)
-    elif "diagnose" in asked:
+        Verifier(torch, **arguments)
+    elif "diagnose" in arguments:
         from cputrain.runtime.diagnosing import Observer
 
-        Observer(torch, **asked)
+        Observer(torch, **arguments)
     else:
-        Recorder(torch, **asked)
+        Recorder(torch, **arguments)
 
 
 class Recorder:
-    """What was seen so far."""
+    """Step times, loader waits and losses so far.
+
+    Args:
+        fd: File descriptor that the JSON document is written to.
+        warmup: Optimizer steps before timing begins.
+        steps: Largest number of timed steps.
+        seconds: Time after which fewer steps are enough.
+        losses: Number of losses wanted.
+        begun: `time.perf_counter()` at which the process was started.
+        disturbed: Whether to add noise to gradients, to find out what rounding changes.
+    """
 
     def __init__(
         self,
@@ -72,11 +82,11 @@ class Recorder:
     ) -> None:
         self._fd = fd
         self._warmup = warmup
-        self._most = steps
+        self._max_timed = steps
         self._seconds = seconds
-        self._wanted = losses
-        self._begun = begun
-        self._owner = os.getpid()
+        self._num_losses_wanted = losses
+        self._started_at = begun
+        self._pid = os.getpid()
         self._times: list[float] = []
         self._waits: list[float] = []
         self._losses: list[float] = []
@@ -89,112 +99,112 @@ class Recorder:
             register_optimizer_step_pre_hook,
         )
 
-        register_optimizer_step_post_hook(self._stepped)
-        never_compile(Recorder._stepped)
+        register_optimizer_step_post_hook(self._after_step)
+        never_compile(Recorder._after_step)
         if disturbed:
-            register_optimizer_step_pre_hook(_disturbance(torch))
-        self._hear_losses(torch)
-        self._see_attention(torch)
-        atexit.register(self._tell, "ended")
+            register_optimizer_step_pre_hook(_noise_hook(torch))
+        self._record_losses(torch)
+        self._detect_attention(torch)
+        atexit.register(self._write, "ended")
 
-    def _stepped(self, optimizer: Any, *_: object) -> None:
+    def _after_step(self, optimizer: Any, *_: object) -> None:
         if id(optimizer) not in self._optimizers:
             self._optimizers.add(id(optimizer))
             groups = optimizer.param_groups
-            if any(weight.dim() in (4, 5) for group in groups for weight in group["params"]):
+            if any(param.dim() in (4, 5) for group in groups for param in group["params"]):
                 self._uses.add("convolution")
         self._times.append(time.perf_counter())
         self._waits.append(self._loaders.seconds)
-        if self._is_enough():
-            self._tell("enough")
+        if self._is_done():
+            self._write("enough")
             end()
 
-    def _is_enough(self) -> bool:
+    def _is_done(self) -> bool:
         count, now = len(self._times), self._times[-1]
-        few = FEW * len(self._optimizers)
-        if few <= count < self._warmup and now - self._times[0] > self._seconds / 2:
-            self._warmup = count  # slow steps: rather time a few than warm up for long
-        timed = count - self._warmup
-        if timed < few:
+        min_steps = FEW * len(self._optimizers)
+        if min_steps <= count < self._warmup and now - self._times[0] > self._seconds / 2:
+            self._warmup = count  # slow steps: shorten the warm-up, and time a few
+        num_timed = count - self._warmup
+        if num_timed < min_steps:
             return False
         seconds = now - self._times[self._warmup - 1]
-        if timed >= self._most or seconds >= PATIENCE * self._seconds:
+        if num_timed >= self._max_timed or seconds >= PATIENCE * self._seconds:
             return True
-        return seconds >= self._seconds and len(self._losses) >= self._wanted
+        return seconds >= self._seconds and len(self._losses) >= self._num_losses_wanted
 
-    def _hear_losses(self, torch: ModuleType) -> None:
+    def _record_losses(self, torch: ModuleType) -> None:
         autograd: Any = torch.autograd
-        own = autograd.backward
+        original = autograd.backward
 
-        def backward(tensors: Any, *args: Any, **options: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if len(self._losses) < LOSSES:
-                self._losses.append(_value(torch, tensors))
-            return own(tensors, *args, **options)
+                self._losses.append(_loss_value(torch, tensors))
+            return original(tensors, *args, **kwargs)
 
         Patch(autograd, "backward", backward)
 
-    def _see_attention(self, torch: ModuleType) -> None:
-        place: Any = torch.nn.functional
-        own = place.scaled_dot_product_attention
+    def _detect_attention(self, torch: ModuleType) -> None:
+        functional: Any = torch.nn.functional
+        original = functional.scaled_dot_product_attention
 
-        def attend(*args: Any, **options: Any) -> Any:
+        def attend(*args: Any, **kwargs: Any) -> Any:
             self._uses.add("attention")
-            return own(*args, **options)
+            return original(*args, **kwargs)
 
-        Patch(place, "scaled_dot_product_attention", attend)
+        Patch(functional, "scaled_dot_product_attention", attend)
 
-    def _tell(self, how: str) -> None:
-        if os.getpid() != self._owner or self._fd < 0:
+    def _write(self, reason: str) -> None:
+        if os.getpid() != self._pid or self._fd < 0:
             return
         document = {
-            "how": how,
-            "before_timed": self._before_timed(),
+            "how": reason,
+            "before_timed": self._seconds_before_timed(),
             "times": self._times,
             "waits": self._waits,
             "losses": self._losses,
             "optimizers": len(self._optimizers),
             "uses": sorted(self._uses | ({"loader"} if self._loaders.kinds else set())),
             "warmup": self._warmup,
-            "peak_rss_bytes": _peak(),
+            "peak_rss_bytes": _peak_rss_bytes(),
         }
         fd, self._fd = self._fd, -1
         with open(fd, "w", encoding="utf-8") as file:
             json.dump(document, file)
 
-    def _before_timed(self) -> float | None:
-        """Seconds until steps were timed: loading, compiling, warming up."""
+    def _seconds_before_timed(self) -> float | None:
+        """Return the seconds before timed steps (loading, compiling, warm-up); None without any."""
         if len(self._times) < self._warmup:
             return None
-        return self._times[self._warmup - 1] - self._begun
+        return self._times[self._warmup - 1] - self._started_at
 
 
 def end() -> None:
-    """At once: what the script does at its end is for a run that got there."""
+    """End the process at once with status 0, without the script's exit handlers."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
     os._exit(0)
 
 
-def _disturbance(torch: ModuleType) -> Callable[..., None]:
-    """Noise in every gradient: how far it goes is what rounding does to this script."""
+def _noise_hook(torch: ModuleType) -> Callable[..., None]:
+    """Return an optimizer pre-step hook that adds noise of the size of rounding to gradients."""
     generator = torch.Generator().manual_seed(1)
 
     def disturb(optimizer: Any, *_: object) -> None:
         with torch.no_grad():
-            for weight in (one for group in optimizer.param_groups for one in group["params"]):
-                slope = weight.grad
-                if slope is None or slope.is_sparse or not slope.is_cpu or slope.is_complex():
+            for param in (tensor for group in optimizer.param_groups for tensor in group["params"]):
+                grad = param.grad
+                if grad is None or grad.is_sparse or not grad.is_cpu or grad.is_complex():
                     continue
-                noise = torch.randn(slope.shape, generator=generator).to(slope.dtype)
-                size = float(slope.square().mean().sqrt())
-                slope.add_(noise, alpha=ROUNDING * size)
+                noise = torch.randn(grad.shape, generator=generator).to(grad.dtype)
+                rms = float(grad.square().mean().sqrt())
+                grad.add_(noise, alpha=ROUNDING * rms)
 
     return disturb
 
 
 def seed(torch: ModuleType) -> None:
-    """The same numbers in every trial, whatever the script does."""
+    """Seed torch, random and NumPy, so that every trial draws the same numbers."""
     import random
 
     torch.manual_seed(0)
@@ -205,14 +215,14 @@ def seed(torch: ModuleType) -> None:
         np.random.seed(0)
 
 
-def _value(torch: ModuleType, tensors: Any) -> float:
-    """The loss, or the sum of what backward starts from."""
-    each = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+def _loss_value(torch: ModuleType, tensors: Any) -> float:
+    """Return the loss: the sum of the tensors that backward starts from."""
+    losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     with torch.no_grad():
-        return sum(float(one.detach().double().sum()) for one in each)
+        return sum(float(loss.detach().double().sum()) for loss in losses)
 
 
-def _peak() -> int | None:
+def _peak_rss_bytes() -> int | None:
     try:
         import resource
     except ImportError:  # not on Windows

@@ -1,7 +1,7 @@
-"""Watches a run of `cputrain verify`: each model's calls in training, whole and divided.
+"""Record a run of `cputrain verify`: compare each training call undivided and sharded.
 
-The script itself goes on undivided; what was compared is written down, and after so many steps of
-an optimizer the run ends.
+The script itself continues with undivided outputs. After a given number of optimizer steps the
+comparisons are written as JSON and the run ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import weakref
 
-from cputrain.runtime.root_forward import outermost
+from cputrain.runtime.root_forward import root_forward_of
 from cputrain.runtime.trial import end, seed
 
 TYPE_CHECKING = False
@@ -22,46 +22,52 @@ if TYPE_CHECKING:
 
 
 class Verifier:
-    """What was compared so far."""
+    """The comparisons so far, by model.
+
+    Args:
+        fd: File descriptor that the JSON document is written to.
+        verify: Number of replicas.
+        steps: Optimizer steps after which the run ends.
+    """
 
     def __init__(self, torch: ModuleType, *, fd: int, verify: int, steps: int) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._torch = torch
         self._fd = fd
-        self._replicas = verify
-        self._left = steps
-        self._owner = os.getpid()
-        self._found: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._all: list[Any] = []
+        self._num_replicas = verify
+        self._num_steps_left = steps
+        self._pid = os.getpid()
+        self._indices: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._results: list[Any] = []
         seed(torch)
-        outermost(torch).add(self._around)
-        register_optimizer_step_post_hook(self._stepped)
-        atexit.register(self._tell)
+        root_forward_of(torch).add(self._intercept)
+        register_optimizer_step_post_hook(self._after_step)
+        atexit.register(self._write)
 
-    def _around(self, call: Callable[..., Any], model: Any, /, *args: Any, **options: Any) -> Any:
-        trains = self._torch.is_grad_enabled() and model.training
-        if trains and any(one.requires_grad for one in model.parameters()):
+    def _intercept(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        is_training = self._torch.is_grad_enabled() and model.training
+        if is_training and any(param.requires_grad for param in model.parameters()):
             from cputrain.split import verify
 
-            found = verify(model, args, options, replicas=self._replicas, call=call)
-            if model not in self._found:
-                self._found[model] = len(self._all)
-                self._all.append(found)
+            result = verify(model, args, kwargs, replicas=self._num_replicas, call=call)
+            if model not in self._indices:
+                self._indices[model] = len(self._results)
+                self._results.append(result)
             else:
-                number = self._found[model]
-                self._all[number] = self._all[number].and_also(found)
-        return call(model, *args, **options)
+                index = self._indices[model]
+                self._results[index] = self._results[index].and_also(result)
+        return call(model, *args, **kwargs)
 
-    def _stepped(self, *_: object) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._tell()
+    def _after_step(self, *_: object) -> None:
+        self._num_steps_left -= 1
+        if self._num_steps_left == 0:
+            self._write()
             end()
 
-    def _tell(self) -> None:
-        if os.getpid() != self._owner or self._fd < 0:
+    def _write(self) -> None:
+        if os.getpid() != self._pid or self._fd < 0:
             return
         fd, self._fd = self._fd, -1
         with open(fd, "w", encoding="utf-8") as file:
-            json.dump([{**one.as_json(), "good": one.good} for one in self._all], file)
+            json.dump([{**result.as_json(), "good": result.good} for result in self._results], file)

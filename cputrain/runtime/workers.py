@@ -1,4 +1,4 @@
-"""Tells whoever asks when a DataLoader's workers have been started, and when they have ended."""
+"""Callbacks for the start and the end of a DataLoader's worker processes."""
 
 from __future__ import annotations
 
@@ -11,36 +11,47 @@ if TYPE_CHECKING:
     Ended = Callable[[], None]
 
 
-class Watch:
-    """Callbacks: told of worker processes before their first task, and when a loader is done."""
+class WorkerWatch:
+    """Patch of torch's multiprocessing iterator that calls back when workers start and end.
+
+    Args:
+        started: Called with the worker processes before their first task.
+        ended: Called when the workers of an iterator have been shut down.
+    """
 
     def __init__(self, started: Started, ended: Ended | None = None) -> None:
         from torch.utils.data import dataloader
 
-        kind: Any = dataloader._MultiProcessingDataLoaderIter
-        self._kind, self._reset, self._shut = kind, kind._reset, kind._shutdown_workers
-        reset, shut = self._reset, self._shut
+        iterator_class: Any = dataloader._MultiProcessingDataLoaderIter
+        self._iterator_class, self._reset, self._shutdown = (
+            iterator_class,
+            iterator_class._reset,
+            iterator_class._shutdown_workers,
+        )
+        reset, shutdown = self._reset, self._shutdown
 
-        def tell_and_reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+        def call_and_reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
             if first_iter:
                 started(iterator._workers)
             reset(iterator, loader, first_iter)
 
-        def shut_and_tell(iterator: Any) -> None:
-            running = not getattr(iterator, "_shutdown", True)  # it may have failed to start
+        def shutdown_and_call(iterator: Any) -> None:
+            is_running = not getattr(
+                iterator, "_shutdown", True
+            )  # missing if the workers failed to start
             try:
-                shut(iterator)
+                shutdown(iterator)
             finally:
-                if running and iterator._shutdown and ended is not None:
+                if is_running and iterator._shutdown and ended is not None:
                     ended()
 
-        self._ours, self._our_shut = tell_and_reset, shut_and_tell
-        kind._reset = tell_and_reset
-        kind._shutdown_workers = shut_and_tell
+        self._reset_replacement, self._shutdown_replacement = call_and_reset, shutdown_and_call
+        iterator_class._reset = call_and_reset
+        iterator_class._shutdown_workers = shutdown_and_call
 
     def end(self) -> None:
-        """Stop telling; a watch that began later is left alone."""
-        if self._kind._reset is self._ours:
-            self._kind._reset = self._reset
-        if self._kind._shutdown_workers is self._our_shut:
-            self._kind._shutdown_workers = self._shut
+        """Restore torch's methods; a watch that was started later is left in place."""
+        if self._iterator_class._reset is self._reset_replacement:
+            self._iterator_class._reset = self._reset
+        if self._iterator_class._shutdown_workers is self._shutdown_replacement:
+            self._iterator_class._shutdown_workers = self._shutdown

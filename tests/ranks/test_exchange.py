@@ -164,7 +164,7 @@ ways = set()
 for step in range(30):
     model(torch.ones(2, 64)).sum().backward()
 from cputrain.runtime.state import NOW
-(chosen,) = NOW.applied['gradient_exchange']._met.values()
+(chosen,) = NOW.applied['gradient_exchange']._reducers.values()
 sys.stdout.write(json.dumps({'way': chosen.way}) + chr(10))
 distributed.destroy_process_group()
 """

@@ -317,4 +317,4 @@ def test_random_numbers_go_on_as_without_it(runs):
     ],
 )
 def test_how_far_outputs_are_apart(one, other, far):
-    assert backend.how_far(one, other) == pytest.approx(far)
+    assert backend.relative_difference(one, other) == pytest.approx(far)

@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from cputrain.runtime import channels_last
-from cputrain.runtime.memory_order import let_safetensors_save
+from cputrain.runtime.memory_order import patch_safetensors
 
 
 class Net(nn.Module):
@@ -118,7 +118,7 @@ def test_safetensors_saves_what_was_laid_out(
     net = turned()
     with pytest.raises(ValueError, match="non contiguous"):
         safetensors.torch.save(net.state_dict())
-    let_safetensors_save(safetensors.torch)
+    patch_safetensors(safetensors.torch)
     again = safetensors.torch.load(safetensors.torch.save(net.state_dict()))
     assert torch.equal(again["conv.weight"], net.conv.weight)
     with pytest.raises(ValueError, match="non contiguous"):

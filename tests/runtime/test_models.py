@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from cputrain.runtime import attention, channels_last, precision
-from cputrain.runtime.root_forward import outermost
+from cputrain.runtime.root_forward import root_forward_of
 from tests.launch.programs import launch, script
 
 Pair = namedtuple("Pair", "one other")
@@ -67,7 +67,7 @@ def trained(steps: int = 6) -> tuple[Net, list[float]]:
     return net, losses
 
 
-# who is outermost
+# the outermost call
 
 
 def test_calls_of_whole_models_are_heard_of_and_those_within_are_not() -> None:
@@ -79,7 +79,7 @@ def test_calls_of_whole_models_are_heard_of_and_those_within_are_not() -> None:
 
     inner, failing = nn.Linear(2, 2), nn.Linear(3, 3)
     model = nn.Sequential(inner, nn.Sequential(nn.ReLU()))
-    found = outermost(torch)
+    found = root_forward_of(torch)
     found.add(around)
     try:
         model(torch.ones(1, 2))
@@ -99,7 +99,7 @@ def test_calls_of_whole_models_are_heard_of_and_those_within_are_not() -> None:
 
 def test_what_is_added_first_is_around_what_is_added_later() -> None:
     heard: list[str] = []
-    found = outermost(torch)
+    found = root_forward_of(torch)
 
     def saying(word: str) -> Callable[..., Any]:
         def around(call: Callable[..., Any], model: Any, /, *args: Any) -> Any:
