@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 
 class Option(Record):
-    """One option of a command."""
+    """A command-line option."""
 
     flag: str
-    """Its long form: "--threads"."""
+    """Long form: "--threads"."""
 
     help: str
-    """What it does, in a line."""
+    """Help text of one line."""
 
     short: str = ""
-    """Its short form: "-q"."""
+    """Short form: "-q"."""
 
     aliases: tuple[str, ...] = ()
-    """Other names that mean the same; the help does not show them."""
+    """Aliases, hidden from the help."""
 
     takes: str = ""
-    """What it takes, as the help shows it: "N|auto"; empty for a switch."""
+    """Metavariable in the help: "N|auto"; empty for a switch."""
 
     choices: tuple[str, ...] = ()
-    """The values it takes; empty where whoever uses it checks."""
+    """Allowed values; empty if the command validates the value itself."""
 
 
 class Parsed(Record):
-    """What a command line said."""
+    """A parsed command line."""
 
     values: dict[str, str]
-    """Options that were given, by their long form; a switch holds its own flag."""
+    """Given options by long form; the value of a switch is its flag."""
 
     rest: tuple[str, ...]
-    """Everything from the first word that is no option."""
+    """All words from the first positional argument on."""
 
     def has(self, flag: str) -> bool:
-        """Whether an option was given."""
+        """Return whether an option was given."""
         return flag in self.values
 
 
 def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
-    """Options up to the first other word; an error that suggests what may have been meant."""
+    """Parse options up to the first positional argument; errors suggest similar options."""
     table = {
         name: option
         for option in options
@@ -99,7 +99,7 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
 
 
 def split_quoted(parsed: Parsed, flag: str) -> list[str]:
-    """The words of an option that holds a command line of its own."""
+    """Split an option's value that is itself a command line."""
     value = parsed.values.get(flag)
     if not value:
         return []
@@ -133,7 +133,7 @@ def _suggest(word: str, known: tuple[str, ...]) -> str:
 
 
 def usage(command: str, form: str, summary: str, groups: dict[str, Sequence[Option]]) -> str:
-    """The help text of a command."""
+    """Return the help text of a command."""
     lines = [f"usage: cputrain {command} {form}", "", summary]
     for title, options in groups.items():
         lines += ["", f"{title}:"]
@@ -148,7 +148,7 @@ def usage(command: str, form: str, summary: str, groups: dict[str, Sequence[Opti
 def whole_number(
     value: str, flag: str, *, least: int = 1, most: int = 1000, advice: str = ""
 ) -> int:
-    """What was typed behind a flag; `advice` is what to try instead."""
+    """Return the value after a flag; `advice` is what to try instead."""
     if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
         raise UsageError(
             flag, f"must be a whole number from {least} to {most}", found=repr(value),

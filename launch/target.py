@@ -1,4 +1,4 @@
-"""What is to be started: a script, a module, standard input, or any command."""
+"""The launch target: a script, a module, standard input, or any command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """How the target is named."""
+    """Kind of launch target."""
 
     SCRIPT = "script"
     """A file, a folder or zip archive with __main__.py, or "-": train.py."""
@@ -28,19 +28,19 @@ class Kind(StrEnum):
 
 
 class Target(Record):
-    """What runs, with its own arguments."""
+    """A launch target with its arguments."""
 
     kind: Kind
-    """How it is named."""
+    """Kind of target."""
 
     name: str
-    """The script's path, the module's name, or the command's."""
+    """Script path, module name or command name."""
 
     arguments: tuple[str, ...]
-    """What belongs to it."""
+    """Arguments of the target."""
 
     def argv(self, python_arguments: Sequence[str]) -> tuple[str, ...]:
-        """The whole command line."""
+        """Return the complete command line."""
         if self.kind is Kind.COMMAND:
             return (self.name, *self.arguments)
         switch: tuple[str, ...] = ("-m",) if self.kind is Kind.MODULE else ()
@@ -50,7 +50,7 @@ class Target(Record):
 
 
 def read_target(rest: Sequence[str], *, module: bool, command: bool) -> Target:
-    """The target from the words after our options."""
+    """Parse the target from the words after cputrain's options."""
     if module and command:
         raise UsageError("--module", "cannot be given with --cmd", do="Leave one of them out.")
     words = tuple(rest)
@@ -74,7 +74,7 @@ def _is_this_program(word: str) -> bool:
 
 
 def find(target: Target, environment: Mapping[str, str]) -> str:
-    """The path of the program to execute; an error where it cannot be, before anything changes."""
+    """Return the executable's path; raise an error if it cannot run, before any change."""
     if target.kind is Kind.COMMAND:
         return _find_command(target.name, environment.get("PATH", os.defpath))
     if target.kind is Kind.SCRIPT and target.name != "-":

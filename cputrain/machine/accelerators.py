@@ -1,12 +1,12 @@
-"""What computes beside the CPU, as the kernel shows it: which devices, and which stand unusable.
+"""Accelerators (GPUs, NPUs) from sysfs, procfs and /dev, and whether each is usable.
 
-No driver is called and nothing is opened for use. Each device is read from where it shows first:
+No driver is called and no device is opened. Each device is read from the first that lists it:
 
-    /sys/bus/pci/devices            every device of the machine, also those a container may not use
-    /sys/class/drm                  the same cards, for when only this part was copied
-    /proc/driver/nvidia/gpus        NVIDIA's own list: the model, and only what we were given
-    /sys/class/kfd                  AMD's compute nodes: the chip, and only what we were given
-    /dev                            the files through which CUDA, ROCm and XPU reach them
+    /sys/bus/pci/devices            every PCI device, including those a container may not use
+    /sys/class/drm                  the same cards, if a capture has only this folder
+    /proc/driver/nvidia/gpus        NVIDIA's list: model names of the devices assigned to us
+    /sys/class/kfd                  AMD's compute nodes: chips of the devices assigned to us
+    /dev                            the device files that CUDA, ROCm and XPU open
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SCREENS_ONLY = {
     *(0x1234, 0x1B36, 0x1AF4, 0x15AD, 0x80EE, 0x1414, 0x5853, 0x1AB8, 0x1D0F, 0x1013),
     *(0x1A03, 0x102B, 0x19E5, 0x126F, 0x18CA),
 }
-"""Vendors whose display adapters draw a console and compute nothing: those of hypervisors (QEMU,
-QXL, virtio, VMware, VirtualBox, Hyper-V, Xen, Parallels, EC2, Cirrus) and of servers' management
+"""Vendors of display adapters without compute: those of hypervisors (QEMU, QXL,
+virtio, VMware, VirtualBox, Hyper-V, Xen, Parallels, EC2, Cirrus) and of servers' management
 controllers (ASPEED, Matrox, Huawei, Silicon Motion, XGI)."""
 
 
 class Vendor(StrEnum):
-    """Who made the device, by its PCI vendor number."""
+    """Device vendor, from the PCI vendor ID."""
 
     NVIDIA = "nvidia"
     """0x10de: an H200 on a server."""
@@ -70,41 +70,41 @@ VENDORS = {0x10DE: Vendor.NVIDIA, 0x1002: Vendor.AMD, 0x8086: Vendor.INTEL}
 
 
 class Accelerator(Record):
-    """One device beside the CPU."""
+    """An accelerator device."""
 
     vendor: Vendor
-    """Who made it."""
+    """Device vendor."""
 
     name: str | None = None
-    """What its driver calls it: "NVIDIA H200", "navi31 (gfx1100)"; None where none says."""
+    """Name given by the driver: "NVIDIA H200", "navi31 (gfx1100)"; None if unknown."""
 
     pci_address: str | None = None
-    """Where it sits on the PCI bus: "0000:19:00.0"."""
+    """PCI address: "0000:19:00.0"."""
 
     device_id: str | None = None
-    """Its PCI device number: "0x2335"."""
+    """PCI device ID: "0x2335"."""
 
     driver: str | None = None
-    """The kernel driver bound to it: "nvidia", "amdgpu", "xe"."""
+    """Kernel driver bound to the device: "nvidia", "amdgpu", "xe"."""
 
     numa_node: int | None = None
-    """The NUMA node it hangs on; None where the firmware does not say."""
+    """NUMA node of the device; None if the firmware does not report it."""
 
     near_cpus: tuple[int, ...] | None = None
-    """The logical CPUs nearest to it."""
+    """Logical CPUs local to the device."""
 
     memory_bytes: int | None = None
-    """Its own memory, where a file tells: with amdgpu only."""
+    """Device memory in bytes; known with the amdgpu driver only."""
 
     integrated: bool | None = None
-    """Whether it shares the CPU's memory; None where nothing tells."""
+    """Whether the device shares the CPU's memory; None if unknown."""
 
     usable: str
-    """What is there to use it with, or what is missing, as a sentence."""
+    """Sentence that says which API can use the device, or what is missing."""
 
 
 def read_accelerators(source: Source) -> tuple[Accelerator, ...]:
-    """Every device beside the CPU, in the order of PCI addresses; console adapters are left out."""
+    """Return accelerators ordered by PCI address, without console adapters."""
     drivers = Drivers(source)
     folders = dict(_pci_folders(source))
     # A partitioned Instinct has a compute node for each partition, at functions the bus lacks.
@@ -127,7 +127,7 @@ def _hexadecimal(found: str | None) -> int | None:
 
 
 def _pci_folders(source: Source) -> Iterator[tuple[str, str]]:
-    """The address and the folder of each accelerator that the bus or the display system shows."""
+    """Yield address and sysfs folder of each accelerator listed under PCI or DRM."""
     seen = set(source.names(PCI))
     for address in sorted(seen):
         if _computes(source, f"{PCI}/{address}"):
@@ -143,7 +143,7 @@ def _pci_folders(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _computes(source: Source, folder: str) -> bool:
-    """Whether a PCI device is an accelerator, and not a console adapter."""
+    """Return whether a PCI device is an accelerator and not a console adapter."""
     kind = _hexadecimal(text(source, f"{folder}/class", 64))
     if kind is None or kind >> 8 not in CLASSES:
         return False
@@ -199,7 +199,7 @@ def _cpus(found: str | None) -> tuple[int, ...] | None:
 
 
 def _off_pci(address: str, drivers: Drivers) -> Accelerator:
-    """A device that its driver lists and the bus does not show, as in some containers."""
+    """Return a device that its driver lists but the PCI bus does not, as in some containers."""
     if address in drivers.nvidia:
         return Accelerator(
             vendor=Vendor.NVIDIA,
@@ -222,7 +222,7 @@ def _off_pci(address: str, drivers: Drivers) -> Accelerator:
 
 
 def _nvidia_by_files(source: Source, drivers: Drivers) -> Iterator[Accelerator]:
-    """NVIDIA's devices of which nothing but a file in /dev shows: sandboxes, and WSL."""
+    """Yield NVIDIA devices visible only as files in /dev, as in sandboxes and WSL."""
     for name in sorted(drivers.files, key=lambda name: (len(name), name)):
         if name.startswith("nvidia") and name[6:].isdigit():
             usable = f"only /dev/{name} is seen of it"
@@ -235,7 +235,7 @@ def _nvidia_by_files(source: Source, drivers: Drivers) -> Iterator[Accelerator]:
 
 
 def _amd_integrated(source: Source, folder: str, node: dict[str, str] | None) -> bool | None:
-    """Whether an AMD device shares the CPU's memory, by its compute node or its memory."""
+    """Return whether an AMD device shares the CPU's memory, from its KFD node or VRAM size."""
     if node and decimal(node.get("cpu_cores_count")):
         return True
     if text(source, f"{folder}/mem_info_vram_vendor", 64) not in (None, "", "unknown"):

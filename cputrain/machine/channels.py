@@ -1,8 +1,8 @@
-"""How many memory channels there are, how many are in use, and with what.
+"""Memory channels: possible, populated, and the modules in them.
 
-Asked in this order: SMBIOS (names of the slots; root only), EDAC (the kernel's drivers for memory
+Sources in this order: SMBIOS (names of the slots; root only), EDAC (the kernel's drivers for memory
 with error correction; anyone), and the processor's model, which tells only how many are possible.
-What none of them tells is None, with the reason: a wrong number here would buy somebody the wrong
+Unknown values are None, with the reason: a wrong number here would lead a user to buy the wrong
 memory.
 
 A channel is 64 bits wide throughout. LPDDR, whose channels are narrower, is counted by its bits.
@@ -25,7 +25,7 @@ __all__ = ["ChannelSource", "Channels", "Module", "read_channels"]
 
 
 class ChannelSource(StrEnum):
-    """Where the number of populated channels is known from."""
+    """Source of the number of populated channels."""
 
     SMBIOS = "smbios"
     """The firmware's table: "DIMM_A1" and "DIMM_B1" hold a module, so two channels are in use."""
@@ -34,10 +34,10 @@ class ChannelSource(StrEnum):
     """The kernel's memory controller drivers: mc0 lists channels 0 and 1."""
 
     CPU_FAMILY = "cpu family"
-    """Only what is possible is known: an Epyc 7542 has eight channels."""
+    """Only the maximum is known: an Epyc 7542 has eight channels."""
 
     NONE = "none"
-    """Neither is known: a virtual machine, or a processor without a known maximum."""
+    """Neither number is known: a virtual machine, or a processor without a known maximum."""
 
 
 class Channels(Record):
@@ -46,22 +46,22 @@ class Channels(Record):
     populated: int | None = None
     possible: int | None = None
     speed_mt_per_s: int | None = None
-    """The slowest module's speed, at which all of them run."""
+    """Speed of the slowest module in MT/s, at which all modules run."""
 
     ranks: int | None = None
-    """The smallest number of ranks that a populated channel has."""
+    """Smallest number of ranks of a populated channel."""
 
     modules: tuple[Module, ...] = ()
     slots: int | None = None
     source: ChannelSource = ChannelSource.NONE
     how: str = ""
-    """A sentence: how the number of populated channels was told. Empty when it is not known."""
+    """Sentence on how the number of populated channels was determined; empty if unknown."""
 
     why_unknown: str | None = None
-    """A sentence, whenever `populated` or `possible` is None."""
+    """Reason as a sentence if `populated` or `possible` is None."""
 
     warnings: tuple[str, ...] = ()
-    """What costs speed: the finding, what it is known to cost, and what to do about it."""
+    """Warnings on memory that limits speed: the finding, its known cost and the remedy."""
 
 
 def read_channels(
@@ -74,7 +74,7 @@ def read_channels(
     sockets: int,
     virtual: bool,
 ) -> Channels:
-    """The memory channels of this machine."""
+    """Read the memory channels of the machine."""
     if virtual:
         return Channels(
             why_unknown="This is a virtual machine: its firmware invents memory modules, and which "
@@ -124,7 +124,7 @@ def read_channels(
 
 
 def _sizes(modules: tuple[Module, ...]) -> tuple[int, ...]:
-    """The memory of each populated channel, as far as all of it is known."""
+    """Return the bytes of each populated channel; empty if any is unknown."""
     sizes: dict[str, int] = {}
     for module in modules:
         if module.channel is None or module.size_bytes is None:

@@ -1,4 +1,4 @@
-"""Who made the CPU, what it is called and which instructions it has, from /proc/cpuinfo."""
+"""CPU vendor, model name and instruction sets, from /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ ARM_PARTS = {
 
 
 class Identity(Record):
-    """What the CPU says of itself."""
+    """CPU identity."""
 
     vendor: str | None
-    """"AuthenticAMD", "GenuineIntel", "ARM", "IBM", …; None where it is not told."""
+    """"AuthenticAMD", "GenuineIntel", "ARM", "IBM", …; None if unknown."""
 
     model_name: str | None
-    """The name it is sold under; on Arm the names of all its kinds of core."""
+    """Marketing name; on Arm the names of all core types."""
 
     family: int | None
     """x86 family."""
@@ -87,17 +87,17 @@ class Identity(Record):
     """x86 model."""
 
     isa: tuple[str, ...]
-    """The entries of `ISA` that it has."""
+    """Supported entries of `ISA`."""
 
     virtual: bool
-    """Whether a hypervisor shows itself, so that sockets, caches and modules may be invented."""
+    """Whether a hypervisor is detected; sockets, caches and modules may then be emulated."""
 
 
 def read_identity(source: Source, *, whole: bool = True) -> Identity:
-    """Identity from /proc/cpuinfo.
+    """Read the CPU identity from /proc/cpuinfo.
 
-    With `whole` off only its beginning is read, since the kernel asks each CPU for its frequency
-    while it writes the file; the kinds of core of an Arm machine are then not all named.
+    Without `whole` only the file's first 8 KiB are read, since the kernel queries each CPU's
+    frequency while writing it; the name may then lack some core types of an Arm machine.
     """
     found = text(source, "/proc/cpuinfo", 1 << 24 if whole else 1 << 13) or ""
     blocks = parse_blocks(found)
@@ -124,7 +124,7 @@ def read_identity(source: Source, *, whole: bool = True) -> Identity:
 
 
 def parse_blocks(found: str) -> list[dict[str, str]]:
-    """The paragraphs of /proc/cpuinfo as dictionaries with keys in lower case."""
+    """Parse the paragraphs of /proc/cpuinfo into dictionaries with lower-case keys."""
     blocks: list[dict[str, str]] = [{}]
     for line in found.splitlines():
         key, colon, value = line.partition(":")
@@ -136,7 +136,7 @@ def parse_blocks(found: str) -> list[dict[str, str]]:
 
 
 def _letters(isa: str) -> str:
-    """RISC-V's one-letter extensions: "imafdc" of "rv64imafdc_zicntr" or "rv64imafdc zba"."""
+    """Return one-letter extensions: "imafdc" of "rv64imafdc_zicntr" or "rv64imafdc zba"."""
     word = "".join(isa.lower().split("_")[0].split()[:1])
     if not word.startswith(("rv32", "rv64")):
         return ""
@@ -175,7 +175,7 @@ def _model_name(first: dict[str, str], blocks: list[dict[str, str]]) -> str | No
 
 
 def _machine_of_s390(first: dict[str, str]) -> str | None:
-    """Its only name is a number: "processor 0: version = FF, …, machine = 2964"."""
+    """Return an s390 name, from "processor 0: version = FF, …, machine = 2964"."""
     for key, value in first.items():
         number = value.partition("machine = ")[2]
         if key.startswith("processor ") and number:
@@ -184,7 +184,7 @@ def _machine_of_s390(first: dict[str, str]) -> str | None:
 
 
 def _words_of_power(cpu: str) -> set[str]:
-    """POWER lists no flags: AltiVec is in words, the vector units follow from the generation."""
+    """Return POWER's instruction sets, from the generation: its cpuinfo lists no flags."""
     if not cpu.upper().startswith("POWER"):
         return {"altivec"} if "altivec" in cpu.lower() else set()
     digits = "".join(char for char in cpu[5:7] if char.isdecimal())

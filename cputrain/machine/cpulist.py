@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST = 1 << 20
-"""More CPUs than any machine has: a number beyond it comes from a damaged file."""
+"""Upper bound of CPU numbers; a larger number means a damaged file."""
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """Numbers of a list such as "0-3,8,10-14:2", sorted; ValueError for anything else."""
+    """Parse a list such as "0-3,8,10-14:2", sorted; ValueError for anything else."""
     found: set[int] = set()
     for part in text.replace("\n", ",").split(","):
         part = part.strip()
@@ -29,7 +29,7 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 
 def parse_mask(text: str) -> tuple[int, ...]:
-    """Numbers of a mask such as "00000000,00000202": 32 bits a group, the highest group first."""
+    """Parse a mask such as "00000000,00000202": groups of 32 bits, the highest group first."""
     bits = int(text.replace(",", "").strip() or "0", 16)
     if bits < 0 or bits.bit_length() > MOST:
         raise ValueError("a mask is not negative, nor longer than any machine's")
@@ -43,7 +43,7 @@ def parse_mask(text: str) -> tuple[int, ...]:
 
 
 def format_list(cpus: Iterable[int]) -> str:
-    """The shortest list of these numbers: (0, 1, 2, 3, 8) gives "0-3,8"."""
+    """Return the shortest list of CPU numbers: (0, 1, 2, 3, 8) gives "0-3,8"."""
     spans: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if spans and cpu == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""What the drivers of accelerators show of themselves, and what is missing to use a device.
+"""State of the accelerators' kernel drivers, and what is missing to use a device.
 
 NVIDIA and AMD each keep a list of their own beside the bus's. In a container these lists hold only
 what the container was given, while the bus shows every device of the host.
@@ -20,7 +20,7 @@ HELD_FOR_A_GUEST = ("vfio-pci", "pci-stub", "xen-pciback")
 
 
 class Drivers:
-    """What the drivers show of themselves, read once for all devices."""
+    """Device files and driver tables, read once for all devices."""
 
     def __init__(self, source: Source) -> None:
         self.files = frozenset(source.names("/dev"))
@@ -33,18 +33,18 @@ class Drivers:
 
 
 def pairs(lines: str | None, separator: str | None) -> dict[str, str]:
-    """Lines such as "Model: NVIDIA H200", by what stands before the separator."""
+    """Parse lines such as "Model: NVIDIA H200" into a dictionary."""
     split = (line.split(separator, 1) for line in (lines or "").splitlines())
     return {pair[0].strip(): pair[1].strip() for pair in split if len(pair) == 2}
 
 
 def decimal(found: str | None) -> int:
-    """A number where anything else counts as 0, as absent properties do for the kernel."""
+    """Parse a decimal number; return 0 for other text, the kernel's value of absent properties."""
     return int(found) if found and found.isascii() and found.isdigit() and len(found) < 20 else 0
 
 
 def _compute_nodes(source: Source) -> Iterator[tuple[str, dict[str, str]]]:
-    """AMD's compute nodes by PCI address; a container cannot read the nodes it was not given."""
+    """Yield AMD's KFD nodes by PCI address; a container can read only the nodes assigned to it."""
     for node in source.names(KFD_NODES):
         facts = pairs(text(source, f"{KFD_NODES}/{node}/properties"), None)
         if not decimal(facts.get("simd_count")):
@@ -56,7 +56,7 @@ def _compute_nodes(source: Source) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def chip(node: dict[str, str] | None) -> str | None:
-    """The name of an AMD chip: "navi31 (gfx1100)", or "gfx1100" where the driver has no name."""
+    """Return an AMD chip name: "navi31 (gfx1100)", or "gfx1100" if the driver has no name."""
     node = node or {}
     version = decimal(node.get("gfx_target_version"))
     target = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
@@ -67,7 +67,7 @@ def chip(node: dict[str, str] | None) -> str | None:
 
 
 def unbound(driver: str) -> str | None:
-    """Why a device serves nobody here, whoever made it; None where a driver serves it."""
+    """Return why no usable driver is bound to the device; None if one is."""
     if not driver:
         return "no driver is bound"
     if driver in HELD_FOR_A_GUEST:
@@ -76,7 +76,7 @@ def unbound(driver: str) -> str | None:
 
 
 def nvidia_usable(driver: str, address: str, drivers: Drivers) -> str:
-    """What CUDA finds of a device, or misses."""
+    """Describe whether CUDA can use the device, or what is missing."""
     if driver != "nvidia":
         return f"the {driver} driver is loaded: CUDA needs NVIDIA's own"
     if drivers.nvidia and address not in drivers.nvidia:
@@ -93,7 +93,7 @@ def nvidia_usable(driver: str, address: str, drivers: Drivers) -> str:
 
 
 def amd_usable(driver: str, address: str, render: list[str], drivers: Drivers) -> str:
-    """What ROCm finds of a device, or misses."""
+    """Describe whether ROCm can use the device, or what is missing."""
     if driver != "amdgpu":
         return f"the {driver} driver is loaded: ROCm needs amdgpu"
     if "kfd" not in drivers.files:
@@ -106,7 +106,7 @@ def amd_usable(driver: str, address: str, render: list[str], drivers: Drivers) -
 
 
 def intel_usable(driver: str, render: list[str], drivers: Drivers) -> str:
-    """What XPU and OpenCL find of a device, or miss."""
+    """Describe whether XPU and OpenCL can use the device, or what is missing."""
     if driver not in ("i915", "xe"):
         return f"the {driver} driver is loaded: XPU and OpenCL need i915 or xe"
     there = sorted(drivers.render_files.intersection(render))

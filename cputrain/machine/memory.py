@@ -1,4 +1,4 @@
-"""Main memory: how much, how it is paged, and through how many channels it is reached."""
+"""Main memory: sizes, huge pages and channels."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Memory(Record):
     """Facts about main memory."""
 
     total_bytes: int | None
-    """What the kernel manages."""
+    """Memory managed by the kernel, in bytes."""
 
     available_bytes: int | None
-    """What could be had without swapping, at the time of asking."""
+    """Memory available without swapping when it was read, in bytes."""
 
     huge_pages: str | None
-    """Transparent huge pages: "always", "madvise" or "never"; None where there are none."""
+    """Transparent huge pages: "always", "madvise" or "never"; None if unsupported."""
 
     shared_huge_pages: str | None
     """The same for shared memory: "always", "within_size", "advise", "never", …"""
 
     channels: Channels | None
-    """Modules and channels; None where they were not asked for."""
+    """Modules and channels; None if not requested."""
 
 
 def read_memory(source: Source, channels: Channels | None) -> Memory:
-    """Sizes and modes; channels are read apart, since that takes more files."""
+    """Read memory sizes and huge page modes; `channels` are read separately, from more files."""
     sizes = meminfo(source)
     return Memory(
         total_bytes=sizes.get("MemTotal"),
@@ -46,6 +46,6 @@ def read_memory(source: Source, channels: Channels | None) -> Memory:
 
 
 def _chosen(found: str | None) -> str | None:
-    """The word in brackets: "always [madvise] never" gives "madvise"."""
+    """Return the word in brackets: "always [madvise] never" gives "madvise"."""
     _, bracket, rest = (found or "").partition("[")
     return rest.partition("]")[0] or None if bracket else None

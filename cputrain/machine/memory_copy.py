@@ -1,8 +1,7 @@
-"""Copying in main memory, with a thread on each CPU: what the measured bandwidth rests on.
+"""Memory copy benchmark with one pinned thread per CPU, the basis of the measured bandwidth.
 
-Every thread copies between the halves of a buffer of its own, far larger than its part of the
-last-level cache, while it is pinned to its CPU. memmove runs without the GIL, so Python threads
-are as good as any.
+Every pinned thread copies between the halves of a private buffer, far larger than the thread's
+share of the last-level cache. memmove releases the GIL, so Python threads suffice.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 CACHE_FACTOR = 4
-"""A buffer is so many times the cache that it could stay in."""
+"""Ratio of buffer size to the thread's share of the last-level cache."""
 
 LEAST_BUFFER = 64 << 20
 TOO_SMALL_BUFFER = 2 << 20
@@ -28,7 +27,7 @@ PAGES = 1 << 16  # buffers are multiples of it: the largest base page there is
 
 
 class CopyRun:
-    """One measurement: so many threads, so many rounds."""
+    """One bandwidth measurement of `ROUNDS` rounds with one thread per CPU."""
 
     def __init__(self, cpus: Sequence[int], cap: int, seconds: float) -> None:
         from threading import Barrier, BrokenBarrierError, Thread
@@ -126,7 +125,7 @@ class CopyRun:
 
 
 def available_bytes(limit: int | None) -> int:
-    """Bytes that may be taken: what is free, and no more than any limit that is visible."""
+    """Return available memory in bytes, at most `limit` and the visible cgroup limits."""
     source = RootSource()
     found = [] if limit is None else [limit]
     for line in (text(source, "/proc/meminfo") or "").splitlines():
@@ -141,7 +140,7 @@ def available_bytes(limit: int | None) -> int:
 
 
 def _cache_share(cpu: int, cpus: Sequence[int]) -> int:
-    """A thread's part of its last-level cache in bytes; 0 where it is not known."""
+    """Return a thread's share of its last-level cache in bytes; 0 if unknown."""
     source = RootSource()
     folder = f"/sys/devices/system/cpu/cpu{cpu}/cache"
     last, share = 0, 0

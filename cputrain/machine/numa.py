@@ -1,4 +1,4 @@
-"""NUMA nodes: which CPUs sit beside which memory, and how far apart the nodes are."""
+"""NUMA nodes: their CPUs, memory sizes and distances."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ GPU_FOLDER = "/proc/driver/nvidia/gpus"
 
 
 class Node(Record):
-    """A memory node and the CPUs beside it."""
+    """A NUMA node: its memory and its CPUs."""
 
     id: int
-    """The kernel's number for it; numbers may have gaps."""
+    """Node number of the kernel; numbers may have gaps."""
 
     cpus: Cpus
-    """The online CPUs beside this memory; none for memory that only a device or CXL brings."""
+    """Online CPUs of the node; none for device or CXL memory."""
 
     memory_bytes: int | None
-    """What it holds; None where it is not told."""
+    """Memory of the node in bytes; None if unknown."""
 
     distances: tuple[int, ...]
-    """To each node in the order of ids, 10 for itself; empty where it is not told."""
+    """Distance to each node in the order of ids, 10 to itself; empty if unknown."""
 
 
 def read_nodes(source: Source, online: Cpus) -> tuple[Node, ...]:
-    """Every node in the order of ids; a kernel without NUMA has one node with everything."""
+    """Return all nodes ordered by id; one node with all CPUs and memory without NUMA support."""
     for folder in NODE_FOLDERS:
         nodes = _read_folder(source, folder, frozenset(online))
         if nodes:
@@ -73,14 +73,14 @@ def _read_node(source: Source, folder: str, node: int, online: frozenset[int]) -
 
 
 def _pretends(source: Source) -> bool:
-    """Whether the nodes were made up at boot, so that they share their CPUs on purpose."""
+    """Return whether the kernel emulates nodes (numa=fake), which then share CPUs."""
     return "numa=fake" in (text(source, "/proc/cmdline") or "")
 
 
 def _nodes_of_gpus(source: Source) -> frozenset[int]:
-    """Nodes that are a GPU's own memory, on POWER: no place for what CPUs compute on.
+    """Return the nodes of GPU memory on POWER, which CPU training must not use.
 
-    Other machines with such nodes, Grace among them, have them counted like any node without CPUs.
+    On other machines, such as Grace, GPU memory counts like any node without CPUs.
     """
     found = set()
     for gpu in source.names(GPU_FOLDER):
@@ -94,7 +94,7 @@ def _nodes_of_gpus(source: Source) -> frozenset[int]:
 
 
 def meminfo(source: Source, path: str = "/proc/meminfo") -> dict[str, int]:
-    """The sizes of a meminfo file in bytes; a node's file puts "Node 0" before each name."""
+    """Return a meminfo file's sizes in bytes; a node's file prefixes names with "Node 0"."""
     found = {}
     for line in (text(source, path) or "").splitlines():
         name, colon, value = line.partition(":")

@@ -1,7 +1,7 @@
-"""PyOpenCL with every driver there is: the system's, those of pip, and a GPU's own bare one.
+"""PyOpenCL with all installed drivers: those of the system, of pip, and those without .icd file.
 
-The loader that comes with PyOpenCL reads one folder of names of drivers, once. So that folder is
-ours: it names those of the system and all others that can be loaded here.
+PyOpenCL's ICD loader reads one vendors folder, once. This module writes that folder: it lists the
+system's drivers and every other driver that can be loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "OCL_ICD_VENDORS"
-"""The loader's: a folder. Whoever has set it has chosen."""
+"""Environment variable of the ICD loader: the vendors folder. A value set by the user is kept."""
 
 SYSTEMS = "/etc/OpenCL/vendors"
 
@@ -35,11 +35,11 @@ BARE = (
     "libRusticlOpenCL.so.1",
     "libintelocl.so",
 )
-"""Drivers that are often there without a file that names them: in containers, beside CUDA."""
+"""Driver libraries often installed without an .icd file, as in containers with CUDA."""
 
 
 def cl() -> ModuleType:
-    """PyOpenCL, with every driver that is here."""
+    """Import and return PyOpenCL with all installed drivers registered."""
     if find_spec("pyopencl") is None:
         raise CputrainError(
             "cputrain.opencl", "needs PyOpenCL", found="an environment without it",
@@ -50,7 +50,7 @@ def cl() -> ModuleType:
         _name_drivers()
     import pyopencl
 
-    # some drivers have something to say of every program
+    # some drivers print build output for every program
     warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
     return pyopencl
 
@@ -59,13 +59,13 @@ _done: set[str] = set()
 
 
 def _name_drivers() -> None:
-    """Write the folder, unless the system's has all there are."""
+    """Write the vendors folder, unless the system's folder lists every driver."""
     if VARIABLE in os.environ:
         return
     named = {name: _line(os.path.join(SYSTEMS, name)) for name in _listed(SYSTEMS)}
     others = [name for name in BARE if not _is_named(name, named.values()) and _loads(name)]
     if not others:
-        return  # the loader finds the system's, and pip's, by itself
+        return  # the loader finds the drivers of the system and of pip without help
     folder = os.path.join(cache_folder(), "opencl", "vendors")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     wanted = {**named, **{f"{name}.icd": name for name in others}}
@@ -106,12 +106,12 @@ def _loads(library: str) -> bool:
 
 
 class OpenCLDevice(Record):
-    """A device as its driver tells of it; its place in the list is its number as torch's "ocl"."""
+    """Properties of an OpenCL device; its list index is its index as torch's "ocl" device."""
 
     name: str
     platform: str
     version: str
-    """Of OpenCL, and the driver's."""
+    """The OpenCL version and the driver version."""
 
     kind: str
     """ "GPU", "CPU" or "accelerator"."""
@@ -119,26 +119,26 @@ class OpenCLDevice(Record):
     units: int
     memory_bytes: int
     largest_tensor_bytes: int
-    """The most that one block of memory may have."""
+    """The largest size of one allocation (CL_DEVICE_MAX_MEM_ALLOC_SIZE), in bytes."""
 
     local_bytes: int
-    """Memory that a group of items shares."""
+    """Local memory of a work-group, in bytes."""
 
     shares_memory: bool
-    """Whether its memory is the host's: nothing is copied then."""
+    """Whether the device uses host memory, so that no transfers are needed."""
 
     float64: bool
     float16: bool
 
 
 LONGEST = 60.0
-"""Seconds that drivers are given to tell of their devices."""
+"""Timeout for listing devices, in seconds."""
 
 
 def read_opencl_devices() -> tuple[list[OpenCLDevice], str]:
-    """Those there are, GPUs first; or why that is not known.
+    """Return the OpenCL devices, GPUs first, or an empty list and the reason.
 
-    Drivers are loaded by a process of their own: one that ends it ends nothing else.
+    Drivers are loaded in a subprocess, so that a crashing driver does not end this process.
     """
     if find_spec("pyopencl") is None:
         return [], 'PyOpenCL is not installed: pip install "cputrain[opencl]"'
@@ -156,7 +156,7 @@ def read_opencl_devices() -> tuple[list[OpenCLDevice], str]:
 
 
 def found_devices() -> list[Any]:
-    """PyOpenCL's, GPUs first."""
+    """Return PyOpenCL's device objects, GPUs first."""
     try:
         platforms = cl().get_platforms()
     except cl().LogicError:  # there is none
@@ -171,7 +171,7 @@ def found_devices() -> list[Any]:
 
 
 def shares_memory(device: Any) -> bool:
-    """Whether a device of PyOpenCL's has the host's memory."""
+    """Return whether a PyOpenCL device uses host memory."""
     return bool(device.type & cl().device_type.CPU) or bool(device.host_unified_memory)
 
 

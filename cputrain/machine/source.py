@@ -1,10 +1,9 @@
-"""The one seam through which the system is read.
+"""Interface through which the package reads the system.
 
-Everything in this package that asks the machine a question does so through a `Source`: the live
-root, a copied sysroot, or a capture. So a test reads a 96-core Epyc as easily as the machine it
-runs on, and a bug report carries the machine it is about.
+All readers of this package take a `Source`: the live root, a copied sysroot, or a capture. So a
+test can read a 96-core Epyc, and a bug report can include the reporter's machine.
 
-Paths are absolute, as the machine itself would write them: "/sys/devices/system/cpu/online".
+Paths are absolute paths on that machine: "/sys/devices/system/cpu/online".
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Source(Protocol):
-        """Where facts are read from. Absent and unreadable files are None, never an exception."""
+        """Reader of system files. Absent and unreadable files give None, never an exception."""
 
         live: bool
-        """Whether this is the machine we run on, so that system calls may be asked too."""
+        """Whether the source is the running machine, so that system calls apply too."""
 
         def raw(self, path: str, limit: int = 1 << 20) -> bytes | None:
-            """The first `limit` bytes of a file."""
+            """Return the first `limit` bytes of a file."""
 
         def names(self, path: str) -> tuple[str, ...]:
-            """What a folder holds, sorted; empty for one that is absent."""
+            """Return the sorted entries of a folder; empty if it is absent."""
 
         def link(self, path: str) -> str | None:
-            """Where a symbolic link points to, as written in it."""
+            """Return the target of a symbolic link, as stored in the link."""
 
         def environment(self) -> Mapping[str, str]:
-            """The environment variables of the process whose machine this is."""
+            """Return the environment variables of the process on that machine."""
 
         def libc(self) -> str | None:
-            """The C library as "glibc 2.36"; None where it cannot be told."""
+            """Return the C library, such as "glibc 2.36"; None if unknown."""
 
 
 class RootSource:
-    """A file tree: the live root, or a sysroot that was copied from another machine."""
+    """Source that reads a file tree: the live root, or a sysroot copied from another machine."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = os.path.abspath(root)
@@ -91,13 +90,13 @@ class RootSource:
 
 
 def text(source: Source, path: str, limit: int = 1 << 20) -> str | None:
-    """A file as text without the white space around it; None where it cannot be read."""
+    """Return a file's text without surrounding white space; None if it is unreadable."""
     raw = source.raw(path, limit)
     return None if raw is None else raw.decode("utf-8", "replace").strip("\0 \t\r\n")
 
 
 def number(source: Source, path: str) -> int | None:
-    """A file that holds one whole number; None where it cannot be read or holds something else."""
+    """Return the integer in a file; None if it is unreadable or not an integer."""
     found = text(source, path, 64)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""macOS's own facts by its sysctl command, the only way there to tell the kinds of cores apart."""
+"""macOS hardware facts from sysctl, the only source of performance and efficiency cores there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNITS = {"b": 1, "kb": 1 << 10, "kib": 1 << 10, "mb": 1 << 20, "mib": 1 << 20, "
 
 
 def whole(found: object) -> int | None:
-    """A positive whole number, also from "512 KiB" as py-cpuinfo writes some sizes."""
+    """Parse a positive integer, also from "512 KiB" as py-cpuinfo writes some sizes."""
     if isinstance(found, int):
         return found if found > 0 else None
     if not isinstance(found, str):
@@ -30,7 +30,7 @@ def whole(found: object) -> int | None:
 
 
 def read_sysctl(unknown: dict[str, str]) -> dict[str, str]:
-    """macOS's own facts by name; it skips names that this Mac does not have."""
+    """Return sysctl values by name, without the names this Mac lacks."""
     import subprocess
 
     try:
@@ -51,7 +51,7 @@ def read_sysctl(unknown: dict[str, str]) -> dict[str, str]:
 def count_kinds(
     unknown: dict[str, str], sysctl: Mapping[str, str]
 ) -> tuple[int | None, int | None]:
-    """Cores of the fastest kind, and of all others; level 0 is always the fastest."""
+    """Return the numbers of performance and other cores; level 0 is the fastest."""
     levels = [whole(sysctl.get(f"hw.perflevel{level}.physicalcpu")) for level in range(3)]
     if levels[0] is None:
         reason = "sysctl names no kinds of cores" if sysctl else "only macOS is asked for it"

@@ -1,4 +1,4 @@
-"""Which logical CPUs there are, and what they share: cores, dies, sockets, caches.
+"""CPU topology: logical CPUs, cores, dies, sockets and shared caches.
 
 Membership is read from the masks the kernel gives, not from ids: core ids repeat between clusters
 on Arm, sockets and nodes are numbered with gaps, and CPU n need not be core n.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CPU_FOLDER = "/sys/devices/system/cpu"
 
 MODULE_FAMILIES = ("21", "22")
-"""Of AMD's: Bulldozer to Excavator, and Jaguar."""
+"""AMD CPU families with modules: Bulldozer to Excavator, and Jaguar."""
 
 Cpus = tuple[int, ...]
 
@@ -29,26 +29,26 @@ class Domain(Record):
     """Logical CPUs that share one cache."""
 
     cpus: Cpus
-    """The sharers, online ones only."""
+    """Online CPUs that share the cache."""
 
     size_bytes: int | None
-    """Its size; None where the kernel does not say, as on many Arm machines."""
+    """Cache size in bytes; None if the kernel does not report it, as on many Arm machines."""
 
 
 class Topology(Record):
-    """Logical CPUs, and what they share."""
+    """Logical CPUs, and the cores, dies, sockets and caches they share."""
 
     online: Cpus
     """CPUs the kernel schedules on."""
 
     offline: Cpus
-    """CPUs that are plugged in but switched off."""
+    """CPUs present but offline."""
 
     cores: tuple[Cpus, ...]
     """The hardware threads of each physical core."""
 
     dies: tuple[Cpus, ...]
-    """The CPUs of each die; empty where the kernel does not tell dies apart."""
+    """The CPUs of each die; empty if the kernel does not report dies."""
 
     sockets: tuple[Cpus, ...]
     """The CPUs of each package."""
@@ -64,9 +64,9 @@ class Topology(Record):
 
 
 def read_cpus_of(source: Source, mask_path: str, list_path: str) -> Cpus | None:
-    """CPUs from a mask or else from the list beside it; None without either.
+    """Read CPUs from a mask file, else from a list file; return None without either.
 
-    The mask comes first: every kernel has it, and it is what other tools read.
+    The mask comes first: every kernel has it, and other tools read it too.
     """
     for path, parse in ((mask_path, parse_mask), (list_path, parse_list)):
         found = text(source, path) if path else None
@@ -79,10 +79,10 @@ def read_cpus_of(source: Source, mask_path: str, list_path: str) -> Cpus | None:
 
 
 def read_topology(source: Source, *, caches: bool = True) -> Topology:
-    """The topology of the machine; with no CPU to be found at all, `online` is empty.
+    """Read the topology; `online` is empty if no CPU is found.
 
-    Caches are most of the files and no policy of a single process asks for them, so a launch on
-    hundreds of CPUs leaves them out.
+    Caches are most of the files and no single-process policy needs them, so a launch on hundreds
+    of CPUs skips them.
     """
     online, offline = _read_online(source)
     cores = _read_cores(source, online)
@@ -147,7 +147,7 @@ def _read_cores(source: Source, online: Cpus) -> tuple[Cpus, ...]:
 
 
 def _has_modules(source: Source) -> bool:
-    """AMD's Bulldozer shows the two cores of a module as siblings; only their core ids differ."""
+    """Return whether the CPU has modules: Bulldozer lists a module's two cores as siblings."""
     block = parse_blocks(text(source, "/proc/cpuinfo", 1 << 12) or "")[:1] or [{}]
     return (
         block[0].get("vendor_id") == "AuthenticAMD"
@@ -156,7 +156,7 @@ def _has_modules(source: Source) -> bool:
 
 
 def _grouped_by_id(source: Source, cpus: Cpus, name: str) -> tuple[Cpus, ...]:
-    """The CPUs apart by the number that a file of theirs holds."""
+    """Group CPUs by the integer in their topology file `name`."""
     groups: dict[int | None, list[int]] = {}
     for cpu in cpus:
         found = number(source, f"{CPU_FOLDER}/cpu{cpu}/topology/{name}")
@@ -186,7 +186,7 @@ def _read_dies(source: Source, online: Cpus) -> tuple[Cpus, ...]:
 
 
 def _read_either(source: Source, folder: str, *names: str) -> Cpus | None:
-    """The mask under its newer name or its older one."""
+    """Read the first CPU mask that exists among newer and older file names."""
     for name in names:
         found = read_cpus_of(source, f"{folder}/{name}", f"{folder}/{name}_list")
         if found:
@@ -195,7 +195,7 @@ def _read_either(source: Source, folder: str, *names: str) -> Cpus | None:
 
 
 def _groups(online: Cpus, read: Callable[[str], Cpus | None]) -> tuple[Cpus, ...]:
-    """Partition the online CPUs by a mask that each of them names; a CPU without one is alone."""
+    """Partition the online CPUs by each CPU's mask; a CPU without a mask is a group of one."""
     everything = set(online)
     left = set(online)
     groups = []
