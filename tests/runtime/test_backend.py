@@ -269,7 +269,7 @@ class Hurries(planted.Counts):
 
 @pytest.mark.parametrize(("seconds", "stays"), [(0.0, True), (0.05, False)])
 def test_who_is_not_asked_for_must_be_faster_in_turns(runs, monkeypatch, seconds, stays):
-    monkeypatch.setattr(backend, "PATIENCE", 0.05)
+    monkeypatch.setattr(backend, "MIN_TORCH_S", 0.05)
     hurries = Hurries(seconds)
     told = runs(hurries, asked=False)
     model = Sleeps()
@@ -281,7 +281,7 @@ def test_who_is_not_asked_for_must_be_faster_in_turns(runs, monkeypatch, seconds
         assert "a model evaluated by counts, " in told.describe()
         assert "times as fast" in told.describe()
     else:
-        assert hurries.calls == 1 + backend.TURNS
+        assert hurries.calls == 1 + backend.NUM_TIMED
         assert "which is too little" in told.describe()
 
 
