@@ -1,7 +1,6 @@
-"""PyTorch training on CPUs, made fast without changing the script.
+"""Fast PyTorch training on CPUs without changes to the script.
 
-Importing this is free: names are loaded when they are first used, and torch is never imported
-before a name that needs it.
+Public names are imported on first access, and torch only with a name that needs it.
 """
 
 from __future__ import annotations

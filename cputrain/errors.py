@@ -1,32 +1,32 @@
-"""Everything cputrain raises on purpose.
+"""Exceptions that cputrain raises, and the exit codes they end a command with.
 
-    CputrainError              what every one below is; ends a command with exit code 1
-    ├── UsageError        2    what the user typed, set or wrote breaks a rule; a ValueError
+    CputrainError              base class; ends a command with exit code 1
+    ├── UsageError        2    invalid argument, option, variable or script; a ValueError
     │   ├── PlanError     2    a plan that cannot be read, or does not fit this machine
-    │   ├── UnguardedMain 1    a script starts workers whenever it is imported, also by a worker
-    │   └── SourceError   2    a sysroot or capture that is not a machine
-    ├── LaunchError     125    the script could not be started, and it was our doing
-    │   ├── NotExecutable 126  it is there, but it cannot be run
-    │   └── NotFound    127    it is not there
+    │   ├── UnguardedMain 1    a script without a main guard that starts workers on import
+    │   └── SourceError   2    a sysroot or capture that does not describe a machine
+    ├── LaunchError     125    the script could not be started, by a fault of the launcher
+    │   ├── NotExecutable 126  the command exists, but cannot be executed
+    │   └── NotFound    127    a command, file, package or case does not exist
     ├── ResourceError     1    the system refused memory, a descriptor or a process; an OSError
-    ├── TaskLost          1    a pool's task has no result, and never will
-    │   ├── WorkerDied    1    the process that ran it ended
-    │   └── TaskTimeout   1    it ran longer than it may, and was killed; a TimeoutError
-    ├── TaskError         1    a task's exception that could not be brought here as it was
-    ├── FillFailed        1    a part of a tensor could not be filled; says which, and what is there
-    ├── RankGone          1    ranks cannot add up their gradients: one has ended, or does not come
-    ├── PartsDiffer       1    replicas did not do the same with their parts of a batch
-    ├── DifferentiatedTwice 1  gradients of a divided batch cannot be differentiated again
-    └── InternalError   125    a bug of ours; the message begins with [internal]
+    ├── TaskLost          1    a pool's task has no result and will not get one
+    │   ├── WorkerDied    1    the worker process exited while it ran the task
+    │   └── TaskTimeout   1    the task exceeded its timeout and was killed; a TimeoutError
+    ├── TaskError         1    a task's exception that could not be pickled or rebuilt
+    ├── FillFailed        1    rows of a tensor could not be filled; has the rows and a mask
+    ├── RankGone          1    the gradient all-reduce failed: a rank exited or timed out
+    ├── PartsDiffer       1    replicas diverged: they did not reach the same barriers
+    ├── DifferentiatedTwice 1  double backward through a sharded batch, which is not supported
+    └── InternalError   125    a bug in cputrain; the message begins with [internal]
 
-A message says four things: the parameter, the rule, what was found, and what to do next.
+A message has four parts: the parameter, the rule, the value found, and the remedy.
 """
 
 from __future__ import annotations
 
 
 class CputrainError(Exception):
-    """The root of the tree; see the module's docstring."""
+    """Base class of all exceptions of cputrain: parameter, rule, value found and remedy."""
 
     exit_code = 1
 
@@ -54,49 +54,49 @@ def _rebuild(
 
 
 class UsageError(CputrainError, ValueError):
-    """Something the user typed, set or wrote breaks a rule."""
+    """Invalid argument, option, environment variable or script."""
 
     exit_code = 2
 
 
 class PlanError(UsageError):
-    """A plan that cannot be read, or does not fit this machine."""
+    """Plan that cannot be read, or does not fit this machine."""
 
 
 class UnguardedMain(UsageError, RuntimeError):
-    """A script starts workers whenever it is imported, and so does each worker that imports it."""
+    """Script without a main guard: every worker that imports it starts workers as well."""
 
     exit_code = 1
 
 
 class SourceError(UsageError):
-    """A sysroot or capture that is not a machine."""
+    """Sysroot or capture that does not describe a machine."""
 
 
 class LaunchError(CputrainError):
-    """The script could not be started, and it was our doing."""
+    """Script that could not be started, by a fault of the launcher."""
 
     exit_code = 125
 
 
 class NotExecutable(LaunchError):
-    """It is there, but it cannot be run."""
+    """Command that exists, but cannot be executed."""
 
     exit_code = 126
 
 
 class NotFound(LaunchError):
-    """It is not there."""
+    """Command, file, package or case that does not exist."""
 
     exit_code = 127
 
 
 class ResourceError(CputrainError, OSError):
-    """The system refused memory, a descriptor or a process."""
+    """Memory, file descriptor or process that the operating system refused."""
 
     @classmethod
     def of(cls, error: OSError, parameter: str, rule: str) -> ResourceError:
-        """What the system refused, and how to be granted it."""
+        """Build the exception from an OSError, with the limit to raise for its errno."""
         import errno
 
         return cls(
@@ -113,44 +113,44 @@ class ResourceError(CputrainError, OSError):
 
 
 class TaskLost(CputrainError, RuntimeError):
-    """A pool's task has no result, and never will."""
+    """Task of a pool that has no result and will not get one."""
 
 
 class WorkerDied(TaskLost):
-    """The process that ran a task ended."""
+    """Task whose worker process exited while running it."""
 
 
 class TaskTimeout(TaskLost, TimeoutError):
-    """A task ran longer than it may, and was killed."""
+    """Task that exceeded its timeout and was killed."""
 
 
 class TaskError(CputrainError, RuntimeError):
-    """A task's exception that could not be brought here as it was."""
+    """Exception of a task that could not be pickled or rebuilt in the parent process."""
 
 
 class FillFailed(CputrainError, RuntimeError):
-    """A part of a tensor could not be filled."""
+    """Rows of a tensor that could not be filled."""
 
     failed: range
-    """The rows that could not be filled."""
+    """Range of rows that could not be filled."""
     done: object
-    """A boolean tensor: which rows are there; what `fill` takes to go on."""
+    """Boolean tensor, True for filled rows; pass it to `fill` to resume."""
 
 
 class RankGone(CputrainError):
-    """Ranks of a node cannot add up their gradients: one has ended, or has not come in time."""
+    """Failed all-reduce of gradients: a rank of the node exited or timed out."""
 
 
 class PartsDiffer(CputrainError, RuntimeError):
-    """Replicas did not do the same, so that what one waits for will not come."""
+    """Replicas that diverged, so that a barrier would wait forever."""
 
 
 class DifferentiatedTwice(CputrainError, RuntimeError):
-    """Somebody asked for gradients of a divided batch that can be differentiated again."""
+    """Double backward (`create_graph=True`) through a sharded batch, which is not supported."""
 
 
 class InternalError(CputrainError):
-    """A bug of ours."""
+    """Bug in cputrain."""
 
     exit_code = 125
 

@@ -1,6 +1,6 @@
-"""The judge: the same script run in two or more ways, side by side, and what came out.
+"""Benchmarks: run the same work in two or more ways, interleaved, and compare the results.
 
-See README.md in this folder for its tree and the life of a value through it.
+README.md in this folder describes the modules and the data flow.
 """
 
 from __future__ import annotations

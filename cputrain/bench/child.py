@@ -1,4 +1,4 @@
-"""One case in a process of its own: asked in JSON, and answered in the last line that it prints."""
+"""Run one benchmark case in a subprocess: JSON request in argv, JSON answer on stdout."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ if TYPE_CHECKING:
     from typing import Any
 
 LONGEST = 900.0
-"""Seconds after which a case is taken for one that hangs."""
+"""Timeout of a case in seconds."""
 
 
 class CaseFailedError(Exception):
-    """Why there is no answer."""
+    """Case that timed out or whose process failed."""
 
     def __init__(self, why: str, code: int | None = None) -> None:
         super().__init__(why)
         self.code = code
-        """What the process ended with; None where it was ended."""
+        """Exit code of the process; None if it timed out."""
 
 
 def answer_of(module: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What `python -m module` answers."""
-    # -P: the working folder must not put a module of its own in the way
+    """Run `python -m module` with a JSON request and return its JSON answer.
+
+    Raises:
+        CaseFailedError: The process timed out or did not exit with code 0.
+    """
+    # -P: a module in the working directory must not shadow an installed one
     command = [sys.executable, "-P", "-m", module, json.dumps(request)]
-    # files, not pipes: a worker that stays does not keep us waiting
+    # files, not pipes: a worker that outlives the process would keep a pipe open
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen(
             command,
@@ -41,7 +45,7 @@ def answer_of(module: str, request: dict[str, Any]) -> dict[str, Any]:
             stdout=out,
             stderr=err,
             env=clean_environment(),
-            # a group of its own, so that the workers of one that hangs can be ended with it
+            # new process group, so that a timeout can kill the workers as well
             process_group=0 if os.name == "posix" else None,
         )
         try:
@@ -61,9 +65,9 @@ def answer_of(module: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with_workers(child: subprocess.Popen[bytes]) -> None:
-    """The process, if it still runs, and the workers that it has left."""
+    """Kill the process and its process group, then reap the process."""
     if os.name == "posix":
-        with suppress(ProcessLookupError, PermissionError):  # nothing is left
+        with suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(child.pid, signal.SIGKILL)
     else:
         child.kill()

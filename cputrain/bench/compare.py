@@ -1,7 +1,7 @@
-"""The same work done in two or more ways: interleaved, each run in a fresh process.
+"""Compare commands by interleaved runs, each in a fresh process.
 
-Rounds go A B, B A, A B, …: a machine that slows down or warms up meanwhile touches both alike.
-Speed is compared within a round, never across, so drift cancels.
+Rounds go A B, B A, A B, …, so that throttling or warm-up of the machine affects all commands alike.
+Speed-ups are ratios within a round, never across rounds, so drift cancels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Speedup(Record):
-    """How many times faster than the reference: the median of the rounds' ratios, and its ends."""
+    """Speed-up over the reference: median, minimum and maximum of the per-round ratios."""
 
     median: float
     lowest: float
@@ -30,90 +30,90 @@ class Speedup(Record):
 
 
 class Side(Record):
-    """One of the compared commands, over all its runs."""
+    """Statistics of one command over all its runs."""
 
     name: str
-    """What the caller calls it: "python", "launch"."""
+    """Name that the caller gave it: "python", "launch"."""
 
     command: tuple[str, ...]
-    """The argument list it was started with."""
+    """Argument list of the process."""
 
     seconds: tuple[float, ...]
-    """One value a round: the median step, or the whole process (see Comparison.clock)."""
+    """Time of each round: the median step, or the whole process (see `Comparison.clock`)."""
 
     median: float
-    """The median of `seconds`."""
+    """Median of `seconds`."""
 
     fastest: float
-    """The least of `seconds`."""
+    """Minimum of `seconds`."""
 
     slowest: float
-    """The greatest of `seconds`."""
+    """Maximum of `seconds`."""
 
     quartiles: tuple[float, float]
-    """The first and third quartile of `seconds`."""
+    """First and third quartile of `seconds`."""
 
     samples_per_second: float | None
-    """At the median; None unless the script timed its steps and said how much one handles."""
+    """Throughput at the median; None unless the script reports step times and batch size."""
 
     speedup: Speedup
-    """Against the reference; 1 for the reference itself."""
+    """Speed-up over the reference; 1 for the reference itself."""
 
     loss_difference: float | None
-    """The largest relative difference of a loss in any of its runs from the reference's first run.
+    """Largest relative difference between losses of any run and the reference's first run.
 
-    For the reference itself this is how well it repeats. None where there is nothing to compare.
+    For the reference itself this is its run-to-run difference. None if no losses can be compared.
     """
 
     losses_compared: int
-    """How many losses of each run could be compared."""
+    """Number of losses of each run that were compared."""
 
     user_seconds: float | None
-    """CPU time in its own code, children included: the median run."""
+    """CPU time in user mode, children included; median over runs."""
 
     system_seconds: float | None
-    """CPU time in the kernel, children included: the median run."""
+    """CPU time in kernel mode, children included; median over runs."""
 
     minor_faults: int | None
-    """Pages handed out: the median run."""
+    """Minor page faults; median over runs."""
 
     major_faults: int | None
-    """Pages read from disk: the median run."""
+    """Major page faults, which read from disk; median over runs."""
 
     peak_rss_bytes: int | None
-    """Largest resident memory of the process itself: the greatest of the runs."""
+    """Peak resident set size of the process without its children; maximum over runs."""
 
     peak_tree_bytes: int | None
-    """Largest memory of the process and its children: the greatest of the runs, if sampled."""
+    """Peak memory of the process and its children; maximum over runs, None if not sampled."""
 
 
 class Comparison(Record):
-    """Everything a comparison found; `as_json()` is what is written to disk."""
+    """Result of a comparison; `as_json()` gives the document that is written to disk."""
 
     schema_version: int = 1
-    """Grows when a field changes its meaning."""
+    """Version of the document; incremented when a field changes its meaning."""
 
     against: str
-    """The name of the reference."""
+    """Name of the reference command."""
 
     clock: Clock
-    """Whose time is compared: "steps" as every script reported them, else the whole "process"."""
+    """Time compared: "steps" if every script reports its step times, else the whole "process"."""
 
     repeats: int
-    """How many rounds there were."""
+    """Number of rounds."""
 
     sides: tuple[Side, ...]
-    """The compared commands, in the caller's order."""
+    """Compared commands, in the caller's order."""
 
     measurements: tuple[Measurement, ...]
-    """Every run, in the order in which they ran."""
+    """All runs, in the order of their execution."""
 
     def side(self, name: str) -> Side:
-        """The side of that name."""
+        """Return the side with the given name."""
         return next(side for side in self.sides if side.name == name)
 
     def last_words(self, name: str) -> str:
-        """What cputrain said it had applied, in the last run of that name."""
+        """Return what cputrain reported as applied in the last run of the given command."""
         return [run.said for run in self.measurements if run.name == name][-1]
 
 
@@ -125,10 +125,15 @@ def compare(
     samples_memory: bool = False,
     on_run: OnRun | None = None,
 ) -> Comparison:
-    """Runs every command `repeats` times and compares each with `against`, by default the first.
+    """Run every command `repeats` times and compare each with the reference.
 
-    `on_run(name, round, seconds)` is told of each run when it has ended: its median step where
-    the script timed its steps, else the time of the whole process.
+    Args:
+        commands: Argument lists by name.
+        repeats: Number of rounds.
+        against: Name of the reference; the first command by default.
+        samples_memory: Whether to sample the memory of all processes of a run.
+        on_run: Called as `on_run(name, round, seconds)` after each run, with its median step time
+            if the script reports step times, else the time of the whole process.
     """
     names = list(commands)
     if not names:
@@ -154,7 +159,7 @@ def compare(
 def summarise(
     commands: Mapping[str, Sequence[str]], runs: Sequence[Measurement], against: str
 ) -> Comparison:
-    """The comparison that a list of measurements amounts to."""
+    """Compute a Comparison from measurements."""
     clock: Clock = "steps" if all(run.step_seconds for run in runs) else "process"
     of = {
         name: sorted((run for run in runs if run.name == name), key=lambda run: run.round_number)
@@ -173,21 +178,21 @@ def summarise(
 
 
 def seconds_of(run: Measurement, clock: Clock) -> float:
-    """A run's time by that clock."""
+    """Return a run's time by the given clock: its median step time, or its process time."""
     return median(run.step_seconds) if clock == "steps" else run.process_seconds
 
 
 def loss_difference(losses: Sequence[float], expected: Sequence[float]) -> float | None:
-    """The largest |a - b| / max(|a|, |b|) over the losses both have, from 0 to at most 2.
+    """Return the largest |a - b| / max(|a|, |b|) over paired losses, between 0 and 2.
 
-    A loss that is not a number differs by 2 from every number, and by 0 from another such.
+    NaN or infinity differs from a finite number by 2; NaN equals NaN. None if there are no pairs.
     """
     differences = [_difference(loss, other) for loss, other in zip(losses, expected, strict=False)]
     return max(differences, default=None)
 
 
 def quantile(values: Iterable[float], part: float) -> float:
-    """The value below which that part of the values lies, straight between neighbours."""
+    """Return the quantile at `part` (0 to 1), linearly interpolated."""
     ordered = sorted(values)
     place = part * (len(ordered) - 1)
     low = math.floor(place)
@@ -196,7 +201,7 @@ def quantile(values: Iterable[float], part: float) -> float:
 
 
 def median(values: Iterable[float]) -> float:
-    """The value in the middle."""
+    """Return the median."""
     return quantile(values, 0.5)
 
 

@@ -1,4 +1,4 @@
-"""A comparison as a Markdown table, ready for docs/benchmarks or an issue."""
+"""Comparison as a Markdown table, for docs/benchmarks or an issue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = (
 
 
 def as_markdown(comparison: Comparison, *, title: str, machine_line: str) -> str:
-    """A heading, the machine, one row for each side, and how to read it."""
+    """Render a heading, the machine, one row for each side, and a note on the columns."""
     rows = [_row(side, comparison) for side in comparison.sides]
     lines = [
         f"### {title}",
@@ -38,12 +38,12 @@ def as_markdown(comparison: Comparison, *, title: str, machine_line: str) -> str
 
 
 def row(side: Side, comparison: Comparison) -> tuple[str, ...]:
-    """One side's cells, as they are read in a terminal."""
+    """Return one side's cells without Markdown, for a terminal."""
     return tuple(cell.replace("**", "").replace("\\|", "|") for cell in _row(side, comparison))
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it, three digits."""
+    """Format a time in s, ms or µs with three significant digits."""
     if seconds >= 1:
         return f"{digits(seconds)} s"
     if seconds >= 1e-3:
@@ -52,7 +52,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in the binary unit that suits them."""
+    """Format a number of bytes in a binary unit with three significant digits."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{digits(number)} {unit}"
@@ -99,7 +99,7 @@ def _faults(side: Side) -> str:
 
 
 def _memory(side: Side, comparison: Comparison) -> str:
-    """Return the peak of all processes where it was sampled, and how it compares."""
+    """Return peak memory of all processes if sampled, with its ratio to the reference."""
     if side.peak_tree_bytes is None:
         return "–" if side.peak_rss_bytes is None else size(side.peak_rss_bytes)
     reference = comparison.side(comparison.against).peak_tree_bytes
@@ -132,7 +132,7 @@ def _reading(comparison: Comparison) -> str:
 
 
 def digits(number: float) -> str:
-    """Three digits, and a comma every three where there are more."""
+    """Format a number with three significant digits and thousands separators."""
     if number >= 99.95:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"

@@ -1,10 +1,11 @@
-"""One run of a command in a fresh process, and what it cost.
+"""Run a command once in a fresh process and measure its cost.
 
 A script that prints, as the last JSON line of its stdout,
 
     {"losses": [...], "seconds_per_step": [...], "samples_per_step": 64}
 
-is timed by its own clock, which leaves out imports and warm-up. Any other is timed as a whole.
+is measured by its own step times, which exclude imports and warm-up. Any other command is measured
+by the wall time of its process.
 """
 
 from __future__ import annotations
@@ -27,64 +28,75 @@ if TYPE_CHECKING:
     Usage = tuple[float | None, float | None, int | None, int | None, int | None]
 
 STDERR_LINES = 20
-"""How much of a failed run's stderr its error shows."""
+"""Lines of a failed run's stderr shown in the error."""
 
 GRACE_SECONDS = 5.0
-"""How long an interrupted child may take to end by itself before it is killed."""
+"""Time between SIGTERM and SIGKILL for an interrupted child."""
 
 
 class Measurement(Record):
-    """What one run of one command cost, and what it said."""
+    """Cost and reported results of one run of a command."""
 
     name: str
-    """Which of the compared commands it was."""
+    """Name of the command."""
 
     round_number: int
-    """In which round, counted from 1."""
+    """Number of the round, counted from 1."""
 
     process_seconds: float
-    """From start to end of the process by the wall clock."""
+    """Wall time from start to exit of the process."""
 
     step_seconds: tuple[float, ...] = ()
-    """The times of the timed steps as the script reported them; empty when it reported none."""
+    """Step times that the script reported; empty if it reported none."""
 
     losses: tuple[float, ...] = ()
-    """The losses of its first steps as the script reported them."""
+    """Losses of the first steps that the script reported."""
 
     samples_per_step: float | None = None
-    """How many samples a step handles, when the script said so."""
+    """Samples in a batch, if the script reported them."""
 
     user_seconds: float | None = None
-    """CPU time in its own code, with that of the children it waited for."""
+    """CPU time in user mode, including reaped children."""
 
     system_seconds: float | None = None
-    """CPU time in the kernel on its behalf, with that of the children it waited for."""
+    """CPU time in kernel mode, including reaped children."""
 
     minor_faults: int | None = None
-    """Pages that were handed out without a read from disk."""
+    """Minor page faults: served without a read from disk."""
 
     major_faults: int | None = None
-    """Pages that had to be read from disk."""
+    """Major page faults: served by a read from disk."""
 
     said: str = ""
-    """The line in which cputrain said what it had applied; empty for a run without it."""
+    """Line of stderr in which cputrain reported the applied settings; empty without cputrain."""
 
     peak_rss_bytes: int | None = None
-    """Its own largest resident memory: not a sum over its children, and never less than that of
-    the process that started it, which Linux counts in."""
+    """Peak resident set size of the process alone, not a sum over its children.
+
+    Never less than that of the parent process, since Linux inherits it across fork and exec.
+    """
 
     peak_tree_bytes: int | None = None
-    """The largest memory of it and all its children together; None where that was not sampled."""
+    """Peak memory of the process group; None if it was not sampled."""
 
 
 def measure(
     name: str, command: Sequence[str], *, round_number: int = 1, samples_memory: bool = False
 ) -> Measurement:
-    """Run the command to its end; raise when it cannot be started or does not exit with 0.
+    """Run a command to completion and measure it.
 
-    With `samples_memory`, the memory of all its processes is read ten times a second.
+    Args:
+        name: Name of the measurement.
+        command: Argument list of the process.
+        round_number: Number of the round, counted from 1.
+        samples_memory: Whether to sample the memory of all processes ten times a second.
+
+    Raises:
+        NotFound: The command does not exist.
+        NotExecutable: The command cannot be executed.
+        UsageError: The command did not exit with code 0.
     """
-    # files, not pipes: nothing can block, and a grandchild that stays does not keep us waiting
+    # files, not pipes: a full pipe blocks the child, and a surviving grandchild keeps a pipe open
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         begin = time.perf_counter()
         child = _start(command, out, err)
@@ -120,12 +132,15 @@ def measure(
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without what would steer cputrain in the child."""
+    """Return a copy of the environment without `CPUTRAIN_*` variables."""
     return {key: value for key, value in os.environ.items() if not key.startswith("CPUTRAIN_")}
 
 
 def reported(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], float | None]:
-    """Step times, losses and samples a step from the last JSON line; empty where there is none."""
+    """Return step times, losses and samples per step from the last JSON line of stdout.
+
+    All are empty or None if there is no such line.
+    """
     for line in reversed(stdout.splitlines()):
         if not line.strip().startswith("{"):
             continue
@@ -140,7 +155,7 @@ def reported(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], float |
             if all(seconds > 0 for seconds in steps):
                 return steps, losses, None if samples is None else float(samples)
         except (KeyError, TypeError, ValueError):
-            pass  # the last JSON line is about something else
+            pass  # the last JSON line has another format
         break
     return (), (), None
 
@@ -153,7 +168,7 @@ def _start(command: Sequence[str], out: IO[bytes], err: IO[bytes]) -> subprocess
             stdout=out,
             stderr=err,
             env=clean_environment(),
-            # a group of its own, so that its loader processes can be ended with it
+            # new process group, so that its loader workers can be killed with it
             process_group=0 if os.name == "posix" else None,
         )
     except FileNotFoundError as error:
@@ -174,7 +189,7 @@ def _wait(child: subprocess.Popen[bytes]) -> tuple[int, Usage]:
         return child.wait(), (None, None, None, None, None)
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    unit = 1 if os.uname().sysname == "Darwin" else 1024  # macOS counts bytes, Linux KiB
+    unit = 1 if os.uname().sysname == "Darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
     return child.returncode, (
         used.ru_utime,
         used.ru_stime,
@@ -185,7 +200,7 @@ def _wait(child: subprocess.Popen[bytes]) -> tuple[int, Usage]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends the child and its group: politely, then not."""
+    """Terminate the child's process group: SIGTERM first, SIGKILL after a grace period."""
     import signal
 
     if child.poll() is not None:
@@ -199,7 +214,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait(GRACE_SECONDS)
     except subprocess.TimeoutExpired:
         pass
-    finally:  # also when the user cannot wait and interrupts again
+    finally:  # also after a second Ctrl-C
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()

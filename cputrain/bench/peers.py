@@ -1,4 +1,4 @@
-"""Other launchers that run a script on CPUs, as far as they are installed. This loads no torch."""
+"""Other launchers for CPU training, as far as they are installed; torch is not imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 
 def peers() -> dict[str, tuple[str, ...]]:
-    """The name of each, and the words before the script."""
+    """Return the argument list that precedes the script, by launcher name."""
     python = (sys.executable, "-m")
     found: dict[str, tuple[str, ...]] = {}
     if find_spec("torch") is not None:

@@ -1,4 +1,4 @@
-"""Several contenders in several cases, as tables: what loaders, pools and devices share."""
+"""Tables of several contenders in several cases, shared by loaders, pools, devices and networks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
         def quartiles(self) -> tuple[float, float]: ...
 
     class Case(Protocol):
-        """What one case found."""
+        """Results of one case."""
 
         @property
         def left_out(self) -> Mapping[str, str]: ...
 
 
 NOTHING = "–"
-"""In the place of what was not measured."""
+"""Cell of a value that was not measured."""
 
 
 def measured(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """The head and the rows of a table, without columns in which nothing was measured."""
+    """Return the header and rows of a table without columns in which nothing was measured."""
     kept = [
         place
         for place, _ in enumerate(columns)
@@ -52,8 +52,7 @@ def page(
     tables: Sequence[tuple[str, Table, str]],
     reading: str,
 ) -> str:
-    """Markdown: the machine, a table for each case with what stands above it and below, and how
-    to read them."""
+    """Render the machine, the versions, a titled table for each case, and a note on the columns."""
     lines = [f"{machine}; {', '.join(f'{name} {one}' for name, one in versions.items())}", ""]
     for title, (head, rows), note in tables:
         lines += [
@@ -69,13 +68,13 @@ def page(
 
 
 def below(case: Case) -> str:
-    """Who took no part in a case, and why; empty if all did."""
+    """Return the contenders left out of a case and the reasons; empty if there are none."""
     told = "; ".join(f"{name} ({reason})" for name, reason in case.left_out.items())
     return f"Left out: {told}." if told else ""
 
 
 def spread(side: Timed) -> str:
-    """From the fastest round to the slowest."""
+    """Format the range from the fastest to the slowest round, with the quartiles."""
     if len(side.seconds) == 1:
         return duration(side.median)
     low, high = (duration(seconds) for seconds in side.quartiles)
@@ -83,5 +82,5 @@ def spread(side: Timed) -> str:
 
 
 def known(value: float | None, shown: Callable[[float], str]) -> str:
-    """A figure, where there is one."""
+    """Format a value, or return a dash if it was not measured."""
     return NOTHING if value is None else shown(value)

@@ -1,7 +1,7 @@
-"""The peak of the memory that a process and all it starts hold together.
+"""Peak memory of a process and its descendants.
 
-Proportional set sizes are added up: a page that forked workers share is counted once. Reading them
-takes the kernel a while, so nothing is sampled unless memory is what is to be measured.
+Proportional set sizes (PSS) are summed, so a page shared by forked workers counts once. Reading PSS
+is expensive in the kernel, so it is sampled only on request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ INTERVAL_S = 0.1
 
 
 class TreeMemory:
-    """A thread that samples the memory of a process group until it is stopped."""
+    """Thread that samples the memory of a process group until it is stopped."""
 
     def __init__(self, group: int) -> None:
         self.peak_bytes = 0
@@ -27,14 +27,14 @@ class TreeMemory:
             self.peak_bytes = max(self.peak_bytes, group_bytes(self._group))
 
     def stop(self) -> int:
-        """Stop sampling, and return the peak in bytes."""
+        """Stop sampling and return the peak in bytes."""
         self._ended.set()
         self._thread.join()
         return self.peak_bytes
 
 
 def group_bytes(group: int) -> int:
-    """Return the bytes that the processes of a group hold together; 0 where there is no /proc."""
+    """Return the sum of PSS over a process group in bytes; 0 without /proc."""
     total = 0
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdecimal():
@@ -43,16 +43,16 @@ def group_bytes(group: int) -> int:
                     fields = file.read().rpartition(")")[2].split()
                 if int(fields[2]) == group:
                     total += _proportional_bytes(name)
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the process has exited
                 continue
     return total
 
 
 def own_bytes(process: int | str) -> int:
-    """Return the bytes of a process that no other one has; 0 where there is no /proc.
+    """Return the private memory of a process in bytes; 0 without /proc.
 
-    Mappings that are there to be shared count for nobody: the system calls a page of them private
-    for as long as one process alone has looked at it.
+    Shared mappings are excluded: the kernel reports a page of them as private while only one
+    process maps it.
     """
     total, is_private = 0, False
     try:

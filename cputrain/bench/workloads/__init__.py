@@ -1,7 +1,7 @@
-"""Plain PyTorch scripts to measure with; they know nothing of cputrain.
+"""Plain PyTorch scripts used as benchmark workloads; they do not use cputrain.
 
-A script put into this folder is a workload. It takes `--steps`, begins with a docstring whose
-first line says what it is, and prints the JSON line described in cputrain.bench.measurement.
+Every script in this folder is a workload. It takes `--steps`, begins with a docstring whose first
+line describes it, and prints the JSON line described in cputrain.bench.measurement.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 
 def workloads() -> dict[str, str]:
-    """The name and the path of every workload, sorted by name."""
+    """Return the path of every workload by name, sorted by name."""
     folder = os.path.dirname(os.path.abspath(__file__))
     return {
         name.removesuffix(".py"): os.path.join(folder, name)
@@ -20,7 +20,7 @@ def workloads() -> dict[str, str]:
 
 
 def description(path: str) -> str:
-    """The first line of a script's docstring; empty when it has none."""
+    """Return the first line of a script's docstring; empty if it has none."""
     import ast
 
     with open(path, encoding="utf-8") as script:

@@ -22,7 +22,7 @@ RINGING = (-0.96) ** MOMENTS
 
 
 def seed_all(first: int) -> None:
-    """A seed for each part, as the other program has it."""
+    """Seed random and torch for a chunk of rows, as examples/byte_patterns.py does."""
     digest = hashlib.blake2b(f"1,{first}".encode(), digest_size=8).digest()
     seed = int.from_bytes(digest, "little") >> 1
     random.seed(seed)
@@ -50,7 +50,7 @@ def record(rows: range) -> tuple[torch.Tensor, torch.Tensor]:
 
 def make_data(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     parts = [range(first, min(first + PART, rows)) for first in range(0, rows, PART)]
-    # one thread in each worker: as many threads as cores in each of them would be in their way
+    # one thread in each worker avoids oversubscription
     with torch.multiprocessing.Pool(initializer=torch.set_num_threads, initargs=(1,)) as pool:
         made = pool.map(record, parts)
     recordings, answers = zip(*made, strict=True)
@@ -128,7 +128,7 @@ def main() -> None:
     print(f"{len(losses):,} steps in {end - made:.1f} s, {accuracy:.1%} of unseen answers right")
     result = {
         "losses": [*losses[:20], losses[-1]],
-        # with its share of the time that the data took
+        # including data generation, divided by the steps
         "seconds_per_step": [(end - begin) / len(losses)],
         "samples_per_step": BATCH,
     }

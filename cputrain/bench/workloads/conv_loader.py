@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
-    """Random pictures, smoothed by Fourier transforms: stands for decoding and augmenting."""
+    """Random images smoothed by Fourier transforms; a stand-in for decoding and augmentation."""
 
     def __init__(self, size: int, work: int) -> None:
         self.size, self.work = size, work

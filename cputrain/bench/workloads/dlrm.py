@@ -17,7 +17,7 @@ def network(*sizes: int) -> nn.Sequential:
 
 
 class Recommender(nn.Module):
-    """Numbers and categories in; what they say together, out."""
+    """DLRM: dense and sparse features to a click logit, through pairwise dot products."""
 
     def __init__(self, tables: int, rows: int, width: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def main() -> None:
 
     losses = []
     seconds = []
-    for _ in range(1 + options.steps):  # the first warms up
+    for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
         loss = loss_of(model(numbers, categories), clicked)
         optimizer.zero_grad()

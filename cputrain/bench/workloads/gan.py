@@ -50,7 +50,7 @@ def main() -> None:
 
     losses = []
     seconds = []
-    for _ in range(1 + options.steps):  # the first warms up
+    for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
         made = makes(torch.randn(options.batch, noise, 1, 1))
         loss = loss_of(judges(real), yes) + loss_of(judges(made.detach()), no)

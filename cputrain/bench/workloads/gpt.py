@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Attention, and a network at each place."""
+    """Transformer block: pre-norm causal self-attention and MLP."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Words and places in, the next word out."""
+    """Decoder-only transformer: token ids to next-token logits."""
 
     def __init__(self, words: int, length: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def main() -> None:
 
     losses = []
     seconds = []
-    for _ in range(1 + options.steps):  # the first warms up
+    for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
         made = model(text[:, :-1])
         loss = loss_of(made.view(-1, words), text[:, 1:].reshape(-1))

@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """Words in, the next word out."""
+    """LSTM language model: token ids to next-token logits."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def main() -> None:
 
     losses = []
     seconds = []
-    for _ in range(1 + options.steps):  # the first warms up
+    for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
         loss = loss_of(model(text[:, :-1]).view(-1, words), text[:, 1:].reshape(-1))
         optimizer.zero_grad()

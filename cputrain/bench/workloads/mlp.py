@@ -36,7 +36,7 @@ def main() -> None:
 
     losses: list[float] = []
     seconds = []
-    for _ in range(1 + options.epochs):  # the first warms up
+    for _ in range(1 + options.epochs):  # the first epoch is a warm-up
         begin = time.perf_counter()
         before = len(losses)
         for step, (rows, labels) in enumerate(loader, start=1):
@@ -47,7 +47,7 @@ def main() -> None:
             losses.append(loss.item())
             if step == options.steps:
                 break
-        # an epoch's time over its steps, so that loading is counted
+        # epoch time divided by its steps, so that loading is included
         seconds.append((time.perf_counter() - begin) / max(1, len(losses) - before))
 
     result = {

@@ -21,7 +21,7 @@ def convolution(
 
 
 def mobilenet(classes: int = 1000) -> nn.Sequential:
-    """The network of Howard and others (2017)."""
+    """Build MobileNet (Howard et al., 2017)."""
     layers: list[nn.Module] = [convolution(3, 32, 3, 2)]
     inside = 32
     for outside, stride in (
@@ -51,7 +51,7 @@ def main() -> None:
 
     losses = []
     seconds = []
-    for _ in range(1 + options.steps):  # the first warms up
+    for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
         loss = loss_of(model(images), labels)
         optimizer.zero_grad()

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def bottleneck(inside: int, width: int, stride: int) -> nn.Sequential:
-    """1x1, 3x3 and 1x1 convolutions."""
+    """Build the body of a bottleneck block: 1x1, 3x3 and 1x1 convolutions."""
     return nn.Sequential(
         nn.Conv2d(inside, width, 1, bias=False),
         nn.BatchNorm2d(width),
@@ -23,7 +23,7 @@ def bottleneck(inside: int, width: int, stride: int) -> nn.Sequential:
 
 
 def basic(inside: int, width: int, stride: int) -> nn.Sequential:
-    """Two 3x3 convolutions."""
+    """Build the body of a basic block: two 3x3 convolutions."""
     return nn.Sequential(
         nn.Conv2d(inside, width, 3, stride=stride, padding=1, bias=False),
         nn.BatchNorm2d(width),
@@ -34,11 +34,11 @@ def basic(inside: int, width: int, stride: int) -> nn.Sequential:
 
 
 KINDS = {18: (basic, 1, (2, 2, 2, 2)), 50: (bottleneck, 4, (3, 4, 6, 3))}
-"""By depth: what a block is, how much wider it ends, and how many there are."""
+"""By depth: block body, channel expansion, and number of blocks in each stage."""
 
 
 class Block(nn.Module):
-    """Convolutions, and a way past them."""
+    """Residual block: a convolutional body and a shortcut."""
 
     def __init__(self, body: nn.Module, inside: int, outside: int, stride: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 def resnet(depth: int, classes: int = 1000) -> nn.Sequential:
-    """The network of He and others (2015), its stride in the 3x3 convolution as is usual now."""
+    """Build ResNet (He et al., 2015), with the stride in the 3x3 convolution (v1.5)."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(64),
@@ -95,7 +95,7 @@ def main() -> None:
 
     losses = []
     seconds = []
-    for _ in range(1 + options.steps):  # the first warms up
+    for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
         loss = loss_of(model(images), labels)
         optimizer.zero_grad()

@@ -17,7 +17,7 @@ def twice(inside: int, outside: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Down in steps, and up again beside what was seen on the way down."""
+    """U-Net with skip connections: a contracting path and an expanding path."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def main() -> None:
 
     losses = []
     seconds = []
-    for _ in range(1 + options.steps):  # the first warms up
+    for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
         loss = loss_of(model(images), marks)
         optimizer.zero_grad()
