@@ -1,1 +1,1 @@
-"""Shows values to people, as tables in the terminal. Data goes in, text comes out."""
+"""Rendering of values for the terminal, notebooks and browsers, without measuring or deciding."""

@@ -1,4 +1,4 @@
-"""Backends as people read them."""
+"""Tables of compute backends, for `cputrain info --backends`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYER_COLUMNS = ("layer", "output", "loss", "gradient", "weight", "after a chang
 
 
 def show_backends(out: Console, found: Sequence[Finding]) -> None:
-    """Each with its verdict, what was measured of it, and what would be chosen."""
+    """Print each backend with its verdict and measurements, and the backends to choose."""
     show_table(
         out,
         ("backend", "version", "what it is", "made for", "training", "evaluation"),
@@ -51,7 +51,7 @@ def _say(out: Console, text: str) -> None:
 
 
 def layer_rows(judged: Judged) -> list[tuple[str, ...]]:
-    """What was measured of each layer."""
+    """Return a table row for each measured layer: numerical differences and speed-up."""
     return [
         (
             one.layer,

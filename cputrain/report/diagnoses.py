@@ -1,4 +1,4 @@
-"""A diagnosis as a page of a terminal."""
+"""Diagnosis and comparison of two diagnoses, for the terminal."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from cputrain.diagnose.compared import Row
 
 SHOWN = 3
-"""Findings in full."""
+"""Number of findings shown in full."""
 
 LAYERS = 8
 OPERATORS = 6
-"""Lines of their tables."""
+"""Maximum rows of the operator table; `LAYERS` limits the layer table."""
 
 
 def show_diagnosis(out: Console, found: Diagnosis) -> None:
-    """What was found, what to do, and where the time goes."""
+    """Print a diagnosis: step time, findings with remedies, and tables of layers and operators."""
     from rich.text import Text
 
     seen, roof = found.seen, found.roof
@@ -88,7 +88,7 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
 
 
 def show_applied(out: Console, applied: Sequence[Applied]) -> None:
-    """What remedies came to, where they were tried."""
+    """Print the predicted and measured speed-up of each remedy that was tried."""
     if not applied:
         return
     show_table(
@@ -101,7 +101,7 @@ def show_applied(out: Console, applied: Sequence[Applied]) -> None:
 
 
 def show_compared(out: Console, found: Compared) -> None:
-    """Two runs side by side."""
+    """Print two diagnosed runs side by side."""
     from rich.text import Text
 
     for one in found.rough:

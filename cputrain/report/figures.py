@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Formatting of numbers, shapes and settings, shared by terminal and page."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 NOTHING = "Nothing worth doing was found: no cause costs 5 % of a step."
 
 LEVELS = {"computing": "computing", "l2": "L2", "l3": "L3", "memory": "memory"}
-"""What an operator may be bound by."""
+"""Display name of each bound of an operator: compute or a memory level."""
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time with three digits; nothing for no time."""
+    """Format seconds as milliseconds with three significant digits; empty for 0."""
     return f"{seconds * 1e3:.3g} ms" if seconds else ""
 
 
 def shapes(of: Iterable[tuple[int, ...]]) -> str:
-    """Return shapes of tensors: 8x3x224x224 8."""
+    """Format tensor shapes: 8x3x224x224 8."""
     return " ".join("x".join(map(str, shape)) or "·" for shape in of)
 
 
 def reached(found: Diagnosis) -> str:
-    """Return what the script computes in a second, beside what the CPU can."""
+    """Return the script's FLOP/s beside the roof of its operators."""
     seen, roof = found.seen, found.roof
     counted = [operator for operator in seen.operators if operator.flops]
     if not counted:
@@ -49,7 +49,7 @@ def reached(found: Diagnosis) -> str:
 
 
 def operator_share(operator: Operator, roof: Roof, threads: int) -> str:
-    """Return how near an operator is to what binds it: "45% (L3)", "at the roof (computing)"."""
+    """Return an operator's fraction of its roof, with the bound: "45% (L3)"."""
     least, bound = roof.least_seconds(operator, threads)
     if not least or not operator.seconds:
         return ""
@@ -57,19 +57,19 @@ def operator_share(operator: Operator, roof: Roof, threads: int) -> str:
 
 
 def option(name: str, value: str) -> str:
-    """Return a setting as a user types it."""
+    """Format a setting as a command-line option."""
     return f"--{name.replace('_', '-')} {value}"
 
 
 def spread(seen: Seen) -> str:
-    """Return how far apart steps were."""
+    """Return the spread of step times in words."""
     if seen.spread >= 1:
         return "half of them further apart than a step takes"
     return f"half of them within {seen.spread:.0%}"
 
 
 def doubts(found: Diagnosis) -> str:
-    """Return why figures are rough, where they are."""
+    """Return why the figures are rough; empty if they are not."""
     return f"Figures are rough: {'; '.join(found.rough)}." if found.rough else ""
 
 

@@ -1,7 +1,8 @@
-"""Values as HTML for notebooks: no scripts, nothing from elsewhere, and no colour of paper or ink.
+"""HTML for notebooks, without scripts, external resources, or fixed text and background colors.
 
-A notebook's theme is light or dark and nobody can ask which, so text has the theme's own colour and
-what is less important is fainter. Styles stand on the elements: a style sheet would be the page's.
+A notebook's theme is light or dark and cannot be queried, so text inherits the theme's color and
+less important text is translucent. Styles are inline, since a style sheet would apply to the
+whole page.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MARKS = {
 
 
 def plan_html(plan: Plan) -> str:
-    """Every decision with its reason, warnings under them."""
+    """Return the plan's decisions with their reasons, and its warnings."""
     rows = [
         (one.policy.replace("_", " "), one.says, str(one.origin), one.reason)
         for one in plan.decisions
@@ -45,7 +46,7 @@ def plan_html(plan: Plan) -> str:
 
 
 def machine_html(machine: Machine) -> str:
-    """Facts, limits and budget."""
+    """Return the machine's facts, limits and budget."""
     parts = []
     for title, pairs in sections(machine, None):
         rows = [(name, str(value)) for name, value in pairs if value is not None]
@@ -55,7 +56,7 @@ def machine_html(machine: Machine) -> str:
 
 
 def setup_html(setup: Setup) -> str:
-    """Every decision, and what happened to it."""
+    """Return the decisions of `cputrain.setup`, and whether each was applied."""
     rows, faint = [], []
     for step in setup.steps:
         reason = setup.plan.decision(step.policy).reason
@@ -74,18 +75,18 @@ def setup_html(setup: Setup) -> str:
 
 
 def found_html(found: Found) -> str:
-    """Every trial, and what the search came to."""
+    """Return all trials of a search and its result."""
     return trials_html(found.trials) + "".join(map(note_html, said_of(found)))
 
 
 def trials_html(trials: Sequence[Trial], now: str = "") -> str:
-    """Trials in a table, and what runs now."""
+    """Return a table of trials, and the trial that is running."""
     faint = [not trial.good for trial in trials]
     return _table(HEAD, map(cells, trials), faint=faint) + (note_html(now) if now else "")
 
 
 def note_html(text: str) -> str:
-    """A sentence."""
+    """Return a paragraph with escaped text."""
     return f'<div style="margin:.4em 0">{escape(text)}</div>'
 
 
@@ -102,7 +103,7 @@ def _table(
     faint: Sequence[bool] = (),
     title: str = "",
 ) -> str:
-    """A table, its lines faint where they matter less."""
+    """Return a table; rows marked in `faint` are translucent."""
     parts = [f'<div style="margin:.6em 0 .2em"><b>{escape(title)}</b></div>'] if title else []
     parts.append('<table style="border-collapse:collapse;margin:0;width:auto">')
     if head:

@@ -1,4 +1,4 @@
-"""A machine as people read it."""
+"""Tables of a machine, for `cputrain info`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def show_machine(out: Console, machine: Machine, bandwidth: Bandwidth | None) -> None:
-    """Facts, limits, budget, and what is worth a warning."""
+    """Print the machine's facts, limits, budget and warnings."""
     for at, (title, pairs) in enumerate(sections(machine, bandwidth)):
         show_pairs(out, f"\n{title}" if at else title, pairs)
     for warning in _warnings(machine):
@@ -26,7 +26,7 @@ def show_machine(out: Console, machine: Machine, bandwidth: Bandwidth | None) ->
 
 
 def show_opencl(out: Console, devices: Sequence[OpenCLDevice], problem: str) -> None:
-    """What `import cputrain.opencl` would have."""
+    """Print the OpenCL devices that `import cputrain.opencl` would register."""
     show_pairs(out, "\nOpenCL", _opencl(devices, problem))
 
 
@@ -55,7 +55,7 @@ def _opencl(devices: Sequence[OpenCLDevice], problem: str) -> Iterator[tuple[str
 def sections(
     machine: Machine, bandwidth: Bandwidth | None
 ) -> Iterator[tuple[str, Iterator[tuple[str, object]]]]:
-    """Headings, and under each names and values; a value of None is left out."""
+    """Yield headings, each with pairs of name and value; a value of None is omitted."""
     yield machine.model_name or machine.vendor or "unknown CPU", _processor(machine)
     yield "Memory", _memory(machine, bandwidth)
     yield "Accelerators", _accelerators(machine)
@@ -162,7 +162,7 @@ def _warnings(machine: Machine) -> Sequence[str]:
 
 
 def _domains(domains: Sequence[Domain]) -> str | None:
-    """ "48 x 512 KiB, shared by 2 CPUs": equal domains are counted, unequal ones listed."""
+    """Format cache domains, equal ones counted: 48 × 512 KiB, shared by 2 CPUs."""
     if not domains:
         return None
     shapes: dict[tuple[int | None, int], int] = {}

@@ -1,4 +1,4 @@
-"""Values as text, for what shows a value by itself: a console of IPython, a notebook as text."""
+"""Plain text renderings, for `repr` in IPython and notebooks."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from cputrain.tune.found import Found
 
 NOTABLE = 2.0
-"""Seconds by which training may start later without a word."""
+"""Startup delay in seconds above which it is mentioned."""
 
 
 def plan_text(plan: Plan) -> str:
-    """Every decision with its reason."""
+    """Return the plan's decisions with their reasons."""
     out = io.StringIO()
     show_plan(console(out, plain=True), plan)
     return _trimmed(out)
 
 
 def machine_text(machine: Machine) -> str:
-    """Facts, limits and budget."""
+    """Return the machine's facts, limits and budget."""
     out = io.StringIO()
     show_machine(console(out, plain=True), machine, None)
     return _trimmed(out)
 
 
 def found_text(found: Found) -> str:
-    """Every trial, and what the search came to."""
+    """Return all trials of a search and its result."""
     out = io.StringIO()
     show_table(console(out, plain=True), HEAD, map(cells, found.trials))
     return "\n".join([_trimmed(out), *said_of(found)])
 
 
 def said_of(found: Found) -> list[str]:
-    """What a search came to, in sentences."""
+    """Return the result of a search in sentences."""
     said = [f"{found.reason[0].upper()}{found.reason[1:]}."]
     if found.against_python is not None:
         said.append(f"Against plain python: {found.against_python:.2f} times as fast.")

@@ -1,4 +1,4 @@
-"""A plan as people read it: what was decided, why, and why not otherwise."""
+"""Table of a plan, and answers to `--why-not`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_plan(out: Console, plan: Plan) -> None:
-    """Every decision in a table, warnings under it."""
+    """Print the plan's decisions in a table, and its warnings."""
     show_table(
         out,
         ("decision", "value", "by", "why"),
@@ -32,7 +32,11 @@ def show_plan(out: Console, plan: Plan) -> None:
 
 
 def why_not(plan: Plan, name: str) -> str:
-    """Why something was not chosen; an error that lists what can be asked about."""
+    """Return why a value was rejected or chosen.
+
+    Raises:
+        UsageError: No decision or rejected value has that name; the message lists those that exist.
+    """
     wanted = name.lower().lstrip("-").replace("-", "_")
     answers = []
     for decision in plan.decisions:

@@ -1,4 +1,4 @@
-"""Tables as text, in colour where the terminal and NO_COLOR or FORCE_COLOR say so."""
+"""Tables on a rich console that honors NO_COLOR, FORCE_COLOR and COLUMNS."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def console(stream: TextIO | None = None, *, aside: bool = False, plain: bool = False) -> Console:
-    """A console on a stream, standard output by default, wide enough when nobody looks.
+    """Return a rich console on a stream, 120 columns wide if the stream is not a terminal.
 
-    Where nobody reads it any more the program ends, unless what is shown is only said `aside`. What
-    is to be a text has no colours, whatever the environment says: it is `plain`.
+    Args:
+        stream: Standard output by default.
+        aside: Raise BrokenPipeError on a closed pipe, where rich would exit the process.
+        plain: Write no escape codes, even if FORCE_COLOR is set.
     """
     from rich.console import Console
 
@@ -31,7 +33,7 @@ def console(stream: TextIO | None = None, *, aside: bool = False, plain: bool = 
     return (Aside if aside else Console)(
         file=stream,
         force_terminal=False if plain else forced or None,
-        force_jupyter=False,  # in a notebook it would show by itself what is meant for the stream
+        force_jupyter=False,  # else rich bypasses the stream in a notebook
         width=width,
         highlight=False,
         emoji=False,
@@ -39,7 +41,7 @@ def console(stream: TextIO | None = None, *, aside: bool = False, plain: bool = 
 
 
 def show_pairs(out: Console, title: str, pairs: Iterable[tuple[str, object]]) -> None:
-    """A heading and lines of name and value; a value of None is left out."""
+    """Print a heading and lines of name and value; a value of None is omitted."""
     from rich.table import Table
     from rich.text import Text
 
@@ -58,7 +60,7 @@ def show_pairs(out: Console, title: str, pairs: Iterable[tuple[str, object]]) ->
 def show_table(
     out: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = ""
 ) -> None:
-    """A table with a line under its head."""
+    """Print a table with a line below its header."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

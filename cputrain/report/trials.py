@@ -1,4 +1,4 @@
-"""A search while it goes on: a live table on a terminal, a line for each trial elsewhere."""
+"""Progress of a search: a live table on a terminal, else a line for each trial."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 HEAD = ("stage", "what", "a step", "speed", "")
 KEPT = 7
-"""Lines of a terminal that are no rows: the table's head and edges, and the note under it."""
+"""Terminal lines that are not rows: header, borders, and the status line."""
 
 
 def cells(trial: Trial) -> tuple[str, str, str, str, str]:
-    """A trial, as a row of its table."""
+    """Return a trial's cells in the table."""
     return (
         trial.stage,
         shown(trial.settings),
@@ -33,7 +33,7 @@ def cells(trial: Trial) -> tuple[str, str, str, str, str]:
 
 
 class Lines:
-    """A line for each trial, when it is over."""
+    """Progress as one line of stderr for each completed trial."""
 
     def __enter__(self) -> Lines:
         return self
@@ -42,10 +42,10 @@ class Lines:
         pass
 
     def begins(self, stage: str, settings: dict[str, str] | None, left: float) -> None:
-        """Nothing yet."""
+        """Ignore the start of a trial."""
 
     def ended(self, trial: Trial) -> None:
-        """Its line."""
+        """Print the line of a completed trial."""
         stage, what, step, speed, says = cells(trial)
         print(
             f"{stage:<9}{what:<40}{step:>10}  {speed:>6}  {says}".rstrip(),
@@ -55,7 +55,7 @@ class Lines:
 
 
 class Live:
-    """The table, and under it what runs now and how much time is left."""
+    """Progress as a live table, with the running trial and the remaining time below."""
 
     def __init__(self, out: Console) -> None:
         from rich.live import Live as Display
@@ -83,7 +83,7 @@ class Live:
         self._display.stop()
 
     def begins(self, stage: str, settings: dict[str, str] | None, left: float) -> None:
-        """What runs now."""
+        """Show the trial that starts, and the remaining time."""
         import time
 
         self._now = f"{stage}: {shown(settings)}"
@@ -91,7 +91,7 @@ class Live:
         self._display.refresh()
 
     def ended(self, trial: Trial) -> None:
-        """Its row."""
+        """Add the row of a completed trial."""
         self._rows.append(cells(trial))
         self._good.append(trial.good)
         self._display.refresh()
@@ -102,7 +102,7 @@ class Live:
         from rich.console import Group
         from rich.text import Text
 
-        # what no longer fits the screen is shown in the end
+        # rows that do not fit on the screen are shown at the end
         room = max(1, self._out.height - KEPT) if self._now else len(self._rows)
         table = _table(self._rows[-room:], self._good[-room:])
         if not self._now:
@@ -129,7 +129,7 @@ def _table(rows: Sequence[tuple[str, ...]], good: Sequence[bool]) -> Table:
 
 
 def watcher() -> Lines | Live:
-    """What fits standard error."""
+    """Return a live table if stderr is a terminal, else lines."""
     from cputrain.report.terminal import console
 
     if not sys.stderr.isatty():

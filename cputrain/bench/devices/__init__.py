@@ -1,6 +1,6 @@
-"""One model trained on each device alone, and divided among them.
+"""Training throughput on each device alone, and with batches sharded across all devices.
 
-Importing this loads no torch: each case runs in a process of its own.
+Importing this package does not import torch: each case runs in a subprocess.
 """
 
 from __future__ import annotations

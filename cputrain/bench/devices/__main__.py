@@ -1,9 +1,9 @@
-"""The process in which one case runs: a request as JSON in, what each way took as JSON out.
+"""Subprocess that runs one case: JSON request in argv, JSON result on stdout.
 
     python -m cputrain.bench.devices '{"case": "mlp-64", "devices": ["cuda", "cpu"], "rounds": 3,
                                        "steps": 10, "quick": false}'
 
-Used by `compare_devices`, so that the process that renders loads no torch.
+Used by `compare_devices`, so that the rendering process does not import torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cputrain.errors import CputrainError
 
 
 def main(argv: list[str]) -> int:
-    """Run what is asked for."""
+    """Run the requested case and print its result."""
     from cputrain.bench.devices.runs import run
 
     request = json.loads(argv[0])

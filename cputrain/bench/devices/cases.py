@@ -1,4 +1,4 @@
-"""What is trained: small models, and wider ones, as a device pays only from some width on."""
+"""Models of the device benchmark: several widths, as a second device pays off above some width."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CASES = {
     "transformer": "attention and layer norm: many operators",
     "spectral": "logarithms of covariances: eigenvalues of a small matrix for each sample",
 }
-"""Kinds of models, and what they are about."""
+"""Description of each kind of model."""
 
 WIDTHS = {
     "mlp": (64, 256, 1024, 2048),
@@ -24,26 +24,26 @@ BATCH = {"mlp": 1024, "conv": 128, "transformer": 64, "spectral": 256}
 
 
 class Case(Record):
-    """One model."""
+    """Model of one kind and width, with its batch size."""
 
     name: str
-    """ "mlp-64"."""
+    """Kind and width: "mlp-64"."""
 
     title: str
-    """What it is about."""
+    """Description shown in the table's heading."""
 
     kind: str
-    """Of CASES."""
+    """Key of `CASES`."""
 
     width: int
-    """Of its layers."""
+    """Features or channels of the layers."""
 
     batch: int
-    """Samples of a step."""
+    """Batch size in samples."""
 
 
 def cases(kind: str, *, quick: bool = False) -> list[Case]:
-    """All of a kind; `quick`, one that is small in every way."""
+    """Return the cases of a kind; with `quick`, one small case."""
     return [
         Case(
             name=f"{kind}-{width}",
@@ -57,7 +57,11 @@ def cases(kind: str, *, quick: bool = False) -> list[Case]:
 
 
 def named(name: str, *, quick: bool = False) -> list[Case]:
-    """Those of a kind, or the one of this name."""
+    """Return the cases of the given kind, or the case of the given name.
+
+    Raises:
+        NotFound: There is no such kind or case.
+    """
     if name in CASES:
         return cases(name, quick=quick)
     found = [case for kind in CASES for case in cases(kind, quick=quick) if case.name == name]

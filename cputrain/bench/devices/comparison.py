@@ -1,4 +1,4 @@
-"""Each case in a process of its own, and what that found."""
+"""Run each case in a subprocess and summarise the results."""
 
 from __future__ import annotations
 
@@ -20,76 +20,76 @@ if TYPE_CHECKING:
     from cputrain.bench.devices.cases import Case
 
 STEPS = 20
-"""Timed together, in each round."""
+"""Steps timed together in each round."""
 
 
 class DeviceSide(Record):
-    """One way to train, over all rounds."""
+    """One device alone, or all devices with sharded batches, over all rounds."""
 
     name: str
-    """Of the device, or "split"."""
+    """Name of the device, or "split" for sharded batches."""
 
     seconds: tuple[float, ...]
-    """Of a step, one value a round."""
+    """Step time of each round."""
 
     median: float
-    """Of `seconds`."""
+    """Median of `seconds`."""
 
     samples_per_second: float
-    """In the middle round."""
+    """Throughput at the median step time."""
 
     speedup: Speedup
-    """Against the fastest device alone: the median of the rounds' ratios, and its ends."""
+    """Speed-up over the fastest single device; median and range of the per-round ratios."""
 
     loss_difference: float
-    """The largest from the first device's over the first steps, relative to the first loss."""
+    """Largest loss difference from the first device in early steps, relative to its first loss."""
 
 
 class DeviceCaseResult(Record):
-    """What one case found."""
+    """Results of one case."""
 
     name: str
-    """ "mlp-64"."""
+    """Name of the case: "mlp-64"."""
 
     title: str
-    """What it is about."""
+    """Description shown in the table's heading."""
 
     batch: int
-    """Samples of a step."""
+    """Batch size in samples."""
 
     sides: tuple[DeviceSide, ...]
-    """Every device alone, and divided."""
+    """Each device alone, then all devices with sharded batches."""
 
     shares: dict[str, int] | None
-    """Samples of each device, as Split has chosen; None where it did not."""
+    """Shard size of each device, as chosen by Split; None if Split chose none."""
 
     why_not: str
-    """Why nothing was divided at all; empty where that was a matter of speed."""
+    """Reason why Split cannot shard the batch; empty if it decided by speed."""
 
     of_the_sum: float
-    """What dividing gives of the devices' samples a second put together."""
+    """Throughput with sharding, as a fraction of the sum over the single devices."""
 
 
 class DeviceComparison(Record):
-    """Everything that was found; `as_json()` is what is written to disk."""
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
 
     schema_version: int = 1
-    """Grows when a field changes its meaning."""
+    """Version of the document; incremented when a field changes its meaning."""
 
     rounds: int
-    """How many there were."""
+    """Number of rounds."""
 
     quick: bool
-    """Whether there was too little to do to say anything about speed."""
+    """Whether the cases were too small for meaningful timings."""
 
     devices: tuple[str, ...]
-    """In their order; the model was on the first."""
+    """Devices in the given order; the first is the home device."""
 
     versions: dict[str, str]
-    """Of Python and of the packages that took part."""
+    """Versions of Python and of the packages involved."""
 
     cases: tuple[DeviceCaseResult, ...]
-    """In the order in which they ran."""
+    """Results, in the order of execution."""
 
 
 def compare_devices(
@@ -100,9 +100,14 @@ def compare_devices(
     rounds: int = 5,
     quick: bool = False,
 ) -> DeviceComparison:
-    """Runs the kinds or cases named, by default all, and tells of each on stderr.
+    """Run the named kinds or cases, by default all, with progress on stderr.
 
-    With a `batch`, that is the samples of a step of each.
+    Args:
+        names: Kinds or cases.
+        devices: Two or more torch devices; the first is the home device.
+        batch: Batch size that replaces that of every case.
+        rounds: Number of rounds.
+        quick: Whether to run small cases, without meaningful timings.
     """
     from cputrain import __version__
 
@@ -154,7 +159,7 @@ def _compared(case: Case, devices: Sequence[str], rounds: int, quick: bool) -> D
 
 
 def summarise(case: Case, found: dict[str, Any]) -> DeviceCaseResult:
-    """What a case's rounds amount to."""
+    """Compute a case's result from its rounds."""
     seconds: dict[str, list[float]] = found["seconds"]
     alone = {name: values for name, values in seconds.items() if name != "split"}
     fastest = min(alone, key=lambda name: median(alone[name]))

@@ -1,4 +1,4 @@
-"""The models of the cases, and their data."""
+"""Models of the device benchmark, and their batches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 CLASSES = 10
 LENGTH = 64
-"""Of the transformer's sequences."""
+"""Sequence length of the transformer."""
 
 SIDE = 16
-"""Of images, in pixels."""
+"""Height and width of images in pixels."""
 
 
 class Spectral(nn.Module):
-    """How channels vary together, on a scale on which that can be added: as of brain signals."""
+    """Classifier on the matrix logarithm of channel covariances, as used for EEG signals."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Spectral(nn.Module):
 
 
 def model_of(case: Case) -> nn.Module:
-    """A new one, always with the same weights."""
+    """Build a case's model, always with the same initial weights."""
     torch.manual_seed(0)
     width = case.width
     if case.kind == "mlp":
@@ -58,7 +58,7 @@ def model_of(case: Case) -> nn.Module:
 
 
 def batch_of(case: Case, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The samples of a step and their classes; always the same for the same step."""
+    """Return the samples and labels of a step, deterministic by step number."""
     generator = torch.Generator().manual_seed(step)
     shape = {
         "mlp": (case.width,),

@@ -1,4 +1,4 @@
-"""One case: every way to train it, in turns, within one process."""
+"""Run one case in one process: each device alone and all with sharded batches, interleaved."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from cputrain.bench.devices.cases import Case
 
 COMPARED = 10
-"""Steps whose losses are compared."""
+"""Number of steps whose losses are compared."""
 
 LONGEST = 300
-"""Steps in which shares are found, at the most."""
+"""Maximum number of steps for load balancing to settle."""
 
 DATA = 4
-"""Batches that are used again and again, so that none is made while steps are timed."""
+"""Batches used in rotation, so that no batch is created while steps are timed."""
 
 
 class Way:
-    """One way to train."""
+    """Model, optimizer and batches on one device or sharded across several."""
 
     def __init__(self, case: Case, device: torch.device, among: Sequence[str] = ()) -> None:
         model = model_of(case).to(device)
@@ -41,7 +41,7 @@ class Way:
         self._steps = 0
 
     def step(self) -> torch.Tensor:
-        """One, whole."""
+        """Run one training step and return its loss."""
         samples, classes = self._data[self._steps % DATA]
         self._steps += 1
         self._optimizer.zero_grad()
@@ -51,8 +51,8 @@ class Way:
         return loss.detach()
 
     def timed(self, steps: int) -> float:
-        """Seconds of a step."""
-        self.step().item()  # it waits for what was only begun
+        """Return the mean time of a step in seconds."""
+        self.step().item()  # item() synchronizes with the device
         begin = time.perf_counter()
         for _ in range(steps):
             loss = self.step()
@@ -61,8 +61,8 @@ class Way:
 
 
 def run(case: Case, devices: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
-    """Seconds of a step of each way, a value for each round; and how far the losses are apart."""
-    split = Split(nn.Linear(1, 1), devices)  # raises for what is no device
+    """Return step times by side and round, shard sizes, and loss differences."""
+    split = Split(nn.Linear(1, 1), devices)  # raises for an invalid device
     del split
     ways = {name: Way(case, torch.device(name)) for name in devices}
     ways["split"] = divided = Way(case, torch.device(devices[0]), devices)

@@ -1,4 +1,4 @@
-"""A comparison of devices as tables."""
+"""Tables of a device comparison."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ COLUMNS = (
 
 
 def case_table(case: DeviceCaseResult) -> Table:
-    """The head and the rows of a case's table."""
+    """Return the header and rows of a case's table."""
     return measured(COLUMNS, [_row(side, case) for side in case.sides])
 
 
 def as_markdown(comparison: DeviceComparison, *, machine_line: str) -> str:
-    """The machine, a table for each case, and how to read them."""
+    """Render the machine, a table for each case, and a note on the columns."""
     tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
     return page(machine_line, comparison.versions, tables, reading(comparison))
 
 
 def below(case: DeviceCaseResult) -> str:
-    """Why nothing was divided, if that was not a matter of speed."""
+    """Return why Split cannot shard the batch; empty if it decided by speed."""
     return f"Not divided: {case.why_not}." if case.why_not else ""
 
 
 def reading(comparison: DeviceComparison) -> str:
-    """What the figures are."""
+    """Return the note that explains the columns."""
     rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
     small = "Quick: too little is done to say anything about speed. " if comparison.quick else ""
     sums = ", ".join(f"{case.name} {case.of_the_sum:.2f}" for case in comparison.cases)

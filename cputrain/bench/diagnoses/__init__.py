@@ -1,1 +1,1 @@
-"""What `cputrain diagnose` predicts, beside what its remedies give; and what it costs to ask."""
+"""Accuracy of the speed-ups that `cputrain diagnose` predicts, and the time it takes."""

@@ -1,15 +1,15 @@
-"""Each workload is diagnosed, and the remedies that are options are tried, alone.
+"""Compare predicted and measured speed-ups of `cputrain diagnose`, for each workload.
 
     python -m cputrain.bench.diagnoses --rounds 3 gpt lstm …
 
-prints a table: what the first finding with an option predicted and what came of it, medians over
-the rounds; and what diagnosing took beyond the script's own first 20 steps. The machine's own best
-is measured by the first, and kept.
+prints a table with medians over the rounds: the speed-up predicted by the first finding whose
+remedy is an option, the speed-up measured with that option alone, and the time that diagnosing took
+beyond the script's first 20 steps. The first diagnosis measures the machine's roof and caches it.
 
     python -m cputrain.bench.diagnoses --busy 2 gpt lstm …
 
-diagnoses each beside two busy processes instead, the machine's best measured anew for each, and
-looks for figures that no machine can have in all that is shown. It exits with 1 where there is one.
+diagnoses each workload beside two spinning processes instead, measures the roof anew for each, and
+searches the output for physically impossible figures. It exits with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 OWN_STEPS = 20
-"""Of a script, which take their time without us as well."""
+"""Steps of a script whose time is not counted as overhead of diagnosing."""
 
 NEAR = 0.25
-"""How far a prediction may be from what was measured."""
+"""Relative error below which a prediction counts as accurate."""
 
 WITHOUT_STEPS = {"byte_patterns_torch"}
-"""Workloads that do not train most of the time."""
+"""Workloads that spend most of their time outside of training steps."""
 
 
 def main(argv: list[str]) -> int:
-    """Run all, and print."""
+    """Run all workloads and print the table."""
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.diagnoses")
     parser.add_argument("--rounds", type=int, default=3, help="each diagnoses every script once")
     parser.add_argument("--precision", default="float32", choices=("float32", "bf16"))
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def once(name: str, precision: str) -> dict[str, Any]:
-    """One workload: its first finding that is an option, what came of it, and what asking took."""
+    """Diagnose one workload; return predicted and measured speed-up and the overhead in s."""
     script = str(workloads()[name])
     began = time.perf_counter()
     _run([sys.executable, script, "--steps", str(OWN_STEPS)])

@@ -1,4 +1,4 @@
-"""Diagnoses beside busy processes: no figure is impossible, and the rough ones are marked."""
+"""Diagnose beside busy processes: figures must be possible, and disturbed ones marked as rough."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ print(flush=True)
 while os.getppid() == parent:
     sum(range(1 << 20))
 """
-"""What a busy process does, once it has said that it runs; it ends with the one that started it."""
+"""Script of a busy process: print a line, then spin until its parent exits."""
 
 
 class BusyDiagnosis(Record):
-    """What came of the diagnosis of one script."""
+    """Result of diagnosing one script beside busy processes."""
 
     name: str
 
     impossible: tuple[str, ...]
-    """Figures that no machine can have."""
+    """Physically impossible figures."""
 
     rough: tuple[str, ...]
-    """Why it calls its figures rough."""
+    """Reasons why the diagnosis marks its figures as rough."""
 
     reached: str
-    """What the script computes in a second, as it is shown."""
+    """Reached FLOP/s of the script, as displayed."""
 
     measurements: int
-    """How often the machine's best was measured for it."""
+    """Number of times the roof was measured."""
 
     elapsed_s: float
 
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Have so many processes spin meanwhile; each runs when this begins."""
+    """Run the given number of spinning processes; all have started on entry."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for _ in range(count):
@@ -73,7 +73,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def diagnose_script(name: str, words: Sequence[str], cache: str) -> BusyDiagnosis:
-    """Diagnose a script, with this cache folder, and look at all that is shown of it."""
+    """Diagnose a script with the given cache folder and check all renderings of the diagnosis."""
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "COLUMNS": "200"}
     command = [sys.executable, "-P", "-m", "cputrain.launch"]
     began = time.perf_counter()
@@ -98,11 +98,11 @@ def diagnose_script(name: str, words: Sequence[str], cache: str) -> BusyDiagnosi
 
 
 def main(names: Sequence[str], count: int) -> int:
-    """Diagnose each workload beside so many busy processes, and print a table."""
+    """Diagnose each workload beside `count` busy processes and print a table."""
     rows: list[BusyDiagnosis] = []
     with busy_processes(count):
         for name in names:
-            with tempfile.TemporaryDirectory() as cache:  # each measures the machine, disturbed
+            with tempfile.TemporaryDirectory() as cache:  # each measures the roof
                 rows.append(diagnose_script(name, [str(workloads()[name])], cache))
             print(json.dumps(rows[-1].as_json()), file=sys.stderr, flush=True)
     print("| workload | reached | impossible figures | rough | measured | |")

@@ -1,4 +1,4 @@
-"""Look for figures of a diagnosis that no machine can have: in its document, text and page."""
+"""Search a diagnosis for physically impossible figures: in its JSON, text and HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 
 OF_ROOF = re.compile(rf"{NUMBER} ([kMGT]?)(FLOP/s|B/s) of {NUMBER}(?: ([kMGT]?)(?:FLOP/s|B/s))?")
-"""A rate beside another: "12.3 GFLOP/s of 78.9 GFLOP/s", or "12.3 GFLOP/s of 78.9"."""
+"""Rate beside its roof: "12.3 GFLOP/s of 78.9 GFLOP/s", or "12.3 GFLOP/s of 78.9"."""
 
 PERCENT = re.compile(rf"{NUMBER} ?%")
 
@@ -26,7 +26,7 @@ LEVELS = ("memory", "l3", "l2")
 
 
 def impossible_figures(document: dict[str, Any], *texts: str) -> list[str]:
-    """Return what is wrong in the document of a diagnosis, and in what is shown of it."""
+    """Return the impossible figures in a diagnosis document and in its renderings."""
     wrong = [*_of_roof(document["roof"]), *_of_operators(document), *_of_findings(document)]
     for text in texts:
         wrong += _in_text(text)
@@ -34,7 +34,7 @@ def impossible_figures(document: dict[str, Any], *texts: str) -> list[str]:
 
 
 def text_of_page(page: str) -> str:
-    """Return the text of a page, and what it tells when one points at its marks."""
+    """Return the text of an HTML page, including its tooltips."""
     reader = _Text()
     reader.feed(page)
     reader.close()
@@ -76,7 +76,7 @@ def _of_operators(document: dict[str, Any]) -> Iterator[str]:
     threads = seen["threads"]
 
     def highest(rates: dict[str, float]) -> float:
-        """With as many threads; those between that were measured have no more than the next."""
+        """Return the rate at the next measured thread count, an upper bound for fewer threads."""
         above = [int(count) for count in rates if int(count) >= threads]
         return rates[str(min(above, default=max(map(int, rates))))]
 
@@ -106,7 +106,7 @@ def _of_findings(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _in_text(text: str) -> Iterator[str]:
-    # a terminal breaks lines where it likes
+    # undo line wrapping
     text = " ".join(text.split())
     for match in PERCENT.finditer(text):
         if not 0 <= float(match[1]) <= 100:

@@ -1,6 +1,6 @@
-"""Loaders side by side: torch's, ours, SPDL's where it is installed, and a loop by hand.
+"""Data loaders compared: torch's, cputrain's, SPDL's if installed, and a plain loop.
 
-Importing this loads no torch: the loaders run in a process of their own.
+Importing this package does not import torch: the loaders run in a subprocess.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The process in which loaders run: a request as JSON in, every run as JSON out.
+"""Subprocess that runs the loaders: JSON request in argv, all runs as JSON on stdout.
 
     python -m cputrain.bench.loaders '{"repeats": 5, "quick": false, "groups": ["tensors"]}'
 
-Used by `compare_loaders`, so that the process that renders loads no torch.
+Used by `compare_loaders`, so that the rendering process does not import torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cputrain.errors import CputrainError
 
 
 def main(argv: list[str]) -> int:
-    """Run what is asked for."""
+    """Run the requested groups and print their runs."""
     request = json.loads(argv[0])
-    warnings.filterwarnings("ignore", message="This DataLoader will create")  # all take the same
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # same for all
     try:
         found = []
         for group in request["groups"]:
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
                     file=sys.stderr,
                 )
             found += [compared(one, request["repeats"]) for one in of_group]
-            tensors.cache_clear()  # a process that holds much is slower to fork
+            tensors.cache_clear()  # fork takes longer in a process with much memory
     except CputrainError as error:
         print(f"cputrain bench: {error}", file=sys.stderr)
         return error.exit_code
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def compared(case: Case, repeats: int) -> dict[str, Any]:
-    """A case's runs, in turns; raises when two loaders differ in what they hand out."""
+    """Run a case's loaders, interleaved; raise if two loaders yield different batches."""
     data = case.dataset()
     left_out = {one.name: one.why_not(case, data) for one in CONTENDERS}
     present = [one for one in CONTENDERS if not left_out[one.name]]
@@ -77,7 +77,7 @@ def compared(case: Case, repeats: int) -> dict[str, Any]:
 def _check_all(
     case: Case, contenders: list[Contender], data: Any
 ) -> tuple[int, tuple[float, ...]] | None:
-    """One epoch of each, untimed: the sums of every batch must be torch's, batch by batch."""
+    """Run one untimed epoch of each loader and check the sums of every batch against torch's."""
     print(f"{case.title}: every batch of every loader is checked", file=sys.stderr)
     reference = None
     for contender in contenders:
@@ -95,7 +95,7 @@ def _check_all(
 
 
 def _memory(case: Case, contenders: list[Contender], data: Any) -> dict[str, list[int]]:
-    """Return the memory of a worker of each loader, and of one without samples."""
+    """Return the private memory of a worker of each loader, with the data and without samples."""
     if case.empty is None or not os.path.isdir("/proc"):
         return {}
     print(f"{case.title}: the memory of workers", file=sys.stderr)
@@ -123,7 +123,7 @@ def _narrate(one: Run, repeats: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of all that took part."""
+    """Return the versions of Python and of the packages involved."""
     found = {
         "python": platform.python_version(),
         "torch": torch.__version__,

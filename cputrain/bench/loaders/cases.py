@@ -1,4 +1,4 @@
-"""The data that loaders are compared on, and what is timed with each."""
+"""Datasets of the loader benchmark, and the part of loading that is timed."""
 
 from __future__ import annotations
 
@@ -17,56 +17,59 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SEED = 11
-"""Of the order in which every loader takes the rows."""
+"""Seed of the sampler, the same for every loader."""
 
 
 class Case(Record):
-    """One comparison."""
+    """Dataset, loader arguments, and what is timed."""
 
     name: str
-    """Unique: "tensors-64-0"."""
+    """Unique name: "tensors-64-0"."""
 
     title: str
-    """What a table is headed with."""
+    """Description shown in the table's heading."""
 
     dataset: Callable[[], Any]
-    """Makes the data, once."""
+    """Factory of the dataset; called once."""
 
     batch: int | None
-    """Rows in a batch; None for rows that are not collated."""
+    """Batch size; None to load samples without collating."""
 
     workers: int
-    """Processes or threads that each loader may start."""
+    """Worker processes or threads of each loader."""
 
     timed: Literal["epoch", "first batch", "second epoch"] = "epoch"
-    """From `iter()` to the end of all batches, of the first or the second time, or from making the
-    loader to the first batch."""
+    """Interval that is timed.
+
+    "epoch" and "second epoch" last from `iter()` to the last batch, "first batch" from constructing
+    the loader to its first batch.
+    """
 
     cache: bool = False
-    """Whether our loader keeps samples in memory."""
+    """Whether cputrain's loader runs with cache="memory"."""
 
     is_shuffled: bool = True
-    """Whether rows are taken in random order."""
+    """Whether samples are taken in random order."""
 
     start_method: str | None = None
-    """How workers start; None for the system's way."""
+    """Start method of worker processes; None for the platform's default."""
 
     times: int = 1
-    """How often it is done in one run."""
+    """Repetitions within one run."""
 
     samples_alone: bool = False
-    """Whether making the samples is also measured alone."""
+    """Whether to measure creating the samples without a loader as well."""
 
     empty: Callable[[], Any] | None = None
-    """Makes data without samples, where the memory of workers is to be compared with empty ones."""
+    """Factory of a dataset without stored samples, the baseline for worker memory; None to skip."""
 
     def num_batches(self, data: Any) -> int:
-        """Return how many batches an epoch has."""
+        """Return the number of batches in an epoch."""
         return -(-len(data) // (self.batch or 1))
 
 
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
-    """Random pictures, each made from its number: stands for decoding."""
+    """Random images generated from their index; a stand-in for decoding."""
 
     def __init__(self, count: int, side: int) -> None:
         self.count, self.side = count, side
@@ -81,7 +84,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 
 
 class Names(Dataset[torch.Tensor]):
-    """A long list of Python strings, which every spawned worker has to be given."""
+    """Long list of Python strings, which is pickled for every spawned worker."""
 
     def __init__(self, count: int) -> None:
         self.names = [_name(number) for number in range(count)]
@@ -94,7 +97,7 @@ class Names(Dataset[torch.Tensor]):
 
 
 class Photos(Dataset[tuple[torch.Tensor, int]]):
-    """JPEG files, decoded and made smaller."""
+    """JPEG files in memory, decoded and resized."""
 
     def __init__(self, count: int, size: tuple[int, int], side: int) -> None:
         from PIL import Image
@@ -120,7 +123,7 @@ class Photos(Dataset[tuple[torch.Tensor, int]]):
 
 
 class Objects(Dataset[torch.Tensor]):
-    """Python objects in a list, of which a sample reads one."""
+    """List of Python objects; a sample reads one of them."""
 
     def __init__(self, records: Sequence[Any]) -> None:
         self.records = records
@@ -153,7 +156,7 @@ def _shared(data: TensorDataset) -> TensorDataset:
 
 @cache
 def tensors(rows: int, width: int) -> TensorDataset:
-    """Rows of random numbers with a label each."""
+    """Return a TensorDataset of random rows with labels; cached."""
     generator = torch.Generator().manual_seed(0)
     return TensorDataset(
         torch.randn(rows, width, generator=generator),
@@ -165,7 +168,7 @@ _EPOCHS: tuple[Literal["epoch"], Literal["second epoch"]] = ("epoch", "second ep
 
 
 def cases(group: str, quick: bool = False) -> list[Case]:
-    """The cases of a group; quick ones are too small to say anything about speed."""
+    """Return the cases of a group; with `quick`, too small for meaningful timings."""
     if group == "tensors":
         rows, width = (512, 16) if quick else (100_000, 512)
         return [
@@ -248,7 +251,7 @@ def cases(group: str, quick: bool = False) -> list[Case]:
                 workers=2,
                 timed=timed,
                 cache=True,
-                is_shuffled=timed == "epoch",  # else each epoch has an order of its own
+                is_shuffled=timed == "epoch",  # shuffled, the second epoch would have another order
             )
             for timed in _EPOCHS
         ]

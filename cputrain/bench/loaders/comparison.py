@@ -1,4 +1,4 @@
-"""What a comparison of loaders found: its cases, and each loader's figures in them."""
+"""Compare data loaders: run them in a subprocess and summarise each case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = {
     "objects": "a million Python objects in a list; the memory of a worker too",
     "start": "the first batch from 2 spawned workers that are given a long list",
 }
-"""The groups of cases, and what each is about."""
+"""Description of each group of cases."""
 
 AGAINST = "torch"
 SAMPLES_ALONE = "samples alone"
@@ -35,98 +35,98 @@ class LoaderSide(Record):
     """One loader in one case, over all rounds."""
 
     name: str
-    """ "torch", "cputrain", "spdl", "spdl threads", "by hand", or "samples alone"."""
+    """One of "torch", "cputrain", "spdl", "spdl threads", "by hand" and `SAMPLES_ALONE`."""
 
     seconds: tuple[float, ...]
-    """One value a round."""
+    """Time of each round."""
 
     median: float
-    """Of `seconds`."""
+    """Median of `seconds`."""
 
     fastest: float
-    """The least of `seconds`."""
+    """Minimum of `seconds`."""
 
     slowest: float
-    """The greatest of `seconds`."""
+    """Maximum of `seconds`."""
 
     quartiles: tuple[float, float]
-    """The first and third quartile of `seconds`."""
+    """First and third quartile of `seconds`."""
 
     batches_per_second: float | None
-    """At the median; None where only a first batch is timed."""
+    """Throughput at the median; None if only the first batch is timed."""
 
     speedup: Speedup | None
-    """Against torch's loader: the median of the rounds' ratios. None for samples alone."""
+    """Speed-up over torch's loader, from the per-round ratios; None for samples alone."""
 
     cpu_seconds: float | None
-    """Of all processes, user and system: the median round."""
+    """User and system CPU time of all processes; median over rounds."""
 
     cpu_seconds_beyond_samples: float | None
-    """Less what the samples alone cost in the same round: the median of the differences."""
+    """CPU overhead over the samples alone in the same round; median of the differences."""
 
     worker_bytes: int | None
-    """That the largest worker has for itself at the end of an epoch; None if not measured."""
+    """Private memory of the largest worker at the end of an epoch; None if not measured."""
 
     empty_worker_bytes: int | None
-    """The same of a worker whose dataset holds nothing."""
+    """Private memory of a worker whose dataset stores no samples; None if not measured."""
 
 
 class CaseResult(Record):
-    """What one case found."""
+    """Results of one case."""
 
     name: str
-    """ "tensors-64-0"."""
+    """Name of the case: "tensors-64-0"."""
 
     title: str
-    """What it is about."""
+    """Description shown in the table's heading."""
 
     timed: str
-    """ "epoch", "second epoch" or "first batch"."""
+    """Interval that was timed: "epoch", "second epoch" or "first batch"."""
 
     batches: int
-    """That each loader handed out in each round."""
+    """Number of batches that each loader yielded in each round."""
 
     sides: tuple[LoaderSide, ...]
-    """Every loader that took part."""
+    """Loaders that ran."""
 
     left_out: dict[str, str]
-    """Every loader that did not, and why."""
+    """Reason by name for each loader that did not run."""
 
     def side(self, name: str) -> LoaderSide:
-        """The loader of that name."""
+        """Return the side of the loader with the given name."""
         return next(side for side in self.sides if side.name == name)
 
 
 class LoaderComparison(Record):
-    """Everything that was found; `as_json()` is what is written to disk."""
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
 
     schema_version: int = 1
-    """Grows when a field changes its meaning."""
+    """Version of the document; incremented when a field changes its meaning."""
 
     repeats: int
-    """How many rounds there were."""
+    """Number of rounds."""
 
     quick: bool
-    """Whether the data was too small to say anything about speed."""
+    """Whether the datasets were too small for meaningful timings."""
 
     versions: dict[str, str]
-    """Of Python and of the packages that took part."""
+    """Versions of Python and of the packages involved."""
 
     cases: tuple[CaseResult, ...]
-    """In the order in which they ran."""
+    """Results, in the order of execution."""
 
 
 def compare_loaders(
     groups: Sequence[str] = (), *, repeats: int = 5, quick: bool = False
 ) -> LoaderComparison:
-    """Runs the groups of cases named, by default all, and tells of each run on stderr."""
+    """Run the named groups of cases, by default all, with progress on stderr."""
     for group in groups:
         if group not in CASES:
             raise UsageError(
                 "loaders", f"must be followed by cases out of {', '.join(CASES)}", found=repr(group)
             )
     request = {"repeats": repeats, "quick": quick, "groups": list(groups) or list(CASES)}
-    # -P: the working folder must not put a module of its own in the way
+    # -P: a module in the working directory must not shadow an installed one
     command = [sys.executable, "-P", "-m", "cputrain.bench.loaders", json.dumps(request)]
     ended = subprocess.run(
         command, stdout=subprocess.PIPE, env=clean_environment(), text=True, check=False
@@ -148,7 +148,7 @@ def compare_loaders(
 
 
 def summarise(case: dict[str, Any]) -> CaseResult:
-    """What the runs of a case amount to."""
+    """Compute a case's result from its runs."""
     of: dict[str, list[dict[str, Any]]] = {}
     for run in sorted(case["runs"], key=lambda run: run["round_number"]):
         of.setdefault(run["contender"], []).append(run)
@@ -166,7 +166,7 @@ def summarise(case: dict[str, Any]) -> CaseResult:
 
 
 ORDER = (AGAINST, "cputrain", "spdl", "spdl threads", "by hand", SAMPLES_ALONE)
-"""In which loaders are shown."""
+"""Order of loaders in tables."""
 
 
 def _side(

@@ -1,6 +1,7 @@
-"""The loaders that are compared; all of them take the rows in the same order.
+"""Data loaders that are compared; all take the samples in the same order.
 
-To add one: a function that yields a loader for a case and its data, and a line in `CONTENDERS`.
+To add a loader, write a context manager that yields it for a case and its dataset, and add a line
+to `CONTENDERS`.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ Batches = Iterable[Any]
 
 
 class Contender(Record):
-    """One way to load."""
+    """Data loader, and the cases in which it can run."""
 
     name: str
-    """What the tables call it."""
+    """Name in tables."""
 
     loader: Callable[[Case, Any], AbstractContextManager[Batches]]
-    """A fresh loader. Making it is not timed, iterating is."""
+    """Context manager that yields a new loader; its construction is not timed, iterating is."""
 
     why_not: Callable[[Case, Any], str]
-    """Why it takes no part; empty if it does."""
+    """Return why the loader cannot run a case; empty if it can."""
 
 
 def _order(case: Case, data: Any) -> Sampler[int]:
@@ -71,13 +72,13 @@ def _cputrain(case: Case, data: Any) -> Iterator[Batches]:
 
 @contextmanager
 def _spdl(case: Case, data: Any) -> Iterator[Batches]:
-    """SPDL's stand-in for torch's loader: processes."""
+    """Yield SPDL's replacement for torch's DataLoader, with worker processes."""
     from spdl.dataloader import get_pytorch_dataloader
 
     loader = get_pytorch_dataloader(data, in_order=True, **_arguments(case, data))
     try:
         yield loader
-    finally:  # it keeps a named copy of the data until the process ends
+    finally:  # the loader holds a copy of the data in named shared memory until the process exits
         memory = getattr(loader, "_shmem", None)
         if memory is not None:
             memory.close()
@@ -96,14 +97,14 @@ def _why_not_spdl(case: Case, data: Any) -> str:
     if isinstance(data, TensorDataset) and os.path.isdir("/dev/shm"):
         wanted = sum(tensor.nbytes for tensor in data.tensors)
         free = shutil.disk_usage("/dev/shm").free
-        if free < 1.25 * wanted:  # its copy of the data, and room for batches
+        if free < 1.25 * wanted:  # its copy of the data, and space for batches
             return f"it copies the data to /dev/shm, and {free >> 20} MiB there are too few"
     return ""
 
 
 @contextmanager
 def _spdl_threads(case: Case, data: Any) -> Iterator[Batches]:
-    """SPDL's pipeline: threads, which is what it is built for."""
+    """Yield SPDL's thread-based pipeline, its main interface."""
     from spdl.pipeline import PipelineBuilder
 
     def fetch(rows: list[int]) -> Any:
@@ -149,7 +150,7 @@ def _why_not_by_hand(case: Case, _data: Any) -> str:
         return "it has batches only"
     if case.timed == "second epoch":
         return "its epochs are alike"
-    # of a first batch, or of the memory of workers, it has nothing to tell
+    # without worker processes, first-batch latency and worker memory mean nothing
     return "it starts no processes" if case.timed == "first batch" or case.empty else ""
 
 
@@ -159,7 +160,7 @@ def _always(_case: Case, _data: Any) -> str:
 
 @cache
 def _spdl_is_missing() -> str:
-    """Why SPDL cannot be imported; this imports it, which then costs no run any time."""
+    """Return why SPDL cannot be imported; importing it here keeps the import out of timed runs."""
     if find_spec("spdl") is None:
         return "it is not installed: pip install spdl"
     try:

@@ -1,4 +1,4 @@
-"""One loader run once: its time, its CPU time, and whether its batches are right."""
+"""Run one loader once: wall time, CPU time, and sums of its batches for verification."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Sums = tuple[float, ...]
 
 
 class Run(Record):
-    """What a loader did once."""
+    """Measurements of one run of a loader."""
 
     case: str
     contender: str
     round_number: int
 
     seconds: float
-    """From `iter()` to the last batch, or from making the loader to its first batch."""
+    """Time from `iter()` to the last batch, or from construction to the first batch."""
 
     cpu_seconds: float | None
-    """In this process and in those it started, until they had ended; None for a first batch."""
+    """CPU time of this process and its workers until their exit; None for a first batch."""
 
     batches: int
-    """How many there were in an epoch."""
+    """Number of batches in an epoch."""
 
     last: Sums
-    """The sums of the last batch."""
+    """Sums over the last batch."""
 
 
 def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
-    """Iterate, as often as the case says."""
+    """Iterate over the loader `case.times` times and return the measurements."""
     seconds = used = 0.0
     for _ in range(case.times):
         made = time.perf_counter()
@@ -51,7 +51,7 @@ def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
                 for _ in loader:
                     pass
             cpu = cpu_seconds()
-            # for a first batch one also waits while a loader prepares its workers' data
+            # first-batch latency includes constructing the loader
             begin = made if case.timed == "first batch" else time.perf_counter()
             iterator = iter(loader)
             batch, batches = next(iterator), 1
@@ -61,8 +61,8 @@ def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
             seconds += time.perf_counter() - begin
             if hasattr(iterator, "close"):
                 iterator.close()
-            del iterator  # its workers end here at the latest
-            multiprocessing.active_children()  # which collects those that have ended
+            del iterator  # workers are shut down here at the latest
+            multiprocessing.active_children()  # reaps exited workers
             used += cpu_seconds() - cpu
     return Run(
         case=case.name,
@@ -76,13 +76,13 @@ def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
 
 
 def every_sum(case: Case, contender: Contender, data: Any) -> list[Sums]:
-    """The sums of each batch of an epoch, in order; this also warms the loader up."""
+    """Return the sums of each batch of an epoch, in order; also serves as warm-up."""
     with contender.loader(case, data) as loader:
         return [sums(batch) for batch in loader]
 
 
 def worker_bytes(case: Case, contender: Contender, data: Any) -> int:
-    """Return the memory of its own that the largest worker has at the end of an epoch."""
+    """Return the private memory of the largest worker at the end of an epoch, in bytes."""
     most, last = 0, case.num_batches(data)
     with contender.loader(case, data) as loader:
         for number, _ in enumerate(loader, 1):
@@ -92,19 +92,19 @@ def worker_bytes(case: Case, contender: Contender, data: Any) -> int:
 
 
 def _children() -> list[str]:
-    """Return the processes that this one has started, and that still run."""
+    """Return the process ids of live child processes."""
     with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
         return file.read().split()
 
 
 def sums(batch: Any) -> Sums:
-    """The sum of each tensor of a batch, and the numbers in a sample that is not collated."""
+    """Return the sum of each tensor of a batch, or of each value of an uncollated sample."""
     parts = batch if isinstance(batch, (list, tuple)) else [batch]
     return tuple(torch.as_tensor(part).sum(dtype=torch.float64).item() for part in parts)
 
 
 def samples_alone(case: Case, data: Any, number: int) -> Run:
-    """Every sample made once, by as many processes as loaders have workers; none is handed over."""
+    """Create every sample once in as many processes as loaders have workers, without transfer."""
     processes = [
         multiprocessing.Process(target=_make, args=(data, case.batch, first, case.workers))
         for first in range(case.workers)
@@ -128,14 +128,14 @@ def samples_alone(case: Case, data: Any, number: int) -> Run:
 
 
 def _make(data: Any, batch: int, first: int, step: int) -> None:
-    torch.set_num_threads(1)  # as in a loader's worker
+    torch.set_num_threads(1)  # as in a loader worker
     for begin in range(first * batch, len(data), step * batch):
         [data[row] for row in range(begin, min(begin + batch, len(data)))]
 
 
 def cpu_seconds() -> float:
-    """What this process and its ended children have used."""
-    if sys.platform == "win32":  # which tells nothing of children
+    """Return the CPU time of this process and its reaped children."""
+    if sys.platform == "win32":  # no resource usage of children there
         return time.process_time()
     import resource
 

@@ -1,4 +1,4 @@
-"""A comparison of loaders as tables."""
+"""Tables of a loader comparison."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ COLUMNS = (
 
 
 def case_table(case: CaseResult) -> Table:
-    """The head and the rows of a case's table."""
+    """Return the header and rows of a case's table."""
     return measured(COLUMNS, [_row(side) for side in case.sides])
 
 
 def as_markdown(comparison: LoaderComparison, *, machine_line: str) -> str:
-    """The machine, a table for each case, and how to read them."""
+    """Render the machine, a table for each case, and a note on the columns."""
     tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
     return page(machine_line, comparison.versions, tables, reading(comparison))
 
 
 def reading(comparison: LoaderComparison) -> str:
-    """What the figures are."""
+    """Return the note that explains the columns."""
     rounds = "1 round" if comparison.repeats == 1 else f"{comparison.repeats} rounds, interleaved"
     small = "Quick: the data is too small to say anything about speed. " if comparison.quick else ""
     return (

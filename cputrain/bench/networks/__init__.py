@@ -1,7 +1,7 @@
-"""Networks of images trained on each device, beside one another.
+"""Training steps of torchvision's image classification networks, compared between devices.
 
-Importing this loads no torch: each device has a process of its own, as torch has one place for a
-device beside the CPU at a time.
+Importing this package does not import torch: each device runs in a subprocess, since a process
+can have only one accelerator backend beside the CPU.
 """
 
 from __future__ import annotations

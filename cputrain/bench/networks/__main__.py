@@ -1,9 +1,9 @@
-"""The process in which networks are trained on one device: JSON in, JSON out.
+"""Subprocess that trains networks on one device: JSON request in argv, JSON result on stdout.
 
     python -m cputrain.bench.networks '{"networks": ["resnet18"], "device": "ocl", "batch": 32,
                                         "side": 224, "steps": 10}'
 
-Used by `compare_networks`, so that the process that renders loads no torch.
+Used by `compare_networks`, so that the rendering process does not import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cputrain.errors import CputrainError
 
 
 def main(argv: list[str]) -> int:
-    """Run what is asked for."""
+    """Train the requested networks and print their times."""
     from cputrain.bench.networks.runs import run
 
     request = json.loads(argv[0])

@@ -1,9 +1,10 @@
-"""What asking a device for an operator costs, whatever the device does with it.
+"""Kernel launch latency on a device: host time per operator, without waiting for completion.
 
     python -m cputrain.bench.networks.calls --device ocl
 
-prints one JSON line: microseconds until an elementwise call on 1024 numbers is asked for, and for a
-step of a network at batch 1 how long Python takes until all is asked for, beside the step.
+prints one JSON line: microseconds to enqueue an elementwise operator on 1024 elements, and for a
+training step of a network at batch size 1 the host time to enqueue all operators beside the whole
+step time.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 CALLS = 200
-"""Asked for one after the other, without waiting; few enough for a device's queue."""
+"""Operators enqueued without synchronizing; few enough for a device's queue."""
 
 ROUNDS = 25
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print."""
+    """Measure and print the JSON line."""
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.networks.calls")
     parser.add_argument("--device", default="ocl", help="ocl, cuda, cpu, …")
     parser.add_argument("--network", default="resnet18", help="one of cputrain bench networks")
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
 
 
 def calls(device: str) -> dict[str, float]:
-    """Microseconds of each."""
+    """Return the launch latency of several operators in microseconds."""
     one, other = (torch.randn(1024).to(device) for _ in range(2))
     finish: Any = getattr(getattr(torch, one.device.type), "synchronize", lambda: None)
     each: dict[str, Callable[[], torch.Tensor]] = {

@@ -1,4 +1,4 @@
-"""Which networks: as torchvision defines them, which must be installed."""
+"""Networks of the benchmark, as defined by torchvision, which must be installed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ NETWORKS = (
     "mobilenet_v3_small", "resnext50_32x4d", "wide_resnet50_2", "mnasnet1_0", "efficientnet_b0",
     "efficientnet_b4", "regnet_y_400mf",
 )  # fmt: skip
-"""What is compared where nothing is named."""
+"""Networks compared by default."""
 
 CASES = dict.fromkeys(NETWORKS, "as torchvision defines it")
 
 SIDE = 224
-"""Pixels of an image's side."""
+"""Height and width of images in pixels."""
 
 
 def named(names: tuple[str, ...]) -> tuple[str, ...]:
-    """These, or all."""
+    """Return the named networks, by default all.
+
+    Raises:
+        NotFound: There is no such network.
+    """
     for name in names:
         if name not in NETWORKS:
             raise NotFound(

@@ -1,4 +1,4 @@
-"""All networks on each device in turns, and what that found."""
+"""Train all networks on each device, interleaved, and summarise the results."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 STEPS = 10
-"""Timed, in each round."""
+"""Timed steps in each round."""
 
 
 class NetworkSide(Record):
-    """A network on one device, over all rounds."""
+    """One network on one device, over all rounds."""
 
     device: str
-    """ "ocl"."""
+    """Name of the device: "ocl"."""
 
     seconds: tuple[float, ...]
-    """Of the middle step of each round."""
+    """Median step time of each round."""
 
     asked: float
-    """Seconds in which a step was asked for: what Python takes, whatever the device."""
+    """Host time of a step in seconds: until Python has enqueued all operators."""
 
     speedup: Speedup
-    """Of the last device's: the median of the rounds' ratios, and its ends."""
+    """Speed-up over the last device; median and range of the per-round ratios."""
 
     loss_difference: float
-    """Of the first step's loss from the last device's, relative to that."""
+    """Relative difference of the first step's loss from the last device's."""
 
 
 class NetworkResult(Record):
-    """One network at one size of batch."""
+    """One network at one batch size."""
 
     name: str
     batch: int
     sides: tuple[NetworkSide, ...]
-    """Every device, in their order."""
+    """Results by device, in the given order."""
 
 
 class NetworkComparison(Record):
-    """Everything that was found; `as_json()` is what is written to disk."""
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
 
     schema_version: int = 1
-    """Grows when a field changes its meaning."""
+    """Version of the document; incremented when a field changes its meaning."""
 
     rounds: int
     side: int
-    """Pixels of an image's side."""
+    """Height and width of images in pixels."""
 
     devices: tuple[str, ...]
-    """In their order; the others are held against the last."""
+    """Devices in the given order; the last is the reference."""
 
     names: dict[str, str]
-    """What each calls itself."""
+    """Name that each device reports."""
 
     versions: dict[str, str]
-    """Of Python and of the packages that took part."""
+    """Versions of Python and of the packages involved."""
 
     results: tuple[NetworkResult, ...]
 
@@ -75,11 +75,11 @@ class NetworkComparison(Record):
 
     @property
     def cases(self) -> tuple[NetworkComparison]:
-        """One table: of all."""
+        """The comparison itself, as the single table of the benchmark."""
         return (self,)
 
     def mean(self, device: str) -> float:
-        """How fast a device is of the last one, in geometric mean."""
+        """Return a device's geometric mean speed-up over the last device."""
         logs = [
             math.log(side.speedup.median)
             for result in self.results
@@ -98,7 +98,7 @@ def compare_networks(
     side: int = SIDE,
     steps: int = STEPS,
 ) -> NetworkComparison:
-    """Runs those named, by default all, and tells of each round on stderr."""
+    """Train the named networks, by default all, on each device, with progress on stderr."""
     from cputrain import __version__
 
     chosen = named(tuple(names))
@@ -150,7 +150,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 def summarise(
     name: str, batch: int, found: dict[str, list[dict[str, Any]]], devices: Sequence[str]
 ) -> NetworkResult:
-    """What a network's rounds amount to."""
+    """Compute a network's result from its rounds."""
     against = [median(one["seconds"]) for one in found[devices[-1]]]
     loss = found[devices[-1]][0]["loss"]
     sides = []

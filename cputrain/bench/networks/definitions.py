@@ -1,4 +1,4 @@
-"""Torchvision's networks, as they are trained here."""
+"""Torchvision's networks, without dropout and auxiliary losses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _libraries: list[Any] = []
 
 
 def definitions() -> Any:
-    """The module torchvision.models.
+    """Import and return torchvision.models.
 
-    Torchvision's wheel may be one for CUDA, beside a torch without: then its operators are not
-    found, and it asks for two of them all the same. Their names are enough.
+    A CUDA build of torchvision beside a CPU build of torch cannot load its operators, but refers to
+    two of them on import. Defining their schemas is enough.
     """
     if find_spec("torchvision") is None:
         raise NotFound(
@@ -40,7 +40,7 @@ def definitions() -> Any:
 
 
 def network(name: str, *, classes: int = 1000) -> nn.Module:
-    """One, without what draws random numbers: so that devices have the same losses."""
+    """Build a network without random operators, so that losses agree between devices."""
     model: nn.Module = getattr(definitions(), name)(num_classes=classes, **OWN.get(name, {}))
     for layer in model.modules():
         if isinstance(layer, nn.Dropout) or type(layer).__name__ == "StochasticDepth":

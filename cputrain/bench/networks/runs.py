@@ -1,4 +1,4 @@
-"""Networks on one device, one after the other."""
+"""Train networks on one device, one after the other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 WARM = 3
-"""Steps before any is timed: programs are compiled, and kernels chosen."""
+"""Warm-up steps, in which programs are compiled and kernels tuned."""
 
 
 def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) -> dict[str, Any]:
-    """Seconds of each step of each network, and its loss before the first."""
+    """Return step times and host times of each network, and the loss of its first step."""
     if device.startswith("ocl"):
         import cputrain.opencl  # noqa: F401  (registers it)
     torch.backends.cuda.matmul.allow_tf32 = False

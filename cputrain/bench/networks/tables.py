@@ -1,4 +1,4 @@
-"""A comparison of networks as a table."""
+"""Table of a network comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def case_table(comparison: NetworkComparison) -> Table:
-    """The head and the rows."""
+    """Return the header and rows of the table."""
     *others, last = comparison.devices
     head = [
         "network, batch",
@@ -25,18 +25,18 @@ def case_table(comparison: NetworkComparison) -> Table:
 
 
 def as_markdown(comparison: NetworkComparison, *, machine_line: str) -> str:
-    """The machine, the table, and how to read it."""
+    """Render the machine, the table, and a note on the columns."""
     tables = [(one.title, case_table(one), below(one)) for one in comparison.cases]
     return page(machine_line, comparison.versions, tables, reading(comparison))
 
 
 def below(_: NetworkComparison) -> str:
-    """Nothing: all take part."""
+    """Return an empty note: no network is left out."""
     return ""
 
 
 def reading(comparison: NetworkComparison) -> str:
-    """What the figures are."""
+    """Return the note that explains the columns."""
     rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
     *others, last = comparison.devices
     means = ", ".join(f"{one} {comparison.mean(one):.2f}" for one in others)

@@ -1,6 +1,6 @@
-"""Optimizers' steps, fused by cputrain beside torch's own, over numbers and sizes of tensors.
+"""Optimizer steps: cputrain's fused kernels against torch's, by number and size of tensors.
 
-Importing this loads no torch: steps are timed in processes of their own.
+Importing this package does not import torch: steps are timed in subprocesses.
 """
 
 from __future__ import annotations

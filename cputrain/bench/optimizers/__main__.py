@@ -1,9 +1,9 @@
-"""The process in which steps of an optimizer are timed: JSON in, JSON out.
+"""Subprocess that times steps of one optimizer: JSON request in argv, JSON result on stdout.
 
     python -m cputrain.bench.optimizers '{"name": "adam", "cells": [[12, 1000, 1.0]], "threads": 1,
                                           "rounds": 9}'
 
-Used by `compare_optimizers`, so that the process that renders loads no torch.
+Used by `compare_optimizers`, so that the rendering process does not import torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def main(argv: list[str]) -> int:
-    """Time what is asked for."""
+    """Time the requested cells and print the results."""
     from cputrain.bench.optimizers.runs import run
 
     request = json.loads(argv[0])

@@ -1,4 +1,4 @@
-"""Which optimizers, and the tensors that they update."""
+"""Optimizers of the benchmark, and the tensor shapes that they update."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd-momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
     "adagrad": ("Adagrad", {"lr": 1e-3}),
 }
-"""The class in torch.optim, and its options."""
+"""Class in torch.optim and its arguments, by case."""
 
 NUM_TENSORS = (1, 2, 3, 4, 8, 12, 20, 30, 100, 400, 1000)
 
 NUM_ELEMENTS = (1, 64, 1000, 10_000, 30_000, 100_000, 1_000_000, 10_000_000)
-"""Of each tensor."""
+"""Elements of each tensor."""
 
 MOST_ELEMENTS = 20_000_000
-"""Of all tensors: more take memory, and no other path through caches."""
+"""Maximum number of elements of all tensors; more need memory, but behave alike in caches."""
 
 TABLE_ROWS, TABLE_WIDTH = 60_000, 32
 
 TOUCHED = (0.001, 0.01, 0.24, 1.0)
-"""Parts of a table's rows that have a gradient."""
+"""Fractions of an embedding table's rows with a nonzero gradient."""
 
 
 def named(names: Sequence[str]) -> tuple[str, ...]:
-    """Return these cases, or all.
+    """Return the named cases, by default all.
 
     Raises:
-        NotFound: There is no case of such a name.
+        NotFound: There is no case of that name.
     """
     for name in names:
         if name not in CASES:
@@ -60,7 +60,7 @@ def named(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def shapes(*, quick: bool) -> list[Shape]:
-    """Return what a sweep times: numbers of tensors, elements of each, and the part touched."""
+    """Return the cells of a sweep: number of tensors, elements of each, fraction of rows."""
     if quick:
         return [(1, 64, 1.0), (30, 1000, 1.0), (1, 64 * TABLE_WIDTH, 0.01)]
     sweep = [

@@ -1,4 +1,4 @@
-"""Every optimizer with every number of threads, each in a process, and what that found."""
+"""Time every optimizer with every number of threads in subprocesses, and summarise the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 IN_A_PROCESS = 24
-"""Cells that are timed before the next process: one that hangs is ended after a while."""
+"""Cells timed in one subprocess; few, so that a hang is detected by the timeout."""
 
 
 class OptimizerCell(Record):
@@ -26,30 +26,30 @@ class OptimizerCell(Record):
 
     num_tensors: int
     num_elements: int
-    """Of each tensor."""
+    """Elements of each tensor."""
 
     touched: float
-    """The part of the rows that have a gradient; 1 where tensors have no rows."""
+    """Fraction of rows with a nonzero gradient; 1 for dense gradients."""
 
     num_threads: int
 
     python_s: float
-    """Of a step, in the middle round."""
+    """Median time of a step of torch's optimizer in seconds."""
 
     cputrain_s: float
 
     rounds: int
-    """How many were timed: more where fewer had told of a slower step."""
+    """Number of rounds; more if fewer rounds showed a slowdown."""
 
     speedup: Speedup
-    """Of python's speed: the median of the rounds' ratios, and its ends."""
+    """Speed-up over torch's optimizer; median and range of the per-round ratios."""
 
     is_fused: bool
-    """Whether the kernel ran; else torch's own function did, after the checks."""
+    """Whether the fused kernel ran; else the checks fell back to torch's function."""
 
 
 class OptimizerResult(Record):
-    """One optimizer."""
+    """Cells of one optimizer."""
 
     name: str
     title: str
@@ -57,21 +57,21 @@ class OptimizerResult(Record):
 
 
 class OptimizerComparison(Record):
-    """Everything that was found; `as_json()` is what is written to disk."""
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
 
     schema_version: int = 1
-    """Grows when a field changes its meaning."""
+    """Version of the document; incremented when a field changes its meaning."""
 
     threads: tuple[int, ...]
 
     versions: dict[str, str]
-    """Of Python and of the packages that took part."""
+    """Versions of Python and of the packages involved."""
 
     cases: tuple[OptimizerResult, ...]
 
     @property
     def slowest(self) -> OptimizerCell:
-        """The cell with the least speed."""
+        """The cell with the smallest speed-up."""
         cells = [cell for case in self.cases for cell in case.cells]
         return min(cells, key=lambda cell: cell.speedup.median)
 
@@ -83,7 +83,7 @@ def compare_optimizers(
     rounds: int = 9,
     quick: bool = False,
 ) -> OptimizerComparison:
-    """Time the named optimizers, by default all, and narrate on stderr."""
+    """Time the named optimizers, by default all, with progress on stderr."""
     from cputrain import __version__
 
     chosen = named(names)
@@ -124,7 +124,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarise(cell: dict[str, Any], num_threads: int) -> OptimizerCell:
-    """Return what a cell's rounds amount to."""
+    """Compute a cell's result from its rounds."""
     python, ours = cell["seconds"]["python"], cell["seconds"]["cputrain"]
     ratios = [theirs / mine for theirs, mine in zip(python, ours, strict=True)]
     return OptimizerCell(

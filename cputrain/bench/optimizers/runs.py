@@ -1,4 +1,4 @@
-"""Steps of one optimizer, fused and not, in turns within one process."""
+"""Time steps of one optimizer, fused and not fused, interleaved in one process."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from cputrain.bench.optimizers.cases import Shape
 
 BATCH_S = 3e-3
-"""Steps are timed in batches that take about so long."""
+"""Target duration of a timed series of steps in seconds."""
 
 LONG_ENOUGH_S = 0.05
-"""A step that takes so long is warm after one."""
+"""Duration of a step in seconds above which it needs no warm-up steps."""
 
 FLOOR = 0.98
-"""A cell whose speed is below is measured afresh, and only that counts."""
+"""Speed-up below which a cell is measured again; only the second measurement counts."""
 
 MORE = 5
-"""Times as many rounds, then."""
+"""Factor for the number of rounds of the second measurement."""
 
 
 def run(name: str, cells: Sequence[Shape], num_threads: int, rounds: int) -> list[dict[str, Any]]:
-    """Return seconds of a step, both ways, in each round of each cell."""
+    """Return step times of both optimizers in each round, for each cell."""
     torch.set_num_threads(num_threads)
     return [_timed(name, shape, rounds) for shape in cells]
 
@@ -43,7 +43,7 @@ def _timed(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
     params = _parameters(shape)
     kind, options = OPTIMIZERS[name]
     plain, ours = (getattr(torch.optim, kind)(params, **options) for _ in range(2))
-    for optimizer, is_fused in ((plain, False), (ours, True)):  # states are made, kernels proved
+    for optimizer, is_fused in ((plain, False), (ours, True)):  # creates states
         _steps(transform, optimizer, 3, is_fused=is_fused)
     duration = min(_steps(transform, plain, 1, is_fused=False) for _ in range(3))
     count, warm = max(1, int(BATCH_S / duration)), 0 if duration > LONG_ENOUGH_S else 2
@@ -93,10 +93,10 @@ def _parameters(shape: Shape) -> list[torch.nn.Parameter]:
 def _steps(
     transform: fused.FusedOptimizers, optimizer: Any, count: int, *, is_fused: bool
 ) -> float:
-    """Return the seconds of so many steps."""
+    """Run `count` steps and return their total time in seconds."""
     if is_fused:
         transform.redo()
-    # one thread's own time is not lengthened by whatever else the machine does meanwhile
+    # CPU time of a single thread is not affected by other processes
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     begin = clock()
     for _ in range(count):

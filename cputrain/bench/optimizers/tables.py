@@ -1,4 +1,4 @@
-"""A comparison of optimizers as tables."""
+"""Tables of an optimizer comparison."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from cputrain.bench.tables import Table
 
 FLOOR = 0.98
-"""Of python's speed: cells below are listed."""
+"""Speed-up below which cells are listed under the table."""
 
 
 def case_table(result: OptimizerResult) -> Table:
-    """Return the head and the rows: tensors down, threads across."""
+    """Return the header and rows: tensor shapes in rows, numbers of threads in columns."""
     threads = list(dict.fromkeys(cell.num_threads for cell in result.cells))
     head = ["tensors × elements"]
     for count in threads:
@@ -38,7 +38,7 @@ def case_table(result: OptimizerResult) -> Table:
 
 
 def below(result: OptimizerResult) -> str:
-    """Return the cells that are slower than python by more than the floor; empty if none is."""
+    """Return the cells whose speed-up is below the floor; empty if there are none."""
     slow = [
         f"{_tensors(cell)} with {cell.num_threads} threads ({digits(cell.speedup.median)})"
         for cell in result.cells
@@ -48,7 +48,7 @@ def below(result: OptimizerResult) -> str:
 
 
 def reading(comparison: OptimizerComparison) -> str:
-    """Return what the figures are."""
+    """Return the note that explains the columns."""
     slowest = comparison.slowest
     return (
         "Times are of `optimizer.step()`, in the middle round; cputrain's is told as its speed, "
@@ -61,7 +61,7 @@ def reading(comparison: OptimizerComparison) -> str:
 
 
 def as_markdown(comparison: OptimizerComparison, *, machine_line: str) -> str:
-    """Return the machine, a table for each optimizer, and how to read them."""
+    """Render the machine, a table for each optimizer, and a note on the columns."""
     tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
     return page(machine_line, comparison.versions, tables, reading(comparison))
 

@@ -1,6 +1,6 @@
-"""Pools side by side: ours, torch's, the standard library's executor, joblib's and mpire's.
+"""Process pools compared: cputrain's, torch's, concurrent.futures, joblib's and mpire's.
 
-Importing this loads no torch: each pool runs in a process of its own.
+Importing this package does not import torch: each pool runs in a subprocess.
 """
 
 from __future__ import annotations

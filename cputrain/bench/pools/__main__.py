@@ -1,10 +1,10 @@
-"""The process in which one pool runs one case once: a request as JSON in, the run as JSON out.
+"""Subprocess that runs one case once in one pool: JSON request in argv, JSON run on stdout.
 
     python -m cputrain.bench.pools '{"case": "tiny-map", "contender": "torch", "processes": 2,
                                      "quick": false}'
 
-Used by `compare_pools`, so that no pool finds what another has left, and the process that renders
-loads no torch.
+Used by `compare_pools`, so that no pool inherits state from another, and the rendering process does
+not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cputrain.errors import CputrainError
 
 
 def main(argv: list[str]) -> int:
-    """Run what is asked for."""
+    """Run the requested case and print the run."""
     from cputrain.bench.pools.runs import run
 
     request = json.loads(argv[0])

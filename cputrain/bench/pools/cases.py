@@ -1,4 +1,4 @@
-"""What pools are compared in. This loads no torch."""
+"""Cases of the pool benchmark; torch is not imported."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ CASES = {
     "huge": "results of 2 GiB: 2 tensors, taken one by one",
     "start": "from the constructor to the first result: in a fresh process, and after torch.mm",
 }
-"""The groups of cases, and what each is about."""
+"""Description of each group of cases."""
 
 
 class Case(Record):
-    """One comparison."""
+    """Function, tasks, and the pool's method that is timed."""
 
     name: str
-    """Unique: "tensors-kept"."""
+    """Unique name: "tensors-kept"."""
 
     title: str
-    """What a table is headed with."""
+    """Description shown in the table's heading."""
 
     way: Way
-    """How the function is applied, and what is timed."""
+    """Method of the pool that applies the function, which is timed."""
 
     function: Callable[..., Any]
-    """What each task calls."""
+    """Function that each task calls."""
 
     count: int
-    """How many tasks there are, or rows where a tensor is filled."""
+    """Number of tasks, or of rows if a tensor is filled."""
 
     chunksize: int | None = None
-    """Tasks that travel together; None for what a pool chooses by itself."""
+    """Tasks sent to a worker at once; None for the pool's default."""
 
     elements: int = 0
-    """Of the big tensor, float32; 0 where there is none."""
+    """Elements of the large float32 argument; 0 for none."""
 
     array_bytes: int = 0
-    """Of the array that is the item of each task; 0 where the items are numbers."""
+    """Size of each task's array argument in bytes; 0 if the arguments are numbers."""
 
     warmed_with: Callable[..., Any] | None = None
-    """What is called before the clock runs, if that is not `function`."""
+    """Function of the warm-up tasks, if different from `function`."""
 
     alone: bool = False
-    """Whether the same is also done without a pool."""
+    """Whether to run the case without a pool as well."""
 
 
 def cases(group: str, quick: bool = False) -> list[Case]:
-    """The cases of a group; quick ones are too small to say anything about speed."""
+    """Return the cases of a group; with `quick`, too small for meaningful timings."""
     if group == "tensors":
         count, size = (24, "16 KiB") if quick else (2_000, "1 MiB")
         function = tasks.page if quick else tasks.mebibyte
@@ -153,7 +153,7 @@ def cases(group: str, quick: bool = False) -> list[Case]:
                 warmed_with=tasks.page,
             )
         ]
-    # a function that no worker has to import anything for
+    # a function for which workers need no further import
     return [
         Case(
             name="start-fresh",
@@ -177,5 +177,5 @@ def _ways(*ways: tuple[str, Way, str]) -> tuple[tuple[str, Way, str], ...]:
 
 
 def case_called(name: str, quick: bool) -> Case:
-    """The case of that name."""
+    """Return the case with the given name."""
     return next(case for group in CASES for case in cases(group, quick) if case.name == name)

@@ -1,4 +1,4 @@
-"""Pools in turns, each in a fresh process, and what that found: cases, and each pool's figures."""
+"""Compare process pools: run them interleaved, each in a subprocess, and summarise each case."""
 
 from __future__ import annotations
 
@@ -25,76 +25,76 @@ class PoolSide(Record):
     """One pool in one case, over all rounds."""
 
     name: str
-    """ "cputrain", "torch", "futures", "joblib", "mpire", "mpire shared_objects" or "no pool"."""
+    """Name of the contender, such as "cputrain", "torch" or "mpire"; "no pool" for none."""
 
     seconds: tuple[float, ...]
-    """One value a round."""
+    """Time of each round."""
 
     median: float
-    """Of `seconds`."""
+    """Median of `seconds`."""
 
     fastest: float
-    """The least of `seconds`."""
+    """Minimum of `seconds`."""
 
     slowest: float
-    """The greatest of `seconds`."""
+    """Maximum of `seconds`."""
 
     quartiles: tuple[float, float]
-    """The first and third quartile of `seconds`."""
+    """First and third quartile of `seconds`."""
 
     best_other: str | None
-    """The pool with the least median besides this one; None where there is no other."""
+    """Pool with the smallest median besides this one; None if there is no other."""
 
     speedup: Speedup | None
-    """Against that one: the median of the rounds' ratios, and its ends. None without a pool."""
+    """Speed-up over `best_other`, from the per-round ratios; None without a pool."""
 
     cpu_seconds: float | None
-    """Of the process and its workers, user and system: the median round. None for a start."""
+    """User and system CPU time of the process and its workers, median; None for a start."""
 
 
 class PoolCaseResult(Record):
-    """What one case found."""
+    """Results of one case."""
 
     name: str
-    """ "tensors-kept"."""
+    """Name of the case: "tensors-kept"."""
 
     title: str
-    """What it is about."""
+    """Description shown in the table's heading."""
 
     results: int
-    """That each pool returned in each round."""
+    """Number of results that each pool returned in each round."""
 
     sides: tuple[PoolSide, ...]
-    """Every pool that took part."""
+    """Pools that ran."""
 
     left_out: dict[str, str]
-    """Every pool that did not, and why."""
+    """Reason by name for each pool that did not run or failed."""
 
     def side(self, name: str) -> PoolSide:
-        """The pool of that name."""
+        """Return the side of the pool with the given name."""
         return next(side for side in self.sides if side.name == name)
 
 
 class PoolComparison(Record):
-    """Everything that was found; `as_json()` is what is written to disk."""
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
 
     schema_version: int = 1
-    """Grows when a field changes its meaning."""
+    """Version of the document; incremented when a field changes its meaning."""
 
     rounds: int
-    """How many there were."""
+    """Number of rounds."""
 
     processes: int
-    """How many each pool had."""
+    """Worker processes of each pool."""
 
     quick: bool
-    """Whether there was too little to do to say anything about speed."""
+    """Whether the cases were too small for meaningful timings."""
 
     versions: dict[str, str]
-    """Of Python and of the packages that took part."""
+    """Versions of Python and of the packages involved."""
 
     cases: tuple[PoolCaseResult, ...]
-    """In the order in which they ran."""
+    """Results, in the order of execution."""
 
 
 def compare_pools(
@@ -104,7 +104,7 @@ def compare_pools(
     processes: int | None = None,
     quick: bool = False,
 ) -> PoolComparison:
-    """Runs the groups of cases named, by default all, and tells of each run on stderr."""
+    """Run the named groups of cases, by default all, with progress on stderr."""
     for group in groups:
         if group not in CASES:
             raise UsageError("--cases", f"must be out of {', '.join(CASES)}", found=repr(group))
@@ -127,9 +127,9 @@ def compare_pools(
 
 
 def compared(case: Case, rounds: int, processes: int, quick: bool) -> PoolCaseResult:
-    """A case's runs, in turns: A B C, C B A, …
+    """Run a case in all pools, interleaved: A B C, C B A, …
 
-    A pool that fails or hangs is left out; when it is ours, that ends the comparison.
+    A pool that fails or times out is left out; a failure of cputrain's pool raises CputrainError.
     """
     asked = [one for one in CONTENDERS if one.takes_part(case)]
     left_out = {one.name: reason for one in asked if (reason := one.why_not())}
@@ -171,7 +171,7 @@ def summarise(
     runs: dict[str, list[dict[str, Any]]],
     left_out: dict[str, str],
 ) -> PoolCaseResult:
-    """What the runs of a case amount to; each pool's stand in the order of the rounds."""
+    """Compute a case's result from the runs of each pool, which are in the order of rounds."""
     return PoolCaseResult(
         name=name,
         title=title,
@@ -204,7 +204,7 @@ def _side(name: str, runs: dict[str, list[dict[str, Any]]]) -> PoolSide:
 
 
 def versions(contenders: Iterable[Contender] = CONTENDERS) -> dict[str, str]:
-    """Of all that took part."""
+    """Return the versions of Python and of the packages involved."""
     from cputrain import __version__
 
     found = {

@@ -1,6 +1,6 @@
-"""The pools that are compared, each used as its documentation does. This loads none of them.
+"""Process pools that are compared, each used as documented; none is imported here.
 
-To add one: a function that opens a pool and yields its `Ways`, and a line in `CONTENDERS`.
+To add a pool, write a context manager that yields its `Ways`, and add a line to `CONTENDERS`.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ ALONE = "no pool"
 
 
 class Ways(NamedTuple):
-    """What a pool can be asked for."""
+    """Methods of a pool, with uniform signatures."""
 
     one_by_one: Callable[[Function, Sequence[int], int | None], Iterable[Any]]
-    """Results in order, as they come; the number is the chunksize."""
+    """Iterate over results in order (imap); the last argument is the chunksize."""
 
     kept: Callable[[Function, Sequence[int], int | None], list[Any]]
-    """All results."""
+    """Return all results (map); the last argument is the chunksize."""
 
     with_partial: Callable[[Function, Any, Sequence[int]], list[Any]]
-    """`function(big, item)` for each item, the big thing bound to the function."""
+    """Map `partial(function, big)` over the items."""
 
     with_argument: Callable[[Function, Any, Sequence[int]], list[Any]]
-    """The same, the big thing given with each item."""
+    """Map `function(big, item)` over the items, with the large argument in every task."""
 
     filled: Callable[[Function, Any], None]
-    """`function(rows, part of the tensor, seed)` writes all rows of a tensor."""
+    """Fill a tensor by `function(rows, slice of the tensor, seed)`."""
 
 
 class Contender(Record):
-    """One pool."""
+    """Process pool, and the cases in which it can run."""
 
     name: str
-    """What the tables call it."""
+    """Name in tables."""
 
     module: str
-    """What is imported before any clock runs."""
+    """Module imported before the timed part."""
 
     distribution: str = ""
-    """What pip installs; empty where cputrain needs it anyhow."""
+    """Name for pip install; empty if cputrain requires it anyway."""
 
     opened: Callable[[int, Any], AbstractContextManager[Ways]]
-    """A pool of so many processes; the big thing, if there is one, for who wants it so early."""
+    """Context manager yielding the pool's `Ways`; takes processes and the large argument."""
 
     given_early: bool = False
-    """Whether the big thing is given to the constructor, so that no call sends it."""
+    """Whether the constructor gets the large argument, so that no call sends it."""
 
     takes_part: Callable[[Case], bool] = lambda _case: True
-    """Whether a case is one for it; where not, it is not mentioned."""
+    """Return whether the pool runs a case; if not, tables do not list it."""
 
     def why_not(self) -> str:
-        """Why it takes no part; empty if it does."""
+        """Return why the pool cannot run; empty if it can."""
         if self.distribution and find_spec(self.module) is None:
             return f"it is not installed: pip install {self.distribution}"
         return ""
@@ -78,7 +78,7 @@ def _chunks(name: str, size: int | None) -> dict[str, int]:
 
 
 def _with_imap(imap: Callable[..., Iterable[Any]]) -> Callable[[Function, Any], None]:
-    """A tensor is filled with what comes back: parts of as many rows as `fill` has in its own."""
+    """Return a function that fills a tensor from results, in chunks of `fill`'s size."""
 
     def filled(function: Function, out: Any) -> None:
         parts = tasks.parts(len(out))
@@ -136,9 +136,9 @@ def _futures(processes: int, _big: Any) -> Iterator[Ways]:
 
 @contextmanager
 def _joblib(processes: int, _big: Any) -> Iterator[Ways]:
-    """Its processes are those of loky, and outlive each call.
+    """Yield joblib's loky pool, whose processes outlive each call.
 
-    What it shares by itself are arrays of NumPy, so the big tensor is given to it as one.
+    The large tensor is passed as a NumPy array, since joblib memory-maps only those.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky import get_reusable_executor
@@ -171,20 +171,20 @@ def _mpire(processes: int, _big: Any) -> Iterator[Ways]:
     with WorkerPool(processes, keep_alive=True) as pool:
         yield Ways(
             lambda function, items, size: pool.imap(function, items, **_chunks("chunk_size", size)),
-            # arrays are results one by one; as it is, they are put together into one
+            # by default mpire concatenates NumPy results into one array
             lambda function, items, size: pool.map(
                 function, items, concatenate_numpy_output=False, **_chunks("chunk_size", size)
             ),
             lambda function, big, items: pool.map(partial(function, big), items),
             lambda function, big, items: pool.map(function, [(big, item) for item in items]),
-            # what is iterable it would take for several arguments
+            # mpire would unpack an iterable item into several arguments
             _with_imap(lambda function, items: pool.imap(function, [(item,) for item in items])),
         )
 
 
 @contextmanager
 def _mpire_shared(processes: int, big: Any) -> Iterator[Ways]:
-    """The big thing is given to the constructor: forked workers inherit it, and nothing is sent."""
+    """Yield mpire's pool with the large argument in the constructor, inherited by fork."""
     from mpire import WorkerPool
 
     def given(function: Function, _big: Any, items: Sequence[int]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""One pool used once: its time, its CPU time, and whether its results are right."""
+"""Run one case once in one pool: wall time, CPU time, and verification of the results."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 
 class Run(Record):
-    """What a pool did once."""
+    """Measurements of one run of a pool."""
 
     case: str
     contender: str
 
     seconds: float
-    """From the call to its last result, or from the constructor to the first result."""
+    """Time from the call to its last result, or from the constructor to the first result."""
 
     cpu_seconds: float | None
-    """Meanwhile, in this process and in its workers; None where a start is timed."""
+    """CPU time of this process and its workers in that interval; None for a start."""
 
     results: int
-    """How many there were, all of them right."""
+    """Number of results, all verified."""
 
 
 def run(case: Case, contender: Contender, processes: int) -> Run:
-    """Use it; raises when a result is not what the function returns without a pool."""
+    """Run a case in a pool; raise if a result differs from the function's result without a pool."""
     _allow_open_files()
     import_module(contender.module)
     if case.way in ("start", "start after threads"):
         return _start(case, contender, processes)
-    # a worker that is forked has the threads that we have: two workers with two each would disturb
-    # one another, which is a matter of a setting and not of a pool
+    # forked workers inherit the number of threads; more than one each would oversubscribe the
+    # cores, which depends on a setting, not on the pool
     torch.set_num_threads(1)
     items = _items(case, case.count)
     big = torch.arange(case.elements, dtype=torch.float32) if case.elements else None
@@ -55,7 +55,7 @@ def run(case: Case, contender: Contender, processes: int) -> Run:
     out = torch.zeros(case.count, tasks.WIDTH, dtype=torch.uint8) if case.way == "fill" else None
     with contender.opened(processes, big) as ways:
         _warm(case, contender, ways, big, processes)
-        gc.collect()  # whoever comes first would pay for all that the imports have left
+        gc.collect()  # collect garbage of the imports before the timed part
         cpu = cpu_seconds()
         begin = time.perf_counter()
         if case.way == "one by one":
@@ -98,7 +98,7 @@ def _start(case: Case, contender: Contender, processes: int) -> Run:
 
 
 def _warm(case: Case, contender: Contender, ways: Ways, big: Any, processes: int) -> None:
-    """A few tasks, so that every worker runs; their results are compared, too."""
+    """Run a few tasks, so that every worker has started, and verify their results."""
     items = _items(case, 4 * processes, most_bytes=4096)
     results: Any
     if case.warmed_with is not None:
@@ -108,7 +108,7 @@ def _warm(case: Case, contender: Contender, ways: Ways, big: Any, processes: int
         ways.filled(case.function, results)
     elif big is None:
         results = list(ways.one_by_one(case.function, items, 1))
-    else:  # with a small one: what the big one costs is what is timed
+    else:  # with a small argument: the cost of the large one is what is timed
         big = big if contender.given_early else big[:4096].clone()
         results = ways.with_partial(case.function, big, items)
     _check(case, contender, results, big, items)
@@ -122,7 +122,7 @@ def _items(case: Case, count: int, most_bytes: int = 1 << 62) -> Sequence[Any]:
 
 
 def _taken(results: Iterable[Any]) -> list[Any]:
-    """Of tensors, as they come, the first and the last element; of all else, all."""
+    """Consume results: keep the first and last element of tensors, and everything else whole."""
     return [
         (one[0].item(), one[-1].item()) if isinstance(one, torch.Tensor) else one for one in results
     ]
@@ -164,23 +164,23 @@ def _wrong(case: Case, contender: Contender, expected: str, found: str) -> Cputr
 
 
 def cpu_seconds() -> float:
-    """What this process and those that it has started have used."""
-    _, _, user, system, _ = os.times()  # of those that have ended
+    """Return the CPU time of this process and all its descendants."""
+    _, _, user, system, _ = os.times()  # reaped children
     used = time.process_time() + user + system
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
-        except psutil.NoSuchProcess:  # it has just ended
+        except psutil.NoSuchProcess:  # the process has exited
             continue
         used += times.user + times.system
     return used
 
 
 def _allow_open_files() -> None:
-    """As many as the system lets us: torch's pool has one for each tensor that is kept."""
+    """Raise the limit on open files: torch's pool needs a descriptor for each live tensor."""
     try:
         import resource
-    except ImportError:  # not on Windows
+    except ImportError:  # not available on Windows
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

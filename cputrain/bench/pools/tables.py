@@ -1,4 +1,4 @@
-"""A comparison of pools as tables."""
+"""Tables of a pool comparison."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ COLUMNS = (
 
 
 def case_table(case: PoolCaseResult) -> Table:
-    """The head and the rows of a case's table."""
+    """Return the header and rows of a case's table."""
     return measured(COLUMNS, [_row(side) for side in case.sides])
 
 
 def as_markdown(comparison: PoolComparison, *, machine_line: str) -> str:
-    """The machine, a table for each case, and how to read them."""
+    """Render the machine, a table for each case, and a note on the columns."""
     tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
     return page(machine_line, comparison.versions, tables, reading(comparison))
 
 
 def reading(comparison: PoolComparison) -> str:
-    """What the figures are."""
+    """Return the note that explains the columns."""
     rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
     small = "Quick: too little is done to say anything about speed. " if comparison.quick else ""
     workers = "1 process" if comparison.processes == 1 else f"{comparison.processes} processes"

@@ -1,7 +1,7 @@
-"""What pools are given to do.
+"""Task functions of the pool benchmark.
 
-torch is imported by those that use it: a worker that has to import what a task is made of should
-not wait for more than the task needs.
+Functions import torch only if they use it, so that a worker does not wait for an import that its
+task does not need.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ if TYPE_CHECKING:
     import torch
 
 WIDTH = 64
-"""Bytes of a row of the tensor that is filled."""
+"""Bytes in a row of the filled tensor."""
 
 
 def mebibyte(number: int) -> torch.Tensor:
-    """A tensor of 1 MiB, each element of it the number."""
+    """Return a float32 tensor of 1 MiB, filled with `number`."""
     import torch
 
     return torch.full((1 << 18,), number, dtype=torch.float32)
 
 
 def page(number: int) -> torch.Tensor:
-    """The same with 16 KiB, where nothing is said of speed."""
+    """Return a float32 tensor of 16 KiB, filled with `number`."""
     import torch
 
     return torch.full((1 << 12,), number, dtype=torch.float32)
 
 
 def two_gibibytes(number: int) -> torch.Tensor:
-    """The same with 2 GiB."""
+    """Return a float32 tensor of 2 GiB, filled with `number`."""
     import torch
 
     return torch.full((1 << 29,), number, dtype=torch.float32)
 
 
 def incremented(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
-    """Another array of the same size."""
+    """Return a new array with all elements incremented."""
     return array + 1
 
 
 def some_of(big: Any, number: int) -> float:
-    """A few elements of a tensor, or of an array."""
+    """Return the sum of three elements of a tensor or array."""
     return float(big[0]) + float(big[number * 997 % len(big)]) + float(big[-1 - number])
 
 
 def tiny(number: int) -> int:
-    """Some 10 µs of Python."""
+    """Compute for about 10 µs in Python."""
     total = number
     for step in range(130):
         total = (total * 31 + step) & 0xFFFF
@@ -58,7 +58,7 @@ def tiny(number: int) -> int:
 
 
 def write_rows(numbers: Sequence[int], view: torch.Tensor, _seed: int = 0) -> None:
-    """Some 100 µs of Python for each row."""
+    """Fill rows of a tensor, each with about 100 µs of Python."""
     import torch
 
     for place, number in enumerate(numbers):
@@ -70,13 +70,13 @@ def write_rows(numbers: Sequence[int], view: torch.Tensor, _seed: int = 0) -> No
 
 
 def parts(count: int) -> list[range]:
-    """As many rows in a part as `fill` would choose."""
+    """Return chunks of rows of the size that `fill` would choose."""
     size = -(-count // 1024)
     return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
 def rows(write: Callable[..., None], numbers: Sequence[int]) -> torch.Tensor:
-    """A part as a tensor of its own."""
+    """Return a chunk of rows as a new tensor."""
     import torch
 
     made = torch.empty(len(numbers), WIDTH, dtype=torch.uint8)

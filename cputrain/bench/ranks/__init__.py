@@ -1,1 +1,1 @@
-"""Several ranks of one node: under torchrun and under us, and how they add up gradients."""
+"""Several ranks on one node: torchrun against cputrain launch, and all-reduce of gradients."""

@@ -1,6 +1,6 @@
-"""Ranks of one node, in turns under torchrun and under cputrain launch, and how they add up.
+"""Compare torchrun and cputrain launch with several ranks on one node, or all-reduce alone.
 
-python -m cputrain.bench.ranks --ranks 2 --rounds 3 [--layers 6 … as the script takes]
+python -m cputrain.bench.ranks --ranks 2 --rounds 3 [--layers 6 … options of the script]
 python -m cputrain.bench.ranks --adding --ranks 2,4 --rounds 5
 """
 
@@ -21,7 +21,7 @@ TRAIN, ADDING = "cputrain.bench.ranks.train", "cputrain.bench.ranks.adding"
 
 
 def main(argv: list[str]) -> int:
-    """Compare, and print tables."""
+    """Run the comparisons and print tables."""
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.ranks")
     parser.add_argument("--ranks", default="2", help="how many of them: 2,4")
     parser.add_argument("--rounds", type=int, default=3, help="each runs every way once")

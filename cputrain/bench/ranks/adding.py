@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KIB = (64, 256, 1024, 4096, 16384, 25600, 102400)
-"""Sizes; torch's own buckets of gradients are of 25600."""
+"""Tensor sizes in KiB; 25600 is the bucket size of DistributedDataParallel."""
 
 MOVED = 40_000
-"""KiB of each way in a round, in three exchanges at least."""
+"""KiB that each side reduces in a round, in at least three all-reduces."""
 
 
 def main() -> None:
-    """In turns; the first rank prints milliseconds of one exchange."""
+    """Time both all-reduces, interleaved; rank 0 prints milliseconds per call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
@@ -41,7 +41,7 @@ def main() -> None:
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
         times = max(3, min(40, MOVED // kib))
-        for number in range(1 + rounds):  # the first warms up
+        for number in range(1 + rounds):  # the first round is a warm-up
             for name in ways if number % 2 else reversed(ways):
                 distributed.barrier()
                 begin = time.perf_counter()

@@ -15,7 +15,7 @@ from cputrain.bench.workloads.gpt import GPT
 
 
 def main() -> None:
-    """Train, and print what the first rank has seen."""
+    """Train, and print losses and step times of rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30, help="the first third warms up")
     parser.add_argument("--batch", type=int, default=16, help="texts in a step, of all ranks")

@@ -1,1 +1,1 @@
-"""The machine's best as diagnose measures it, beside other ways to measure it."""
+"""Roof of the machine as measured by diagnose, against other measurements."""

@@ -1,10 +1,11 @@
-"""The roof that diagnose measures, beside torch's own products over many sizes and a STREAM in C.
+"""Compare the roof measured by diagnose with torch.mm over many sizes and STREAM in C.
 
     python -m cputrain.bench.roof --rounds 3
 
-In each round: the roof, in a process of its own as diagnose has it; the fastest of torch's
-products, square and long, over many sizes; and copy, scale, add and triad, compiled on the spot.
-What is printed is the median over the rounds of the roof as a part of the best of the others.
+Each round measures the roof in a subprocess, as diagnose does; the fastest of torch's matrix
+products, square and rectangular, over many sizes; and STREAM's copy, scale, add and triad, compiled
+for this machine. The output has the ratio of the roof to the best of the others, median over
+rounds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ print(json.dumps(found))
 
 
 def main(argv: list[str]) -> int:
-    """Measure in turns and print."""
+    """Run the rounds and print the ratios as JSON."""
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.roof")
     parser.add_argument("--rounds", type=int, default=3, help="each measures every way once")
     rounds = parser.parse_args(argv).rounds

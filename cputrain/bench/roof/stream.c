@@ -1,5 +1,5 @@
-/* Copy, scale, add and triad over three arrays, by all threads of OpenMP: bytes in a second of the
-   best of several runs of each, as one JSON line. A store counts as one transfer.
+/* STREAM: copy, scale, add and triad over three arrays with all OpenMP threads. Prints the highest
+   bandwidth of several runs in bytes/s as one JSON line. A store counts as one transfer.
 
        stream ELEMENTS ROUNDS */
 #include <stdio.h>

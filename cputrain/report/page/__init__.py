@@ -1,4 +1,4 @@
-"""A diagnosis as a page for a browser: one file, nothing from elsewhere."""
+"""Diagnosis as a single HTML file without external resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine: a box for each socket, within it one for each last cache, a square for each core."""
+"""Drawing of the machine: a box for each socket and L3 cache, a square for each core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def drawing(box: Box, threads: int) -> str:
-    """All of it, and what may be used."""
+    """Return the drawing and a list of facts, with the cores that may be used marked."""
     many = len(box.sockets) > 1
     sockets = [_socket(one, f"socket {at}" if many else "") for at, one in enumerate(box.sockets)]
     cores = [one for each in box.sockets for domain in each.domains for one in domain.cores]

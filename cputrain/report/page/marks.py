@@ -1,4 +1,4 @@
-"""Text and marks of the page: everything that comes from a script is escaped here."""
+"""HTML elements of the page; text that comes from a script is escaped here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 
 def element(name: str, *inside: str, **attributes: object) -> str:
-    """An element; its attributes are escaped, what is inside is markup already. A name that Python
-    has for itself ends in an underscore, and others stand for hyphens."""
+    """Return an element with escaped attributes around inner markup.
+
+    In attribute names a trailing underscore is dropped (`class_`), and others become hyphens.
+    """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
@@ -21,19 +23,19 @@ def element(name: str, *inside: str, **attributes: object) -> str:
 
 
 def text(name: str, what: object, **attributes: object) -> str:
-    """An element with a text."""
+    """Return an element with escaped text."""
     return element(name, escape(str(what)), **attributes)
 
 
 def tip(*lines: str) -> str:
-    """What is told of a mark when it is pointed at, or comes into focus."""
+    """Return the tooltip of a mark from its non-empty lines."""
     return "\n".join(line for line in lines if line)
 
 
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()
 ) -> str:
-    """A table, which may be wider than a phone. Cells are markup already."""
+    """Return a table in a scrollable container; cells are markup, `numbers` are numeric columns."""
 
     def cell(name: str, at: int, inside: str) -> str:
         return element(name, inside, class_="number" if at in numbers else None)
@@ -45,5 +47,5 @@ def table(
 
 
 def part(share: float) -> str:
-    """A place or a length within a chart, in percent."""
+    """Format a fraction as a percentage for CSS and SVG."""
     return f"{100 * share:.3f}%"

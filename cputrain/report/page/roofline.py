@@ -1,7 +1,7 @@
-"""Each operator between what the CPU computes and what its memory moves.
+"""Roofline chart: operators by arithmetic intensity and FLOP/s.
 
-A line that rises is as much as some memory can feed, one that is level as much as the units for a
-type can compute. An operator cannot be above them; the nearest one holds it back.
+A sloped line is the bandwidth of a memory level, a horizontal line the peak FLOP/s of a dtype. An
+operator lies below both; the nearest line is its bound.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from cputrain.diagnose.seen import Operator
 
 LEAST = 0.002
-"""Part of a step from which on an operator is drawn."""
+"""Fraction of step time above which an operator is drawn."""
 
 SMALLEST, LARGEST = 3.0, 17.0
-"""Radius of a mark, of next to nothing and of the whole step."""
+"""Radius of a mark for an operator of zero time and of a whole step."""
 
 ROOM = 1.6
-"""Between what is drawn and the edge: a factor."""
+"""Margin between the marks and the edges, as a factor."""
 
 
 class Mark(Record):
-    """Calls of one operator with tensors of one form, all layers together."""
+    """Calls of one operator with the same shapes, dtype and phase, summed over layers."""
 
     of: Operator
     calls: float
@@ -41,39 +41,39 @@ class Mark(Record):
     layers: tuple[str, ...]
 
     least: float
-    """Seconds that they take at the roof."""
+    """Time of the calls at the roof in seconds."""
 
     bound: str
-    """What they are bound by: computing, or a level of memory."""
+    """Bound of the calls: "computing" or a memory level."""
 
     @property
     def reached(self) -> float:
-        """The part of the roof that they reach."""
+        """Reached fraction of the roof."""
         return min(1.0, self.least / self.seconds)
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte."""
+        """Arithmetic intensity in FLOP per byte."""
         return self.operations / self.moved
 
     @property
     def speed(self) -> float:
-        """Operations in a second."""
+        """Reached FLOP/s."""
         return self.operations / self.seconds
 
 
 class Scale(Record):
-    """Logarithmic."""
+    """Logarithmic axis."""
 
     least: float
     most: float
 
     def at(self, value: float) -> float:
-        """Where it is, as a part of the whole length."""
+        """Return the position of a value as a fraction of the axis."""
         return (log10(value) - log10(self.least)) / (log10(self.most) - log10(self.least))
 
     def ticks(self) -> Iterator[float]:
-        """Powers of ten within."""
+        """Yield the powers of ten on the axis."""
         power = floor(log10(self.least))
         while (value := 10.0**power) <= self.most:
             if value >= self.least:
@@ -82,7 +82,7 @@ class Scale(Record):
 
 
 def roofline(found: Diagnosis) -> str:
-    """The chart."""
+    """Return the chart with legend and note."""
     seen, roof = found.seen, found.roof
     marks = [one for one in _marks(found) if one.seconds >= LEAST * seen.step]
     levels = [
@@ -130,7 +130,7 @@ def _marks(found: Diagnosis) -> Iterator[Mark]:
     roof, threads = found.roof, found.seen.threads
     for each in groups.values():
         seconds, moved = sum(one.seconds for one in each), sum(one.bytes for one in each)
-        # what goes over its elements may do less than an operation for each
+        # elementwise operators without counted FLOPs count one operation per element
         operations = sum(
             min(one.flops or one.numbers, roof.highest_flops(one.computes, threads) * one.seconds)
             for one in each

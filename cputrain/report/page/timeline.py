@@ -1,4 +1,4 @@
-"""A step as it goes: what it is made of, and each operator in its turn."""
+"""Timeline of a step: its phases, and each operator in order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from cputrain.diagnose.seen import Seen
 
 NARROW = 0.001
-"""Part of the line under which operators that follow one another are one mark."""
+"""Fraction of the timeline below which consecutive operators share a mark."""
 
 MARKS = 5
-"""On the axis."""
+"""Number of ticks on the axis."""
 
 
 def parts(seen: Seen) -> str:
-    """A step as it is, without being looked into: lengths are times."""
+    """Return the phases of an uninstrumented step, with lengths proportional to time."""
     each = [
         ("loader", "wait", seen.wait),
         ("forward", "forward", seen.forward),
@@ -47,7 +47,7 @@ def parts(seen: Seen) -> str:
 
 
 def line(found: Diagnosis) -> str:
-    """The step in which each operator was timed."""
+    """Return the timeline of the instrumented step; empty if there is none."""
     seen = found.seen
     if not seen.line:
         return ""
@@ -68,7 +68,7 @@ def line(found: Diagnosis) -> str:
 
 
 def _marks(seen: Seen, end: float) -> Iterator[str]:
-    """A mark for each operator, or for several that are too short to be seen alone."""
+    """Yield a mark for each operator, or for several that are too short to be visible."""
     together: list[tuple[int, float, float]] = []
     for one in seen.line:
         if together and not _belongs(seen, together, one, end):

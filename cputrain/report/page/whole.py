@@ -1,4 +1,4 @@
-"""The page from top to bottom."""
+"""Whole page of a diagnosis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cputrain.diagnose import Applied, Diagnosis, Finding
 
 OPERATORS = 40
-"""Lines of their table."""
+"""Maximum rows of the operator table."""
 
 LAYERS = 24
 
@@ -40,7 +40,7 @@ CAUSES = {
 
 
 def diagnosis_page(found: Diagnosis) -> str:
-    """The whole of it, which needs no other file."""
+    """Return the HTML page of a diagnosis, with its style sheet and script embedded."""
     own = files("cputrain.report.page")
     style, program = (
         own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
@@ -102,7 +102,7 @@ def _findings(found: Diagnosis) -> str:
 
 
 def _finding(one: Finding, rough: str) -> str:
-    # documents of before `changes` say only that it is not exact
+    # older documents have no `changes`, only `exact`
     changes = "fewer bits" if one.changes in {"", "fewer bits"} else "not exact"
     bits = "" if one.exact else text("span", changes, class_="bits")
     return element(
