@@ -45,7 +45,7 @@ def test_in_a_process_of_its_own(name, how):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
          str(Path(__file__).with_name(f"{name}.py"))],
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=1200, check=False,
         env={**os.environ, **({how: "1"} if how else {})},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
