@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cputrain.opencl.deferred_errors import in_backward, keep_error
 from cputrain.opencl.device import OPERATOR_SCOPE, to_torch_error
-from cputrain.opencl.errors import placeholder_result
 from cputrain.opencl.fallback import on_cpu
 from cputrain.opencl.replay import is_composite, run_or_replay
 from cputrain.opencl.table import KERNELS
@@ -19,17 +17,14 @@ if TYPE_CHECKING:
 
 
 def dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG001
-    """Run an operator and return its result; within a backward, keep errors for its end."""
+    """Run an operator and return its result."""
     kwargs = kwargs or {}
     try:
         return run_or_replay(_run_operator, _run_on_cpu, func, args, kwargs)
-    except BaseException as error:
-        if not in_backward():
-            if (torch_error := to_torch_error(error)) is not error:
-                raise torch_error from error
-            raise
-        keep_error(to_torch_error(error))
-        return placeholder_result(func, args, kwargs)
+    except Exception as error:
+        if (torch_error := to_torch_error(error)) is not error:
+            raise torch_error from error
+        raise
 
 
 def _run_operator(func: Any, args: Any, kwargs: Any) -> Any:

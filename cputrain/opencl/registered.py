@@ -9,10 +9,9 @@ import torch
 
 from cputrain.errors import CputrainError
 from cputrain.opencl.autocast import disable_autocast
+from cputrain.opencl.deferred_errors import Guard, raising_kept_errors
 from cputrain.opencl.device import devices
-from cputrain.opencl.errors import raising_kept_errors
 from cputrain.opencl.fallback import FallbackSummary, on_cpu
-from cputrain.opencl.guard import Guard
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.tensor import OclTensor, device_index_of, fill, made, on_host
 from cputrain.runtime.state import NOW

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from cputrain.machine.opencl import cl
-from cputrain.opencl.deferred_errors import keep_hook_errors
 from cputrain.opencl.device import CURRENT_DEVICE, Memory, devices, rounded_block_size
 from cputrain.opencl.trace import cannot_be_repeated
 
@@ -102,14 +101,6 @@ class OclTensor(torch.Tensor):
     def data(self, value: Any) -> None:
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self.memory, self.form = value.memory, value.form
-
-    def register_hook(self, hook: Any) -> Any:
-        """Register a hook whose error is raised when the backward has finished: see errors.py."""
-        return super().register_hook(keep_hook_errors(hook))  # type: ignore[no-untyped-call]
-
-    def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
-        """Register a hook whose error is raised when the backward has finished: see errors.py."""
-        return super().register_post_accumulate_grad_hook(keep_hook_errors(hook))  # type: ignore[no-untyped-call]
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cputrain.opencl.guard import Guard
+from cputrain.opencl.deferred_errors import Guard
 
 ERRORS = {"Exception": ValueError, "Ctrl-C": KeyboardInterrupt, "exit": SystemExit}
 
@@ -105,6 +105,34 @@ def test_it_is_raised_by_the_backward(place, kind):
     fresh = torch.randn(4, 4).to("ocl").requires_grad_()
     (fresh * fresh).sum().backward()  # nothing is left of it
     assert torch.equal(fresh.grad.cpu(), 2 * fresh.detach().cpu())
+
+
+def test_a_backward_within_one_raises_its_own_error():
+    caught = []
+
+    class TriesAnotherBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, value):
+            return value * 2
+
+        @staticmethod
+        def backward(_ctx, gradient):
+            def fail(*_):
+                raise ValueError("of a hook")
+
+            with torch.enable_grad():
+                y = torch.ones(3).to("ocl").requires_grad_() * 2
+                y.grad_fn.register_hook(fail)
+                try:
+                    y.sum().backward()
+                except ValueError as error:
+                    caught.append(str(error))
+            return gradient * 2
+
+    x = torch.randn(4, 4).to("ocl").requires_grad_()
+    TriesAnotherBackward.apply(x).sum().backward()
+    assert caught == ["of a hook"]
+    assert torch.equal(x.grad.cpu(), torch.full((4, 4), 2.0))
 
 
 def test_the_type_of_the_device_is_asked_for_without_bytecode_outside_of_a_backward():
