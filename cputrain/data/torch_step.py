@@ -83,7 +83,7 @@ def hide_frames(error: BaseException) -> None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    if not frames or (_is_ours(frames[-1]) and not _is_exchanged(frames[-1])):
+    if not frames or (_is_ours(frames[-1]) and not _is_patch(frames[-1])):
         return
     kept: TracebackType | None = None
     for frame in reversed(frames):
@@ -97,9 +97,9 @@ def _is_ours(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith(PACKAGE)
 
 
-def _is_exchanged(frame: TracebackType) -> bool:
-    """Return whether this is a function in the place of torch's, as a `Split` leaves them.
+def _is_patch(frame: TracebackType) -> bool:
+    """Return whether this is the frame of a patch, a function of ours in place of one of torch's.
 
-    What raises where its traceback ends is torch's own function, which has no frame.
+    Where a traceback ends with one, torch's C function has raised the error, and that has no frame.
     """
     return frame.tb_frame.f_code.co_filename.endswith(UNCOUNTED)

@@ -28,7 +28,7 @@ class OutputLayout(Record):
     """
 
     shared: tuple[Shared | None, ...]
-    """For each leaf, the earlier leaf whose memory it shares; None where it shares none."""
+    """For each leaf, the leaf whose memory it shares; None for leaves with memory of their own."""
 
     def put(self, shards: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the whole output's leaves; None for those that share another leaf's memory."""
@@ -71,13 +71,13 @@ def concatenate(shards: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     A script may take a view of the result that only this order allows.
     """
     largest = max(shards, key=torch.Tensor.numel)
-    if largest.is_contiguous():
-        return torch.cat(tuple(shards), dim)
-    order = sorted(range(largest.dim()), key=largest.stride, reverse=True)
-    if not largest.permute(order).is_contiguous():  # with gaps, or expanded
-        return torch.cat(tuple(shards), dim)
-    inverse = sorted(range(largest.dim()), key=order.__getitem__)
-    return torch.cat([shard.permute(order) for shard in shards], order.index(dim)).permute(inverse)
+    if not largest.is_contiguous():
+        order = sorted(range(largest.dim()), key=largest.stride, reverse=True)
+        if largest.permute(order).is_contiguous():  # not where it has gaps or is expanded
+            inverse = sorted(range(largest.dim()), key=order.__getitem__)
+            permuted = torch.cat([shard.permute(order) for shard in shards], order.index(dim))
+            return permuted.permute(inverse)
+    return torch.cat(tuple(shards), dim)
 
 
 def shared_memory(leaves: Sequence[Any]) -> list[Shared | None]:
