@@ -15,7 +15,7 @@ UNMARKED = {torch.ops.aten.native_batch_norm.default: (3, 4)}
 
 
 @cache
-def writes(func: Any) -> bool:
+def is_mutating(func: Any) -> bool:
     """Return whether an operator mutates any of its arguments."""
     return func in UNMARKED or any(
         argument.alias_info is not None and argument.alias_info.is_write

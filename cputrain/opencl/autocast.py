@@ -41,7 +41,7 @@ def _warn(name: str, dtype: torch.dtype) -> None:
     if not _has_warned:
         warnings.warn(
             f"In {name} autocast, but the target dtype is not supported. Disabling autocast.\n"
-            f"No kernel of {name} computes in {dtype}: results are in float32, as without it.",
+            f"No kernel of {name} supports {dtype}: results are in float32, as without autocast.",
             stacklevel=3,
         )
         _has_warned = True

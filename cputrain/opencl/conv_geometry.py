@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class ConvGeometry(Record):
     """Sizes of a convolution: input (n, c, h, w), output (n, k, p, q), kernel size (r, s).
 
-    `step_*` is the stride, `pad_*` the padding, `gap_*` the dilation. `conv_geometry_of` interns
-    the objects, so that equality and hash can be those of the object, which is fast.
+    `conv_geometry_of` interns the objects, so equality and hash are those of the object, which is
+    fast.
     """
 
     __hash__ = object.__hash__
@@ -30,12 +30,12 @@ class ConvGeometry(Record):
     q: int
     r: int
     s: int
-    step_h: int
-    step_w: int
+    stride_h: int
+    stride_w: int
     pad_h: int
     pad_w: int
-    gap_h: int
-    gap_w: int
+    dilation_h: int
+    dilation_w: int
     groups: int
 
     @property
@@ -49,19 +49,19 @@ class ConvGeometry(Record):
         return self.n, self.k, self.p, self.q
 
     @property
-    def each_in(self) -> int:
-        """Input channels of a group."""
+    def group_in_channels(self) -> int:
+        """Number of input channels of a group."""
         return self.c // self.groups
 
     @property
-    def each_out(self) -> int:
-        """Output channels of a group."""
+    def group_out_channels(self) -> int:
+        """Number of output channels of a group."""
         return self.k // self.groups
 
     @property
-    def reach(self) -> int:
-        """Number of products that are summed for one output element."""
-        return self.each_in * self.r * self.s
+    def reduction_size(self) -> int:
+        """Number of products that are summed for each output element."""
+        return self.group_in_channels * self.r * self.s
 
     @property
     def is_depthwise(self) -> bool:
@@ -72,8 +72,8 @@ class ConvGeometry(Record):
     def is_padded(self) -> bool:
         """Whether any position of the kernel reaches beyond the image."""
         ends = (
-            (self.p - 1) * self.step_h - self.pad_h + (self.r - 1) * self.gap_h >= self.h,
-            (self.q - 1) * self.step_w - self.pad_w + (self.s - 1) * self.gap_w >= self.w,
+            (self.p - 1) * self.stride_h - self.pad_h + (self.r - 1) * self.dilation_h >= self.h,
+            (self.q - 1) * self.stride_w - self.pad_w + (self.s - 1) * self.dilation_w >= self.w,
         )
         return self.pad_h > 0 or self.pad_w > 0 or any(ends)
 
@@ -137,8 +137,9 @@ def conv_geometry_of(
     if not fits or k % groups or min(paddings) < 0:
         return None
     return ConvGeometry(
-        n=n, c=c, h=h, w=w, k=k, p=p, q=q, r=r, s=s, step_h=strides[0], step_w=strides[1],
-        pad_h=paddings[0], pad_w=paddings[1], gap_h=dilations[0], gap_w=dilations[1], groups=groups,
+        n=n, c=c, h=h, w=w, k=k, p=p, q=q, r=r, s=s, stride_h=strides[0], stride_w=strides[1],
+        pad_h=paddings[0], pad_w=paddings[1], dilation_h=dilations[0], dilation_w=dilations[1],
+        groups=groups,
     )  # fmt: skip
 
 

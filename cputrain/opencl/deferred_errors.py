@@ -73,7 +73,7 @@ class _KeepingErrors:
 _keeping_errors = _KeepingErrors()
 
 
-def raising_kept_errors(run_backward: Any) -> Any:
+def raise_kept_errors(run_backward: Any) -> Any:
     """Wrap torch's function that runs a backward so that it raises the error that was kept."""
 
     @wraps(run_backward)

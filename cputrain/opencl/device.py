@@ -15,7 +15,7 @@ import numpy as np
 from cputrain.errors import CputrainError
 from cputrain.machine.opencl import cl, found_devices, shares_memory
 from cputrain.opencl.pocl import name_processor
-from cputrain.opencl.trace import TRACING, cannot_be_repeated
+from cputrain.opencl.trace import TRACING, break_trace
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cputrain.opencl.fallback_policy import Regime
+    from cputrain.opencl.fallback_policy import CallsSinceUpload
 
     Block = tuple[int, Any, Any]
     """Size in bytes, OpenCL buffer, and the NumPy array that shares its memory (or None)."""
@@ -41,10 +41,12 @@ NAN_BYTES = b"\xff" * 8
 """Byte pattern that is NaN in every floating-point dtype."""
 
 
-class Memory:
+class DeviceMemory:
     """A block of device memory, returned to the allocator when the last tensor in it dies."""
 
-    __slots__ = ("__weakref__", "buffer", "copy", "device", "host", "regime", "size", "used")
+    __slots__ = (
+        "__weakref__", "buffer", "calls_since_upload", "copy", "device", "host", "size", "used"
+    )  # fmt: skip
 
     def __init__(self, device: Device, size: int, used: int, buffer: Any, host: Any) -> None:
         self.device = device
@@ -56,15 +58,15 @@ class Memory:
         """NumPy array of the same memory if the device shares host memory, else None."""
         self.copy: Any = None
         """Host copy that is newer than the buffer; set only while the class is `HostDirty`."""
-        self.regime: Regime | None = None
-        """Kernels that led from an upload to this memory, if few; see fallback_policy."""
+        self.calls_since_upload: CallsSinceUpload | None = None
+        """Kernel calls from the last upload to this memory, if few; see fallback_policy."""
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # (a compiler may create instances without __init__)
             self.device.free(self)
 
 
-class HostDirty(Memory):
+class HostDirty(DeviceMemory):
     """Memory whose newest bytes are on the host; reading `buffer` uploads them first."""
 
     __slots__ = ()
@@ -76,20 +78,20 @@ class HostDirty(Memory):
         return raw_buffer(self)
 
     def __del__(self) -> None:
-        self.__class__ = Memory  # type: ignore[assignment]
+        self.__class__ = DeviceMemory  # type: ignore[assignment]
         self.device.free(self)
 
 
-_buffer_descriptor: Any = Memory.__dict__["buffer"]
+_buffer_descriptor: Any = DeviceMemory.__dict__["buffer"]
 
 
-def raw_buffer(memory: Memory) -> Any:
+def raw_buffer(memory: DeviceMemory) -> Any:
     """Return the buffer without uploading a newer host copy."""
     return _buffer_descriptor.__get__(memory)
 
 
 class CurrentDevice(threading.local):
-    """Index of the current device of this thread: the one that "ocl" without index means."""
+    """Index of this thread's current device, which "ocl" without an index means."""
 
     index = 0
 
@@ -182,7 +184,7 @@ class Device:
         self._is_owner = True
         os.register_at_fork(after_in_child=self._disable_after_fork)
 
-    def allocate(self, size: int, used: int) -> Memory:
+    def allocate(self, size: int, used: int) -> DeviceMemory:
         """Return a block of `size` bytes, of which the first `used` are tensor storage."""
         cached = self._free.get(size)
         buffer, host = cached.pop() if cached else self._create_block(size)
@@ -191,9 +193,9 @@ class Device:
         self._allocated += size
         if self._allocated > self._peak:
             self._peak = self._allocated
-        return Memory(self, size, used, buffer, host)
+        return DeviceMemory(self, size, used, buffer, host)
 
-    def ask(self, kernel: Any, items: Any, group: Any, *arguments: Any) -> None:
+    def launch(self, kernel: Any, items: Any, group: Any, *arguments: Any) -> None:
         """Enqueue a kernel with global size `items` and work-group size `group`, and record it."""
         if TRACING.recorder is not None:
             TRACING.recorder.record_launch(self, kernel, items, group, arguments)
@@ -215,14 +217,14 @@ class Device:
         flags = cl().mem_flags
         return _constant_class()(self.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=host)
 
-    def mark_host_dirty(self, memory: Memory, host_copy: Any) -> None:
+    def mark_host_dirty(self, memory: DeviceMemory, host_copy: Any) -> None:
         """Make a host array the memory's content, to be uploaded when a kernel needs the buffer."""
         with self._transfer_lock:
-            memory.copy, memory.regime = host_copy, None
+            memory.copy, memory.calls_since_upload = host_copy, None
             memory.__class__ = HostDirty
             UploadStats.has_host_dirty = True
 
-    def upload(self, memory: Memory) -> None:
+    def upload(self, memory: DeviceMemory) -> None:
         """Upload the newer host copy of host-dirty memory."""
         with self._transfer_lock:
             if type(memory) is not HostDirty:
@@ -232,7 +234,7 @@ class Device:
             cl().enqueue_copy(self.queue, raw_buffer(memory), memory.copy)
             UploadStats.upload_s += time.perf_counter() - begin
             memory.copy = None
-            memory.__class__ = Memory  # type: ignore[assignment]
+            memory.__class__ = DeviceMemory  # type: ignore[assignment]
 
     def is_writable_buffer(self, argument: Any) -> bool:
         """Return whether a kernel argument is a writable buffer, not a scalar or a constant."""
@@ -273,7 +275,7 @@ class Device:
         cl().enqueue_fill_buffer(self.queue, buffer, b"\0", 0, 1)
         return buffer
 
-    def free(self, memory: Memory) -> None:
+    def free(self, memory: DeviceMemory) -> None:
         """Release dead memory now, or at the end of the running operator."""
         if not self._is_owner:
             return
@@ -294,7 +296,7 @@ class Device:
 
     def _disable_after_fork(self) -> None:
         self._is_owner = False
-        self.__class__ = Forked
+        self.__class__ = ForkedDevice
         _skip_driver_exit_handlers()
 
     def empty_cache(self) -> None:
@@ -305,7 +307,7 @@ class Device:
 
     def finish(self) -> None:
         """Wait until all enqueued commands have finished."""
-        cannot_be_repeated()
+        break_trace()
         try:
             self.queue.finish()
         except cl().Error as error:
@@ -316,10 +318,10 @@ class Device:
         return Stats(allocated=self._allocated, reserved=self._reserved, peak=self._peak)
 
 
-class Forked(Device):
+class ForkedDevice(Device):
     """A device in a forked child, where it is unusable: drivers have threads, which fork drops."""
 
-    def allocate(self, size: int, used: int) -> Memory:  # noqa: ARG002
+    def allocate(self, size: int, used: int) -> DeviceMemory:  # noqa: ARG002
         raise self._error(f"allocate {size} bytes")
 
     def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:  # noqa: ARG002
@@ -328,7 +330,7 @@ class Forked(Device):
     def constant(self, host: Any) -> Any:
         raise self._error(f"allocate {len(host)} bytes")
 
-    def upload(self, memory: Memory) -> None:
+    def upload(self, memory: DeviceMemory) -> None:
         raise self._error(f"write {memory.size} bytes")
 
     def finish(self) -> None:
@@ -346,8 +348,8 @@ class Forked(Device):
 def _skip_driver_exit_handlers() -> None:
     """Make this forked process skip the exit handlers of drivers when it ends.
 
-    Those would wait forever for threads that fork dropped. Exit handlers run last-in, first-out,
-    so this one, registered last, ends the process before theirs.
+    The drivers' handlers would wait forever for threads that do not exist after a fork. Exit
+    handlers run last-in, first-out, so this handler, registered last, ends the process first.
     """
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):  # not every C library has it
@@ -358,6 +360,7 @@ _enqueue: Any = cl().enqueue_nd_range_kernel
 _fill: Any = cl().enqueue_fill_buffer
 
 _types: dict[Any, list[Any]] = {}
+"""Dtypes of scalar arguments by kernel object, for `clone_kernel`."""
 
 
 def set_argument_types(kernel: Any, types: Sequence[Any]) -> Any:
@@ -368,7 +371,7 @@ def set_argument_types(kernel: Any, types: Sequence[Any]) -> Any:
 
 
 def clone_kernel(kernel: Any) -> Any:
-    """Return a second kernel object, for when the first one's arguments are partly set."""
+    """Return a second kernel object, for use while the arguments of the first are partly set."""
     twin = cl().Kernel(kernel.program, kernel.function_name)
     twin.set_scalar_arg_dtypes(_types[kernel])
     return twin
@@ -390,8 +393,8 @@ def to_torch_error(error: BaseException) -> BaseException:
             f"an OpenCL device has no memory left ({error}). Use a smaller batch."
         )
     return RuntimeError(
-        f"an OpenCL device failed ({error}). If it was reset, or is gone, the process must be "
-        "started anew; else report it with the driver's version: cputrain info tells that."
+        f"an OpenCL device failed ({error}). If it was reset or removed, restart the process; else "
+        "report this error with the driver's version, which cputrain info prints."
     )
 
 
@@ -420,8 +423,8 @@ def devices() -> tuple[Device, ...]:
     if not cl_devices:
         raise CputrainError(
             "cputrain.opencl", "needs an OpenCL device", found="none",
-            do='pip install "cputrain[opencl]" brings one that is the CPU (pocl). For a GPU, '
-            "install what its driver has for OpenCL.",
+            do='To use the CPU as a device, pip install "cputrain[opencl]" (PoCL). For a GPU, '
+            "install the OpenCL support of its driver.",
         )  # fmt: skip
     for cl_device in cl_devices:
         name_processor(cl_device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cputrain.opencl.device import OPERATOR_SCOPE, to_torch_error
-from cputrain.opencl.fallback import on_cpu
+from cputrain.opencl.fallback import run_on_cpu
 from cputrain.opencl.replay import is_composite, run_or_replay
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor, set_dispatch
@@ -41,12 +41,12 @@ def _run_operator(func: Any, args: Any, kwargs: Any) -> Any:
     if func in IN_PLACE:
         return run_in_place_view(func, args, kwargs)
     with torch._C._DisableTorchDispatch(), OPERATOR_SCOPE:
-        return on_cpu(func, args, kwargs)
+        return run_on_cpu(func, args, kwargs)
 
 
 def _run_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
     with torch._C._DisableTorchDispatch(), OPERATOR_SCOPE:
-        return on_cpu(func, args, kwargs, chosen=True)
+        return run_on_cpu(func, args, kwargs, chosen=True)
 
 
 set_dispatch(dispatch)

@@ -12,8 +12,8 @@ from math import prod
 import numpy as np
 import torch
 
-from cputrain.opencl.program import kernel_of
-from cputrain.opencl.types import NAMES, SCALARS, counted_by
+from cputrain.opencl.program import compile_kernel
+from cputrain.opencl.types import NAMES, SCALARS, index_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ GROUP = 256
 """Work-group size of elementwise kernels."""
 
 
-def in_groups(count: int) -> tuple[tuple[int], tuple[int]]:
+def launch_size(count: int) -> tuple[tuple[int], tuple[int]]:
     """Return the global size, rounded up, and the work-group size for one item per element."""
     return (-(-count // GROUP) * GROUP,), (GROUP,)
 
@@ -68,7 +68,7 @@ def run(
     for _, tensor in tensors:
         arguments += (tensor.memory.buffer, tensor.storage_offset())
     arguments += [SCALARS[kind](value) for _, kind, value in scalars]
-    device.ask(kernel, *in_groups(count), count, *arguments, *tail)
+    device.launch(kernel, *launch_size(count), count, *arguments, *tail)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -98,7 +98,7 @@ def _prepare(
         tuple((name, NAMES[dtype]) for name, dtype in scalars),
         NAMES[computes],
         0 if flat else len(sizes),
-        counted_by(count),
+        index_type(count),
         is_bool=out_dtype is torch.bool,
     )
     tail = (
@@ -113,7 +113,7 @@ def _prepare(
     types += [None, np.int64] * (1 + len(tensors))
     types += [SCALARS[dtype] for _, dtype in scalars]
     types += [np.int64] * len(tail)
-    return kernel_of(device, source, "elements", tuple(types)), count, tail
+    return compile_kernel(device, source, "elements", tuple(types)), count, tail
 
 
 def expanded_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> list[int]:

@@ -17,23 +17,23 @@ from cputrain.opencl.shapes import contiguous, is_dense
 from cputrain.opencl.tensor import (
     OclTensor,
     device_index_of,
+    empty,
     fill,
-    made,
     metadata_of,
     on_host,
     read,
-    resized,
+    resize_in_place,
     set_metadata,
     view_of_bytes,
 )
-from cputrain.opencl.trace import cannot_be_repeated
+from cputrain.opencl.trace import break_trace
 from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cputrain.opencl.device import Device, Memory
+    from cputrain.opencl.device import Device, DeviceMemory
 
 
 class Fallback(Record):
@@ -56,6 +56,8 @@ class Fallback(Record):
 
 
 class _Counts:
+    """Statistics of fallbacks by operator, with their lock."""
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.by_operator: dict[str, Fallback] = {}
@@ -87,11 +89,11 @@ class FallbackSummary:
         more = ", …" if len(records) > MAX_LISTED else ""
         num_chosen = sum(record.chosen for record in records)
         end = (
-            f"; {num_chosen} calls were chosen for it, between others that it did"
+            f"; {num_chosen} of these calls have a kernel, but lie between fallbacks"
             if num_chosen
             else ""
         )
-        return f"{len(records)} {noun} done by the CPU in the place of OpenCL: {listed}{more}{end}"
+        return f"{len(records)} {noun} ran on the CPU instead of OpenCL: {listed}{more}{end}"
 
     def undo(self) -> None:
         """Do nothing: the device stays registered."""
@@ -118,7 +120,7 @@ def _record_fallback(func: Any, seconds: float, num_bytes: int, *, chosen: bool)
         )  # fmt: skip
 
 
-def is_chosen(device: Device) -> bool:
+def prefers_cpu(device: Device) -> bool:
     """Return whether operators with a kernel may run on the CPU where torch is faster.
 
     True for a device that is the CPU: the memory is the same, torch's kernels are much faster.
@@ -126,7 +128,7 @@ def is_chosen(device: Device) -> bool:
     return device.is_cpu and os.environ.get(VARIABLE) not in ("needed", "error")
 
 
-def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
+def run_on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
     """Run an operator on the CPU and return its result.
 
     Tensors are read from the same memory if it is shared, else from host copies; what was written
@@ -145,7 +147,7 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
         raise NotImplementedError(
             f"{func} has no OpenCL kernel, and {VARIABLE}=error forbids the CPU"
         )
-    cannot_be_repeated()
+    break_trace()
     begin = time.perf_counter()
     tensors = [item for item in tree.tree_leaves((args, kwargs)) if isinstance(item, OclTensor)]
     index = next(
@@ -195,7 +197,7 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
         result = tree.tree_map_only(torch.Tensor, lambda item: item.to(target_device), result)
     elif target_device is None or target_device.type == "ocl":
         result = tree.tree_map_only(
-            torch.Tensor, lambda item: _to_device(item, originals, index), result
+            torch.Tensor, lambda item: _result_to_device(item, originals, index), result
         )
     _record_fallback(func, time.perf_counter() - begin, moved_bytes, chosen=chosen)
     return result
@@ -204,7 +206,7 @@ def on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
 def _write_back(output: OclTensor, value: torch.Tensor) -> None:
     """Copy size, strides and values of a CPU result to an `out=` tensor."""
     if metadata_of(value)[:2] != metadata_of(output)[:2]:
-        resized(output, value.size(), value.stride())
+        resize_in_place(output, value.size(), value.stride())
     # write each element of an expanded tensor once
     size = [
         length if stride else min(length, 1)
@@ -216,16 +218,16 @@ def _write_back(output: OclTensor, value: torch.Tensor) -> None:
     )
 
 
-def _download(memory: Memory) -> Any:
+def _download(memory: DeviceMemory) -> Any:
     """Return a memory's bytes; attribute the time to the kernels since its upload."""
     begin = time.perf_counter()
     host = read(memory)
-    if memory.regime is not None:
-        record_download(memory.regime, time.perf_counter() - begin)
+    if memory.calls_since_upload is not None:
+        record_download(memory.calls_since_upload, time.perf_counter() - begin)
     return host
 
 
-def _mark_host_dirty(memory: Memory, host: Any) -> None:
+def _mark_host_dirty(memory: DeviceMemory, host: Any) -> None:
     """Mark memory that the CPU wrote as host-dirty; nothing to do if it is shared."""
     if memory.host is None:
         memory.device.mark_host_dirty(memory, host)
@@ -258,24 +260,26 @@ def _mutated_tensors(func: Any, args: Any, kwargs: Any) -> _MutatedTensors:
     return _MutatedTensors(in_place=by_kind[0], outputs=by_kind[1])
 
 
-def _to_device(tensor: torch.Tensor, originals: dict[int, OclTensor], index: int) -> Any:
-    """Return a CPU result as a device tensor: the argument it stands for, or a new one."""
+def _result_to_device(tensor: torch.Tensor, originals: dict[int, OclTensor], index: int) -> Any:
+    """Return a CPU result as a device tensor: the argument that it stands for, or a new tensor."""
     if tensor.layout is not torch.strided:
-        raise NotImplementedError(f"{tensor.layout} is for tensors on the CPU: call .cpu() before")
+        raise NotImplementedError(
+            f"{tensor.layout} tensors are supported on the CPU only: call .cpu() first"
+        )
     if id(tensor) in originals:
         return originals[id(tensor)]
-    return sent(tensor, index)
+    return copy_to_device(tensor, index)
 
 
-def sent(value: torch.Tensor, index: int) -> OclTensor:
+def copy_to_device(value: torch.Tensor, index: int) -> OclTensor:
     """Copy a CPU tensor to a device, keeping dense strides; others become contiguous."""
     value = value.resolve_conj().resolve_neg()
     stride = value.stride() if is_dense(value.size(), value.stride()) else contiguous(value.size())
-    there = made(index, value.size(), stride, value.dtype)
-    memory = there.memory
+    result = empty(index, value.size(), stride, value.dtype)
+    memory = result.memory
     if memory.host is None:
         _mark_host_dirty(memory, np.empty(memory.size, np.uint8))
-        on_host(there, memory.copy).copy_(value)
+        on_host(result, memory.copy).copy_(value)
     else:
-        fill(there, value)
-    return there
+        fill(result, value)
+    return result

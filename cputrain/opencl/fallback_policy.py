@@ -1,4 +1,4 @@
-"""Policy: run operators with a kernel on the CPU if they lie between CPU fallbacks.
+"""Policy: run operators that have a kernel on the CPU too where they lie between CPU fallbacks.
 
 Results of a fallback stay on the host until a kernel needs them. If the results of that kernel are
 needed on the host soon after, both transfers are overhead of the kernels in between. The transfers
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.alias_info import writes
+from cputrain.opencl.alias_info import is_mutating
 from cputrain.opencl.device import HostDirty, UploadStats
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 VARIABLE = "CPUTRAIN_OCL_FALLBACK"
-"""Environment variable; "needed" and "error" disable the policy."""
+"""Environment variable; the values "needed" and "error" disable the policy."""
 
 MAX_CALLS = 8
 """Maximum number of consecutive kernels between two fallbacks that are considered."""
@@ -34,7 +34,7 @@ NUM_TRIALS = 2
 """Timed CPU runs of each call before it is judged: the first one may be slow."""
 
 
-class Regime:
+class CallsSinceUpload:
     """Calls that ran on the device since an upload, and the seconds of the upload."""
 
     __slots__ = ("calls", "upload_s")
@@ -43,7 +43,7 @@ class Regime:
         self.calls, self.upload_s = calls, upload_s
 
 
-class Placement:
+class CallSequence:
     """Calls between an upload and a download, with the cost of both and of the CPU path."""
 
     def __init__(self, calls: tuple[Any, ...], transfer_s: float) -> None:
@@ -67,24 +67,25 @@ class Placement:
         )
 
 
-_placements: dict[Any, Placement] = {}
-"""Placement by call key."""
+_sequences: dict[Any, CallSequence] = {}
+"""Sequence of calls by the key of each of its calls."""
 
 MAX_ENTRIES = 1 << 12
+"""Maximum number of calls in `_sequences`, which is cleared beyond."""
 
 
-def record_download(regime: Regime, download_s: float) -> None:
+def record_download(since_upload: CallsSinceUpload, download_s: float) -> None:
     """Record that a result of these calls was downloaded, in `download_s` seconds."""
-    transfer_s = regime.upload_s + download_s
-    existing = _placements.get(regime.calls[0])
-    if existing is not None and existing.calls == regime.calls:
+    transfer_s = since_upload.upload_s + download_s
+    existing = _sequences.get(since_upload.calls[0])
+    if existing is not None and existing.calls == since_upload.calls:
         existing.transfer_s = min(existing.transfer_s, transfer_s)
         return
-    if len(_placements) > MAX_ENTRIES:
-        _placements.clear()
-    placement = Placement(regime.calls, transfer_s)
-    for call in regime.calls:
-        _placements[call] = placement
+    if len(_sequences) > MAX_ENTRIES:
+        _sequences.clear()
+    sequence = CallSequence(since_upload.calls, transfer_s)
+    for call in since_upload.calls:
+        _sequences[call] = sequence
 
 
 def run_by_policy(
@@ -96,28 +97,28 @@ def run_by_policy(
         return run_on_device()
     memories = [item.memory for item in tensors]
     is_host_dirty = any(type(item) is HostDirty for item in memories)
-    placement = _placements.get(call) if is_host_dirty else None
+    sequence = _sequences.get(call) if is_host_dirty else None
     if (
-        placement is not None
+        sequence is not None
         and os.environ.get(VARIABLE) not in ("needed", "error")
         and not torch.are_deterministic_algorithms_enabled()  # timings must not change results
-        and not (writes(func) and any(type(item) is not HostDirty for item in memories))
-        and placement.should_use_cpu(call)
+        and not (is_mutating(func) and any(type(item) is not HostDirty for item in memories))
+        and sequence.should_use_cpu(call)
     ):
         start_s = time.perf_counter()
         result = run_on_cpu()
-        placement.record_cpu_time(call, time.perf_counter() - start_s)
+        sequence.record_cpu_time(call, time.perf_counter() - start_s)
         return result
-    regimes = [item.regime for item in memories if item.regime is not None]
+    earlier = [item.calls_since_upload for item in memories if item.calls_since_upload is not None]
     upload_s_before = UploadStats.upload_s
     result = run_on_device()
-    if is_host_dirty or regimes:
-        calls = max((item.calls for item in regimes), key=len, default=())
-        transfer_s = UploadStats.upload_s - upload_s_before + sum(item.upload_s for item in regimes)
-        regime = Regime((*calls, call), transfer_s) if len(calls) < MAX_CALLS else None
+    if is_host_dirty or earlier:
+        calls = max((item.calls for item in earlier), key=len, default=())
+        transfer_s = UploadStats.upload_s - upload_s_before + sum(item.upload_s for item in earlier)
+        extended = CallsSinceUpload((*calls, call), transfer_s) if len(calls) < MAX_CALLS else None
         for item in result if isinstance(result, (list, tuple)) else (result,):
             if isinstance(item, OclTensor) and type(item.memory) is not HostDirty:
-                item.memory.regime = regime
+                item.memory.calls_since_upload = extended
     return result
 
 
@@ -139,3 +140,4 @@ def _can_run_on_cpu(func: Any) -> bool:
 
 
 TRANSFER_OPERATORS = {"aten::copy_", "aten::_local_scalar_dense", "aten::resize_", "aten::detach"}
+"""Operators that move or reinterpret data, which the policy never runs on the CPU."""

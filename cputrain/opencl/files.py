@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, fill, resized
+from cputrain.opencl.tensor import OclTensor, fill, resize_in_place
 
 PRIORITY = 5
 """Priority of the deserializer: before torch's own."""
@@ -47,6 +47,6 @@ def register(name: str) -> None:
 def set_(self: OclTensor, source: Any, storage_offset: int, size: Any, stride: Any) -> Any:
     """Copy a storage's bytes to a tensor, with this offset, size and stride."""
     value = torch.empty(0, dtype=self.dtype).set_(source, storage_offset, size, stride)
-    resized(self, value.size(), value.contiguous().stride())
+    resize_in_place(self, value.size(), value.contiguous().stride())
     fill(self, value)
     return self

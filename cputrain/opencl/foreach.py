@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import in_groups
-from cputrain.opencl.program import kernel_of
-from cputrain.opencl.shapes import is_dense, reach
+from cputrain.opencl.elementwise import launch_size
+from cputrain.opencl.program import compile_kernel
+from cputrain.opencl.shapes import byte_range, is_dense
 from cputrain.opencl.tensor import OclTensor
-from cputrain.opencl.types import LARGEST, NAMES, SCALARS, are_known
+from cputrain.opencl.types import MAX_INT_INDEX, NAMES, SCALARS, are_supported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MAX_TENSORS = 8
 """Maximum number of tensors of a list per launch."""
 
 
-def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
+def are_uniform(lists: Lists, single: Sequence[str] = ()) -> bool:
     """Return whether `each_of` can run over these lists.
 
     Tensors at the same index of the lists must have equal size, strides, dtype and device, be dense
@@ -39,9 +39,9 @@ def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
     if not all(isinstance(item, OclTensor) for tensors in lists.values() for item in tensors):
         return False
     dtype, device = first[0].dtype, first[0].memory.device
-    if not (dtype.is_floating_point and are_known(device, dtype)):
+    if not (dtype.is_floating_point and are_supported(device, dtype)):
         return False
-    forms = [(item.size(), item.stride()) for item in first]
+    metadata = [(item.size(), item.stride()) for item in first]
     for name, tensors in lists.items():
         if {item.memory.device for item in tensors} != {device}:
             return False
@@ -53,11 +53,13 @@ def fit(lists: Lists, single: Sequence[str] = ()) -> bool:
                 or any(item.numel() > 1 for item in tensors)
             ):
                 return False
-        elif types != {dtype} or [(item.size(), item.stride()) for item in tensors] != forms:
+        elif types != {dtype} or [(item.size(), item.stride()) for item in tensors] != metadata:
             return False
-    if any(item.numel() > LARGEST for item in first):
+    if any(item.numel() > MAX_INT_INDEX for item in first):
         return False
-    return all(_is_dense(*form) for form in forms) and not _overlap(lists, single)
+    return all(_is_dense(*size_and_stride) for size_and_stride in metadata) and not _overlap(
+        lists, single
+    )
 
 
 def _overlap(lists: Lists, single: Sequence[str]) -> bool:
@@ -70,7 +72,7 @@ def _overlap(lists: Lists, single: Sequence[str]) -> bool:
         for index, tensor in enumerate(tensors):
             if tensor.numel():
                 owner = -1 if name in single else index
-                ranges.setdefault(id(tensor.memory), set()).add((*reach(tensor), owner))
+                ranges.setdefault(id(tensor.memory), set()).add((*byte_range(tensor), owner))
     for spans in ranges.values():
         if len(spans) > 1:
             ordered = sorted(spans)
@@ -80,27 +82,27 @@ def _overlap(lists: Lists, single: Sequence[str]) -> bool:
     return False
 
 
-def _packs(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
+def _launch_groups(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Split tensors, as (index, size), into launches of at most `MAX_TENSORS` tensors."""
-    packs: list[list[int]] = []
+    groups: list[list[int]] = []
     total = 0
     for index, size in sizes:
-        if not packs or len(packs[-1]) == MAX_TENSORS or total + size > LARGEST:
-            packs.append([])
+        if not groups or len(groups[-1]) == MAX_TENSORS or total + size > MAX_INT_INDEX:
+            groups.append([])
             total = 0
-        packs[-1].append(index)
+        groups[-1].append(index)
         total += size
-    return packs
+    return groups
 
 
 _is_dense = lru_cache(maxsize=1 << 12)(is_dense)
 
 
-def each_of(
+def run_each(
     body: str, lists: Lists, scalars: Mapping[str, float] | None = None,
     per_tensor: Mapping[str, Sequence[float]] | None = None, single: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Run OpenCL statements for each element of lists of tensors that `fit`.
+    """Run OpenCL statements for each element of lists of tensors that `are_uniform`.
 
     Args:
         body: OpenCL C statements over the names of lists and scalars.
@@ -115,20 +117,27 @@ def each_of(
     number = SCALARS[dtype]
     trailing = [number(item) for item in scalars.values()]
     singles = tuple((name, NAMES[lists[name][0].dtype]) for name in single)
-    places = [index for index, item in enumerate(first) if item.numel()]
-    for pack in _packs([(index, first[index].numel()) for index in places]):
+    indices = [index for index, item in enumerate(first) if item.numel()]
+    for group in _launch_groups([(index, first[index].numel()) for index in indices]):
         kernel = _build_kernel(
-            device, body, dtype, len(pack), tuple(lists), singles, tuple(scalars), tuple(per_tensor)
+            device,
+            body,
+            dtype,
+            len(group),
+            tuple(lists),
+            singles,
+            tuple(scalars),
+            tuple(per_tensor),
         )
-        ends = np.cumsum([first[index].numel() for index in pack], dtype=np.int64)
+        ends = np.cumsum([first[index].numel() for index in group], dtype=np.int64)
         total = int(ends[-1])
         arguments: list[Any] = [int(end) for end in ends]
         for tensors in lists.values():
-            for index in pack:
+            for index in group:
                 arguments += (tensors[index].memory.buffer, tensors[index].storage_offset())
         for values in per_tensor.values():
-            arguments += [number(values[index]) for index in pack]
-        device.ask(kernel, *in_groups(total), *arguments, *trailing)
+            arguments += [number(values[index]) for index in group]
+        device.launch(kernel, *launch_size(total), *arguments, *trailing)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -142,7 +151,7 @@ def _build_kernel(
         *[number] * (count * len(per_tensor) + len(scalars)),
     )  # fmt: skip
     source = source_of(body, NAMES[dtype], count, lists, single, scalars, per_tensor)
-    return kernel_of(device, source, "together", types)
+    return compile_kernel(device, source, "foreach", types)
 
 
 @cache
@@ -172,7 +181,7 @@ def source_of(
     pointers = "".join(f"  __global {types.get(name, 'T')}* p_{name};\n" for name in lists)
     numbers = "".join(f"  T {name};\n" for name in per_tensor)
     return f"""#define T {kind}
-__kernel void together({", ".join(parameters)})
+__kernel void foreach({", ".join(parameters)})
 {{
   const int at = get_global_id(0);
   if (at >= end{count - 1}) return;

@@ -1,4 +1,4 @@
-"""Random number generator of a device: counter-based Philox, equal on every device."""
+"""Random number generator of a device: counter-based Philox, with equal numbers on all devices."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from cputrain.opencl.trace import TRACING
 
-STATE = 16
-"""Bytes of the state: seed and offset, 8 bytes each."""
+STATE_BYTES = 16
+"""Size of the state in bytes: seed and offset, 8 bytes each."""
 
 
 class Generator:
@@ -20,7 +20,7 @@ class Generator:
         self._index = index
         self._lock = threading.Lock()
         self._seed: int | None = None
-        self._drawn = 0
+        self._offset = 0
 
     @property
     def device(self) -> torch.device:
@@ -30,7 +30,7 @@ class Generator:
     def manual_seed(self, seed: int) -> Generator:
         """Set the seed and reset the offset to 0."""
         with self._lock:
-            self._seed, self._drawn = seed & ((1 << 64) - 1), 0
+            self._seed, self._offset = seed & ((1 << 64) - 1), 0
         return self
 
     def initial_seed(self) -> int:
@@ -40,27 +40,27 @@ class Generator:
     def get_state(self) -> torch.Tensor:
         """Return the state as a tensor of 16 bytes."""
         with self._lock:
-            state = self.initial_seed().to_bytes(8, "little") + self._drawn.to_bytes(8, "little")
+            state = self.initial_seed().to_bytes(8, "little") + self._offset.to_bytes(8, "little")
         return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> Generator:
         """Restore a state of `get_state`."""
-        if state.numel() != STATE or state.dtype is not torch.uint8:
+        if state.numel() != STATE_BYTES or state.dtype is not torch.uint8:
             raise RuntimeError(
-                f"the state of an ocl generator is {STATE} bytes, not {state.numel()} of "
-                f"{state.dtype}: it is another device's"
+                f"the state of an ocl generator is {STATE_BYTES} bytes, not {state.numel()} of "
+                f"{state.dtype}: this state is of another device's generator"
             )
         data = bytes(state.cpu().tolist())
         with self._lock:
             self._seed = int.from_bytes(data[:8], "little")
-            self._drawn = int.from_bytes(data[8:], "little")
+            self._offset = int.from_bytes(data[8:], "little")
         return self
 
-    def take(self, count: int) -> tuple[int, int]:
+    def reserve(self, count: int) -> tuple[int, int]:
         """Reserve `count` random numbers; return the seed and the offset of the first."""
         with self._lock:
             seed = self._seed = self.initial_seed()
-            first, self._drawn = self._drawn, self._drawn + count
+            first, self._offset = self._offset, self._offset + count
         if TRACING.recorder is not None:
             seed, first = _TracedInt(seed), _TracedInt(first)
             TRACING.recorder.record_draw(self, count, seed, first)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.device import CURRENT_DEVICE, Forked, devices
+from cputrain.opencl.device import CURRENT_DEVICE, ForkedDevice, devices
 from cputrain.opencl.generator import generator_of
 
-made: Any = ModuleType("torch.ocl")
-made.__doc__ = __doc__
-made._initialized = True  # (torch.utils.checkpoint reads this before it saves the RNG state)
+torch_ocl: Any = ModuleType("torch.ocl")
+torch_ocl.__doc__ = __doc__
+torch_ocl._initialized = True  # (torch.utils.checkpoint reads this before it saves the RNG state)
 
 
 def _index_of(device: Any = None) -> int:
@@ -66,13 +66,13 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 def manual_seed_all(seed: int) -> None:
     """Seed the generators of all devices."""
-    for generator in made.default_generators:
+    for generator in torch_ocl.default_generators:
         generator.manual_seed(seed)
 
 
 def manual_seed(seed: int) -> None:
     """Seed the generator of the current device."""
-    made.default_generators[current_device()].manual_seed(seed)
+    torch_ocl.default_generators[current_device()].manual_seed(seed)
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
@@ -109,7 +109,7 @@ class device:  # noqa: N801  (torch's name)
 
 
 def _is_in_bad_fork() -> bool:
-    return any(isinstance(ocl_device, Forked) for ocl_device in devices())
+    return any(isinstance(ocl_device, ForkedDevice) for ocl_device in devices())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -125,5 +125,5 @@ for _function in (
     empty_cache, memory_stats, manual_seed, manual_seed_all, get_rng_state, set_rng_state,
     set_device, device, _is_in_bad_fork, get_amp_supported_dtype,
 ):  # fmt: skip
-    setattr(made, _function.__name__, _function)
-made.default_generators = tuple(generator_of(index) for index in range(device_count()))
+    setattr(torch_ocl, _function.__name__, _function)
+torch_ocl.default_generators = tuple(generator_of(index) for index in range(device_count()))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLATFORM = "Portable Computing Language"
 
-UNKNOWN = b"generic\0"
+UNKNOWN_PROCESSOR = b"generic\0"
 
 STRUCTURE_BYTES = 4096
 """Bytes searched for the name; a device's structure is about a third of it."""
@@ -49,7 +49,7 @@ def name_processor(device: Any, flags: frozenset[str] | None = None) -> bytes | 
         return None
     if platform.machine() != "x86_64" or not os.path.exists("/proc/self/mem"):
         return None
-    address = address_of_name(int(device.int_ptr), UNKNOWN)
+    address = address_of_name(int(device.int_ptr), UNKNOWN_PROCESSOR)
     if address is None:
         return None
     cpu_flags = _flags() if flags is None else flags

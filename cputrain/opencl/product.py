@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.opencl.tiles import groups, tiled
-from cputrain.opencl.tuning import tuning_of
+from cputrain.opencl.tuning import tuner_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Product:
         self._slots = [(index, value) for index, value in enumerate(flat) if isinstance(value, At)]
         self._chosen: tuple[Any, tuple[int, ...], tuple[int, ...]] | None = None
 
-    def ask(self, tensors: Sequence[OclTensor], trailing: Sequence[Any] = ()) -> None:
+    def launch(self, tensors: Sequence[OclTensor], trailing: Sequence[Any] = ()) -> None:
         """Launch the product for these tensors; `trailing` are further arguments."""
         arguments: list[Any] = self._fixed.copy()
         for index, slot in self._slots:
@@ -73,7 +73,7 @@ class Product:
         arguments += trailing
         if self._chosen is None:
             key = f"{' '.join(self._heads)} {self._dtype} {self._defined}"
-            tile = tuning_of(self._device).tile(
+            tile = tuner_of(self._device).tile(
                 key,
                 *self._size,
                 self._dtype.itemsize,
@@ -93,7 +93,7 @@ class Product:
         self, chosen: tuple[Any, tuple[int, ...], tuple[int, ...]], arguments: list[Any]
     ) -> None:
         kernel, items, group = chosen
-        self._device.ask(kernel, items, group, *arguments)
+        self._device.launch(kernel, items, group, *arguments)
 
 
 def _flatten(pattern: Sequence[Any]) -> list[Any]:

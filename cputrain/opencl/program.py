@@ -25,7 +25,7 @@ def _read_kernel_file(name: str) -> str:
     return files("cputrain.opencl").joinpath(f"kernels/{name}.cl").read_text(encoding="utf-8")
 
 
-def text_of(name: str, defined: Mapping[str, Any]) -> str:
+def program_source(name: str, defined: Mapping[str, Any]) -> str:
     """Return the source of kernels/`name`.cl, preceded by definitions."""
     lines = [f"#define {key} {value}\n" for key, value in defined.items()]
     return "".join(lines) + _read_kernel_file(name)
@@ -38,7 +38,7 @@ DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
 
 
 @lru_cache(maxsize=4096)
-def kernel_of(device: Device, source: str, name: str, types: tuple[Any, ...]) -> Any:
+def compile_kernel(device: Device, source: str, name: str, types: tuple[Any, ...]) -> Any:
     """Compile a program and return a kernel of it.
 
     Args:

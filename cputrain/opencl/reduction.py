@@ -12,10 +12,10 @@ from math import prod
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import collapse_dims, in_groups
-from cputrain.opencl.program import kernel_of
-from cputrain.opencl.tensor import made
-from cputrain.opencl.types import NAMES, counted_by
+from cputrain.opencl.elementwise import collapse_dims, launch_size
+from cputrain.opencl.program import compile_kernel
+from cputrain.opencl.tensor import empty
+from cputrain.opencl.types import NAMES, index_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ MANY_OUTPUTS = 1 << 14
 
 def reduce(
     start: str, step: str, end: str, tensor: OclTensor, dims: Sequence[int], out: OclTensor,
-    together: str | None = None,
+    merge: str | None = None,
 ) -> None:  # fmt: skip
     """Reduce a tensor over dimensions.
 
@@ -48,7 +48,7 @@ def reduce(
         tensor: Tensor to reduce.
         dims: Dimensions to reduce.
         out: Contiguous tensor for the result, with the remaining dimensions in their order.
-        together: Expression that merges the accumulators A and X of two chunks, if that is not
+        merge: Expression that merges the accumulators A and X of two chunks, if that is not
             `step` (as in sums of squares).
     """
     kept_dims = [dim for dim in range(tensor.dim()) if dim not in dims]
@@ -61,7 +61,7 @@ def reduce(
         chunks = max(1, min(MAX_CHUNKS, count // MIN_CHUNK_ELEMENTS, MANY_OUTPUTS // outputs))
     device = out.memory.device
     computes = _accumulator_dtype(out.dtype)
-    first = out if chunks == 1 else made(device.index, (outputs * chunks,), (1,), computes)
+    first = out if chunks == 1 else empty(device.index, (outputs * chunks,), (1,), computes)
     kernel, tail = _prepare(
         device, start, step, end if chunks == 1 else "A", NAMES[tensor.dtype], NAMES[first.dtype],
         NAMES[computes], (tuple(size[d] for d in kept_dims), tuple(stride[d] for d in kept_dims)),
@@ -70,7 +70,7 @@ def reduce(
     _launch(device, kernel, outputs * chunks, chunks, count, count, first, tensor, tail)
     if chunks > 1:
         merge_kernel, tail = _prepare(
-            device, start, together or step, end, NAMES[computes], NAMES[out.dtype],
+            device, start, merge or step, end, NAMES[computes], NAMES[out.dtype],
             NAMES[computes], ((outputs,), (chunks,)), ((chunks,), (1,)),
         )  # fmt: skip
         _launch(device, merge_kernel, outputs, 1, chunks, count, out, first, tail)
@@ -84,8 +84,8 @@ def _launch(
     device: Device, kernel: Any, items: int, chunks: int, count: int, total: int, out: OclTensor,
     tensor: OclTensor, tail: list[int],
 ) -> None:  # fmt: skip
-    device.ask(
-        kernel, *in_groups(items), items, chunks, count, total,
+    device.launch(
+        kernel, *launch_size(items), items, chunks, count, total,
         out.memory.buffer, out.storage_offset(), tensor.memory.buffer, tensor.storage_offset(),
         *tail,
     )  # fmt: skip
@@ -99,11 +99,11 @@ def _prepare(
 ) -> tuple[Any, list[int]]:  # fmt: skip
     outer, (outer_steps,) = collapse_dims(kept_dims[0], [list(kept_dims[1])])
     inner, (inner_steps,) = collapse_dims(dims[0], [list(dims[1])])
-    counts = counted_by(prod(outer) * prod(inner))
+    counts = index_type(prod(outer) * prod(inner))
     source = source_of(start, step, end, read, written, computes, counts, len(outer), len(inner))
     tail = [*outer, *outer_steps, *inner, *inner_steps]
     types: list[object] = [*[np.int64] * 4, None, np.int64, None, np.int64, *[np.int64] * len(tail)]
-    return kernel_of(device, source, "reduced", tuple(types)), tail
+    return compile_kernel(device, source, "reduced", tuple(types)), tail
 
 
 @cache

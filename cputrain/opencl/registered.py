@@ -9,11 +9,11 @@ import torch
 
 from cputrain.errors import CputrainError
 from cputrain.opencl.autocast import disable_autocast
-from cputrain.opencl.deferred_errors import Guard, raising_kept_errors
+from cputrain.opencl.deferred_errors import Guard, raise_kept_errors
 from cputrain.opencl.device import devices
-from cputrain.opencl.fallback import FallbackSummary, on_cpu
+from cputrain.opencl.fallback import FallbackSummary, run_on_cpu
 from cputrain.opencl.shapes import contiguous
-from cputrain.opencl.tensor import OclTensor, device_index_of, fill, made, on_host
+from cputrain.opencl.tensor import OclTensor, device_index_of, empty, fill, on_host
 from cputrain.runtime.state import NOW
 
 NAME = "ocl"
@@ -28,8 +28,9 @@ def register() -> None:
     backend_name = torch._C._get_privateuse1_backend_name()
     if backend_name not in ("privateuseone", NAME):
         raise CputrainError(
-            "cputrain.opencl", "needs torch's one place for a further device",
-            found=f"{backend_name!r} in it", do=f"Do not import what registers {backend_name!r}.",
+            "cputrain.opencl", "needs torch's single PrivateUse1 backend",
+            found=f"{backend_name!r}, which is registered already",
+            do=f"Do not import the package that registers {backend_name!r}.",
         )  # fmt: skip
     devices()  # raises if there is no OpenCL device
     from torch.optim.optimizer import _foreach_supported_types as optimizers_types
@@ -38,7 +39,9 @@ def register() -> None:
 
     from cputrain.opencl import dispatch, files, module, ops  # noqa: F401  (registers the kernels)
 
-    _setup_privateuseone_for_python_backend(NAME, backend_module=module.made, device_guard=Guard())
+    _setup_privateuseone_for_python_backend(
+        NAME, backend_module=module.torch_ocl, device_guard=Guard()
+    )
     library: Any = torch.library.Library
     aten = library("aten", "IMPL")
     aten.impl("empty.memory_format", _empty, "PrivateUse1")
@@ -49,7 +52,7 @@ def register() -> None:
     fallback_library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # no casts
     _libraries.extend((aten, fallback_library))
     engine: Any = torch.autograd.graph
-    run_backward = raising_kept_errors(engine._engine_run_backward)
+    run_backward = raise_kept_errors(engine._engine_run_backward)
     namespaces: tuple[Any, ...] = (engine, torch.autograd)  # both modules hold a reference
     for namespace in namespaces:
         namespace._engine_run_backward = run_backward
@@ -74,14 +77,14 @@ def _empty(
     stride: Any = contiguous(size)
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
-    return made(device_index_of(device), size, stride, kind)
+    return empty(device_index_of(device), size, stride, kind)
 
 
 def _empty_strided(
     size: Any, stride: Any, dtype: Any = None, layout: Any = None,  # noqa: ARG001
     device: Any = None, pin_memory: Any = None,  # noqa: ARG001
 ) -> OclTensor:  # fmt: skip
-    return made(device_index_of(device), size, stride, dtype or torch.get_default_dtype())
+    return empty(device_index_of(device), size, stride, dtype or torch.get_default_dtype())
 
 
 def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:  # noqa: ARG001
@@ -99,7 +102,7 @@ def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:  # 
 
 def _run_on_cpu(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that has no tensor arguments on the CPU."""
-    return on_cpu(func, args, kwargs)
+    return run_on_cpu(func, args, kwargs)
 
 
 def _patch_pin_memory(original: Any) -> Any:

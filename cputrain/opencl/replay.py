@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.alias_info import writes
+from cputrain.opencl.alias_info import is_mutating
 from cputrain.opencl.device import UploadStats, raw_buffer
 from cputrain.opencl.fallback_policy import run_by_policy
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor
-from cputrain.opencl.trace import TRACING, Recorder
+from cputrain.opencl.trace import TRACING, LaunchRecorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from cputrain.opencl.device import Memory
+    from cputrain.opencl.device import DeviceMemory
     from cputrain.opencl.tensor import TensorMeta
 
     Run = Callable[[Any, Any, Any], Any]
@@ -35,6 +35,7 @@ PLAIN_TYPES = frozenset(
 """Types of arguments that can be part of a key as they are."""
 
 INT_ONLY = frozenset({int})
+"""Types of the elements of a list that can be part of a key as it is."""
 
 MAX_ENTRIES = 1 << 13
 """Maximum number of keys in the cache."""
@@ -43,8 +44,9 @@ MAX_ATTEMPTS = 3
 """Attempts to trace a call: a one-off event, such as a finalizer, may break a trace."""
 
 NEVER = MAX_ATTEMPTS + 1
+"""Number of attempts after which a call is not traced again."""
 
-_cache: dict[Any, Replay | Recorder | int] = {}
+_cache: dict[Any, Replay | LaunchRecorder | int] = {}
 """By key: the replay, the first trace, or the number of attempts (`NEVER`: do not trace)."""
 
 
@@ -56,7 +58,7 @@ def _extend_key(values: Iterable[Any], key: list[Any], tensors: list[OclTensor])
     for value in values:
         value_type = type(value)
         if value_type is OclTensor:
-            key.append(value.form)
+            key.append(value.metadata)
             tensors.append(value)
         elif value_type in PLAIN_TYPES:
             key.append(value)
@@ -113,7 +115,7 @@ def _run_on_device(
                 _cache.clear()
             _cache[call] = NEVER if is_composite(func) else 1
         return run(func, args, kwargs)
-    recorder = TRACING.recorder = Recorder([raw_buffer(tensor.memory) for tensor in tensors])
+    recorder = TRACING.recorder = LaunchRecorder([raw_buffer(tensor.memory) for tensor in tensors])
     try:
         result = run(func, args, kwargs)
     finally:
@@ -121,7 +123,7 @@ def _run_on_device(
     recipe = None if recorder.is_broken else _recipe_of(result, tensors, recorder)
     if recipe is None:
         _cache[call] = entry + 1 if isinstance(entry, int) else NEVER
-    elif isinstance(entry, Recorder) and entry.is_equal_to(recorder):
+    elif isinstance(entry, LaunchRecorder) and entry.is_equal_to(recorder):
         _cache[call] = Replay(func, tensors, recorder, recipe)
     else:
         _cache[call] = recorder.drop_references()
@@ -150,10 +152,10 @@ class Replay:
     """The recorded launches and allocations of a call, ready to run with other tensors."""
 
     def __init__(
-        self, func: Any, tensors: Sequence[OclTensor], recorder: Recorder, recipe: Any
+        self, func: Any, tensors: Sequence[OclTensor], recorder: LaunchRecorder, recipe: Any
     ) -> None:
         pattern = _alias_pattern(tensors)
-        is_plain = not writes(func) and pattern == list(range(len(tensors)))
+        is_plain = not is_mutating(func) and pattern == list(range(len(tensors)))
         self._alias_pattern = None if is_plain else pattern
         self._draws = tuple((number, *draw) for number, draw in recorder.draws.items())
         recorder.drop_references()
@@ -173,9 +175,9 @@ class Replay:
             return NotImplemented
         values: list[Any] = [tensor.memory.buffer for tensor in tensors] if self._steps else []
         values += self._placeholders
-        memories: dict[int, Memory] = {}
+        memories: dict[int, DeviceMemory] = {}
         for number, generator, count in self._draws:
-            values[number], values[number + 1] = generator.take(count)
+            values[number], values[number + 1] = generator.reserve(count)
         for allocations, device, kernel, items, group, arguments, fills, frees in self._steps:
             for number, memory_device, size, used in allocations:
                 memory = memories[number] = memory_device.allocate(size, used)
@@ -200,7 +202,7 @@ def _alias_pattern(tensors: Sequence[OclTensor]) -> list[int]:
     return [firsts.setdefault(id(tensor.memory), index) for index, tensor in enumerate(tensors)]
 
 
-def _launch_steps(recorder: Recorder, results: set[int]) -> tuple[list[Any], list[Any]]:
+def _launch_steps(recorder: LaunchRecorder, results: set[int]) -> tuple[list[Any], list[Any]]:
     """Return the launches, each with what to allocate before and free after it.
 
     The second list has the allocations of results that no kernel uses.
@@ -236,7 +238,7 @@ def _launch_steps(recorder: Recorder, results: set[int]) -> tuple[list[Any], lis
     ]
 
 
-def _recipe_of(result: Any, tensors: Sequence[OclTensor], recorder: Recorder) -> Any:
+def _recipe_of(result: Any, tensors: Sequence[OclTensor], recorder: LaunchRecorder) -> Any:
     """Return a recipe to rebuild the result from arguments and allocations; None if impossible.
 
     The recipe of a tensor is its memory's number and its metadata; of an argument itself, its
@@ -253,7 +255,7 @@ def _recipe_of(result: Any, tensors: Sequence[OclTensor], recorder: Recorder) ->
         if value is result:
             return (number,)
     memory_number = recorder.number_of(raw_buffer(result.memory))
-    return None if memory_number is None else (memory_number, result.form)
+    return None if memory_number is None else (memory_number, result.metadata)
 
 
 def _is_allocated(recipe: Any, num_arguments: int) -> bool:
@@ -268,7 +270,9 @@ def _numbers_in(recipe: Any) -> Iterable[int]:
         yield recipe[0]
 
 
-def _build_result(recipe: Any, tensors: Sequence[OclTensor], memories: dict[int, Memory]) -> Any:
+def _build_result(
+    recipe: Any, tensors: Sequence[OclTensor], memories: dict[int, DeviceMemory]
+) -> Any:
     if not recipe:
         return None
     first = recipe[0]

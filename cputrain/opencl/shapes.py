@@ -45,7 +45,7 @@ def broadcast(sizes: Sequence[Sequence[int]]) -> list[int] | None:
     return result
 
 
-def is_another_part(out: OclTensor, tensor: OclTensor) -> bool:
+def is_partial_alias(out: OclTensor, tensor: OclTensor) -> bool:
     """Return whether `tensor` shares the memory of `out` without being the same view of it."""
     return tensor.memory is out.memory and (
         tensor.dtype is not out.dtype
@@ -55,12 +55,12 @@ def is_another_part(out: OclTensor, tensor: OclTensor) -> bool:
     )
 
 
-def is_written_once(out: OclTensor) -> bool:
+def has_unique_elements(out: OclTensor) -> bool:
     """Return whether no two indices share an element, as they do in an expanded tensor."""
     return all(step or n == 1 for n, step in zip(out.size(), out.stride(), strict=True))
 
 
-def reach(tensor: OclTensor) -> tuple[int, int]:
+def byte_range(tensor: OclTensor) -> tuple[int, int]:
     """Return the byte range of a dense tensor in its memory, as begin and end."""
     begin = int(tensor.storage_offset()) * tensor.itemsize
     return begin, begin + tensor.numel() * tensor.itemsize

@@ -1,4 +1,4 @@
-"""`OclTensor`: torch holds its metadata (shape, strides, dtype), we hold its device memory."""
+"""`OclTensor`: a torch.Tensor with metadata in torch, and data in OpenCL device memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from cputrain.machine.opencl import cl
-from cputrain.opencl.device import CURRENT_DEVICE, Memory, devices, rounded_block_size
-from cputrain.opencl.trace import cannot_be_repeated
+from cputrain.opencl.device import CURRENT_DEVICE, DeviceMemory, devices, rounded_block_size
+from cputrain.opencl.trace import break_trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class TensorMeta:
         )  # fmt: skip
         """Create an `OclTensor` with this metadata and no memory yet."""
 
-    def tensor_in(self, memory: Memory) -> OclTensor:
+    def tensor_in(self, memory: DeviceMemory) -> OclTensor:
         """Return a tensor with this metadata in `memory`."""
         tensor = self.make_tensor()
         tensor.memory = memory
-        tensor.form = self
+        tensor.metadata = self
         return tensor
 
     def view_of(self, base: OclTensor) -> OclTensor:
@@ -69,15 +69,15 @@ interned_meta = lru_cache(maxsize=1 << 14)(TensorMeta)
 class OclTensor(torch.Tensor):
     """A tensor on an OpenCL device; views share the `memory` of their base."""
 
-    memory: Memory
-    form: TensorMeta
+    memory: DeviceMemory
+    metadata: TensorMeta
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
         cls,
-        memory: Memory,
+        memory: DeviceMemory,
         size: Sequence[int],
         stride: Sequence[int],
         offset: int,
@@ -100,7 +100,7 @@ class OclTensor(torch.Tensor):
     @data.setter
     def data(self, value: Any) -> None:
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self.memory, self.form = value.memory, value.form
+        self.memory, self.metadata = value.memory, value.metadata
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
@@ -113,7 +113,8 @@ class OclTensor(torch.Tensor):
         """Return the values as a NumPy array; needs `force=True`, as for every device tensor."""
         if not force:
             raise TypeError(
-                f"can't convert an {self.device} tensor to numpy: say .cpu() before, or force=True"
+                f"can't convert an {self.device} tensor to numpy: call .cpu() first, or pass "
+                "force=True"
             )
         return self.detach().cpu().numpy()
 
@@ -149,7 +150,7 @@ class OclTensor(torch.Tensor):
         return copied  # type: ignore[no-any-return]
 
 
-INTRINSIC_ATTRIBUTES = frozenset({"memory", "form", "_is_param"})
+INTRINSIC_ATTRIBUTES = frozenset({"memory", "metadata", "_is_param"})
 """Attributes that creating a tensor sets, which `deepcopy` must not copy."""
 
 
@@ -164,12 +165,12 @@ def device_index_of(device: Any) -> int:
     return CURRENT_DEVICE.index if index is None else index
 
 
-def twin_of(tensor: OclTensor) -> torch.Tensor:
+def meta_tensor_like(tensor: OclTensor) -> torch.Tensor:
     """Return a meta tensor with the same size, strides and dtype."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
+def empty(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> OclTensor:
     """Return a new, uninitialized tensor on device `index`."""
     all_devices = devices()
     if not 0 <= index < len(all_devices):
@@ -180,13 +181,13 @@ def made(index: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dt
     return OclTensor(memory, size, stride, 0, dtype)
 
 
-def dense(tensor: Any) -> OclTensor:
+def as_contiguous(tensor: Any) -> OclTensor:
     """Return the tensor as contiguous: itself if it is, else a copy."""
     result: OclTensor = tensor if tensor.is_contiguous() else tensor.contiguous()
     return result
 
 
-def places_of(*tensors: OclTensor | None) -> list[Any]:
+def buffer_arguments(*tensors: OclTensor | None) -> list[Any]:
     """Return the kernel arguments of tensors: for each, its buffer and its storage offset."""
     arguments: list[Any] = []
     for tensor in tensors:
@@ -209,7 +210,7 @@ def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if prod(size) else 0
 
 
-def resized(tensor: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
+def resize_in_place(tensor: OclTensor, size: Sequence[int], stride: Sequence[int]) -> None:
     """Resize a tensor in place: within its block if it fits, as on the CPU, else in new memory."""
     offset, num_elements = int(tensor.storage_offset()), extent(tuple(size), tuple(stride))
     memory = tensor.memory
@@ -218,7 +219,7 @@ def resized(tensor: OclTensor, size: Sequence[int], stride: Sequence[int]) -> No
         memory.used = max(memory.used, used)
     else:
         offset = 0
-        memory = made(memory.device.index, size, stride, tensor.dtype).memory
+        memory = empty(memory.device.index, size, stride, tensor.dtype).memory
     with torch._C._DisableTorchDispatch():
         for count in (0, num_elements):  # torch ignores a resize to the same size
             torch.ops.aten.resize_.default.redispatch(_CPU_KEYS, tensor, [count])
@@ -228,11 +229,11 @@ def resized(tensor: OclTensor, size: Sequence[int], stride: Sequence[int]) -> No
 
 def set_metadata(tensor: OclTensor, like: torch.Tensor) -> None:
     """Set a tensor's size, strides and offset in place to those of `like`."""
-    cannot_be_repeated()
+    break_trace()
     size, stride, offset = metadata_of(like)
     with torch._C._DisableTorchDispatch():
         torch.ops.aten.as_strided_.default.redispatch(_CPU_KEYS, tensor, size, stride, offset)
-    tensor.form = interned_meta(
+    tensor.metadata = interned_meta(
         tensor.memory.device, tuple(size), tuple(stride), offset, tensor.dtype
     )
 
@@ -264,9 +265,9 @@ def view_of_bytes(tensor: OclTensor, base: torch.Tensor) -> torch.Tensor:
     return elements.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-def read(memory: Memory) -> Any:
+def read(memory: DeviceMemory) -> Any:
     """Return a memory's bytes as a NumPy array: the memory itself if shared, else a copy."""
-    cannot_be_repeated()
+    break_trace()
     if memory.host is not None:
         return memory.host
     if (copy := memory.copy) is not None:
@@ -276,7 +277,7 @@ def read(memory: Memory) -> Any:
     return host
 
 
-def write(memory: Memory, host: Any) -> None:
+def write(memory: DeviceMemory, host: Any) -> None:
     """Copy host bytes to the device; no copy for shared or host-dirty memory."""
     if memory.host is None and memory.copy is None:
         cl().enqueue_copy(memory.device.queue, memory.buffer, host)

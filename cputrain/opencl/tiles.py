@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.types import NAMES
 from cputrain.record import Record
 
@@ -56,7 +56,7 @@ TILES = {
 }
 """Relative throughput of each tile on large products."""
 
-MOST = (1 << 16) - 1
+MAX_GRID_GROUPS = (1 << 16) - 1
 """Maximum number of work-groups in the second and third dimension on some devices."""
 
 DEPTH_MULTIPLE = 16
@@ -75,7 +75,7 @@ def groups(tile: Tile, rows: int, columns: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1 << 14)
-def parts_of(device: Device, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int]:
+def split_k(device: Device, rows: int, columns: int, depth: int, batch: int) -> tuple[int, int]:
     """Return into how many parts to split the sums (split-k), and the length of each.
 
     It does not depend on the tile, so that results are bitwise equal for all tiles.
@@ -98,7 +98,7 @@ def candidates(device: Device, rows: int, columns: int, batch: int, itemsize: in
         for tile in TILES
         if _local_bytes(tile, itemsize) <= device.local
         and tile.items <= device.largest_group
-        and groups(tile, rows, columns)[1] <= MOST
+        and groups(tile, rows, columns)[1] <= MAX_GRID_GROUPS
     ]
     return sorted(fitting, key=lambda tile: _estimated_cost(device, tile, rows, columns, batch))
 
@@ -134,5 +134,5 @@ def tiled(
         "A_STEP": min(4, tile.item_rows), "B_STEP": min(4, tile.item_columns), **dict(defined),
     }  # fmt: skip
     first, *rest = (*head, "tiles")
-    source = text_of(first, definitions) + "".join(text_of(name, {}) for name in rest)
-    return kernel_of(device, source, "product", types)
+    source = program_source(first, definitions) + "".join(program_source(name, {}) for name in rest)
+    return compile_kernel(device, source, "product", types)

@@ -33,7 +33,7 @@ class KernelLaunch:
         """(Index of the argument, number of the recorded value to put there) pairs."""
 
 
-class Recorder:
+class LaunchRecorder:
     """Records a trace. Values are numbered in order: first the buffers of tensor arguments."""
 
     def __init__(self, buffers: Sequence[Any]) -> None:
@@ -47,7 +47,7 @@ class Recorder:
         self._kept_alive = list(buffers)
         self._numbers = {id(buffer): number for number, buffer in enumerate(buffers)}
 
-    def is_equal_to(self, trace: Recorder) -> bool:
+    def is_equal_to(self, trace: LaunchRecorder) -> bool:
         """Return whether two traces are equal.
 
         A finalizer or signal handler may launch kernels during one trace, but hardly in two.
@@ -59,7 +59,7 @@ class Recorder:
             and self.draws == trace.draws
         )
 
-    def drop_references(self) -> Recorder:
+    def drop_references(self) -> LaunchRecorder:
         """Drop references to buffers, held so that their ids stay unique; return self."""
         self._kept_alive, self._numbers = [], {}
         return self
@@ -100,13 +100,13 @@ class Recorder:
 class _ThreadState(threading.local):
     """Recorder of this thread, if a trace is running."""
 
-    recorder: Recorder | None = None
+    recorder: LaunchRecorder | None = None
 
 
 TRACING = _ThreadState()
 
 
-def cannot_be_repeated() -> None:
+def break_trace() -> None:
     """Mark the running trace as broken: the caller does more than launch kernels."""
     if TRACING.recorder is not None:
         TRACING.recorder.is_broken = True

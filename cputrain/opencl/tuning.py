@@ -34,7 +34,7 @@ NUM_ROUNDS = 5
 SCHEMA_VERSION = 1
 
 
-class Tuning:
+class TileTuner:
     """Cache of the fastest tiles on one device."""
 
     def __init__(self, device: Device) -> None:
@@ -46,7 +46,7 @@ class Tuning:
 
     def tile(
         self, what: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
-        ask: Callable[[Tile], None],
+        launch: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
         """Return the fastest tile for a product.
 
@@ -62,12 +62,12 @@ class Tuning:
         key = (what, rows, columns, depth, batch)
         result = self._by_key.get(key)
         if result is None:
-            result = self._by_key[key] = self._look_up(*key, itemsize, ask)
+            result = self._by_key[key] = self._look_up(*key, itemsize, launch)
         return result
 
     def _look_up(
         self, what: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
-        ask: Callable[[Tile], None],
+        launch: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
         likely = candidates(self._device, rows, columns, batch, itemsize)
         if self._device.is_cpu or os.environ.get(VARIABLE) == "0":
@@ -75,19 +75,19 @@ class Tuning:
         name = f"{what} {rows} {columns} {depth} {batch}"
         index = self._indices.get(name, -1)
         if index not in {self._tiles.index(tile) for tile in likely}:
-            index = self._tiles.index(self._fastest(likely[:NUM_CANDIDATES], ask))
+            index = self._tiles.index(self._fastest(likely[:NUM_CANDIDATES], launch))
             with self._lock:
                 self._indices[name] = index
                 self._write()
         return self._tiles[index]
 
-    def _fastest(self, likely: list[Tile], ask: Callable[[Tile], None]) -> Tile:
+    def _fastest(self, likely: list[Tile], launch: Callable[[Tile], None]) -> Tile:
         """Time tiles in turns, as an idle device is slow at first; return the fastest."""
         seconds = dict.fromkeys(likely, float("inf"))
         for round_index in range(NUM_ROUNDS + 1):
             for tile in likely:
                 begin = time.perf_counter()
-                ask(tile)
+                launch(tile)
                 self._device.finish()
                 if round_index:  # (the first round compiles)
                     seconds[tile] = min(seconds[tile], time.perf_counter() - begin)
@@ -123,6 +123,6 @@ class Tuning:
 
 
 @cache
-def tuning_of(device: Device) -> Tuning:
+def tuner_of(device: Device) -> TileTuner:
     """Return the tile cache of a device."""
-    return Tuning(device)
+    return TileTuner(device)

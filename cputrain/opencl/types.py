@@ -25,17 +25,17 @@ NAMES: dict[torch.dtype, str] = {
 }
 """OpenCL type names of the dtypes that kernels support."""
 
-LARGEST = (1 << 31) - 1
+MAX_INT_INDEX = (1 << 31) - 1
 """Maximum number of elements that kernels index by int."""
 
 
-def counted_by(count: int) -> str:
+def index_type(count: int) -> str:
     """Return the OpenCL index type for `count` elements: int if it is large enough.
 
     A GPU divides ints in a fraction of the time of longs. Half of the range is left for the last
     step of loops, which goes beyond the count.
     """
-    return "int" if count <= LARGEST // 2 else "long"
+    return "int" if count <= MAX_INT_INDEX // 2 else "long"
 
 
 SCALARS: dict[torch.dtype, Any] = {
@@ -50,14 +50,14 @@ SCALARS: dict[torch.dtype, Any] = {
 }
 
 
-def are_known(device: Device, *types: torch.dtype) -> bool:
+def are_supported(device: Device, *types: torch.dtype) -> bool:
     """Return whether kernels of this device support all of these dtypes."""
     return all(
         dtype in NAMES and (dtype is not torch.float64 or device.has_double) for dtype in types
     )
 
 
-def holds(dtype: torch.dtype, value: Any) -> bool:
+def can_represent(dtype: torch.dtype, value: Any) -> bool:
     """Return whether a dtype can represent a value without overflow or truncation."""
     if dtype.is_floating_point:
         if -1e38 < value < 1e38:  # the common case

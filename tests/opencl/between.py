@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cputrain.opencl import fallback, fallbacks, reset_fallbacks
-from cputrain.opencl import fallback_policy as between
-from cputrain.opencl.device import HostDirty, Memory, devices
-from cputrain.opencl.fallback_policy import Placement, Regime
+from cputrain.opencl import fallback, fallback_policy, fallbacks, reset_fallbacks
+from cputrain.opencl.device import DeviceMemory, HostDirty, devices
+from cputrain.opencl.fallback_policy import CallSequence, CallsSinceUpload
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +15,7 @@ def _apart(monkeypatch):
     """A device with memory of its own; nothing is known."""
     monkeypatch.setattr(devices()[0], "shares", False)
     devices()[0].empty_cache()
-    between._placements.clear()
+    fallback_policy._sequences.clear()
     reset_fallbacks()
 
 
@@ -29,7 +28,7 @@ def way(monkeypatch):
         monkeypatch.setattr(
             fallback,
             "record_download",
-            lambda one, _: record_download(Regime(one.calls, 0.0), seconds),
+            lambda one, _: record_download(CallsSinceUpload(one.calls, 0.0), seconds),
         )
 
     return takes
@@ -59,7 +58,7 @@ def test_what_the_cpu_did_waits_there_until_a_kernel_wants_it():
     expected = x.cpu() * 2
     assert type(x.memory) is HostDirty
     torch.testing.assert_close((x * 2).cpu(), expected)
-    assert type(x.memory) is Memory
+    assert type(x.memory) is DeviceMemory
     torch.testing.assert_close((y + 0).cpu(), (expected / 2).t().cumsum(0))
 
 
@@ -93,7 +92,7 @@ def test_the_way_is_shorter(way):
 def test_others_of_other_forms_are_judged_for_themselves(way):
     way(100.0)
     calls(2)
-    between._placements.clear()
+    fallback_policy._sequences.clear()
     way(0.0)
     calls(6, size=20)
     assert max(chosen().values()) <= 1 + 2
@@ -153,14 +152,14 @@ def test_gradients_are_the_same(way):
 
 def test_what_was_long_ago_is_not_between():
     x = torch.ones(10, device="ocl").cumsum(0)
-    for _ in range(between.MAX_CALLS + 2):
+    for _ in range(fallback_policy.MAX_CALLS + 2):
         x = x * 1.5
     x.cumsum(0)
-    assert not between._placements
+    assert not fallback_policy._sequences
 
 
 def test_sums_of_both_ways():
-    way = Placement(("a", "b"), 1.0)
+    way = CallSequence(("a", "b"), 1.0)
     assert way.should_use_cpu("a")
     for _ in range(2):
         way.record_cpu_time("a", 0.7)
@@ -172,9 +171,9 @@ def test_sums_of_both_ways():
     assert not way.should_use_cpu("a")
     way.record_cpu_time("a", 0.5)
     assert way.should_use_cpu("a")
-    between.record_download(Regime(("a", "b"), 0.1), 0.2)
-    between.record_download(Regime(("a", "b"), 0.4), 0.2)
-    assert between._placements["b"].transfer_s == pytest.approx(0.3)
+    fallback_policy.record_download(CallsSinceUpload(("a", "b"), 0.1), 0.2)
+    fallback_policy.record_download(CallsSinceUpload(("a", "b"), 0.4), 0.2)
+    assert fallback_policy._sequences["b"].transfer_s == pytest.approx(0.3)
 
 
 def test_memory_that_waits_is_freed_like_any_other():
@@ -188,4 +187,4 @@ def test_it_is_told(way):
     way(100.0)
     calls(3)
     text = fallback.FallbackSummary().describe()
-    assert text.endswith("; 4 calls were chosen for it, between others that it did")
+    assert text.endswith("; 4 of these calls have a kernel, but lie between fallbacks")

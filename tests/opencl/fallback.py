@@ -13,7 +13,7 @@ import torch
 from cputrain.errors import CputrainError
 from cputrain.opencl import fallbacks, reset_fallbacks
 from cputrain.opencl.device import devices
-from cputrain.opencl.program import kernel_of
+from cputrain.opencl.program import compile_kernel
 from cputrain.opencl.table import KERNELS
 
 NONE = r"aten.cumsum.default has no OpenCL kernel, and CPUTRAIN_OCL_FALLBACK=error"
@@ -160,7 +160,7 @@ def test_memory_that_is_kept_for_later_is_given_up_first():
 
 def test_a_kernel_that_does_not_compile_shows_its_log():
     with pytest.raises(CputrainError, match=r"(?s)must compile.*undeclared"):
-        kernel_of(devices()[0], "__kernel void elements() { none = 1; }", "elements", ())
+        compile_kernel(devices()[0], "__kernel void elements() { none = 1; }", "elements", ())
 
 
 def test_a_launch_tells_of_them_at_its_end(tmp_path):
@@ -173,7 +173,7 @@ def test_a_launch_tells_of_them_at_its_end(tmp_path):
         [sys.executable, "-m", "cputrain.launch", "launch", str(path)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "1 operator done by the CPU in the place of OpenCL: cumsum (3 calls" in done.stderr
+    assert "1 operator ran on the CPU instead of OpenCL: cumsum (3 calls" in done.stderr
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -181,7 +181,7 @@ def test_what_a_driver_refuses_is_told_and_the_process_lives(gradient, monkeypat
     def refused(*_):
         one = torch.ones(4, device="ocl")
         device = one.memory.device
-        ready = kernel_of(
+        ready = compile_kernel(
             device, "__kernel void one(__global float* x) { x[0] = 1; }", "one", (None,)
         )
         ready(device.queue, (1 << 40,), (1 << 40,), one.memory.buffer)
@@ -190,7 +190,7 @@ def test_what_a_driver_refuses_is_told_and_the_process_lives(gradient, monkeypat
     y = x.sin()
     name = torch.ops.aten.cos.default  # which the gradient of a sine needs
     monkeypatch.setitem(KERNELS, name, refused)
-    with pytest.raises(RuntimeError, match=r"an OpenCL device failed \(.*WORK_GROUP.*started anew"):
+    with pytest.raises(RuntimeError, match=r"an OpenCL device failed \(.*WORK_GROUP.*restart the process"):
         y.sum().backward() if gradient else x.cos()
     monkeypatch.undo()
     assert x.cos().sum().item() == pytest.approx(1.6209069)

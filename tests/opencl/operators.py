@@ -202,9 +202,9 @@ def again(operator, sample, case):
     calls = [done(operator, sample, case, "ocl") for _ in range(4)]
     for one in leaves(calls):
         if one.device.type == "ocl":
-            form = one.form
-            assert (form.size, form.stride) == (tuple(one.size()), tuple(one.stride()))
-            assert (form.offset, form.dtype) == (one.storage_offset(), one.dtype)
+            meta = one.metadata
+            assert (meta.size, meta.stride) == (tuple(one.size()), tuple(one.stride()))
+            assert (meta.offset, meta.dtype) == (one.storage_offset(), one.dtype)
     return calls[-1]
 
 

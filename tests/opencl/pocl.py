@@ -27,7 +27,7 @@ def unknown(device):
     places = [pocl.address_of_name(int(device.int_ptr), name + b"\0") for name in names]
     place = next(one for one in places if one is not None)
     pointer = ctypes.c_void_p.from_address(place)
-    before, other = pointer.value, ctypes.create_string_buffer(pocl.UNKNOWN[:-1])
+    before, other = pointer.value, ctypes.create_string_buffer(pocl.UNKNOWN_PROCESSOR[:-1])
     pointer.value = ctypes.addressof(other)
     yield SimpleNamespace(
         platform=device.platform, version="OpenCL 3.0 PoCL HSTR: x86_64-unknown-linux-gnu-generic",

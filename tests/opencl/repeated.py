@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from cputrain.opencl import replay as repeated
+from cputrain.opencl import replay
 from cputrain.opencl.replay import Replay
 from cputrain.opencl.table import KERNELS
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("forbidden")
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known():
-    repeated._cache.clear()
+    replay._cache.clear()
 
 
 def known():
     """Calls that are repeated from now on."""
-    return sum(type(one) is Replay for one in repeated._cache.values())
+    return sum(type(one) is Replay for one in replay._cache.values())
 
 
 def there(*size, begin=0):
@@ -73,7 +73,7 @@ def test_both_may_be_one():
     call = learnt(torch.mul, there(6), there(6, begin=3))
     one = there(6)
     same(call(one, one), torch.arange(6.0) ** 2)
-    repeated._cache.clear()
+    replay._cache.clear()
     learnt(call, one, one)
     same(call(one, there(6, begin=3)), torch.arange(6.0) * (torch.arange(6.0) + 3))
 
@@ -256,7 +256,7 @@ def test_random_numbers_go_on():
         found = []
         for _ in range(6):
             if forgets:
-                repeated._cache.clear()
+                replay._cache.clear()
             found.append(torch.nn.functional.dropout(torch.ones(50, device="ocl"), 0.5).cpu())
             found.append(torch.ones(50, device="ocl").uniform_().cpu())
         return found
@@ -318,7 +318,7 @@ def test_threads_each_get_their_own():
 
 
 def test_no_more_than_so_many_are_kept(monkeypatch):
-    monkeypatch.setattr(repeated, "MAX_ENTRIES", 20)
+    monkeypatch.setattr(replay, "MAX_ENTRIES", 20)
     for size in range(1, 60):
         same(there(size) + 1, torch.arange(float(size)) + 1)
-    assert len(repeated._cache) <= 20
+    assert len(replay._cache) <= 20

@@ -334,7 +334,7 @@ def test_another_device_in_torchs_one_place_is_told():
     done = run(
         "-c", "import torch; torch.utils.rename_privateuse1_backend('mine'); import cputrain.opencl"
     )
-    assert "needs torch's one place for a further device; found 'mine'" in done.stderr
+    assert "needs torch's single PrivateUse1 backend; found 'mine'" in done.stderr
 
 
 def run(*words, **variables):

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.types import LARGEST, NAMES, are_known
+from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
+from cputrain.opencl.types import MAX_INT_INDEX, NAMES, are_supported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,29 +61,29 @@ def _place(self: OclTensor, dim: int | None, keepdim: bool, *, is_least: bool) -
 def _farthest(self: OclTensor, dim: int, keepdim: bool, *, is_least: bool) -> Any:
     device = self.memory.device
     if (
-        not are_known(device, self.dtype)
+        not are_supported(device, self.dtype)
         or self.dtype is torch.bool
         or not self.numel()
         or not self.dim()
         or not -self.dim() <= dim < self.dim()
-        or self.size(dim) > LARGEST
+        or self.size(dim) > MAX_INT_INDEX
     ):
         return NotImplemented
-    one = dense(self.transpose(dim, -1))
+    one = as_contiguous(self.transpose(dim, -1))
     size = [*one.size()[:-1], 1]
-    values = made(device.index, size, contiguous(size), self.dtype)
-    places = made(device.index, size, contiguous(size), torch.int64)
-    ready = _ready(device, self.dtype, is_least)
-    device.ask(
+    values = empty(device.index, size, contiguous(size), self.dtype)
+    places = empty(device.index, size, contiguous(size), torch.int64)
+    ready = _kernel_for(device, self.dtype, is_least)
+    device.launch(
         ready, (values.numel() * ITEMS,), (ITEMS,), one.size(-1),
         one.memory.buffer, one.storage_offset(), values.memory.buffer, places.memory.buffer,
     )  # fmt: skip
-    both = [dense(each.transpose(dim, -1)) for each in (values, places)]
+    both = [as_contiguous(each.transpose(dim, -1)) for each in (values, places)]
     return tuple(each if keepdim else each.squeeze(dim) for each in both)
 
 
 @lru_cache
-def _ready(device: Device, kind: torch.dtype, is_least: bool) -> Any:
+def _kernel_for(device: Device, kind: torch.dtype, is_least: bool) -> Any:
     defined = {"T": NAMES[kind], "ITEMS": ITEMS, "IS_LEAST": int(is_least)}
     types = (np.int32, None, np.int64, None, None)
-    return kernel_of(device, text_of("farthest", defined), "farthest", types)
+    return compile_kernel(device, program_source("farthest", defined), "farthest", types)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from cputrain.opencl.elementwise import GROUP
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made, places_of
-from cputrain.opencl.types import NAMES, SCALARS, are_known, counted_by
+from cputrain.opencl.tensor import OclTensor, as_contiguous, buffer_arguments, empty
+from cputrain.opencl.types import NAMES, SCALARS, are_supported, index_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ WAVES = 8
 LEAST = 4
 """Elements that an item adds up."""
 
-MOST = 32
+MAX_GROUPS = 32
 """Groups of a channel: those that need the sums of all put them together, each for itself."""
 
 
@@ -51,21 +51,21 @@ def batch_norm(
     if (training and input.numel() == input.size(1)) or not (training or has_running):
         return NotImplemented  # torch will say what is wrong
     device, kind = input.memory.device, input.dtype
-    one = dense(input)
+    one = as_contiguous(input)
     channels, inner = _form(input)
-    kept = [made(device.index, (size,), (1,), kind) for size in [channels * training] * 2]
+    kept = [empty(device.index, (size,), (1,), kind) for size in [channels * training] * 2]
     parts, sums = _parts(one, channels)
     form = [channels, inner, input.numel() // channels, parts]
     number = SCALARS[kind]
     if training:
-        _ask("parts_of", one, parts, [*form, *places_of(one), sums.memory.buffer])
+        _launch("parts_of", one, parts, [*form, *buffer_arguments(one), sums.memory.buffer])
     running = (running_mean, running_var) if has_running else kept
-    out = made(device.index, input.size(), contiguous(input.size()), kind)
-    _ask(
+    out = empty(device.index, input.size(), contiguous(input.size()), kind)
+    _launch(
         "normalised", one, parts,
-        [*form, *places_of(one), sums.memory.buffer, number(eps), number(momentum),
-         *[each.memory.buffer for each in kept], *places_of(*running),
-         *places_of(*(one if each is None else each for each in (weight, bias))),
+        [*form, *buffer_arguments(one), sums.memory.buffer, number(eps), number(momentum),
+         *[each.memory.buffer for each in kept], *buffer_arguments(*running),
+         *buffer_arguments(*(one if each is None else each for each in (weight, bias))),
          out.memory.buffer],
         IS_TRAINED=training, HAS_RUNNING=has_running, HAS_WEIGHT=weight is not None,
         HAS_BIAS=bias is not None,
@@ -91,21 +91,21 @@ def batch_norm_backward(
     if first is None or second is None or not _is_ours(input, grad_out, weight, first, second):
         return NotImplemented
     device, kind = input.memory.device, input.dtype
-    one, grad = dense(input), dense(grad_out)
+    one, grad = as_contiguous(input), as_contiguous(grad_out)
     channels, inner = _form(input)
     parts, sums = _parts(one, channels)
     form = [channels, inner, input.numel() // channels, parts]
-    _ask(
+    _launch(
         "parts_of_gradient", one, parts,
-        [*form, *places_of(grad, one, first), sums.memory.buffer],
+        [*form, *buffer_arguments(grad, one, first), sums.memory.buffer],
     )  # fmt: skip
-    of_weight, of_bias = (made(device.index, (channels,), (1,), kind) for _ in range(2))
+    of_weight, of_bias = (empty(device.index, (channels,), (1,), kind) for _ in range(2))
     size = input.size() if output_mask[0] else (0,)
-    of_input = made(device.index, size, contiguous(size), kind)
-    _ask(
+    of_input = empty(device.index, size, contiguous(size), kind)
+    _launch(
         "gradients", one, parts if output_mask[0] else 1,
-        [*form, *places_of(grad, one, first, second), SCALARS[kind](eps),
-         *places_of(one if weight is None else weight), sums.memory.buffer,
+        [*form, *buffer_arguments(grad, one, first, second), SCALARS[kind](eps),
+         *buffer_arguments(one if weight is None else weight), sums.memory.buffer,
          of_weight.memory.buffer, of_bias.memory.buffer, of_input.memory.buffer],
         IS_TRAINED=train, HAS_WEIGHT=weight is not None, HAS_OUT=output_mask[0],
     )  # fmt: skip
@@ -115,7 +115,7 @@ def batch_norm_backward(
 
 def _is_ours(first: OclTensor, *others: OclTensor | None) -> bool:
     kind = first.dtype
-    if not (kind.is_floating_point and are_known(first.memory.device, kind)):
+    if not (kind.is_floating_point and are_supported(first.memory.device, kind)):
         return False
     if first.dim() < 2 or not first.numel():
         return False
@@ -134,23 +134,23 @@ def _parts(one: OclTensor, channels: int) -> tuple[int, OclTensor]:
     """Return the number of work-groups per channel and a buffer for their partial sums."""
     device = one.memory.device
     count = one.numel() // channels
-    parts = max(1, min(WAVES * device.units // channels, count // (LEAST * GROUP), MOST))
-    return parts, made(device.index, (channels, parts, 3), (parts * 3, 3, 1), one.dtype)
+    parts = max(1, min(WAVES * device.units // channels, count // (LEAST * GROUP), MAX_GROUPS))
+    return parts, empty(device.index, (channels, parts, 3), (parts * 3, 3, 1), one.dtype)
 
 
-def _ask(name: str, one: OclTensor, groups: int, arguments: list[Any], **defined: bool) -> None:
+def _launch(name: str, one: OclTensor, groups: int, arguments: list[Any], **defined: bool) -> None:
     """Enqueue a kernel with `groups` work-groups for each channel."""
     device = one.memory.device
-    counts = counted_by(one.numel())
-    ready = _ready(device, name, one.dtype, counts, tuple(defined.items()))
-    device.ask(ready, (groups * GROUP, arguments[0]), (GROUP, 1), *arguments)
+    counts = index_type(one.numel())
+    ready = _kernel_for(device, name, one.dtype, counts, tuple(defined.items()))
+    device.launch(ready, (groups * GROUP, arguments[0]), (GROUP, 1), *arguments)
 
 
 FLAGS = ("IS_TRAINED", "HAS_RUNNING", "HAS_WEIGHT", "HAS_BIAS", "HAS_OUT")
 
 
 @lru_cache
-def _ready(
+def _kernel_for(
     device: Device,
     name: str,
     kind: torch.dtype,
@@ -168,4 +168,4 @@ def _ready(
     }[name]
     flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in defined}}
     named = {"T": NAMES[kind], "N": counts, "ITEMS": GROUP, **flags}
-    return kernel_of(device, text_of("channels", named), name, types)
+    return compile_kernel(device, program_source("channels", named), name, types)

@@ -18,16 +18,16 @@ import torch
 
 from cputrain.opencl.conv_geometry import ConvGeometry, conv_geometry_of
 from cputrain.opencl.device import devices
-from cputrain.opencl.fallback import is_chosen
+from cputrain.opencl.fallback import prefers_cpu
 from cputrain.opencl.ops import winograd
 from cputrain.opencl.ops.depthwise import depthwise, depthwise_input, depthwise_weight
 from cputrain.opencl.product import At, Product
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.tiles import parts_of
-from cputrain.opencl.types import LARGEST, are_known
+from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
+from cputrain.opencl.tiles import split_k
+from cputrain.opencl.types import MAX_INT_INDEX, are_supported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def convolution(
     ):
         return NotImplemented  # something is wrong, as torch will say
     size = window.input_size if transposed else window.output_size
-    if prod(size) > LARGEST:
+    if prod(size) > MAX_INT_INDEX:
         return NotImplemented
-    out = made(input.memory.device.index, size, contiguous(size), input.dtype)
+    out = empty(input.memory.device.index, size, contiguous(size), input.dtype)
     if out.numel():
-        one, other = dense(input), dense(weight)
-        more = None if bias is None else dense(bias)
+        one, other = as_contiguous(input), as_contiguous(weight)
+        more = None if bias is None else as_contiguous(bias)
         (_to_input if transposed else _to_output)(window, one, other, more, out)
     return out
 
@@ -110,14 +110,14 @@ def convolution_backward(
     )  # fmt: skip
     if window is None or not input.numel() or not grad_output.numel():
         return NotImplemented
-    grad, one, other = dense(grad_output), dense(input), dense(weight)
+    grad, one, other = as_contiguous(grad_output), as_contiguous(input), as_contiguous(weight)
     index = input.memory.device.index
     of_input = of_weight = of_bias = None
     if output_mask[0]:
-        of_input = made(index, input.size(), one.stride(), input.dtype)
+        of_input = empty(index, input.size(), one.stride(), input.dtype)
         (_to_output if transposed else _to_input)(window, grad, other, None, of_input)
     if output_mask[1]:
-        of_weight = made(index, weight.size(), other.stride(), weight.dtype)
+        of_weight = empty(index, weight.size(), other.stride(), weight.dtype)
         _to_weight(window, *((one, grad) if transposed else (grad, one)), of_weight)
     if output_mask[2]:
         of_bias = grad_output.sum((0, 2, 3))
@@ -131,12 +131,12 @@ def _is_ours(*tensors: OclTensor | None) -> bool:
         return False
     device = first.memory.device
     return (
-        not is_chosen(device)
+        not prefers_cpu(device)
         and first.dtype.is_floating_point
-        and are_known(device, first.dtype)
+        and are_supported(device, first.dtype)
         and all(one.dtype is first.dtype and one.memory.device is device for one in there)
         and first.dim() in (3, 4)
-        and all(one.storage_offset() + one.numel() <= LARGEST for one in there)
+        and all(one.storage_offset() + one.numel() <= MAX_INT_INDEX for one in there)
     )
 
 
@@ -156,18 +156,18 @@ def _to_output(
         winograd.to_output(window, one, weight, bias, out)
         return
     held = weight if bias is None else bias  # (something must be given)
-    _output(out.memory.device, window, out.dtype, bias is not None).ask((weight, one, held, out))
+    _output(out.memory.device, window, out.dtype, bias is not None).launch((weight, one, held, out))
 
 
 @lru_cache(maxsize=1 << 12)
 def _output(device: Device, w: ConvGeometry, kind: torch.dtype, has_bias: bool) -> Product:
     return _product(
         device, w, kind, has_bias,
-        rows=w.each_out, deep=w.reach, table=_table_out(device.index, w),
-        weight_steps=(w.reach, w.each_out * w.reach),
-        read=(w.c * w.h * w.w, w.each_in * w.h * w.w, w.h, w.w),
-        places=(w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w),
-        written=(0, w.k * w.p * w.q, w.p * w.q, w.each_out * w.p * w.q, w.q, 1),
+        rows=w.group_out_channels, deep=w.reduction_size, table=_table_out(device.index, w),
+        weight_steps=(w.reduction_size, w.group_out_channels * w.reduction_size),
+        read=(w.c * w.h * w.w, w.group_in_channels * w.h * w.w, w.h, w.w),
+        places=(w.p, w.q, w.stride_h, w.stride_w, -w.pad_h, -w.pad_w),
+        written=(0, w.k * w.p * w.q, w.p * w.q, w.group_out_channels * w.p * w.q, w.q, 1),
         checked=w.is_padded,
     )  # fmt: skip
 
@@ -183,23 +183,23 @@ def _to_input(
         return
     held = weight if bias is None else bias  # (something must be given)
     for one in _inputs(out.memory.device, window, out.dtype, bias is not None):
-        one.ask((weight, grad, held, out))
+        one.launch((weight, grad, held, out))
 
 
 @lru_cache(maxsize=1 << 12)
 def _inputs(device: Device, w: ConvGeometry, kind: torch.dtype, has_bias: bool) -> list[Product]:
     found = []
-    for a, b in pairs(range(min(w.step_h, w.h)), range(min(w.step_w, w.w))):
+    for a, b in pairs(range(min(w.stride_h, w.h)), range(min(w.stride_w, w.w))):
         table, deep = _table_in(device.index, w, a, b)
         found.append(_product(
             device, w, kind, has_bias,
-            rows=w.each_in, deep=deep, table=table,
-            weight_steps=(w.r * w.s, w.each_out * w.reach),
-            read=(w.k * w.p * w.q, w.each_out * w.p * w.q, w.p, w.q),
-            places=(-(-(w.h - a) // w.step_h), -(-(w.w - b) // w.step_w), 1, 1, 0, 0),
+            rows=w.group_in_channels, deep=deep, table=table,
+            weight_steps=(w.r * w.s, w.group_out_channels * w.reduction_size),
+            read=(w.k * w.p * w.q, w.group_out_channels * w.p * w.q, w.p, w.q),
+            places=(-(-(w.h - a) // w.stride_h), -(-(w.w - b) // w.stride_w), 1, 1, 0, 0),
             written=(
-                a * w.w + b, w.c * w.h * w.w, w.h * w.w, w.each_in * w.h * w.w,
-                w.step_h * w.w, w.step_w,
+                a * w.w + b, w.c * w.h * w.w, w.h * w.w, w.group_in_channels * w.h * w.w,
+                w.stride_h * w.w, w.stride_w,
             ),
             checked=True,
         ))  # fmt: skip
@@ -233,23 +233,24 @@ def _to_weight(window: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTe
     ready, parts = _weight(device, window, kind)
     whole = out
     if parts > 1:
-        whole = made(device.index, (parts, out.numel()), (out.numel(), 1), kind)
-    ready.ask((grad, one, whole))
+        whole = empty(device.index, (parts, out.numel()), (out.numel(), 1), kind)
+    ready.launch((grad, one, whole))
     if parts > 1:
         reduce("0", "A + X", "A", whole, [0], out)
 
 
 @lru_cache(maxsize=1 << 12)
 def _weight(device: Device, w: ConvGeometry, kind: torch.dtype) -> tuple[Product, int]:
-    rows, columns, deep = w.each_out, w.reach, w.n * w.p * w.q
-    parts, each = parts_of(device, rows, columns, deep, w.groups)
+    rows, columns, deep = w.group_out_channels, w.reduction_size, w.n * w.p * w.q
+    parts, each = split_k(device, rows, columns, deep, w.groups)
     ready = Product(
         device, ("image", "conv_weight"), kind, (("CHECKED", int(w.is_padded)),), CONV_WEIGHT,
         (rows, columns, deep, w.groups * parts),
         [
-            rows, columns, deep, At(0), w.k * w.p * w.q, w.p * w.q, w.each_out * w.p * w.q,
-            w.q, 1, At(1), w.c * w.h * w.w, w.each_in * w.h * w.w, w.h, w.w, w.w, 1,
-            w.p, w.q, w.step_h, w.step_w, -w.pad_h, -w.pad_w,
+            rows, columns, deep, At(0), w.k * w.p * w.q, w.p * w.q,
+            w.group_out_channels * w.p * w.q, w.q, 1, At(1), w.c * w.h * w.w,
+            w.group_in_channels * w.h * w.w, w.h, w.w, w.w, 1,
+            w.p, w.q, w.stride_h, w.stride_w, -w.pad_h, -w.pad_w,
             _table_out(device.index, w), parts, each, At(2, whole=True),
         ],
     )  # fmt: skip
@@ -259,8 +260,10 @@ def _weight(device: Device, w: ConvGeometry, kind: torch.dtype) -> tuple[Product
 @lru_cache(maxsize=1 << 10)
 def _table_out(index: int, w: ConvGeometry) -> Any:
     """For each channel that is read and each place in the window: see conv.cl."""
-    c, r, s = np.meshgrid(np.arange(w.each_in), np.arange(w.r), np.arange(w.s), indexing="ij")
-    h, v = r * w.gap_h, s * w.gap_w
+    c, r, s = np.meshgrid(
+        np.arange(w.group_in_channels), np.arange(w.r), np.arange(w.s), indexing="ij"
+    )
+    h, v = r * w.dilation_h, s * w.dilation_w
     rows = (c * w.r * w.s + r * w.s + s, c * w.h * w.w + h * w.w + v, h, v)
     return _sent(index, rows)
 
@@ -268,14 +271,17 @@ def _table_out(index: int, w: ConvGeometry) -> Any:
 @lru_cache(maxsize=1 << 10)
 def _table_in(index: int, w: ConvGeometry, a: int, b: int) -> tuple[Any, int]:
     """The same for a gradient: channels that were written, and what reaches these places."""
-    rs = [r for r in range(w.r) if (a + w.pad_h - r * w.gap_h) % w.step_h == 0]
-    ss = [s for s in range(w.s) if (b + w.pad_w - s * w.gap_w) % w.step_w == 0]
+    rs = [r for r in range(w.r) if (a + w.pad_h - r * w.dilation_h) % w.stride_h == 0]
+    ss = [s for s in range(w.s) if (b + w.pad_w - s * w.dilation_w) % w.stride_w == 0]
     k, r, s = np.meshgrid(
-        np.arange(w.each_out), np.array(rs, np.int64), np.array(ss, np.int64), indexing="ij"
+        np.arange(w.group_out_channels),
+        np.array(rs, np.int64),
+        np.array(ss, np.int64),
+        indexing="ij",
     )
-    h = (a + w.pad_h - r * w.gap_h) // w.step_h
-    v = (b + w.pad_w - s * w.gap_w) // w.step_w
-    weight = k * w.each_in * w.r * w.s + r * w.s + s
+    h = (a + w.pad_h - r * w.dilation_h) // w.stride_h
+    v = (b + w.pad_w - s * w.dilation_w) // w.stride_w
+    weight = k * w.group_in_channels * w.r * w.s + r * w.s + s
     return _sent(index, (weight, k * w.p * w.q + h * w.q + v, h, v)), k.size
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import in_groups
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.elementwise import launch_size
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.reduction import reduce
-from cputrain.opencl.tensor import OclTensor, made
+from cputrain.opencl.tensor import OclTensor, empty
 from cputrain.opencl.types import NAMES
 
 TYPE_CHECKING = False
@@ -45,11 +45,11 @@ def _places(
     out: OclTensor,
 ) -> None:  # fmt: skip
     device = out.memory.device
-    ready = _ready(device, name, window, out.dtype, bias is not None)
+    ready = _kernel_for(device, name, window, out.dtype, bias is not None)
     held = weight if bias is None else bias  # (something must be given)
     count = out.numel()
-    device.ask(
-        ready, *in_groups(count), count, *_form(window),
+    device.launch(
+        ready, *launch_size(count), count, *_form(window),
         one.memory.buffer, one.storage_offset(), weight.memory.buffer, weight.storage_offset(),
         held.memory.buffer, held.storage_offset(), out.memory.buffer, out.storage_offset(),
     )  # fmt: skip
@@ -59,13 +59,13 @@ def depthwise_weight(window: ConvGeometry, grad: OclTensor, one: OclTensor, out:
     """Write the gradient of its weight."""
     w = window
     device = out.memory.device
-    ready = _ready(device, "weight", w, out.dtype, False)
+    ready = _kernel_for(device, "weight", w, out.dtype, False)
     places = w.n * w.p * w.q
     parts = max(1, min(WAVES * device.units // w.k, places // (4 * ITEMS), 256))
     whole = out
     if parts > 1:
-        whole = made(device.index, (parts, out.numel()), (out.numel(), 1), out.dtype)
-    device.ask(
+        whole = empty(device.index, (parts, out.numel()), (out.numel(), 1), out.dtype)
+    device.launch(
         ready, (parts * ITEMS, w.k), (ITEMS, 1), parts, w.n, *_form(w),
         grad.memory.buffer, grad.storage_offset(), one.memory.buffer, one.storage_offset(),
         whole.memory.buffer,
@@ -76,22 +76,33 @@ def depthwise_weight(window: ConvGeometry, grad: OclTensor, one: OclTensor, out:
 
 @lru_cache(maxsize=1 << 12)
 def _form(w: ConvGeometry) -> tuple[int, ...]:
-    return w.c, w.h, w.w, w.k, w.p, w.q, w.each_out, w.pad_h, w.pad_w
+    return w.c, w.h, w.w, w.k, w.p, w.q, w.group_out_channels, w.pad_h, w.pad_w
 
 
-def _ready(device: Device, name: str, w: ConvGeometry, kind: torch.dtype, has_bias: bool) -> Any:
-    """The kernel for windows of this kind; sizes of images are its arguments."""
-    return _kernel(
-        device, name, kind, w.r, w.s, w.step_h, w.step_w, w.gap_h, w.gap_w, int(has_bias)
+def _kernel_for(
+    device: Device, name: str, w: ConvGeometry, kind: torch.dtype, has_bias: bool
+) -> Any:
+    """Return the kernel for this kernel size, stride and dilation; image sizes are arguments."""
+    return _build_kernel(
+        device,
+        name,
+        kind,
+        w.r,
+        w.s,
+        w.stride_h,
+        w.stride_w,
+        w.dilation_h,
+        w.dilation_w,
+        int(has_bias),
     )
 
 
 @lru_cache
-def _kernel(device: Device, name: str, kind: torch.dtype, *numbers: int) -> Any:
+def _build_kernel(device: Device, name: str, kind: torch.dtype, *numbers: int) -> Any:
     names = ("R", "S", "STEP_H", "STEP_W", "GAP_H", "GAP_W", "HAS_BIAS")
     defined = {"T": NAMES[kind], "ITEMS": ITEMS, **dict(zip(names, numbers, strict=True))}
     types = WEIGHT if name == "weight" else PLACES
-    return kernel_of(device, text_of("depthwise", defined), name, types)
+    return compile_kernel(device, program_source("depthwise", defined), name, types)
 
 
 PLACES = (np.int32, *[np.int32] * 9, *(None, np.int32) * 4)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import in_groups
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.elementwise import launch_size
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.types import NAMES, are_known
+from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
+from cputrain.opencl.types import NAMES, are_supported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def index_select(self: OclTensor, dim: int, index: OclTensor) -> Any:
 
 def _picked(self: OclTensor, dim: int, index: OclTensor, size: list[int]) -> OclTensor:
     device = self.memory.device
-    out = made(device.index, size, contiguous(size), self.dtype)
+    out = empty(device.index, size, contiguous(size), self.dtype)
     if out.numel():
-        one, numbers = dense(self), dense(index)
-        ready = _ready(device, "picked", self.dtype, index.dtype)
-        device.ask(
-            ready, *in_groups(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
+        one, numbers = as_contiguous(self), as_contiguous(index)
+        ready = _kernel_for(device, "picked", self.dtype, index.dtype)
+        device.launch(
+            ready, *launch_size(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
             index.numel(), self.size(dim), one.memory.buffer, one.storage_offset(),
             numbers.memory.buffer, numbers.storage_offset(), out.memory.buffer,
         )  # fmt: skip
@@ -79,16 +79,16 @@ def embedding_backward(
         return NotImplemented
     device, inner = grad_output.memory.device, grad_output.size(-1)
     size = (num_weights, inner)
-    out = made(device.index, size, contiguous(size), grad_output.dtype)
+    out = empty(device.index, size, contiguous(size), grad_output.dtype)
     out.zero_()
     many = indices.numel()
     if not many or not inner:
         return out
-    keys = _sorted(dense(indices))
-    grad = dense(grad_output)
-    ready = _ready(device, "added", grad.dtype, indices.dtype)
-    device.ask(
-        ready, *in_groups(many * inner), many, inner, num_weights, padding_idx,
+    keys = _sorted(as_contiguous(indices))
+    grad = as_contiguous(grad_output)
+    ready = _kernel_for(device, "added", grad.dtype, indices.dtype)
+    device.launch(
+        ready, *launch_size(many * inner), many, inner, num_weights, padding_idx,
         keys.memory.buffer, grad.memory.buffer, grad.storage_offset(), out.memory.buffer,
     )  # fmt: skip
     return out
@@ -99,18 +99,18 @@ def _sorted(numbers: OclTensor) -> OclTensor:
     device = numbers.memory.device
     many = numbers.numel()
     every = 1 << (many - 1).bit_length()
-    keys = made(device.index, (every,), (1,), torch.int64)
-    make = _ready(device, "keys", torch.float32, numbers.dtype)
-    exchange = _ready(device, "exchanged", torch.float32, torch.int64)
-    device.ask(
-        make, *in_groups(every), many, every, numbers.memory.buffer,
+    keys = empty(device.index, (every,), (1,), torch.int64)
+    make = _kernel_for(device, "keys", torch.float32, numbers.dtype)
+    exchange = _kernel_for(device, "exchanged", torch.float32, torch.int64)
+    device.launch(
+        make, *launch_size(every), many, every, numbers.memory.buffer,
         numbers.storage_offset(), keys.memory.buffer,
     )  # fmt: skip
     run = 2
     while run <= every:
         apart = run // 2
         while apart:
-            device.ask(exchange, *in_groups(every), every, run, apart, keys.memory.buffer)
+            device.launch(exchange, *launch_size(every), every, run, apart, keys.memory.buffer)
             apart //= 2
         run *= 2
     return keys
@@ -123,12 +123,12 @@ def _are_ours(one: OclTensor, index: Any) -> bool:
         and index.dtype in NUMBERS
         and index.memory.device is one.memory.device
         and index.numel() < 1 << 32
-        and are_known(one.memory.device, one.dtype)
+        and are_supported(one.memory.device, one.dtype)
     )
 
 
 @lru_cache
-def _ready(device: Device, name: str, kind: torch.dtype, index: torch.dtype) -> Any:
+def _kernel_for(device: Device, name: str, kind: torch.dtype, index: torch.dtype) -> Any:
     number = np.int64
     types = {
         "picked": (*[number] * 4, None, number, None, number, None),
@@ -139,4 +139,4 @@ def _ready(device: Device, name: str, kind: torch.dtype, index: torch.dtype) -> 
     defined = {
         "T": NAMES[kind], "I": NAMES[index], "MISSING": "NAN" if kind.is_floating_point else "0"
     }  # fmt: skip
-    return kernel_of(device, text_of("picking", defined), name, types)
+    return compile_kernel(device, program_source("picking", defined), name, types)

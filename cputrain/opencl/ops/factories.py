@@ -7,27 +7,27 @@ from typing import Any
 import torch
 
 from cputrain.opencl.elementwise import run
-from cputrain.opencl.fallback import sent
+from cputrain.opencl.fallback import copy_to_device
 from cputrain.opencl.shapes import (
     broadcast,
     contiguous,
-    is_another_part,
+    has_unique_elements,
     is_dense,
-    is_written_once,
+    is_partial_alias,
 )
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import (
     OclTensor,
+    empty,
     fill,
-    made,
+    meta_tensor_like,
     on_host,
     read,
-    resized,
-    twin_of,
+    resize_in_place,
     write,
 )
-from cputrain.opencl.trace import cannot_be_repeated
-from cputrain.opencl.types import are_known, holds
+from cputrain.opencl.trace import break_trace
+from cputrain.opencl.types import are_supported, can_represent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def like(self: OclTensor, memory_format: Any, dtype: torch.dtype | None) -> OclT
     index = self.memory.device.index
     if memory_format in PRESERVE:
         if is_dense(self.size(), self.stride()):
-            return made(index, self.size(), self.stride(), kind)
-        return made(index, self.size(), torch.empty_like(twin_of(self)).stride(), kind)
+            return empty(index, self.size(), self.stride(), kind)
+        return empty(index, self.size(), torch.empty_like(meta_tensor_like(self)).stride(), kind)
     stride = torch.empty(self.size(), device="meta", memory_format=memory_format).stride()
-    return made(index, self.size(), stride, kind)
+    return empty(index, self.size(), stride, kind)
 
 
 def _goes_elsewhere(self: OclTensor, device: Any, layout: Any) -> bool:
@@ -57,9 +57,11 @@ def _goes_elsewhere(self: OclTensor, device: Any, layout: Any) -> bool:
 
 
 def _filled(one: OclTensor, value: Any) -> OclTensor:
-    if not isinstance(value, complex) and are_known(one.memory.device, one.dtype) and holds(
-        one.dtype, value
-    ):  # fmt: skip
+    if (
+        not isinstance(value, complex)
+        and are_supported(one.memory.device, one.dtype)
+        and can_represent(one.dtype, value)
+    ):
         computes = torch.uint8 if one.dtype is torch.bool else one.dtype
         run("VALUE", one, [], [("VALUE", computes, value)], computes=computes)
     else:
@@ -105,7 +107,7 @@ def new_empty_strided(
     """Return an uninitialised tensor of a given size and strides."""
     if _goes_elsewhere(self, device, layout):
         return NotImplemented
-    return made(self.memory.device.index, size, stride, dtype or self.dtype)
+    return empty(self.memory.device.index, size, stride, dtype or self.dtype)
 
 
 @kernel(aten.new_empty.default)
@@ -142,7 +144,7 @@ def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
     one.memory.device.finish()
     before = one.memory
     held = read(before)[int(one.storage_offset()) * one.itemsize : before.used]
-    resized(one, size, form.stride())
+    resize_in_place(one, size, form.stride())
     if one.memory is not before:
         host = read(one.memory)
         many = min(len(held), one.memory.used)
@@ -180,9 +182,9 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
         fill(self, on_host(src))
         return self
     if (
-        is_another_part(self, src)  # where they overlap, torch may refuse it
-        or not is_written_once(self)
-        or not are_known(self.memory.device, self.dtype, src.dtype)
+        is_partial_alias(self, src)  # where they overlap, torch may refuse it
+        or not has_unique_elements(self)
+        or not are_supported(self.memory.device, self.dtype, src.dtype)
         or broadcast([self.size(), src.size()]) != list(self.size())
     ):
         return NotImplemented
@@ -193,7 +195,7 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
 @kernel(aten.detach.default)
 def detach(self: OclTensor) -> Any:
     """Return a view outside the autograd graph. (Autograd calls this for every gradient.)"""
-    return self.form.view_of(self)
+    return self.metadata.view_of(self)
 
 
 @kernel(aten.set_.source_Tensor)
@@ -203,7 +205,7 @@ def set_(self: Any, source: Any) -> Any:
         return NotImplemented
     if self.dtype is not source.dtype or self.memory.device is not source.memory.device:
         return NotImplemented
-    cannot_be_repeated()
+    break_trace()
     self.data = source
     return self
 
@@ -230,7 +232,7 @@ def to_copy(
         dtype or self.dtype, memory_format=memory_format or torch.preserve_format
     )
     if goes.type == self.device.type:
-        return sent(value, goes.index or 0)
+        return copy_to_device(value, goes.index or 0)
     if goes.type != "cpu":
         return value.to(goes)
     is_own = self.memory.host is None and self.memory.copy is None
@@ -259,7 +261,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     first = parts[0] if parts else None
     if first is None or not isinstance(first, OclTensor):
         return NotImplemented
-    if not are_known(first.memory.device, first.dtype) or not all(
+    if not are_supported(first.memory.device, first.dtype) or not all(
         isinstance(one, OclTensor)
         and one.dtype is first.dtype
         and one.memory.device is first.memory.device
@@ -276,7 +278,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     size = list(first.size())
     size[dim] = sum(one.size(dim) for one in parts)
     stride = contiguous(size)
-    out = made(first.memory.device.index, size, stride, first.dtype)
+    out = empty(first.memory.device.index, size, stride, first.dtype)
     at = 0
     for one in parts:
         copy_(OclTensor(out.memory, one.size(), stride, at * stride[dim], out.dtype), one)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import GROUP, in_groups
+from cputrain.opencl.elementwise import GROUP, launch_size
 from cputrain.opencl.ops.pointwise import computed, promoted
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.types import NAMES, are_known
+from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
+from cputrain.opencl.types import NAMES, are_supported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,19 +34,19 @@ def nll_loss(
     if not _is_ours(self, target, weight):
         return NotImplemented
     device = self.memory.device
-    one, given = dense(self), _given(self, target, weight, ignore_index)
+    one, given = as_contiguous(self), _given(self, target, weight, ignore_index)
     size = target.size() if reduction == EACH else ()
-    out = made(device.index, size, contiguous(size), self.dtype)
-    total = made(device.index, (), (), self.dtype)
+    out = empty(device.index, size, contiguous(size), self.dtype)
+    total = empty(device.index, (), (), self.dtype)
     if reduction == EACH:
         total.zero_()
-        ready = _ready(device, "each_loss", self.dtype, weight is not None, False)
+        ready = _kernel_for(device, "each_loss", self.dtype, weight is not None, False)
         items, last = target.numel(), []
     else:
-        ready = _ready(device, "whole_loss", self.dtype, weight is not None, reduction == MEAN)
+        ready = _kernel_for(device, "whole_loss", self.dtype, weight is not None, reduction == MEAN)
         items, last = GROUP, [total.memory.buffer]
-    device.ask(
-        ready, *in_groups(items), *given,
+    device.launch(
+        ready, *launch_size(items), *given,
         one.memory.buffer, one.storage_offset(), out.memory.buffer, *last,
     )  # fmt: skip
     return out, total
@@ -62,12 +62,12 @@ def nll_loss_backward(
         return NotImplemented
     device = self.memory.device
     given = _given(self, target, weight, ignore_index)
-    out = made(device.index, self.size(), contiguous(self.size()), self.dtype)
-    grad = dense(grad_output)
-    ready = _ready(device, "of_loss", self.dtype, weight is not None, reduction == MEAN)
+    out = empty(device.index, self.size(), contiguous(self.size()), self.dtype)
+    grad = as_contiguous(grad_output)
+    ready = _kernel_for(device, "of_loss", self.dtype, weight is not None, reduction == MEAN)
     items = self.numel()
-    device.ask(
-        ready, *in_groups(items), *given,
+    device.launch(
+        ready, *launch_size(items), *given,
         grad.memory.buffer, grad.storage_offset(), int(reduction == EACH),
         total_weight.memory.buffer, total_weight.storage_offset(), out.memory.buffer,
     )  # fmt: skip
@@ -79,7 +79,7 @@ def _is_ours(self: OclTensor, target: Any, weight: OclTensor | None) -> bool:
         isinstance(target, OclTensor)
         and target.dtype is torch.int64
         and self.dtype.is_floating_point
-        and are_known(self.memory.device, self.dtype)
+        and are_supported(self.memory.device, self.dtype)
         and self.numel() > 0
         and self.dim() in (1, 2, 4)
         and tuple(target.size()) == (*self.size()[:-1][:1], *self.size()[2:])
@@ -95,7 +95,7 @@ def _given(
     self: OclTensor, target: OclTensor, weight: OclTensor | None, ignore_index: int
 ) -> list[Any]:
     inner = self.size(2) * self.size(3) if self.dim() == 4 else 1
-    goals, held = dense(target), target if weight is None else dense(weight)
+    goals, held = as_contiguous(target), target if weight is None else as_contiguous(weight)
     return [
         target.numel(), _classes(self), inner, ignore_index, goals.memory.buffer,
         goals.storage_offset(), held.memory.buffer, held.storage_offset(),
@@ -103,7 +103,9 @@ def _given(
 
 
 @lru_cache
-def _ready(device: Device, name: str, kind: torch.dtype, has_weight: bool, is_mean: bool) -> Any:
+def _kernel_for(
+    device: Device, name: str, kind: torch.dtype, has_weight: bool, is_mean: bool
+) -> Any:
     given = (*[np.int64] * 4, None, np.int64, None, np.int64)
     last = {
         "each_loss": (None, np.int64, None),
@@ -113,7 +115,7 @@ def _ready(device: Device, name: str, kind: torch.dtype, has_weight: bool, is_me
     defined = {
         "T": NAMES[kind], "HAS_WEIGHT": int(has_weight), "IS_MEAN": int(is_mean), "ITEMS": GROUP
     }  # fmt: skip
-    return kernel_of(device, text_of("loss", defined), name, (*given, *last))
+    return compile_kernel(device, program_source("loss", defined), name, (*given, *last))
 
 
 def _of_all(each: Any, reduction: int) -> Any:

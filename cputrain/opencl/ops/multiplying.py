@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.fallback import is_chosen
+from cputrain.opencl.fallback import prefers_cpu
 from cputrain.opencl.product import At, Product
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.tiles import MOST, candidates, parts_of
-from cputrain.opencl.types import LARGEST, SCALARS, are_known
+from cputrain.opencl.tensor import OclTensor, empty
+from cputrain.opencl.tiles import MAX_GRID_GROUPS, candidates, split_k
+from cputrain.opencl.types import MAX_INT_INDEX, SCALARS, are_supported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ def _asked(
         return NotImplemented
     device = one.memory.device
     if (
-        is_chosen(device)
+        prefers_cpu(device)
         or any(each.memory.device is not device or each.dtype is not one.dtype for each in every)
         or not one.dtype.is_floating_point
-        or not are_known(device, one.dtype)
+        or not are_supported(device, one.dtype)
         or one.dim() not in (2, 3)
         or two.dim() != one.dim()
         or one.size(-1) != two.size(-2)
-        or max(*one.size()[-2:], *two.size()[-2:]) > LARGEST
-        or (one.dim() == 3 and (one.size(0) != two.size(0) or one.size(0) > MOST))
+        or max(*one.size()[-2:], *two.size()[-2:]) > MAX_INT_INDEX
+        or (one.dim() == 3 and (one.size(0) != two.size(0) or one.size(0) > MAX_GRID_GROUPS))
         or not candidates(device, one.size(-2), two.size(-1), 1, one.dtype.itemsize)
     ):
         return NotImplemented  # where something is wrong, torch will say so
@@ -81,7 +81,7 @@ def _asked(
         third: Any = None if other is None or beta == 0 else torch.broadcast_to(other, size)
     except RuntimeError:
         return NotImplemented
-    out = made(device.index, size, contiguous(size), one.dtype)
+    out = empty(device.index, size, contiguous(size), one.dtype)
     if out.numel():
         multiply(one, two, out, third, alpha, beta)
     return out
@@ -96,7 +96,7 @@ def multiply(
         out.memory.device, out.dtype, one.size(), one.stride(), two.size(), two.stride(),
         None if third is None else third.stride(), alpha != 1,
     )  # fmt: skip
-    plan.ask(one, two, out, third, alpha, beta)
+    plan.launch(one, two, out, third, alpha, beta)
 
 
 class _Plan:
@@ -110,11 +110,11 @@ class _Plan:
         self._index, self._kind = device.index, kind
         batch = size[0] if len(size) == 3 else 1
         rows, columns, deep = size[-2], other[-1], size[-1]
-        self._parts, each = parts_of(device, rows, columns, deep, batch)
-        if third is not None or is_scaled or batch * self._parts > MOST:
+        self._parts, each = split_k(device, rows, columns, deep, batch)
+        if third is not None or is_scaled or batch * self._parts > MAX_GRID_GROUPS:
             self._parts, each = 1, max(1, deep)
         a_by_k, b_by_k = stride[-1] == 1, step[-2] == 1 and step[-1] != 1
-        far = max(_reach(size, stride), _reach(other, step)) > LARGEST
+        far = max(_reach(size, stride), _reach(other, step)) > MAX_INT_INDEX
         defined = (
             ("A_BY_K", int(a_by_k)), ("B_BY_K", int(b_by_k)),
             ("B_STRIDE", "1" if step[-1] == 1 else "b_n"), ("HAS_D", int(third is not None)),
@@ -130,17 +130,17 @@ class _Plan:
             (rows, columns, deep, batch * self._parts), pattern,
         )  # fmt: skip
 
-    def ask(
+    def launch(
         self, one: OclTensor, two: OclTensor, out: OclTensor, third: OclTensor | None,
         alpha: float, beta: float,
     ) -> None:  # fmt: skip
         """Enqueue the product."""
         whole, parts = out, self._parts
         if parts > 1:
-            whole = made(self._index, (parts, out.numel()), (out.numel(), 1), self._kind)
+            whole = empty(self._index, (parts, out.numel()), (out.numel(), 1), self._kind)
         scalar = SCALARS[self._kind]
         held = one if third is None else third  # (something must be given)
-        self._product.ask((one, two, held, whole), (scalar(alpha), scalar(beta), *self._last))
+        self._product.launch((one, two, held, whole), (scalar(alpha), scalar(beta), *self._last))
         if parts > 1:
             reduce("0", "A + X", "A", whole, [0], out)
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made, places_of
-from cputrain.opencl.types import NAMES, SCALARS, are_known
+from cputrain.opencl.tensor import OclTensor, as_contiguous, buffer_arguments, empty
+from cputrain.opencl.types import NAMES, SCALARS, are_supported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ def log_softmax_backward(
 def _softmax(self: OclTensor, dim: int, *, is_log: bool) -> Any:
     if not _are_ours(self) or not self.dim() or not -self.dim() <= dim < self.dim():
         return NotImplemented
-    one = dense(self.transpose(dim, -1))
-    out = made(self.memory.device.index, one.size(), one.stride(), self.dtype)
+    one = as_contiguous(self.transpose(dim, -1))
+    out = empty(self.memory.device.index, one.size(), one.stride(), self.dtype)
     size = one.size(-1)
-    _ask(
+    _launch(
         "softmax", one, one.numel() // size,
-        [size, *places_of(one), out.memory.buffer], IS_LOG=is_log,
+        [size, *buffer_arguments(one), out.memory.buffer], IS_LOG=is_log,
     )  # fmt: skip
-    return dense(out.transpose(dim, -1))
+    return as_contiguous(out.transpose(dim, -1))
 
 
 def _of_softmax(
@@ -88,14 +88,14 @@ def _of_softmax(
 ) -> Any:
     if not _are_ours(output, grad) or kind is not output.dtype or not output.dim():
         return NotImplemented
-    one, given = dense(grad.transpose(dim, -1)), dense(output.transpose(dim, -1))
-    out = made(output.memory.device.index, given.size(), given.stride(), output.dtype)
+    one, given = as_contiguous(grad.transpose(dim, -1)), as_contiguous(output.transpose(dim, -1))
+    out = empty(output.memory.device.index, given.size(), given.stride(), output.dtype)
     size = given.size(-1)
-    _ask(
+    _launch(
         "of_softmax", given, given.numel() // size,
-        [size, *places_of(one, given), out.memory.buffer], IS_LOG=is_log,
+        [size, *buffer_arguments(one, given), out.memory.buffer], IS_LOG=is_log,
     )  # fmt: skip
-    return dense(out.transpose(dim, -1))
+    return as_contiguous(out.transpose(dim, -1))
 
 
 @kernel(aten.native_layer_norm.default)
@@ -113,13 +113,13 @@ def layer_norm(
     index = input.memory.device.index
     size = prod(normalized_shape)
     few = [*input.shape[:first], *[1] * len(normalized_shape)]
-    one = dense(input)
-    out = made(index, input.size(), one.stride(), input.dtype)
-    mean, inverse = (made(index, few, contiguous(few), input.dtype) for _ in range(2))
-    held = [one if each is None else dense(each) for each in (weight, bias)]
-    _ask(
+    one = as_contiguous(input)
+    out = empty(index, input.size(), one.stride(), input.dtype)
+    mean, inverse = (empty(index, few, contiguous(few), input.dtype) for _ in range(2))
+    held = [one if each is None else as_contiguous(each) for each in (weight, bias)]
+    _launch(
         "normalised", one, one.numel() // size,
-        [size, *places_of(one, *held), SCALARS[input.dtype](eps), out.memory.buffer,
+        [size, *buffer_arguments(one, *held), SCALARS[input.dtype](eps), out.memory.buffer,
          mean.memory.buffer, inverse.memory.buffer],
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
     )  # fmt: skip
@@ -143,25 +143,25 @@ def layer_norm_backward(
     device, kind = input.memory.device, input.dtype
     size = prod(normalized_shape)
     rows = input.numel() // size
-    one, grad, middle, by = (dense(each) for each in (input, grad_out, mean, rstd))
+    one, grad, middle, by = (as_contiguous(each) for each in (input, grad_out, mean, rstd))
     of_input = of_weight = of_bias = None
     if output_mask[0]:
-        of_input = made(device.index, input.size(), one.stride(), kind)
-        held = one if weight is None else dense(weight)
-        _ask(
+        of_input = empty(device.index, input.size(), one.stride(), kind)
+        held = one if weight is None else as_contiguous(weight)
+        _launch(
             "of_normalised", one, rows,
-            [size, *places_of(grad, one, middle, by, held), of_input.memory.buffer],
+            [size, *buffer_arguments(grad, one, middle, by, held), of_input.memory.buffer],
             HAS_WEIGHT=weight is not None,
         )  # fmt: skip
     if (output_mask[1] and weight is not None) or (output_mask[2] and bias is not None):
         parts = max(1, min(PARTS, rows // 8))
-        both = [made(device.index, (parts, size), (size, 1), kind) for _ in range(2)]
-        ready = _ready(device, "of_columns", kind, ())
-        device.ask(
+        both = [empty(device.index, (parts, size), (size, 1), kind) for _ in range(2)]
+        ready = _kernel_for(device, "of_columns", kind, ())
+        device.launch(
             ready, (-(-size // ITEMS) * ITEMS, parts), (ITEMS, 1), rows, size, parts,
-            *places_of(grad, one, middle, by), *[each.memory.buffer for each in both],
+            *buffer_arguments(grad, one, middle, by), *[each.memory.buffer for each in both],
         )  # fmt: skip
-        whole = [made(device.index, normalized_shape, contiguous(normalized_shape), kind)
+        whole = [empty(device.index, normalized_shape, contiguous(normalized_shape), kind)
                  for _ in both]  # fmt: skip
         for of_parts, out in zip(both, whole, strict=True):
             reduce("0", "A + X", "A", of_parts, [0], out)
@@ -175,23 +175,23 @@ def _are_ours(*tensors: OclTensor | None) -> bool:
     assert first is not None
     return (
         first.dtype.is_floating_point
-        and are_known(first.memory.device, first.dtype)
+        and are_supported(first.memory.device, first.dtype)
         and first.numel() > 0
         and all(one is None or one.dtype is first.dtype for one in tensors)
     )
 
 
-def _ask(name: str, one: OclTensor, rows: int, arguments: list[Any], **defined: bool) -> None:
+def _launch(name: str, one: OclTensor, rows: int, arguments: list[Any], **defined: bool) -> None:
     device = one.memory.device
-    ready = _ready(device, name, one.dtype, tuple(defined.items()))
-    device.ask(ready, (rows * ITEMS,), (ITEMS,), *arguments)
+    ready = _kernel_for(device, name, one.dtype, tuple(defined.items()))
+    device.launch(ready, (rows * ITEMS,), (ITEMS,), *arguments)
 
 
 FLAGS = ("IS_LOG", "HAS_WEIGHT", "HAS_BIAS")
 
 
 @lru_cache
-def _ready(
+def _kernel_for(
     device: Device, name: str, kind: torch.dtype, defined: tuple[tuple[str, bool], ...]
 ) -> Any:
     scalar, tensor = SCALARS[kind], (None, np.int64)
@@ -203,5 +203,5 @@ def _ready(
         "of_columns": (np.int64, np.int32, np.int32, *tensor * 4, None, None),
     }[name]
     flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in defined}}
-    source = text_of("rows", {"T": NAMES[kind], "ITEMS": ITEMS, **flags})
-    return kernel_of(device, source, name, types)
+    source = program_source("rows", {"T": NAMES[kind], "ITEMS": ITEMS, **flags})
+    return compile_kernel(device, source, name, types)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cputrain.opencl.foreach import each_of, fit
+from cputrain.opencl.foreach import are_uniform, run_each
 from cputrain.opencl.ops.factories import like
 from cputrain.opencl.ops.pointwise import FLOATING, OF_FLOATS, SAME, is_refused, number_of
 from cputrain.opencl.table import kernel
@@ -77,7 +77,7 @@ def _register(operator: Any, expression: str, *, in_place: bool) -> None:
                 return NotImplemented
         if "ALPHA" in used and "alpha" not in names:
             scalars["ALPHA"] = 1
-        if "SELF" not in lists or not fit(lists, single):
+        if "SELF" not in lists or not are_uniform(lists, single):
             return NotImplemented
         every = [*scalars.values(), *(one for each in own.values() for one in each)]
         if any(isinstance(one, complex) for one in every):
@@ -85,7 +85,7 @@ def _register(operator: Any, expression: str, *, in_place: bool) -> None:
         if is_refused(operator, [*lists["SELF"], *every], given.get("alpha")):
             return NotImplemented
         out = lists["SELF"] if in_place else [like(one, None, None) for one in lists["SELF"]]
-        each_of(f"OUT = {expression};", {"OUT": out, **lists}, scalars, own, single)
+        run_each(f"OUT = {expression};", {"OUT": out, **lists}, scalars, own, single)
         return None if in_place else list(out)
 
 
@@ -120,13 +120,13 @@ def fused_sgd(
     has_momentum = momentum != 0 and len(momentum_buffer_list) > 0
     if has_momentum:
         lists["BUFFER"] = momentum_buffer_list
-    if grad_scale is not None or found_inf is not None or not fit(lists):
+    if grad_scale is not None or found_inf is not None or not are_uniform(lists):
         return NotImplemented
     body = GRADIENT + "g += DECAY * WEIGHT; "
     if has_momentum:
         body += "const T b = IS_FIRST != 0 ? g : MOMENTUM * BUFFER + (1 - DAMPENING) * g; "
         body += "BUFFER = b; g = NESTEROV != 0 ? g + MOMENTUM * b : b; "
-    each_of(
+    run_each(
         body + "WEIGHT -= LR * g;", lists,
         {"LR": lr, "DECAY": weight_decay, "MOMENTUM": momentum, "DAMPENING": dampening,
          "NESTEROV": nesterov, "MAXIMIZE": maximize, "IS_FIRST": is_first_step},
@@ -145,7 +145,7 @@ def _adam(*, decoupled: bool) -> Any:
         if amsgrad:
             lists["MOST"] = max_exp_avg_sqs
         lists["STEP"] = state_steps
-        if grad_scale is not None or found_inf is not None or not fit(lists, ["STEP"]):
+        if grad_scale is not None or found_inf is not None or not are_uniform(lists, ["STEP"]):
             return NotImplemented
         body = GRADIENT
         body += "WEIGHT *= 1 - LR * DECAY; " if decoupled else "g += DECAY * WEIGHT; "
@@ -157,7 +157,7 @@ def _adam(*, decoupled: bool) -> Any:
             spread = "most"
         body += f"const T spread = sqrt({spread}) / sqrt(1 - pow(BETA2, (T)STEP)) + EPS; "
         body += "WEIGHT -= LR / (1 - pow(BETA1, (T)STEP)) * m / spread;"
-        each_of(
+        run_each(
             body, lists,
             {"LR": lr, "BETA1": beta1, "BETA2": beta2, "DECAY": weight_decay, "EPS": eps,
              "MAXIMIZE": maximize},

@@ -15,12 +15,12 @@ from cputrain.opencl.elementwise import run
 from cputrain.opencl.shapes import (
     broadcast,
     contiguous,
-    is_another_part,
     is_dense,
+    is_partial_alias,
 )
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.types import are_known, holds
+from cputrain.opencl.tensor import OclTensor, empty
+from cputrain.opencl.types import are_supported, can_represent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -212,12 +212,12 @@ def computed(
         return NotImplemented
     result, size, stride = decided
     for _, one in tensors:
-        if one.memory.device is not device or (out is not None and is_another_part(out, one)):
+        if one.memory.device is not device or (out is not None and is_partial_alias(out, one)):
             return NotImplemented
-    if not all(holds(computes, value) for _, value in scalars):
+    if not all(can_represent(computes, value) for _, value in scalars):
         return NotImplemented
     if out is None:
-        out = made(device.index, size, stride, result)
+        out = empty(device.index, size, stride, result)
     run(
         expression, out, tensors, [(name, computes, value) for name, value in scalars],
         computes=computes,
@@ -244,7 +244,7 @@ def _decided(
             return None
         if any(n > 1 and not step for n, step in zip(out[1], out[2], strict=True)):
             return None  # an element would be written to more than once: torch will say so
-    if not are_known(device, computes, result, *(dtype for dtype, _, _ in forms)):
+    if not are_supported(device, computes, result, *(dtype for dtype, _, _ in forms)):
         return None
     fitting = (own for _, other, own in forms if list(other) == size and is_dense(other, own))
     return result, size, next(fitting, contiguous(size))

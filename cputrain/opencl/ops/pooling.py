@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import in_groups
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.elementwise import launch_size
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.types import LARGEST, NAMES, are_known
+from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
+from cputrain.opencl.types import MAX_INT_INDEX, NAMES, are_supported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def max_pool(
         self.size(), *_tuples(kernel_size, stride, padding, dilation), ceil_mode
     )
     index = self.memory.device.index
-    out = made(index, size, contiguous(size), self.dtype)
-    indices = made(index, size, contiguous(size), torch.int64)
+    out = empty(index, size, contiguous(size), self.dtype)
+    indices = empty(index, size, contiguous(size), torch.int64)
     window = _window(kernel_size, stride, padding, dilation)
-    one = dense(self)
-    _ask(
+    one = as_contiguous(self)
+    _launch(
         "largest", self.dtype, False, out,
         [one.memory.buffer, one.storage_offset(), *_images(self, out), *window,
          out.memory.buffer, indices.memory.buffer],
@@ -66,9 +66,9 @@ def max_pool_backward(
     """Add each gradient at the index of its maximum."""
     if not _is_ours(grad_output, self):
         return NotImplemented
-    out = made(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
-    grad, places = dense(grad_output), dense(indices)
-    _ask(
+    out = empty(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
+    grad, places = as_contiguous(grad_output), as_contiguous(indices)
+    _launch(
         "of_largest", self.dtype, False, out,
         [grad.memory.buffer, grad.storage_offset(), places.memory.buffer, places.storage_offset(),
          *_images(self, grad), *_window(kernel_size, stride, padding, dilation),
@@ -91,9 +91,9 @@ def avg_pool(
     if not _is_ours(self):
         return NotImplemented
     size = _size_of_mean(self.size(), *_tuples(kernel_size, stride, padding), ceil_mode)
-    out = made(self.memory.device.index, size, contiguous(size), self.dtype)
-    one = dense(self)
-    _ask(
+    out = empty(self.memory.device.index, size, contiguous(size), self.dtype)
+    one = as_contiguous(self)
+    _launch(
         "means", self.dtype, False, out,
         [one.memory.buffer, one.storage_offset(), *_images(self, out),
          *_window(kernel_size, stride, padding, (1,)), int(count_include_pad),
@@ -116,9 +116,9 @@ def avg_pool_backward(
     """To all that were in the window."""
     if not _is_ours(grad_output, self):
         return NotImplemented
-    out = made(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
-    grad = dense(grad_output)
-    _ask(
+    out = empty(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
+    grad = as_contiguous(grad_output)
+    _launch(
         "of_means", self.dtype, False, out,
         [grad.memory.buffer, grad.storage_offset(), *_images(self, grad),
          *_window(kernel_size, stride, padding, (1,)), int(count_include_pad),
@@ -133,9 +133,9 @@ def adaptive(self: OclTensor, output_size: Sequence[int]) -> Any:
     size = [*self.size()[:-2], *output_size]
     if not _is_ours(self) or len(output_size) != 2 or min(size) < 1:
         return NotImplemented
-    out = made(self.memory.device.index, size, contiguous(size), self.dtype)
-    one = dense(self)
-    _ask(
+    out = empty(self.memory.device.index, size, contiguous(size), self.dtype)
+    one = as_contiguous(self)
+    _launch(
         "means", self.dtype, True, out,
         [one.memory.buffer, one.storage_offset(), *_images(self, out), *[0] * 10,
          out.memory.buffer],
@@ -148,9 +148,9 @@ def adaptive_backward(grad_output: OclTensor, self: OclTensor) -> Any:
     """To all that were in the window."""
     if not _is_ours(grad_output, self):
         return NotImplemented
-    out = made(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
-    grad = dense(grad_output)
-    _ask(
+    out = empty(self.memory.device.index, self.size(), contiguous(self.size()), self.dtype)
+    grad = as_contiguous(grad_output)
+    _launch(
         "of_means", self.dtype, True, out,
         [grad.memory.buffer, grad.storage_offset(), *_images(self, grad), *[0] * 10,
          out.memory.buffer],
@@ -162,9 +162,9 @@ def _is_ours(*tensors: OclTensor) -> bool:
     first = tensors[0]
     return (
         first.dtype.is_floating_point
-        and are_known(first.memory.device, first.dtype)
+        and are_supported(first.memory.device, first.dtype)
         and all(one.dim() in (3, 4) and one.numel() > 0 for one in tensors)
-        and all(one.storage_offset() + one.numel() <= LARGEST for one in tensors)
+        and all(one.storage_offset() + one.numel() <= MAX_INT_INDEX for one in tensors)
         and all(one.dtype is first.dtype for one in tensors)
     )
 
@@ -195,17 +195,17 @@ def _size_of_mean(size: Any, *window: Any) -> tuple[int, ...]:
     return tuple(aten.avg_pool2d(torch.empty(size, device="meta"), *window).size())
 
 
-def _ask(
+def _launch(
     name: str, kind: torch.dtype, is_adaptive: bool, out: OclTensor, arguments: list[Any]
 ) -> None:
     device = out.memory.device
     count = out.numel()
-    ready = _ready(device, name, kind, is_adaptive)
-    device.ask(ready, *in_groups(count), count, *arguments)
+    ready = _kernel_for(device, name, kind, is_adaptive)
+    device.launch(ready, *launch_size(count), count, *arguments)
 
 
 @lru_cache
-def _ready(device: Device, name: str, kind: torch.dtype, is_adaptive: bool) -> Any:
+def _kernel_for(device: Device, name: str, kind: torch.dtype, is_adaptive: bool) -> Any:
     number = np.int32
     middle = {
         "largest": (None, number, *[number] * 12, None, None),
@@ -213,5 +213,5 @@ def _ready(device: Device, name: str, kind: torch.dtype, is_adaptive: bool) -> A
         "means": (None, number, *[number] * 14, None),
         "of_means": (None, number, *[number] * 14, None),
     }[name]
-    source = text_of("pool", {"T": NAMES[kind], "ADAPTIVE": int(is_adaptive)})
-    return kernel_of(device, source, name, (number, *middle))
+    source = program_source("pool", {"T": NAMES[kind], "ADAPTIVE": int(is_adaptive)})
+    return compile_kernel(device, source, name, (number, *middle))

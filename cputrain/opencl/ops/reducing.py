@@ -10,8 +10,8 @@ from cputrain.opencl.ops.factories import copy_
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.types import are_known
+from cputrain.opencl.tensor import OclTensor, empty
+from cputrain.opencl.types import are_supported
 
 aten = torch.ops.aten
 
@@ -37,13 +37,13 @@ def _reduced(
     kind: torch.dtype,
 ) -> Any:
     dims = _dims(self, dim)
-    if dims is None or not are_known(self.memory.device, self.dtype, kind):
+    if dims is None or not are_supported(self.memory.device, self.dtype, kind):
         return NotImplemented
     kept = [n for place, n in enumerate(self.size()) if place not in dims]
     index = self.memory.device.index
-    out = made(index, kept, contiguous(kept), kind)
+    out = empty(index, kept, contiguous(kept), kind)
     if self.dtype is not kind and self.dtype is torch.bool:
-        self = copy_(made(index, self.size(), contiguous(self.size()), kind), self)
+        self = copy_(empty(index, self.size(), contiguous(self.size()), kind), self)
     reduce(how[0], how[1], how[2], self, dims, out, *how[3:])
     if not keepdim:
         return out

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import in_groups
+from cputrain.opencl.elementwise import launch_size
 from cputrain.opencl.generator import generator_of
 from cputrain.opencl.ops.factories import like
-from cputrain.opencl.program import kernel_of, text_of
-from cputrain.opencl.shapes import is_another_part, is_dense
+from cputrain.opencl.program import compile_kernel, program_source
+from cputrain.opencl.shapes import is_dense, is_partial_alias
 from cputrain.opencl.table import kernel
-from cputrain.opencl.tensor import OclTensor, dense, made
-from cputrain.opencl.types import NAMES, SCALARS, are_known, holds
+from cputrain.opencl.tensor import OclTensor, as_contiguous, empty
+from cputrain.opencl.types import NAMES, SCALARS, are_supported, can_represent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def uniform_(self: OclTensor, from_: float = 0, to: float = 1, *, generator: Any
         return NotImplemented
     if from_ > to or not all(map(isfinite, (from_, to, to - from_))):
         return NotImplemented
-    if not all(holds(self.dtype, one) for one in (from_, to, to - from_)):
+    if not all(can_represent(self.dtype, one) for one in (from_, to, to - from_)):
         return NotImplemented
     number = SCALARS.get(self.dtype, float)
     return _filled("uniform", self, generator, self.dtype, [number(from_), number(to)])
@@ -66,7 +66,7 @@ def bernoullis_(self: OclTensor, p: Any, *, generator: Any = None) -> Any:
     """Fill with Bernoulli samples, with a probability per element."""
     if not isinstance(p, OclTensor) or not p.is_floating_point() or p.size() != self.size():
         return NotImplemented
-    if p.stride() != self.stride() or is_another_part(self, p):
+    if p.stride() != self.stride() or is_partial_alias(self, p):
         return NotImplemented
     return _filled("bernoullis", self, generator, p.dtype, [p.memory.buffer, p.storage_offset()])
 
@@ -111,13 +111,13 @@ def dropout(input: OclTensor, p: float, train: bool | None) -> Any:  # noqa: A00
     if train is False or not 0 <= p < 1 or not input.is_floating_point():
         return NotImplemented
     device, kind = input.memory.device, input.dtype
-    if not are_known(device, kind):
+    if not are_supported(device, kind):
         return NotImplemented
-    one = input if is_dense(input.size(), input.stride()) else dense(input)
-    out = made(device.index, one.size(), one.stride(), kind)
-    mask = made(device.index, one.size(), one.stride(), torch.bool)
+    one = input if is_dense(input.size(), input.stride()) else as_contiguous(input)
+    out = empty(device.index, one.size(), one.stride(), kind)
+    mask = empty(device.index, one.size(), one.stride(), torch.bool)
     number = SCALARS[kind]
-    _ask(
+    _launch(
         "dropout", device, kind, kind, one.numel(),
         [out.memory.buffer, 0, mask.memory.buffer, one.memory.buffer, one.storage_offset(),
          number(1 - p), number(1 / (1 - p))],
@@ -137,11 +137,11 @@ def _filled(
     device = out.memory.device
     if (
         generator is not None
-        or not are_known(device, out.dtype, computes)
+        or not are_supported(device, out.dtype, computes)
         or not (computes.is_floating_point and is_dense(out.size(), out.stride()))
     ):
         return NotImplemented
-    _ask(
+    _launch(
         name,
         device,
         computes,
@@ -152,19 +152,19 @@ def _filled(
     return out
 
 
-def _ask(
+def _launch(
     name: str, device: Device, computes: torch.dtype, written: torch.dtype, count: int,
     arguments: list[Any],
 ) -> None:  # fmt: skip
     if not count:
         return
-    seed, first = generator_of(device.index).take(count)
-    ready = _ready(device, name, computes, written)
-    device.ask(ready, *in_groups(count), count, seed, first, *arguments)
+    seed, first = generator_of(device.index).reserve(count)
+    ready = _kernel_for(device, name, computes, written)
+    device.launch(ready, *launch_size(count), count, seed, first, *arguments)
 
 
 @lru_cache
-def _ready(device: Device, name: str, computes: torch.dtype, written: torch.dtype) -> Any:
+def _kernel_for(device: Device, name: str, computes: torch.dtype, written: torch.dtype) -> Any:
     number = SCALARS[computes]
     last = {
         "uniform": (None, np.int64, number, number),
@@ -178,5 +178,5 @@ def _ready(device: Device, name: str, computes: torch.dtype, written: torch.dtyp
         "T": NAMES[computes], "OUT": NAMES[written], "IS_DOUBLE": int(computes is torch.float64),
         "MISSING": "NAN" if written.is_floating_point else "0",
     }  # fmt: skip
-    source = text_of("random", defined)
-    return kernel_of(device, source, name, (np.int64, np.uint64, np.uint64, *last))
+    source = program_source("random", defined)
+    return compile_kernel(device, source, name, (np.int64, np.uint64, np.uint64, *last))

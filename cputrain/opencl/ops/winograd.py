@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.opencl.elementwise import in_groups
+from cputrain.opencl.elementwise import launch_size
 from cputrain.opencl.ops.multiplying import multiply
-from cputrain.opencl.program import kernel_of, text_of
+from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.reduction import reduce
-from cputrain.opencl.tensor import OclTensor, made
-from cputrain.opencl.types import LARGEST, NAMES
+from cputrain.opencl.tensor import OclTensor, empty
+from cputrain.opencl.types import MAX_INT_INDEX, NAMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def fits(w: ConvGeometry, kind: torch.dtype) -> bool:
     return (
         kind is torch.float32
         and (w.r, w.s) == (3, 3)
-        and (w.step_h, w.step_w, w.gap_h, w.gap_w, w.groups) == (1, 1, 1, 1, 1)
+        and (w.stride_h, w.stride_w, w.dilation_h, w.dilation_w, w.groups) == (1, 1, 1, 1, 1)
         and min(w.c, w.k) >= FEWEST
         and max(w.pad_h, w.pad_w) <= 2
         and min(w.p, w.q) > 2
-        and EACH * max(w.c * w.k, max(w.c, w.k) * _tiles(w.p, w.q)) <= LARGEST
+        and EACH * max(w.c * w.k, max(w.c, w.k) * _tiles(w.p, w.q)) <= MAX_INT_INDEX
     )
 
 
@@ -77,7 +77,7 @@ def to_weight(w: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTensor) 
     device, kind = out.memory.device, out.dtype
     images = _images(w, device)
     size = EACH * w.k * w.c
-    whole = made(device.index, (len(images), EACH, w.k, w.c), (size, w.k * w.c, w.c, 1), kind)
+    whole = empty(device.index, (len(images), EACH, w.k, w.c), (size, w.k * w.c, w.c, 1), kind)
     for number, (first, count) in enumerate(images):
         of_one = _of_image(one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w))
         of_grad = _of_gradient(w, grad, first, count)
@@ -88,12 +88,12 @@ def to_weight(w: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTensor) 
         )  # fmt: skip
         multiply(of_grad, turned, there)
     if len(images) > 1:
-        total = made(device.index, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), kind)
+        total = empty(device.index, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), kind)
         reduce("0", "A + X", "A", whole, [0], total)
         whole = total
-    ready = _ready(device, "to_window", kind)
-    device.ask(
-        ready, *in_groups(w.k * w.c), w.k, w.c, whole.memory.buffer,
+    ready = _kernel_for(device, "to_window", kind)
+    device.launch(
+        ready, *launch_size(w.k * w.c), w.k, w.c, whole.memory.buffer,
         out.memory.buffer, out.storage_offset(),
     )  # fmt: skip
 
@@ -108,14 +108,14 @@ def _images(w: ConvGeometry, device: Device) -> list[tuple[int, int]]:
     tiles = max(_tiles(w.p, w.q), _tiles(w.h, w.w))
     each = EACH * tiles * (w.c + w.k) * 4
     room = min(device.memory // SHARE, 2 << 30)
-    most = max(1, min(room // each, LARGEST // (EACH * tiles * max(w.c, w.k))))
+    most = max(1, min(room // each, MAX_INT_INDEX // (EACH * tiles * max(w.c, w.k))))
     parts = -(-w.n // most)
     count = -(-w.n // parts)
     return [(first, min(count, w.n - first)) for first in range(0, w.n, count)]
 
 
 def _between(device: Device, planes: int, tiles: int) -> OclTensor:
-    return made(device.index, (EACH, planes, tiles), (planes * tiles, tiles, 1), torch.float32)
+    return empty(device.index, (EACH, planes, tiles), (planes * tiles, tiles, 1), torch.float32)
 
 
 def _of_window(weight: OclTensor, *, turned: bool) -> OclTensor:
@@ -123,9 +123,9 @@ def _of_window(weight: OclTensor, *, turned: bool) -> OclTensor:
     k, c = weight.size(0), weight.size(1)
     rows, columns = (c, k) if turned else (k, c)
     out = _between(device, rows, columns)
-    ready = _ready(device, "of_window", weight.dtype, TURNED=turned)
-    device.ask(
-        ready, *in_groups(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
+    ready = _kernel_for(device, "of_window", weight.dtype, TURNED=turned)
+    device.launch(
+        ready, *launch_size(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
         out.memory.buffer,
     )  # fmt: skip
     return out
@@ -139,9 +139,9 @@ def _of_image(
     planes, h, v = image
     form = _form(written, planes, count)
     out = _between(device, planes, form[-1])
-    ready = _ready(device, "of_image", one.dtype)
-    device.ask(
-        ready, *in_groups(form[0]), *form, h, v, *pad,
+    ready = _kernel_for(device, "of_image", one.dtype)
+    device.launch(
+        ready, *launch_size(form[0]), *form, h, v, *pad,
         one.memory.buffer, one.storage_offset() + first * planes * h * v, out.memory.buffer,
     )  # fmt: skip
     return out
@@ -151,9 +151,9 @@ def _of_gradient(w: ConvGeometry, grad: OclTensor, first: int, count: int) -> Oc
     device = grad.memory.device
     form = _form((w.p, w.q), w.k, count)
     out = _between(device, w.k, form[-1])
-    ready = _ready(device, "of_gradient", grad.dtype)
-    device.ask(
-        ready, *in_groups(form[0]), *form, grad.memory.buffer,
+    ready = _kernel_for(device, "of_gradient", grad.dtype)
+    device.launch(
+        ready, *launch_size(form[0]), *form, grad.memory.buffer,
         grad.storage_offset() + first * w.k * w.p * w.q, out.memory.buffer,
     )  # fmt: skip
     return out
@@ -168,10 +168,10 @@ def _to_output(
     form = _form((p, q), planes, count)
     found = _between(device, planes, form[-1])
     multiply(windows, between, found)
-    ready = _ready(device, "to_output", out.dtype, HAS_BIAS=bias is not None)
+    ready = _kernel_for(device, "to_output", out.dtype, HAS_BIAS=bias is not None)
     held = out if bias is None else bias  # (something must be given)
-    device.ask(
-        ready, *in_groups(form[0]), *form, found.memory.buffer,
+    device.launch(
+        ready, *launch_size(form[0]), *form, found.memory.buffer,
         held.memory.buffer, held.storage_offset(),
         out.memory.buffer, out.storage_offset() + first * planes * p * q,
     )  # fmt: skip
@@ -185,7 +185,7 @@ def _form(written: tuple[int, int], planes: int, images: int) -> tuple[int, ...]
 
 
 @lru_cache
-def _ready(device: Device, name: str, kind: torch.dtype, **defined: bool) -> Any:
+def _kernel_for(device: Device, name: str, kind: torch.dtype, **defined: bool) -> Any:
     number = np.int32
     types = {
         "of_image": (*[number] * 11, None, number, None),
@@ -195,4 +195,6 @@ def _ready(device: Device, name: str, kind: torch.dtype, **defined: bool) -> Any
         "to_window": (number, number, None, None, number),
     }[name]
     flags = {"HAS_BIAS": 0, "TURNED": 0, **{key: int(value) for key, value in defined.items()}}
-    return kernel_of(device, text_of("winograd", {"T": NAMES[kind], **flags}), name, types)
+    return compile_kernel(
+        device, program_source("winograd", {"T": NAMES[kind], **flags}), name, types
+    )
