@@ -5,7 +5,7 @@ Importing this registers it with torch: `model.to("ocl")`.
 
 from __future__ import annotations
 
-import cputrain.opencl.registered  # noqa: F401  (that is what registers it)
+import cputrain.opencl.registration  # noqa: F401  (that is what registers it)
 from cputrain.opencl.fallback import Fallback, fallbacks, reset_fallbacks
 
 __all__ = ["Fallback", "fallbacks", "reset_fallbacks"]

@@ -190,7 +190,9 @@ def test_what_a_driver_refuses_is_told_and_the_process_lives(gradient, monkeypat
     y = x.sin()
     name = torch.ops.aten.cos.default  # which the gradient of a sine needs
     monkeypatch.setitem(KERNELS, name, refused)
-    with pytest.raises(RuntimeError, match=r"an OpenCL device failed \(.*WORK_GROUP.*restart the process"):
+    with pytest.raises(
+        RuntimeError, match=r"an OpenCL device failed \(.*WORK_GROUP.*restart the process"
+    ):
         y.sum().backward() if gradient else x.cos()
     monkeypatch.undo()
     assert x.cos().sum().item() == pytest.approx(1.6209069)

@@ -1,6 +1,6 @@
-// The gradient of a convolution's weight: rows are channels that were written, columns are pairs of
-// a channel that was read and a place in the window, and what is added up are places (image, p, q).
-// Several groups of items can divide those among them; each writes what it has.
+// Weight gradient of a convolution as a matrix product: rows are output channels, columns are pairs of an
+// input channel and a kernel position, and the sum is over positions (image, p, q). It may be split into
+// parts (split-k), each summed by a work-group of its own into a part of `out`.
 
 #define PARAMETERS \
   const int M, const int N, const int K, \
@@ -8,35 +8,35 @@
   const int grad_group, const int grad_p, const int grad_q, \
   __global const T* in, const int in_at, const int in_n, const int in_group, \
   const int H, const int W, const int in_h, const int in_w, \
-  const int P, const int Q, const int step_h, const int step_w, const int add_h, const int add_w, \
-  __global const int4* table, const int parts, const int each, __global T* out
+  const int P, const int Q, const int stride_h, const int stride_w, const int start_h, const int start_w, \
+  __global const int4* table, const int num_parts, const int part_length, __global T* out
 #define A_BY_K 1
 #define B_BY_K 1
 #define ROWS M
 #define COLUMNS N
-#define BEGIN (part * each)
+#define BEGIN (part * part_length)
 #define END end
 #define PREPARE \
-  const int group = get_group_id(2) / parts, part = get_group_id(2) % parts; \
-  const int end = min(K, (part + 1) * each); \
-  const int groups = get_num_groups(2) / parts; \
+  const int group = get_group_id(2) / num_parts, part = get_group_id(2) % num_parts; \
+  const int end = min(K, (part + 1) * part_length); \
+  const int groups = get_num_groups(2) / num_parts; \
   grad += grad_at + group * grad_group; \
   in += in_at + group * in_group; \
   out += ((long)part * groups + group) * M * N; \
-  __local int4 window[BN]; \
+  __local int4 column_table[BN]; \
   for (int i = item; i < BN; i += ITEMS) \
-    window[i] = table[min(first_column + i, N - 1)]; \
+    column_table[i] = table[min(first_column + i, N - 1)]; \
   barrier(CLK_LOCAL_MEM_FENCE);
 #define AT_K(begin) \
-  const int own = (begin) + item % BK, image = own / (P * Q), place = own % (P * Q); \
-  const int p_ = place / Q, q_ = place % Q; \
-  const int h = p_ * step_h + add_h, w = q_ * step_w + add_w; \
-  const int grad_first = image * grad_n + p_ * grad_p + q_ * grad_q; \
-  const int in_first = image * in_n + h * in_h + w * in_w; \
-  const bool is_there = own < end;
-#define A_AT(row, unused) ((row) < M && is_there ? grad[grad_first + (row) * grad_m] : (T)0)
+  const int k_position = (begin) + item % BK, image = k_position / (P * Q), position = k_position % (P * Q); \
+  const int p_ = position / Q, q_ = position % Q; \
+  const int h = p_ * stride_h + start_h, w = q_ * stride_w + start_w; \
+  const int grad_base = image * grad_n + p_ * grad_p + q_ * grad_q; \
+  const int in_base = image * in_n + h * in_h + w * in_w; \
+  const bool is_valid = k_position < end;
+#define A_AT(row, unused) ((row) < M && is_valid ? grad[grad_base + (row) * grad_m] : (T)0)
 #define B_AT(unused, column) \
-  ((column) < N && is_there \
-       ? read_in(in, window[(column) - first_column], in_first, h, w, H, W) : (T)0)
+  ((column) < N && is_valid \
+       ? read_in(in, column_table[(column) - first_column], in_base, h, w, H, W) : (T)0)
 #define AT_COLUMN(column)
 #define WRITE(row, column, value) out[(row) * N + (column)] = (value);

@@ -1,8 +1,8 @@
-// What an entry of a table means for a place of an image: see conv.cl. Beyond the edges is nothing.
+// Read the input element of a table entry at a position of an image (see conv.cl); 0 in the padding.
 
-inline T read_in(__global const T* in, const int4 t, const int first, const int h, const int w,
+inline T read_in(__global const T* in, const int4 entry, const int base, const int h, const int w,
                  const int H, const int W)
 {
-  const bool inside = !CHECKED || ((uint)(h + t.z) < (uint)H && (uint)(w + t.w) < (uint)W);
-  return inside ? in[first + t.y] : (T)0;
+  const bool is_inside = !CHECKED || ((uint)(h + entry.z) < (uint)H && (uint)(w + entry.w) < (uint)W);
+  return is_inside ? in[base + entry.y] : (T)0;
 }

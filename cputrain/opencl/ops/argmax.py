@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 ITEMS = 64
-"""Work-items per row."""
+"""Work items per row."""
 
 
 @kernel(aten.max.dim)
-def most(self: OclTensor, dim: int, keepdim: bool = False) -> Any:
+def max_dim(self: OclTensor, dim: int, keepdim: bool = False) -> Any:
     """Return maxima along a dimension and their indices."""
-    return _farthest(self, dim, keepdim, is_least=False)
+    return _extremum(self, dim, keepdim, is_min=False)
 
 
 @kernel(aten.min.dim)
-def least(self: OclTensor, dim: int, keepdim: bool = False) -> Any:
+def min_dim(self: OclTensor, dim: int, keepdim: bool = False) -> Any:
     """Return minima along a dimension and their indices."""
-    return _farthest(self, dim, keepdim, is_least=True)
+    return _extremum(self, dim, keepdim, is_min=True)
 
 
 @kernel(aten.argmax.default)
-def place_of_most(self: OclTensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return the indices of the maxima."""
-    return _place(self, dim, keepdim, is_least=False)
+def argmax(self: OclTensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return the indices of the maxima along a dimension, or of the maximum of all elements."""
+    return _index_of_extremum(self, dim, keepdim, is_min=False)
 
 
 @kernel(aten.argmin.default)
-def place_of_least(self: OclTensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return the indices of the minima."""
-    return _place(self, dim, keepdim, is_least=True)
+def argmin(self: OclTensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return the indices of the minima along a dimension, or of the minimum of all elements."""
+    return _index_of_extremum(self, dim, keepdim, is_min=True)
 
 
-def _place(self: OclTensor, dim: int | None, keepdim: bool, *, is_least: bool) -> Any:
-    one: Any = self
+def _index_of_extremum(self: OclTensor, dim: int | None, keepdim: bool, *, is_min: bool) -> Any:
+    tensor: Any = self
     if dim is None:
         if keepdim:
             return NotImplemented
-        one, dim = self.reshape(-1), 0
-    found = _farthest(one, dim, keepdim, is_least=is_least)
-    return found if found is NotImplemented else found[1]
+        tensor, dim = self.reshape(-1), 0
+    result = _extremum(tensor, dim, keepdim, is_min=is_min)
+    return result if result is NotImplemented else result[1]
 
 
-def _farthest(self: OclTensor, dim: int, keepdim: bool, *, is_least: bool) -> Any:
+def _extremum(self: OclTensor, dim: int, keepdim: bool, *, is_min: bool) -> Any:
     device = self.memory.device
     if (
         not are_supported(device, self.dtype)
@@ -69,21 +69,21 @@ def _farthest(self: OclTensor, dim: int, keepdim: bool, *, is_least: bool) -> An
         or self.size(dim) > MAX_INT_INDEX
     ):
         return NotImplemented
-    one = as_contiguous(self.transpose(dim, -1))
-    size = [*one.size()[:-1], 1]
+    tensor = as_contiguous(self.transpose(dim, -1))
+    size = [*tensor.size()[:-1], 1]
     values = empty(device.index, size, contiguous(size), self.dtype)
-    places = empty(device.index, size, contiguous(size), torch.int64)
-    ready = _kernel_for(device, self.dtype, is_least)
+    indices = empty(device.index, size, contiguous(size), torch.int64)
+    extremum_kernel = _kernel_for(device, self.dtype, is_min)
     device.launch(
-        ready, (values.numel() * ITEMS,), (ITEMS,), one.size(-1),
-        one.memory.buffer, one.storage_offset(), values.memory.buffer, places.memory.buffer,
+        extremum_kernel, (values.numel() * ITEMS,), (ITEMS,), tensor.size(-1),
+        tensor.memory.buffer, tensor.storage_offset(), values.memory.buffer, indices.memory.buffer,
     )  # fmt: skip
-    both = [as_contiguous(each.transpose(dim, -1)) for each in (values, places)]
-    return tuple(each if keepdim else each.squeeze(dim) for each in both)
+    results = [as_contiguous(result.transpose(dim, -1)) for result in (values, indices)]
+    return tuple(result if keepdim else result.squeeze(dim) for result in results)
 
 
 @lru_cache
-def _kernel_for(device: Device, kind: torch.dtype, is_least: bool) -> Any:
-    defined = {"T": NAMES[kind], "ITEMS": ITEMS, "IS_LEAST": int(is_least)}
+def _kernel_for(device: Device, dtype: torch.dtype, is_min: bool) -> Any:
+    definitions = {"T": NAMES[dtype], "ITEMS": ITEMS, "IS_MIN": int(is_min)}
     types = (np.int32, None, np.int64, None, None)
-    return compile_kernel(device, program_source("farthest", defined), "farthest", types)
+    return compile_kernel(device, program_source("argmax", definitions), "extremum", types)

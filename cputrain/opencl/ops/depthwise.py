@@ -20,73 +20,87 @@ if TYPE_CHECKING:
     from cputrain.opencl.device import Device
 
 ITEMS = 128
-"""That add up a channel's part of the gradient of a weight."""
+"""Work items that sum a channel's part of the weight gradient."""
 
-WAVES = 8
-"""Groups for each unit of a device that are enough."""
+GROUPS_PER_UNIT = 8
+"""Work-groups per compute unit that keep a device busy."""
 
 
 def depthwise(
-    window: ConvGeometry, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+    geometry: ConvGeometry,
+    images: OclTensor,
+    weight: OclTensor,
+    bias: OclTensor | None,
+    out: OclTensor,
 ) -> None:
-    """Write the convolution."""
-    _places("output", window, one, weight, bias, out)
+    """Write a depthwise convolution to `out`."""
+    _launch_elementwise("output", geometry, images, weight, bias, out)
 
 
 def depthwise_input(
-    window: ConvGeometry, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+    geometry: ConvGeometry,
+    grad: OclTensor,
+    weight: OclTensor,
+    bias: OclTensor | None,
+    out: OclTensor,
 ) -> None:
-    """Write the gradient of its input."""
-    _places("input", window, grad, weight, bias, out)
+    """Write the gradient of the input of a depthwise convolution to `out`."""
+    _launch_elementwise("input", geometry, grad, weight, bias, out)
 
 
-def _places(
-    name: str, window: ConvGeometry, one: OclTensor, weight: OclTensor, bias: OclTensor | None,
+def _launch_elementwise(
+    name: str, geometry: ConvGeometry, images: OclTensor, weight: OclTensor, bias: OclTensor | None,
     out: OclTensor,
 ) -> None:  # fmt: skip
     device = out.memory.device
-    ready = _kernel_for(device, name, window, out.dtype, bias is not None)
-    held = weight if bias is None else bias  # (something must be given)
+    ocl_kernel = _kernel_for(device, name, geometry, out.dtype, bias is not None)
+    bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
     count = out.numel()
     device.launch(
-        ready, *launch_size(count), count, *_form(window),
-        one.memory.buffer, one.storage_offset(), weight.memory.buffer, weight.storage_offset(),
-        held.memory.buffer, held.storage_offset(), out.memory.buffer, out.storage_offset(),
+        ocl_kernel, *launch_size(count), count, *_shape_arguments(geometry),
+        images.memory.buffer, images.storage_offset(),
+        weight.memory.buffer, weight.storage_offset(),
+        bias_or_weight.memory.buffer, bias_or_weight.storage_offset(),
+        out.memory.buffer, out.storage_offset(),
     )  # fmt: skip
 
 
-def depthwise_weight(window: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
-    """Write the gradient of its weight."""
-    w = window
+def depthwise_weight(
+    geometry: ConvGeometry, grad: OclTensor, images: OclTensor, out: OclTensor
+) -> None:
+    """Write the gradient of the weight of a depthwise convolution to `out`."""
     device = out.memory.device
-    ready = _kernel_for(device, "weight", w, out.dtype, False)
-    places = w.n * w.p * w.q
-    parts = max(1, min(WAVES * device.units // w.k, places // (4 * ITEMS), 256))
-    whole = out
-    if parts > 1:
-        whole = empty(device.index, (parts, out.numel()), (out.numel(), 1), out.dtype)
+    ocl_kernel = _kernel_for(device, "weight", geometry, out.dtype, False)
+    positions = geometry.n * geometry.p * geometry.q
+    num_parts = max(
+        1, min(GROUPS_PER_UNIT * device.units // geometry.k, positions // (4 * ITEMS), 256)
+    )
+    partial_sums = out
+    if num_parts > 1:
+        partial_sums = empty(device.index, (num_parts, out.numel()), (out.numel(), 1), out.dtype)
     device.launch(
-        ready, (parts * ITEMS, w.k), (ITEMS, 1), parts, w.n, *_form(w),
-        grad.memory.buffer, grad.storage_offset(), one.memory.buffer, one.storage_offset(),
-        whole.memory.buffer,
+        ocl_kernel, (num_parts * ITEMS, geometry.k), (ITEMS, 1), num_parts, geometry.n,
+        *_shape_arguments(geometry),
+        grad.memory.buffer, grad.storage_offset(), images.memory.buffer, images.storage_offset(),
+        partial_sums.memory.buffer,
     )  # fmt: skip
-    if parts > 1:
-        reduce("0", "A + X", "A", whole, [0], out)
+    if num_parts > 1:
+        reduce("0", "A + X", "A", partial_sums, [0], out)
 
 
 @lru_cache(maxsize=1 << 12)
-def _form(w: ConvGeometry) -> tuple[int, ...]:
+def _shape_arguments(w: ConvGeometry) -> tuple[int, ...]:
     return w.c, w.h, w.w, w.k, w.p, w.q, w.group_out_channels, w.pad_h, w.pad_w
 
 
 def _kernel_for(
-    device: Device, name: str, w: ConvGeometry, kind: torch.dtype, has_bias: bool
+    device: Device, name: str, w: ConvGeometry, dtype: torch.dtype, has_bias: bool
 ) -> Any:
     """Return the kernel for this kernel size, stride and dilation; image sizes are arguments."""
     return _build_kernel(
         device,
         name,
-        kind,
+        dtype,
         w.r,
         w.s,
         w.stride_h,
@@ -98,12 +112,15 @@ def _kernel_for(
 
 
 @lru_cache
-def _build_kernel(device: Device, name: str, kind: torch.dtype, *numbers: int) -> Any:
-    names = ("R", "S", "STEP_H", "STEP_W", "GAP_H", "GAP_W", "HAS_BIAS")
-    defined = {"T": NAMES[kind], "ITEMS": ITEMS, **dict(zip(names, numbers, strict=True))}
-    types = WEIGHT if name == "weight" else PLACES
-    return compile_kernel(device, program_source("depthwise", defined), name, types)
+def _build_kernel(device: Device, name: str, dtype: torch.dtype, *values: int) -> Any:
+    names = ("R", "S", "STRIDE_H", "STRIDE_W", "DILATION_H", "DILATION_W", "HAS_BIAS")
+    definitions = {"T": NAMES[dtype], "ITEMS": ITEMS, **dict(zip(names, values, strict=True))}
+    types = WEIGHT_TYPES if name == "weight" else ELEMENTWISE_TYPES
+    return compile_kernel(device, program_source("depthwise", definitions), name, types)
 
 
-PLACES = (np.int32, *[np.int32] * 9, *(None, np.int32) * 4)
-WEIGHT = (np.int32, np.int32, *[np.int32] * 9, None, np.int32, None, np.int32, None)
+ELEMENTWISE_TYPES = (np.int32, *[np.int32] * 9, *(None, np.int32) * 4)
+"""Argument types of the kernels `output` and `input`."""
+
+WEIGHT_TYPES = (np.int32, np.int32, *[np.int32] * 9, None, np.int32, None, np.int32, None)
+"""Argument types of the kernel `weight`."""

@@ -1,7 +1,7 @@
-"""Rows that are picked by numbers: embeddings.
+"""Gather and scatter rows by index: embedding and index_select.
 
-A number that there is no row for cannot raise where it is found: it gives what is not a number, and
-nothing goes back to it.
+A kernel cannot raise for an index out of range: it returns NaN for that row, and its gradient is
+dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-NUMBERS = (torch.int64, torch.int32)
+INDEX_DTYPES = (torch.int64, torch.int32)
+"""Dtypes of indices that the kernels support."""
 
 
 @kernel(aten.embedding.default)
@@ -35,34 +36,34 @@ def embedding(
     scale_grad_by_freq: bool = False, sparse: bool = False,  # noqa: ARG001
 ) -> Any:  # fmt: skip
     """Gather rows of the weight by index."""
-    if not _are_ours(weight, indices) or weight.dim() != 2:
+    if not _are_supported(weight, indices) or weight.dim() != 2:
         return NotImplemented
-    return _picked(weight, 0, indices, [*indices.size(), weight.size(1)])
+    return _gather_rows(weight, 0, indices, [*indices.size(), weight.size(1)])
 
 
 @kernel(aten.index_select.default)
 def index_select(self: OclTensor, dim: int, index: OclTensor) -> Any:
     """Gather slices of a dimension by index."""
-    if not _are_ours(self, index) or index.dim() > 1 or not self.dim():
+    if not _are_supported(self, index) or index.dim() > 1 or not self.dim():
         return NotImplemented
     if not -self.dim() <= dim < self.dim():
         return NotImplemented
     dim %= self.dim()
     size = list(self.size())
     size[dim] = index.numel()
-    return _picked(self, dim, index, size)
+    return _gather_rows(self, dim, index, size)
 
 
-def _picked(self: OclTensor, dim: int, index: OclTensor, size: list[int]) -> OclTensor:
+def _gather_rows(self: OclTensor, dim: int, index: OclTensor, size: list[int]) -> OclTensor:
     device = self.memory.device
     out = empty(device.index, size, contiguous(size), self.dtype)
     if out.numel():
-        one, numbers = as_contiguous(self), as_contiguous(index)
-        ready = _kernel_for(device, "picked", self.dtype, index.dtype)
+        dense_self, dense_index = as_contiguous(self), as_contiguous(index)
+        gather = _kernel_for(device, "gather_rows", self.dtype, index.dtype)
         device.launch(
-            ready, *launch_size(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
-            index.numel(), self.size(dim), one.memory.buffer, one.storage_offset(),
-            numbers.memory.buffer, numbers.storage_offset(), out.memory.buffer,
+            gather, *launch_size(out.numel()), out.numel(), prod(self.size()[dim + 1 :]),
+            index.numel(), self.size(dim), dense_self.memory.buffer, dense_self.storage_offset(),
+            dense_index.memory.buffer, dense_index.storage_offset(), out.memory.buffer,
         )  # fmt: skip
     return out
 
@@ -73,7 +74,7 @@ def embedding_backward(
     scale_grad_by_freq: bool,
 ) -> Any:  # fmt: skip
     """Scatter-add gradients into rows by index."""
-    if scale_grad_by_freq or not _are_ours(grad_output, indices):
+    if scale_grad_by_freq or not _are_supported(grad_output, indices):
         return NotImplemented
     if not grad_output.is_floating_point():
         return NotImplemented
@@ -81,62 +82,70 @@ def embedding_backward(
     size = (num_weights, inner)
     out = empty(device.index, size, contiguous(size), grad_output.dtype)
     out.zero_()
-    many = indices.numel()
-    if not many or not inner:
+    num_indices = indices.numel()
+    if not num_indices or not inner:
         return out
-    keys = _sorted(as_contiguous(indices))
+    keys = _sorted_keys(as_contiguous(indices))
     grad = as_contiguous(grad_output)
-    ready = _kernel_for(device, "added", grad.dtype, indices.dtype)
+    scatter_add = _kernel_for(device, "scatter_add", grad.dtype, indices.dtype)
     device.launch(
-        ready, *launch_size(many * inner), many, inner, num_weights, padding_idx,
-        keys.memory.buffer, grad.memory.buffer, grad.storage_offset(), out.memory.buffer,
+        scatter_add, *launch_size(num_indices * inner), num_indices, inner, num_weights,
+        padding_idx, keys.memory.buffer, grad.memory.buffer, grad.storage_offset(),
+        out.memory.buffer,
     )  # fmt: skip
     return out
 
 
-def _sorted(numbers: OclTensor) -> OclTensor:
+def _sorted_keys(index: OclTensor) -> OclTensor:
     """Return (index, position) keys in sorted order, by a bitonic sort."""
-    device = numbers.memory.device
-    many = numbers.numel()
-    every = 1 << (many - 1).bit_length()
-    keys = empty(device.index, (every,), (1,), torch.int64)
-    make = _kernel_for(device, "keys", torch.float32, numbers.dtype)
-    exchange = _kernel_for(device, "exchanged", torch.float32, torch.int64)
+    device = index.memory.device
+    num_indices = index.numel()
+    num_keys = 1 << (num_indices - 1).bit_length()
+    keys = empty(device.index, (num_keys,), (1,), torch.int64)
+    make_keys = _kernel_for(device, "make_keys", torch.float32, index.dtype)
+    compare_exchange = _kernel_for(device, "compare_exchange", torch.float32, torch.int64)
     device.launch(
-        make, *launch_size(every), many, every, numbers.memory.buffer,
-        numbers.storage_offset(), keys.memory.buffer,
+        make_keys, *launch_size(num_keys), num_indices, num_keys, index.memory.buffer,
+        index.storage_offset(), keys.memory.buffer,
     )  # fmt: skip
-    run = 2
-    while run <= every:
-        apart = run // 2
-        while apart:
-            device.launch(exchange, *launch_size(every), every, run, apart, keys.memory.buffer)
-            apart //= 2
-        run *= 2
+    run_length = 2
+    while run_length <= num_keys:
+        offset = run_length // 2
+        while offset:
+            device.launch(
+                compare_exchange,
+                *launch_size(num_keys),
+                num_keys,
+                run_length,
+                offset,
+                keys.memory.buffer,
+            )
+            offset //= 2
+        run_length *= 2
     return keys
 
 
-def _are_ours(one: OclTensor, index: Any) -> bool:
+def _are_supported(tensor: OclTensor, index: Any) -> bool:
     return (
         isinstance(index, OclTensor)
-        and isinstance(one, OclTensor)
-        and index.dtype in NUMBERS
-        and index.memory.device is one.memory.device
+        and isinstance(tensor, OclTensor)
+        and index.dtype in INDEX_DTYPES
+        and index.memory.device is tensor.memory.device
         and index.numel() < 1 << 32
-        and are_supported(one.memory.device, one.dtype)
+        and are_supported(tensor.memory.device, tensor.dtype)
     )
 
 
 @lru_cache
-def _kernel_for(device: Device, name: str, kind: torch.dtype, index: torch.dtype) -> Any:
-    number = np.int64
+def _kernel_for(device: Device, name: str, dtype: torch.dtype, index: torch.dtype) -> Any:
+    long_type = np.int64
     types = {
-        "picked": (*[number] * 4, None, number, None, number, None),
-        "keys": (number, number, None, number, None),
-        "exchanged": (number, number, number, None),
-        "added": (*[number] * 4, None, None, number, None),
+        "gather_rows": (*[long_type] * 4, None, long_type, None, long_type, None),
+        "make_keys": (long_type, long_type, None, long_type, None),
+        "compare_exchange": (long_type, long_type, long_type, None),
+        "scatter_add": (*[long_type] * 4, None, None, long_type, None),
     }[name]
-    defined = {
-        "T": NAMES[kind], "I": NAMES[index], "MISSING": "NAN" if kind.is_floating_point else "0"
+    definitions = {
+        "T": NAMES[dtype], "I": NAMES[index], "MISSING": "NAN" if dtype.is_floating_point else "0"
     }  # fmt: skip
-    return compile_kernel(device, program_source("picking", defined), name, types)
+    return compile_kernel(device, program_source("embedding", definitions), name, types)

@@ -1,6 +1,6 @@
-"""Operators that look at one element of each tensor at a time, by expressions.
+"""Elementwise operators, each defined by an OpenCL expression.
 
-A name in capitals in an expression is that of an argument in torch's schema.
+A name in capitals in an expression is an argument of the operator's schema in torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-SAME = {
+SAME_DTYPE = {
     "add.Tensor": "SELF + ALPHA * OTHER",
     "sub.Tensor": "SELF - ALPHA * OTHER",
     "rsub.Scalar": "OTHER - ALPHA * SELF",
@@ -45,7 +45,7 @@ SAME = {
     "masked_fill.Scalar": "MASK != 0 ? VALUE : SELF",
     "threshold_backward": "SELF <= THRESHOLD ? 0 : GRAD_OUTPUT",
 }
-"""Computed in the type that torch gives the arguments together, which is the result's."""
+"""Expressions computed in the promoted dtype of the arguments, which is the result's dtype."""
 
 FLOATING = {
     "div.Tensor": "SELF / OTHER",
@@ -65,9 +65,9 @@ FLOATING = {
     "tan": "tan(SELF)",
     "atan": "atan(SELF)",
 }
-"""Computed in a floating type. T is its name."""
+"""Expressions computed in a floating-point dtype, T: the default dtype for integer arguments."""
 
-OF_FLOATS = {
+FLOAT_ONLY = {
     "addcdiv": "SELF + VALUE * TENSOR1 / TENSOR2",
     "silu": "SELF / (1 + exp(-SELF))",
     "hardswish": "SELF <= -3 ? 0 : SELF >= 3 ? SELF : SELF * (SELF + 3) / 6",
@@ -97,19 +97,19 @@ OF_FLOATS = {
     "ceil": "ceil(SELF)",
     "round": "rint(SELF)",
 }
-"""The same, where the arguments are floating numbers already."""
+"""Expressions computed in a floating-point dtype, T, for floating-point tensors only."""
 
-COMPARED = {
+COMPARISONS = {
     "eq": "SELF == OTHER", "ne": "SELF != OTHER", "lt": "SELF < OTHER", "le": "SELF <= OTHER",
     "gt": "SELF > OTHER", "ge": "SELF >= OTHER",
 }  # fmt: skip
-"""What is true or false; of a tensor and another, or a number."""
+"""Comparisons of a tensor with a tensor or a scalar; the result is bool."""
 
-TRUE = {
+LOGICAL = {
     "logical_not": "SELF == 0", "logical_and": "SELF != 0 && OTHER != 0",
     "logical_or": "SELF != 0 || OTHER != 0", "isnan": "SELF != SELF",
 }  # fmt: skip
-"""The same, of tensors."""
+"""Expressions over tensors only; the result is bool."""
 
 IN_PLACE = (
     "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "addcmul", "addcdiv", "relu", "sigmoid",
@@ -117,107 +117,133 @@ IN_PLACE = (
     "exp", "reciprocal", "tanh", "add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar",
     "masked_fill.Scalar", "elu",
 )  # fmt: skip
-"""Those that torch has in place as well."""
+"""Operators of the tables that torch has in place as well."""
+
+NOT_PROMOTED = ("alpha", "value", "condition", "mask")
+"""Arguments that do not take part in type promotion."""
 
 
-ASIDE = ("alpha", "value", "condition", "mask")
-"""Arguments that have no part in the type that is computed in."""
-
-
-def number_of(value: Any) -> Any:
-    """A number, or what a tensor of the CPU with a single one holds; else None."""
+def scalar_of(value: Any) -> Any:
+    """Return the value of a real number or a 0-dim CPU tensor; None for all other arguments."""
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0:
-        found = value.item()
-        return None if isinstance(found, complex) else found
+        number = value.item()
+        return None if isinstance(number, complex) else number
     return None
 
 
-def is_refused(operator: Any, values: Sequence[Any], alpha: Any = None) -> bool:
-    """Whether torch refuses types that an expression would take; it says so itself."""
+def is_rejected_by_torch(operator: Any, values: Sequence[Any], alpha: Any = None) -> bool:
+    """Return whether torch raises for dtypes that the expression would accept.
+
+    The caller returns NotImplemented then, so that torch raises its own error.
+    """
     if isinstance(alpha, bool):
         return True
     if isinstance(alpha, float) and not any(
-        one.is_floating_point() if isinstance(one, torch.Tensor) else isinstance(one, float)
-        for one in values
+        value.is_floating_point() if isinstance(value, torch.Tensor) else isinstance(value, float)
+        for value in values
     ):
         return True
     return "sub" in operator.name() and any(
-        one.dtype is torch.bool if isinstance(one, torch.Tensor) else isinstance(one, bool)
-        for one in values
+        value.dtype is torch.bool if isinstance(value, torch.Tensor) else isinstance(value, bool)
+        for value in values
     )
 
 
-def register(operator: Any, expression: str, kind: str, *, in_place: bool = False) -> None:
-    """Have the operator computed by the expression: its result is "same", "float" or "bool".
+def register_expression(
+    operator: Any, expression: str, result_kind: str, *, in_place: bool = False
+) -> None:
+    """Register an expression as the kernel of an operator.
 
-    As "floats", it is for floating numbers alone.
+    Args:
+        operator: Operator overload.
+        expression: OpenCL C expression over the names of its arguments, in capitals.
+        result_kind: "same" for the promoted dtype, "float" for a floating-point dtype, "floats"
+            for floating-point tensors only, "bool" for a bool result.
+        in_place: Whether the operator writes to its argument `self`.
     """
     arguments = operator._schema.arguments
-    names = [one.name for one in arguments]
-    defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    names = [argument.name for argument in arguments]
+    defaults = {
+        argument.name: argument.default_value
+        for argument in arguments
+        if argument.has_default_value()
+    }
     used = set(re.findall("[A-Z][A-Z0-9_]+", expression))
 
     @kernel(operator)
     def compute(*args: Any, **kwargs: Any) -> Any:
-        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        arguments_by_name = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         tensors: list[tuple[str, OclTensor]] = []
         scalars: list[tuple[str, Any]] = []
         values = []
         for name in names:
             if name.upper() not in used:
                 continue
-            value = given[name]
+            value = arguments_by_name[name]
             if isinstance(value, OclTensor):
                 tensors.append((name.upper(), value))
-            elif (number := number_of(value)) is not None:
+            elif (number := scalar_of(value)) is not None:
                 scalars.append((name.upper(), number))
             else:
                 return NotImplemented
-            if name not in ASIDE:
+            if name not in NOT_PROMOTED:
                 values.append(value)
-        if is_refused(operator, values, given.get("alpha")):
+        if is_rejected_by_torch(operator, values, arguments_by_name.get("alpha")):
             return NotImplemented
-        out = given["self"] if in_place else None
+        out = arguments_by_name["self"] if in_place else None
         if in_place and not isinstance(out, OclTensor):
             return NotImplemented
-        return computed(expression, kind, out, tensors, scalars, promoted(values))
+        return compute_expression(
+            expression, result_kind, out, tensors, scalars, result_type(values)
+        )
 
 
-def computed(
+def compute_expression(
     expression: str,
-    kind: str,
+    result_kind: str,
     out: OclTensor | None,
     tensors: list[tuple[str, OclTensor]],
     scalars: list[tuple[str, Any]],
     computes: torch.dtype,
 ) -> Any:
-    """What the expression gives, in a new tensor or in `out`."""
+    """Evaluate an expression into a new tensor or `out`, and return it.
+
+    Args:
+        expression: OpenCL C expression over the names of tensors and scalars.
+        result_kind: Kind of the result's dtype; see `register_expression`.
+        out: Tensor to write to; None for a new tensor.
+        tensors: (name, tensor) pairs, which are broadcast.
+        scalars: (name, value) pairs.
+        computes: Dtype to compute in, unless `result_kind` demands a floating-point dtype.
+    """
     device = tensors[0][1].memory.device
-    if kind == "floats" and not all(one.is_floating_point() for _, one in tensors):
+    if result_kind == "floats" and not all(tensor.is_floating_point() for _, tensor in tensors):
         return NotImplemented
-    if kind.startswith("float") and not computes.is_floating_point:
-        if kind == "floats":
+    if result_kind.startswith("float") and not computes.is_floating_point:
+        if result_kind == "floats":
             return NotImplemented
         computes = torch.get_default_dtype()
-    decided = _decided(
-        kind,
+    inferred = _infer_result(
+        result_kind,
         device,
         None if out is None else (out.dtype, out.size(), out.stride()),
-        tuple([(one.dtype, one.size(), one.stride()) for _, one in tensors]),
+        tuple([(tensor.dtype, tensor.size(), tensor.stride()) for _, tensor in tensors]),
         computes,
     )
-    if decided is None:
+    if inferred is None:
         return NotImplemented
-    result, size, stride = decided
-    for _, one in tensors:
-        if one.memory.device is not device or (out is not None and is_partial_alias(out, one)):
+    result_dtype, size, stride = inferred
+    for _, tensor in tensors:
+        if tensor.memory.device is not device or (
+            out is not None and is_partial_alias(out, tensor)
+        ):
             return NotImplemented
     if not all(can_represent(computes, value) for _, value in scalars):
         return NotImplemented
     if out is None:
-        out = empty(device.index, size, stride, result)
+        out = empty(device.index, size, stride, result_dtype)
     run(
         expression, out, tensors, [(name, computes, value) for name, value in scalars],
         computes=computes,
@@ -226,33 +252,37 @@ def computed(
 
 
 @lru_cache(maxsize=1 << 14)
-def _decided(
-    kind: str,
+def _infer_result(
+    result_kind: str,
     device: Device,
     out: tuple[torch.dtype, Any, Any] | None,
-    forms: tuple[tuple[torch.dtype, Any, Any], ...],
+    metadata: tuple[tuple[torch.dtype, Any, Any], ...],
     computes: torch.dtype,
 ) -> tuple[torch.dtype, Any, Any] | None:
-    """The result's type, size and strides; None where the CPU must."""
-    result = torch.bool if kind == "bool" else computes
-    size = broadcast([size for _, size, _ in forms])
-    if size is None or (computes is torch.bool and kind != "bool"):
+    """Return dtype, size and strides of the result; None if no kernel supports the arguments."""
+    result_dtype = torch.bool if result_kind == "bool" else computes
+    size = broadcast([size for _, size, _ in metadata])
+    if size is None or (computes is torch.bool and result_kind != "bool"):
         return None
     if out is not None:
-        result = out[0]
-        if not torch.can_cast(computes, result) or size != list(out[1]):
+        result_dtype = out[0]
+        if not torch.can_cast(computes, result_dtype) or size != list(out[1]):
             return None
         if any(n > 1 and not step for n, step in zip(out[1], out[2], strict=True)):
-            return None  # an element would be written to more than once: torch will say so
-    if not are_supported(device, computes, result, *(dtype for dtype, _, _ in forms)):
+            return None  # elements overlap: torch raises its own error
+    if not are_supported(device, computes, result_dtype, *(dtype for dtype, _, _ in metadata)):
         return None
-    fitting = (own for _, other, own in forms if list(other) == size and is_dense(other, own))
-    return result, size, next(fitting, contiguous(size))
+    fitting = (
+        tensor_stride
+        for _, tensor_size, tensor_stride in metadata
+        if list(tensor_size) == size and is_dense(tensor_size, tensor_stride)
+    )
+    return result_dtype, size, next(fitting, contiguous(size))
 
 
-def promoted(values: list[Any]) -> torch.dtype:
-    """The type that torch gives all of them together."""
-    return _promoted(
+def result_type(values: list[Any]) -> torch.dtype:
+    """Return the promoted dtype of tensors and Python scalars, as `torch.result_type` does."""
+    return _result_type(
         torch.get_default_dtype(),
         tuple(
             (value.dtype, min(value.dim(), 1)) if isinstance(value, torch.Tensor) else type(value)
@@ -262,31 +292,39 @@ def promoted(values: list[Any]) -> torch.dtype:
 
 
 @cache
-def _promoted(default: torch.dtype, kinds: tuple[Any, ...]) -> torch.dtype:
-    """As torch: a tensor with dimensions decides before one without, and that before a number,
-    unless the latter is of another category, as a floating number among integers."""
-    in_dims: torch.dtype | None = None
-    in_zero: torch.dtype | None = None
-    in_numbers: torch.dtype | None = None
-    numbers = {bool: torch.bool, int: torch.int64, float: default}
-    for kind in kinds:
-        if not isinstance(kind, tuple):
-            in_numbers = _either(in_numbers, numbers[kind])
-        elif kind[1]:
-            in_dims = _either(in_dims, kind[0])
+def _result_type(default: torch.dtype, operands: tuple[Any, ...]) -> torch.dtype:
+    """Promote as torch does: first tensors with dimensions, then 0-dim tensors, then scalars.
+
+    An operand of a later group counts only if it is of a higher category, as a float scalar with
+    integer tensors.
+    """
+    with_dims: torch.dtype | None = None
+    zero_dim: torch.dtype | None = None
+    scalars: torch.dtype | None = None
+    scalar_dtypes = {bool: torch.bool, int: torch.int64, float: default}
+    for operand in operands:
+        if not isinstance(operand, tuple):
+            scalars = _promote(scalars, scalar_dtypes[operand])
+        elif operand[1]:
+            with_dims = _promote(with_dims, operand[0])
         else:
-            in_zero = _either(in_zero, kind[0])
-    found = _over(in_dims, _over(in_zero, in_numbers))
-    assert found is not None
-    return found
+            zero_dim = _promote(zero_dim, operand[0])
+    dtype = _promote_by_category(with_dims, _promote_by_category(zero_dim, scalars))
+    assert dtype is not None
+    return dtype
 
 
-def _either(one: torch.dtype | None, other: torch.dtype) -> torch.dtype:
-    return other if one is None else torch.promote_types(one, other)
+def _promote(first: torch.dtype | None, second: torch.dtype) -> torch.dtype:
+    return second if first is None else torch.promote_types(first, second)
 
 
-def _over(first: torch.dtype | None, second: torch.dtype | None) -> torch.dtype | None:
-    """The first, unless the second is of a higher category: bool, integer, floating, complex."""
+def _promote_by_category(
+    first: torch.dtype | None, second: torch.dtype | None
+) -> torch.dtype | None:
+    """Return the first dtype, unless the second has a higher category: then promote both.
+
+    The categories are bool, integer, floating-point and complex, in ascending order.
+    """
     if first is None or second is None:
         return first if second is None else second
     if first.is_complex or (first.is_floating_point and not second.is_complex):
@@ -297,24 +335,24 @@ def _over(first: torch.dtype | None, second: torch.dtype | None) -> torch.dtype 
 
 
 def _overload(name: str, suffix: str = "") -> Any:
-    """Torch's, of "add.Tensor", or of "relu" for its default."""
-    base, _, which = name.partition(".")
-    return getattr(getattr(aten, base + suffix), which or "default")
+    """Return torch's overload of a name such as "add.Tensor"; "relu" names the default overload."""
+    base, _, overload = name.partition(".")
+    return getattr(getattr(aten, base + suffix), overload or "default")
 
 
 for _name in ("add", "sub", "mul"):
-    SAME[f"{_name}.Scalar"] = SAME[f"{_name}.Tensor"]
+    SAME_DTYPE[f"{_name}.Scalar"] = SAME_DTYPE[f"{_name}.Tensor"]
 for _name in ("ScalarSelf", "ScalarOther"):
-    SAME[f"where.{_name}"] = SAME["where.self"]
+    SAME_DTYPE[f"where.{_name}"] = SAME_DTYPE["where.self"]
 FLOATING["div.Scalar"] = FLOATING["div.Tensor"]
 
-for _table, _kind in ((SAME, "same"), (FLOATING, "float"), (OF_FLOATS, "floats")):
+for _table, _result_kind in ((SAME_DTYPE, "same"), (FLOATING, "float"), (FLOAT_ONLY, "floats")):
     for _name, _expression in _table.items():
-        register(_overload(_name), _expression, _kind)
+        register_expression(_overload(_name), _expression, _result_kind)
         if _name in IN_PLACE:
-            register(_overload(_name, "_"), _expression, _kind, in_place=True)
-for _name, _expression in COMPARED.items():
-    for _which in ("Tensor", "Scalar"):
-        register(_overload(f"{_name}.{_which}"), _expression, "bool")
-for _name, _expression in TRUE.items():
-    register(_overload(_name), _expression, "bool")
+            register_expression(_overload(_name, "_"), _expression, _result_kind, in_place=True)
+for _name, _expression in COMPARISONS.items():
+    for _overload_name in ("Tensor", "Scalar"):
+        register_expression(_overload(f"{_name}.{_overload_name}"), _expression, "bool")
+for _name, _expression in LOGICAL.items():
+    register_expression(_overload(_name), _expression, "bool")

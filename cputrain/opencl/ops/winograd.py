@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cputrain.opencl.elementwise import launch_size
-from cputrain.opencl.ops.multiplying import multiply
+from cputrain.opencl.ops.matmul import multiply
 from cputrain.opencl.program import compile_kernel, program_source
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.tensor import OclTensor, empty

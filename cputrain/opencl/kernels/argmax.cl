@@ -1,13 +1,14 @@
-// The largest of a row, or the least, and the first place where it is. What is no number is farther
-// than all. A group of items has a row.
+// Maximum or minimum (IS_MIN) of each row, and its first index. NaN precedes every number. One
+// work-group per row.
 
-#define FARTHER(x, i, y, j) \
-  ((j) < 0 || (x != x && y == y) || (IS_LEAST ? x < y : x > y) || \
+// whether x at index i precedes y at index j; j is negative if there is no y
+#define PRECEDES(x, i, y, j) \
+  ((j) < 0 || (x != x && y == y) || (IS_MIN ? x < y : x > y) || \
    ((i) < (j) && (x == y || (x != x && y != y))))
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void farthest(const int size, __global const T* in, const long in_at, __global T* out,
-                __global long* places)
+void extremum(const int size, __global const T* in, const long in_at, __global T* out,
+              __global long* indices)
 {
   __local T values[ITEMS];
   __local int firsts[ITEMS];
@@ -18,7 +19,7 @@ void farthest(const int size, __global const T* in, const long in_at, __global T
   int first = -1;
   for (int i = item; i < size; i += ITEMS) {
     const T x = in[i];
-    if (FARTHER(x, i, value, first)) { value = x; first = i; }
+    if (PRECEDES(x, i, value, first)) { value = x; first = i; }
   }
   values[item] = value;
   firsts[item] = first;
@@ -26,12 +27,12 @@ void farthest(const int size, __global const T* in, const long in_at, __global T
   for (int half_ = ITEMS / 2; half_ > 0; half_ /= 2) {
     if (item < half_ && firsts[item + half_] >= 0) {
       const T x = values[item + half_], y = values[item];
-      if (FARTHER(x, firsts[item + half_], y, firsts[item])) {
+      if (PRECEDES(x, firsts[item + half_], y, firsts[item])) {
         values[item] = x;
         firsts[item] = firsts[item + half_];
       }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
   }
-  if (item == 0) { out[row] = values[0]; places[row] = firsts[0]; }
+  if (item == 0) { out[row] = values[0]; indices[row] = firsts[0]; }
 }
