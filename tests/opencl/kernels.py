@@ -166,12 +166,12 @@ def test_convolutions_with_fewer_multiplications(channels, size, edge, count, fe
     bias = torch.randn(k) if biased else None
     with pytest.MonkeyPatch.context() as patch:
         if few:
-            patch.setattr(winograd, "SHARE", 1 << 40)
-            winograd._images.cache_clear()
+            patch.setattr(winograd, "MEMORY_DIVISOR", 1 << 40)
+            winograd._chunks.cache_clear()
         exact = [one if one is None else one.double() for one in (x, weight, bias)]
         agree(lambda *given: functional.conv2d(*given, padding=edge), x, weight, bias, close=1e-5,
               exact=exact)  # fmt: skip
-    winograd._images.cache_clear()
+    winograd._chunks.cache_clear()
 
 
 def agree(run, *tensors, close=1e-12, exact=None):

@@ -1,7 +1,7 @@
 // Batch norm. An element of channel c is at offset (image * C + c) * inner + position. Several
 // work-groups reduce parts of a channel; each group that needs the sums merges all parts, in order.
-// A part of the input is reduced to its count, mean and sum of squared differences from the
-// mean (Welford's algorithm), which loses no precision if the mean is large. N is the type that counts
+// A part of the input is reduced to its count, mean and sum of squared differences from the mean
+// (Welford's algorithm), which loses no precision if the mean is large. N is the type that counts
 // elements: int if it is large enough, as a GPU divides ints faster.
 
 #define EACH_ELEMENT \
@@ -61,8 +61,9 @@ void partial_moments(const int C, const int inner, const long count, const int n
   }
 }
 
-// normalize with the channel's mean and inverse std: from the partial moments if IS_TRAINING, else from
-// the running statistics. The first group of a channel writes mean, inverse std and running statistics.
+// normalize with the channel's mean and inverse std: from the partial moments if IS_TRAINING, else
+// from the running statistics. The first group of a channel writes mean, inverse std and running
+// statistics.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void batch_norm(const int C, const int inner, const long count, const int num_parts,
                 __global const T* in, const long in_at, __global const T* sums,
@@ -150,7 +151,8 @@ void gradients(const int C, const int inner, const long count, const int num_par
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   if (!HAS_OUT) return;
-  const T center = first[first_at + c], scale = inverse * (HAS_WEIGHT ? weight[weight_at + c] : (T)1);
+  const T center = first[first_at + c];
+  const T scale = inverse * (HAS_WEIGHT ? weight[weight_at + c] : (T)1);
   const T mean = local_values[0] / count, slope = local_values[1] * inverse / count;
   EACH_ELEMENT {
     T value = grad[OFFSET(i)];

@@ -1,15 +1,15 @@
-// Convolution, and its input gradient, as a matrix product: rows are written channels, columns are written
-// positions (image, p, q), and the sum is over pairs of a read channel and a kernel position. An entry of
-// the table is such a pair: offset of its weight, offset of its input element from the first element of
-// the position, and row and column distance, to check for padding.
+// Convolution, and its input gradient, as a matrix product: rows are written channels, columns are
+// written positions (image, p, q), and the sum is over pairs of a read channel and a kernel
+// position. An entry of the table is such a pair: offset of its weight, offset of its input element
+// from the first element of the position, and row and column distance, to check for padding.
 
 #define PARAMETERS \
   const int M, const int N, const int K, \
   __global const T* weight, const int weight_at, const int weight_m, const int weight_group, \
   __global const T* in, const int in_at, const int in_n, const int in_group, \
   const int H, const int W, const int in_h, const int in_w, \
-  const int P, const int Q, const int stride_h, const int stride_w, const int start_h, const int start_w, \
-  __global const int4* table, __global const T* bias, const int bias_at, \
+  const int P, const int Q, const int stride_h, const int stride_w, const int start_h, \
+  const int start_w, __global const int4* table, __global const T* bias, const int bias_at, \
   __global T* out, const int out_at, const int out_n, const int out_m, const int out_group, \
   const int out_p, const int out_q
 #define A_BY_K 1
@@ -34,4 +34,5 @@
   const int out_at_column = (column) / (P * Q) * out_n + (column) % (P * Q) / Q * out_p \
                     + (column) % Q * out_q;
 #define WRITE(row, column, value) \
-  out[out_at_column + (row) * out_m] = (value) + (HAS_BIAS ? bias[bias_at + group * M + (row)] : (T)0);
+  out[out_at_column + (row) * out_m] = \
+      (value) + (HAS_BIAS ? bias[bias_at + group * M + (row)] : (T)0);

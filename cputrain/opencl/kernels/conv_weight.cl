@@ -1,6 +1,6 @@
-// Weight gradient of a convolution as a matrix product: rows are output channels, columns are pairs of an
-// input channel and a kernel position, and the sum is over positions (image, p, q). It may be split into
-// parts (split-k), each summed by a work-group of its own into a part of `out`.
+// Weight gradient of a convolution as a matrix product: rows are output channels, columns are pairs
+// of an input channel and a kernel position, and the sum is over positions (image, p, q). It may be
+// split into parts (split-k), each summed by a work-group of its own into a part of `out`.
 
 #define PARAMETERS \
   const int M, const int N, const int K, \
@@ -8,8 +8,9 @@
   const int grad_group, const int grad_p, const int grad_q, \
   __global const T* in, const int in_at, const int in_n, const int in_group, \
   const int H, const int W, const int in_h, const int in_w, \
-  const int P, const int Q, const int stride_h, const int stride_w, const int start_h, const int start_w, \
-  __global const int4* table, const int num_parts, const int part_length, __global T* out
+  const int P, const int Q, const int stride_h, const int stride_w, const int start_h, \
+  const int start_w, __global const int4* table, const int num_parts, const int part_length, \
+  __global T* out
 #define A_BY_K 1
 #define B_BY_K 1
 #define ROWS M
@@ -28,7 +29,8 @@
     column_table[i] = table[min(first_column + i, N - 1)]; \
   barrier(CLK_LOCAL_MEM_FENCE);
 #define AT_K(begin) \
-  const int k_position = (begin) + item % BK, image = k_position / (P * Q), position = k_position % (P * Q); \
+  const int k_position = (begin) + item % BK; \
+  const int image = k_position / (P * Q), position = k_position % (P * Q); \
   const int p_ = position / Q, q_ = position % Q; \
   const int h = p_ * stride_h + start_h, w = q_ * stride_w + start_w; \
   const int grad_base = image * grad_n + p_ * grad_p + q_ * grad_q; \

@@ -1,4 +1,5 @@
-// Depthwise convolutions: each input channel is a group. Kernel size, stride and dilation are constants.
+// Depthwise convolutions: each input channel is a group. Kernel size, stride and dilation are
+// constants.
 
 #define SHAPE const int C, const int H, const int W, const int K, const int P, const int Q, \
   const int GROUP_OUT, const int PAD_H, const int PAD_W
@@ -54,8 +55,8 @@ __kernel void input(const int count, SHAPE, __global const T* grad, const int gr
   out[out_at + at] = sum;
 }
 
-// gradient of the weight: a work-group for each output channel and each part of its positions; the sums
-// of its items are reduced in a fixed order
+// gradient of the weight: a work-group for each output channel and each part of its positions; the
+// sums of its items are reduced in a fixed order
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void weight(const int num_parts, const int images, SHAPE, __global const T* grad, const int grad_at,
             __global const T* in, const int in_at, __global T* out)

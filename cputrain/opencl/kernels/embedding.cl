@@ -1,8 +1,9 @@
-// Gather rows by index, and scatter-add gradients into rows. Gradients of a row are summed in the order
-// of their positions: keys of index and position are sorted, so that the result is deterministic.
+// Gather rows by index, and scatter-add gradients into rows. Gradients of a row are summed in the
+// order of their positions: keys of index and position are sorted, so that the result is
+// deterministic.
 
-__kernel void gather_rows(const long count, const long inner, const long num_indices, const long rows,
-                          __global const T* in, const long in_at,
+__kernel void gather_rows(const long count, const long inner, const long num_indices,
+                          const long rows, __global const T* in, const long in_at,
                           __global const I* index, const long index_at, __global T* out)
 {
   const long id = get_global_id(0);
@@ -13,7 +14,8 @@ __kernel void gather_rows(const long count, const long inner, const long num_ind
 }
 
 // key: index in the upper half, position in the lower; padding keys sort behind all others
-__kernel void make_keys(const long num_indices, const long num_keys, __global const I* index, const long index_at,
+__kernel void make_keys(const long num_indices, const long num_keys, __global const I* index,
+                        const long index_at,
                         __global ulong* out)
 {
   const long id = get_global_id(0);
@@ -22,7 +24,8 @@ __kernel void make_keys(const long num_indices, const long num_keys, __global co
 }
 
 // a step of a bitonic sort: compare and exchange keys at a `offset`, in runs of `run_length`
-__kernel void compare_exchange(const long num_keys, const long run_length, const long offset, __global ulong* keys)
+__kernel void compare_exchange(const long num_keys, const long run_length, const long offset,
+                               __global ulong* keys)
 {
   const long id = get_global_id(0), partner = id ^ offset;
   if (id >= num_keys || partner <= id) return;
@@ -31,14 +34,16 @@ __kernel void compare_exchange(const long num_keys, const long run_length, const
 }
 
 // a work item for each column of each key: the first key of a row sums all gradients of the row
-__kernel void scatter_add(const long num_indices, const long inner, const long rows, const long padding_index,
+__kernel void scatter_add(const long num_indices, const long inner, const long rows,
+                          const long padding_index,
                           __global const ulong* keys, __global const T* grad, const long grad_at,
                           __global T* out)
 {
   const long id = get_global_id(0), i = id % inner, position = id / inner;
   if (position >= num_indices) return;
   const long row = keys[position] >> 32;
-  if (row == padding_index || row >= rows || (position > 0 && (long)(keys[position - 1] >> 32) == row)) return;
+  const bool is_first = position == 0 || (long)(keys[position - 1] >> 32) != row;
+  if (row == padding_index || row >= rows || !is_first) return;
   T sum = 0;
   for (long k = position; k < num_indices && (long)(keys[k] >> 32) == row; k++)
     sum += grad[grad_at + (long)(keys[k] & 0xffffffff) * inner + i];

@@ -1,5 +1,5 @@
-// Negative log likelihood: one target per sample and position. A target that is no class gives NaN, as a
-// kernel cannot raise.
+// Negative log likelihood: one target per sample and position. A target that is no class gives NaN,
+// as a kernel cannot raise.
 
 #define INPUT_OFFSET(i) (((i) / inner * classes + target[target_at + (i)]) * inner + (i) % inner)
 #define IGNORED(i) (target[target_at + (i)] == ignore_index)
@@ -10,7 +10,8 @@
   __global const long* target, const long target_at, \
   __global const T* weight, const long weight_at
 
-__kernel void elementwise_loss(SHARED_ARGUMENTS, __global const T* in, const long in_at, __global T* out)
+__kernel void elementwise_loss(SHARED_ARGUMENTS, __global const T* in, const long in_at,
+                               __global T* out)
 {
   const long i = get_global_id(0);
   if (i >= count) return;
@@ -19,7 +20,8 @@ __kernel void elementwise_loss(SHARED_ARGUMENTS, __global const T* in, const lon
 
 // one work-group: sums of its items are reduced in a fixed order
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void reduced_loss(SHARED_ARGUMENTS, __global const T* in, const long in_at, __global T* out, __global T* total)
+void reduced_loss(SHARED_ARGUMENTS, __global const T* in, const long in_at, __global T* out,
+                  __global T* total)
 {
   __local T sums[ITEMS], weights[ITEMS];
   const int item = get_local_id(0);
@@ -47,7 +49,8 @@ void reduced_loss(SHARED_ARGUMENTS, __global const T* in, const long in_at, __gl
   }
 }
 
-__kernel void loss_gradient(SHARED_ARGUMENTS, __global const T* grad, const long grad_at, const long grad_step,
+__kernel void loss_gradient(SHARED_ARGUMENTS, __global const T* grad, const long grad_at,
+                            const long grad_step,
                             __global const T* total, const long total_at, __global T* out)
 {
   const long id = get_global_id(0);

@@ -1,12 +1,13 @@
-// C = alpha A B + beta D for a batch of matrices of any strides. The sum may be split into parts (split-k),
-// each summed by a work-group of its own into a part of C.
+// C = alpha A B + beta D for a batch of matrices of any strides. The sum may be split into parts
+// (split-k), each summed by a work-group of its own into a part of C.
 
 #define PARAMETERS \
   const int M, const int N, const int K, \
   __global const T* A, const long a_at, const long a_m, const long a_k, const long a_batch, \
   __global const T* B, const long b_at, const long b_k, const long b_n, const long b_batch, \
   __global const T* D, const long d_at, const long d_m, const long d_n, const long d_batch, \
-  __global T* C, const long c_at, const T alpha, const T beta, const int num_parts, const int part_length
+  __global T* C, const long c_at, const T alpha, const T beta, const int num_parts, \
+  const int part_length
 #define ROWS M
 #define COLUMNS N
 #if DIVIDED

@@ -1,5 +1,5 @@
-// Softmax and layer norm of rows, one work-group per row; sums are reduced in local memory in a fixed
-// order. Rows are contiguous.
+// Softmax and layer norm of rows, one work-group per row; sums are reduced in local memory in a
+// fixed order. Rows are contiguous.
 
 #define EACH_COLUMN for (int i = item; i < size; i += ITEMS)
 // reduce `value` of all items by the expression `merged` of a and b, through the local array `name`

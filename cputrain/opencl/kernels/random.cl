@@ -1,70 +1,74 @@
-// Random numbers: element i of what is drawn is made of the counter FIRST + i under the seed, by
-// Philox 4x32, whatever the device and whoever computes it.
+// Random numbers by Philox 4x32: element i has the counter first + i under the seed, so that the
+// numbers are equal on all devices and for all work-group sizes.
 
 #include <pyopencl-random123/philox.cl>
 
-inline philox4x32_ctr_t drawn(const ulong seed, const ulong at)
+inline philox4x32_ctr_t philox_bits(const ulong seed, const ulong id)
 {
   philox4x32_ctr_t counter;
   philox4x32_key_t key;
-  counter.v[0] = (uint)at; counter.v[1] = (uint)(at >> 32); counter.v[2] = 0; counter.v[3] = 0;
+  counter.v[0] = (uint)id; counter.v[1] = (uint)(id >> 32); counter.v[2] = 0; counter.v[3] = 0;
   key.v[0] = (uint)seed; key.v[1] = (uint)(seed >> 32);
   return philox4x32(counter, key);
 }
 
-// from 0, without 1
+// uniform in [0, 1)
 #if IS_DOUBLE
-#define EVEN(bits) ((T)((((ulong)bits.v[0] << 32) | bits.v[1]) >> 11) * 0x1p-53)
-#define EVEN_TOO(bits) ((T)((((ulong)bits.v[2] << 32) | bits.v[3]) >> 11) * 0x1p-53)
+#define UNIFORM(bits) ((T)((((ulong)bits.v[0] << 32) | bits.v[1]) >> 11) * 0x1p-53)
+#define UNIFORM_2(bits) ((T)((((ulong)bits.v[2] << 32) | bits.v[3]) >> 11) * 0x1p-53)
 #else
-#define EVEN(bits) ((T)(bits.v[0] >> 8) * 0x1p-24f)
-#define EVEN_TOO(bits) ((T)(bits.v[2] >> 8) * 0x1p-24f)
+#define UNIFORM(bits) ((T)(bits.v[0] >> 8) * 0x1p-24f)
+#define UNIFORM_2(bits) ((T)(bits.v[2] >> 8) * 0x1p-24f)
 #endif
 
-#define DRAWN const long count, const ulong seed, const ulong first
-#define BEGIN const long at = get_global_id(0); if (at >= count) return; \
-  const philox4x32_ctr_t bits = drawn(seed, first + at);
+#define SHARED_ARGUMENTS const long count, const ulong seed, const ulong first
+#define BEGIN const long id = get_global_id(0); if (id >= count) return; \
+  const philox4x32_ctr_t bits = philox_bits(seed, first + id);
 
-__kernel void uniform(DRAWN, __global T* out, const long out_at, const T low, const T high)
+__kernel void uniform(SHARED_ARGUMENTS, __global T* out, const long out_at, const T low,
+                      const T high)
 {
   BEGIN
-  const T found = low + EVEN(bits) * (high - low);
-  out[out_at + at] = found < high || low == high ? found : low;
+  const T value = low + UNIFORM(bits) * (high - low);
+  out[out_at + id] = value < high || low == high ? value : low;
 }
 
-__kernel void normal(DRAWN, __global T* out, const long out_at, const T mean, const T deviation)
+__kernel void normal(SHARED_ARGUMENTS, __global T* out, const long out_at, const T mean,
+                     const T deviation)
 {
   BEGIN
-  const T radius = sqrt(-2 * log(1 - EVEN(bits))), angle = 2 * (T)M_PI * EVEN_TOO(bits);
-  out[out_at + at] = mean + deviation * radius * cos(angle);
+  const T radius = sqrt(-2 * log(1 - UNIFORM(bits))), angle = 2 * (T)M_PI * UNIFORM_2(bits);
+  out[out_at + id] = mean + deviation * radius * cos(angle);
 }
 
-__kernel void bernoulli(DRAWN, __global OUT* out, const long out_at, const T chance)
+__kernel void bernoulli(SHARED_ARGUMENTS, __global OUT* out, const long out_at, const T probability)
 {
   BEGIN
-  out[out_at + at] = EVEN(bits) < chance ? 1 : 0;
+  out[out_at + id] = UNIFORM(bits) < probability ? 1 : 0;
 }
 
-__kernel void bernoullis(DRAWN, __global OUT* out, const long out_at, __global const T* chance, const long chance_at)
+__kernel void bernoulli_tensor(SHARED_ARGUMENTS, __global OUT* out, const long out_at,
+                               __global const T* probability, const long probability_at)
 {
   BEGIN
-  const T one = chance[chance_at + at];
-  out[out_at + at] = one >= 0 && one <= 1 ? EVEN(bits) < one : MISSING; // no chance: this cannot raise
+  const T p = probability[probability_at + id];
+  out[out_at + id] = p >= 0 && p <= 1 ? UNIFORM(bits) < p : MISSING;
 }
 
-__kernel void integers(DRAWN, __global OUT* out, const long out_at, const long low, const ulong range)
+__kernel void integers(SHARED_ARGUMENTS, __global OUT* out, const long out_at, const long low,
+                       const ulong range)
 {
   BEGIN
   const ulong wide = ((ulong)bits.v[0] << 32) | bits.v[1];
-  out[out_at + at] = (OUT)(low + (long)(range ? wide % range : wide));
+  out[out_at + id] = (OUT)(low + (long)(range ? wide % range : wide));
 }
 
-// what is left of each element, so that the mean stays
-__kernel void dropout(DRAWN, __global T* out, const long out_at, __global uchar* mask, __global const T* in,
-                      const long in_at, const T chance, const T scale)
+// kept elements are scaled, so that the mean is preserved
+__kernel void dropout(SHARED_ARGUMENTS, __global T* out, const long out_at, __global uchar* mask,
+                      __global const T* in, const long in_at, const T probability, const T scale)
 {
   BEGIN
-  const bool stays = EVEN(bits) < chance;
-  mask[at] = stays;
-  out[out_at + at] = stays ? in[in_at + at] * scale : (T)0;
+  const bool is_kept = UNIFORM(bits) < probability;
+  mask[id] = is_kept;
+  out[out_at + id] = is_kept ? in[in_at + id] * scale : (T)0;
 }

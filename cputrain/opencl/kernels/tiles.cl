@@ -1,20 +1,21 @@
-// C = A B, whatever A and B are read from. What stands before this file says how elements are read
-// and written: PARAMETERS, PREPARE, A_AT(row, k), B_AT(k, column), END, and WRITE(row, column, sum).
+// C = A B, tiled, for factors of any layout. The source before this file defines how elements are
+// read and written: PARAMETERS, PREPARE, BEGIN, END, AT_K, A_AT(row, k), B_AT(k, column), AT_COLUMN
+// and WRITE(row, column, sum).
 //
-// A group of ITEMS makes a tile of BM x BN, each item TM x TN of it: vectors of up to four
-// neighbours, side by side with those of the other items, so that neighbours read neighbours. A and
-// B come through local memory, BK of what is added up at a time; the next part is on its way while
-// one is computed.
+// A work-group of ITEMS computes a tile of BM x BN, each item TM x TN of it: vectors of up to four
+// neighbours, interleaved with those of the other items, so that neighbouring items read
+// neighbouring elements. A and B pass through local memory, BK of the summed elements at a time;
+// the next block is fetched while the current block is computed (double buffering).
 
 #define PAD 4
-#define ACROSS (BN / TN)
-#define A_EACH (BM * BK / ITEMS)
-#define B_EACH (BN * BK / ITEMS)
-#define A_ROW(i) ((i) / A_STEP * (BM / (TM / A_STEP)) + down * A_STEP + (i) % A_STEP)
-#define B_COLUMN(j) ((j) / B_STEP * (BN / (TN / B_STEP)) + across * B_STEP + (j) % B_STEP)
+#define TILE_COLUMNS (BN / TN)
+#define A_LOADS (BM * BK / ITEMS)
+#define B_LOADS (BN * BK / ITEMS)
+#define A_ROW(i) ((i) / A_STEP * (BM / (TM / A_STEP)) + item_row * A_STEP + (i) % A_STEP)
+#define B_COLUMN(j) ((j) / B_STEP * (BN / (TN / B_STEP)) + item_column * B_STEP + (j) % B_STEP)
 
-// which element of a tile an item reads: by A_BY_K, neighbours are those of a row of A. ITEMS is a
-// multiple of BK and of BN.
+// row and column of the p-th element that an item loads; with A_BY_K, neighbouring items load
+// neighbours along k. ITEMS is a multiple of BK and of BN.
 #define A_K(p) (A_BY_K ? item % BK : (item + (p) * ITEMS) / BM)
 #define A_M(p) (A_BY_K ? (item + (p) * ITEMS) / BK : (item + (p) * ITEMS) % BM)
 #define B_K(p) (B_BY_K ? item % BK : (item + (p) * ITEMS) / BN)
@@ -23,7 +24,8 @@
 #define READ(step, to, i, from) READ_(step, to, i, from)
 #define READ_(step, to, i, from) READ_##step(to, i, from)
 #define READ_1(to, i, from) { to[i] = *(from); }
-#define READ_2(to, i, from) { const V(2) v = *(__local const V(2)*)(from); to[i] = v.x; to[i + 1] = v.y; }
+#define READ_2(to, i, from) { const V(2) v = *(__local const V(2)*)(from); \
+    to[i] = v.x; to[i + 1] = v.y; }
 #define READ_4(to, i, from) { const V(4) v = *(__local const V(4)*)(from); \
     to[i] = v.x; to[i + 1] = v.y; to[i + 2] = v.z; to[i + 3] = v.w; }
 #define V(n) V_(T, n)
@@ -36,51 +38,51 @@ void product(PARAMETERS)
   __local T a_tile[2][BK][BM + PAD] __attribute__((aligned(32)));
   __local T b_tile[2][BK][BN + PAD] __attribute__((aligned(32)));
   const int item = get_local_id(0);
-  const int across = item % ACROSS, down = item / ACROSS;
+  const int item_column = item % TILE_COLUMNS, item_row = item / TILE_COLUMNS;
   const int first_row = get_group_id(1) * BM, first_column = get_group_id(0) * BN;
   PREPARE
-  T sum[TM][TN], a_next[A_EACH], b_next[B_EACH];
+  T sum[TM][TN], a_next[A_LOADS], b_next[B_LOADS];
   #pragma unroll
   for (int i = 0; i < TM; i++)
     #pragma unroll
     for (int j = 0; j < TN; j++)
       sum[i][j] = 0;
 
-#define FETCH(begin) { \
+#define LOAD_REGISTERS(begin) { \
     AT_K(begin) \
     _Pragma("unroll") \
-    for (int p = 0; p < A_EACH; p++) a_next[p] = A_AT(first_row + A_M(p), (begin) + A_K(p)); \
+    for (int p = 0; p < A_LOADS; p++) a_next[p] = A_AT(first_row + A_M(p), (begin) + A_K(p)); \
     _Pragma("unroll") \
-    for (int p = 0; p < B_EACH; p++) b_next[p] = B_AT((begin) + B_K(p), first_column + B_N(p)); }
-#define PUT(at) { \
+    for (int p = 0; p < B_LOADS; p++) b_next[p] = B_AT((begin) + B_K(p), first_column + B_N(p)); }
+#define STORE_LOCAL(buffer) { \
     _Pragma("unroll") \
-    for (int p = 0; p < A_EACH; p++) a_tile[at][A_K(p)][A_M(p)] = a_next[p]; \
+    for (int p = 0; p < A_LOADS; p++) a_tile[buffer][A_K(p)][A_M(p)] = a_next[p]; \
     _Pragma("unroll") \
-    for (int p = 0; p < B_EACH; p++) b_tile[at][B_K(p)][B_N(p)] = b_next[p]; }
+    for (int p = 0; p < B_LOADS; p++) b_tile[buffer][B_K(p)][B_N(p)] = b_next[p]; }
 
-  int at = 0;
-  FETCH(BEGIN)
-  PUT(0)
+  int buffer = 0;
+  LOAD_REGISTERS(BEGIN)
+  STORE_LOCAL(0)
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int k = BEGIN; k < END; k += BK) {
-    const bool more = k + BK < END;
-    if (more) FETCH(k + BK)
+    const bool has_next = k + BK < END;
+    if (has_next) LOAD_REGISTERS(k + BK)
     #pragma unroll
-    for (int deep = 0; deep < BK; deep++) {
+    for (int kk = 0; kk < BK; kk++) {
       T a[TM], b[TN];
       #pragma unroll
-      for (int i = 0; i < TM; i += A_STEP) READ(A_STEP, a, i, &a_tile[at][deep][A_ROW(i)])
+      for (int i = 0; i < TM; i += A_STEP) READ(A_STEP, a, i, &a_tile[buffer][kk][A_ROW(i)])
       #pragma unroll
-      for (int j = 0; j < TN; j += B_STEP) READ(B_STEP, b, j, &b_tile[at][deep][B_COLUMN(j)])
+      for (int j = 0; j < TN; j += B_STEP) READ(B_STEP, b, j, &b_tile[buffer][kk][B_COLUMN(j)])
       #pragma unroll
       for (int i = 0; i < TM; i++)
         #pragma unroll
         for (int j = 0; j < TN; j++)
           sum[i][j] += a[i] * b[j];
     }
-    if (more) PUT(1 - at)
+    if (has_next) STORE_LOCAL(1 - buffer)
     barrier(CLK_LOCAL_MEM_FENCE);
-    at = 1 - at;
+    buffer = 1 - buffer;
   }
   #pragma unroll
   for (int j = 0; j < TN; j++) {

@@ -162,8 +162,8 @@ def _write_output(
     if geometry.is_depthwise:
         depthwise(geometry, images, weight, bias, out)
         return
-    if winograd.fits(geometry, out.dtype):
-        winograd.to_output(geometry, images, weight, bias, out)
+    if winograd.is_supported(geometry, out.dtype):
+        winograd.write_output(geometry, images, weight, bias, out)
         return
     bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
     product = _output_product(out.memory.device, geometry, out.dtype, bias is not None)
@@ -193,8 +193,8 @@ def _write_input_gradient(
     if geometry.is_depthwise:
         depthwise_input(geometry, grad, weight, bias, out)
         return
-    if winograd.fits(geometry, out.dtype):
-        winograd.to_input(geometry, grad, weight, bias, out)
+    if winograd.is_supported(geometry, out.dtype):
+        winograd.write_input_gradient(geometry, grad, weight, bias, out)
         return
     bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
     for product in _input_products(out.memory.device, geometry, out.dtype, bias is not None):
@@ -264,8 +264,8 @@ def _write_weight_gradient(
     if geometry.is_depthwise:
         depthwise_weight(geometry, grad, images, out)
         return
-    if winograd.fits(geometry, out.dtype):
-        winograd.to_weight(geometry, grad, images, out)
+    if winograd.is_supported(geometry, out.dtype):
+        winograd.write_weight_gradient(geometry, grad, images, out)
         return
     device, dtype = out.memory.device, out.dtype
     product, num_parts = _weight_product(device, geometry, dtype)

@@ -35,38 +35,41 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-PRESERVE = (None, torch.preserve_format)
+PRESERVE_FORMATS = (None, torch.preserve_format)
+"""Memory formats that keep the strides of a dense tensor."""
 
 
 def like(self: OclTensor, memory_format: Any, dtype: torch.dtype | None) -> OclTensor:
-    """Return an uninitialised tensor of this shape, with the strides that torch would choose."""
-    kind = dtype or self.dtype
+    """Return an uninitialized tensor of this shape, with the strides that torch would choose."""
+    dtype = dtype or self.dtype
     index = self.memory.device.index
-    if memory_format in PRESERVE:
+    if memory_format in PRESERVE_FORMATS:
         if is_dense(self.size(), self.stride()):
-            return empty(index, self.size(), self.stride(), kind)
-        return empty(index, self.size(), torch.empty_like(meta_tensor_like(self)).stride(), kind)
+            return empty(index, self.size(), self.stride(), dtype)
+        return empty(index, self.size(), torch.empty_like(meta_tensor_like(self)).stride(), dtype)
     stride = torch.empty(self.size(), device="meta", memory_format=memory_format).stride()
-    return empty(index, self.size(), stride, kind)
+    return empty(index, self.size(), stride, dtype)
 
 
-def _goes_elsewhere(self: OclTensor, device: Any, layout: Any) -> bool:
+def _is_for_other_device(self: OclTensor, device: Any, layout: Any) -> bool:
+    """Return whether the arguments of a factory ask for another device or layout."""
     return layout not in (None, torch.strided) or (
         device is not None and torch.device(device) != self.device
     )
 
 
-def _filled(one: OclTensor, value: Any) -> OclTensor:
+def _fill(tensor: OclTensor, value: Any) -> OclTensor:
+    """Fill a tensor with a value by a kernel, or on the CPU if its dtype needs that."""
     if (
         not isinstance(value, complex)
-        and are_supported(one.memory.device, one.dtype)
-        and can_represent(one.dtype, value)
+        and are_supported(tensor.memory.device, tensor.dtype)
+        and can_represent(tensor.dtype, value)
     ):
-        computes = torch.uint8 if one.dtype is torch.bool else one.dtype
-        run("VALUE", one, [], [("VALUE", computes, value)], computes=computes)
+        computes = torch.uint8 if tensor.dtype is torch.bool else tensor.dtype
+        run("VALUE", tensor, [], [("VALUE", computes, value)], computes=computes)
     else:
-        fill(one, value)
-    return one
+        fill(tensor, value)
+    return tensor
 
 
 @kernel(aten.empty_like.default)
@@ -74,8 +77,8 @@ def empty_like(
     self: OclTensor, dtype: Any = None, layout: Any = None, device: Any = None,
     pin_memory: Any = None, memory_format: Any = None,  # noqa: ARG001
 ) -> Any:  # fmt: skip
-    """Return an uninitialised tensor of the same shape."""
-    if _goes_elsewhere(self, device, layout):
+    """Return an uninitialized tensor of the same shape."""
+    if _is_for_other_device(self, device, layout):
         return NotImplemented
     return like(self, memory_format, dtype)
 
@@ -95,8 +98,8 @@ def ones_like(self: OclTensor, **options: Any) -> Any:
 @kernel(aten.full_like.default)
 def full_like(self: OclTensor, fill_value: Any, **options: Any) -> Any:
     """Return a tensor of the same shape filled with a value."""
-    found = empty_like(self, **options)
-    return found if found is NotImplemented else _filled(found, fill_value)
+    result = empty_like(self, **options)
+    return result if result is NotImplemented else _fill(result, fill_value)
 
 
 @kernel(aten.new_empty_strided.default)
@@ -104,15 +107,15 @@ def new_empty_strided(
     self: OclTensor, size: Any, stride: Any, dtype: Any = None, layout: Any = None,
     device: Any = None, pin_memory: Any = None,  # noqa: ARG001
 ) -> Any:  # fmt: skip
-    """Return an uninitialised tensor of a given size and strides."""
-    if _goes_elsewhere(self, device, layout):
+    """Return an uninitialized tensor of a given size and strides."""
+    if _is_for_other_device(self, device, layout):
         return NotImplemented
     return empty(self.memory.device.index, size, stride, dtype or self.dtype)
 
 
 @kernel(aten.new_empty.default)
 def new_empty(self: OclTensor, size: Any, **options: Any) -> Any:
-    """Return an uninitialised contiguous tensor of a given size."""
+    """Return an uninitialized contiguous tensor of a given size."""
     return new_empty_strided(self, size, contiguous(size), **options)
 
 
@@ -131,38 +134,40 @@ def new_ones(self: OclTensor, size: Any, **options: Any) -> Any:
 @kernel(aten.new_full.default)
 def new_full(self: OclTensor, size: Any, fill_value: Any, **options: Any) -> Any:
     """Return a tensor of a given size filled with a value."""
-    found = new_empty(self, size, **options)
-    return found if found is NotImplemented else _filled(found, fill_value)
+    result = new_empty(self, size, **options)
+    return result if result is NotImplemented else _fill(result, fill_value)
 
 
 @kernel(aten.resize_.default)
-def resize_(one: Any, size: Any, memory_format: Any = None) -> Any:
+def resize_(self: Any, size: Any, memory_format: Any = None) -> Any:
     """Resize in place; keep the elements in storage order as far as they fit."""
-    if list(one.size()) == list(size):
-        return one
-    form = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
-    one.memory.device.finish()
-    before = one.memory
-    held = read(before)[int(one.storage_offset()) * one.itemsize : before.used]
-    resize_in_place(one, size, form.stride())
-    if one.memory is not before:
-        host = read(one.memory)
-        many = min(len(held), one.memory.used)
-        host[:many] = held[:many]
-        write(one.memory, host)
-    return one
+    if list(self.size()) == list(size):
+        return self
+    template = torch.empty(
+        size, device="meta", memory_format=memory_format or torch.contiguous_format
+    )
+    self.memory.device.finish()
+    old_memory = self.memory
+    old_bytes = read(old_memory)[int(self.storage_offset()) * self.itemsize : old_memory.used]
+    resize_in_place(self, size, template.stride())
+    if self.memory is not old_memory:
+        new_bytes = read(self.memory)
+        num_bytes = min(len(old_bytes), self.memory.used)
+        new_bytes[:num_bytes] = old_bytes[:num_bytes]
+        write(self.memory, new_bytes)
+    return self
 
 
 @kernel(aten.fill_.Scalar)
 def fill_(self: OclTensor, value: Any) -> Any:
     """Fill with a value in place."""
-    return NotImplemented if isinstance(value, complex) else _filled(self, value)
+    return NotImplemented if isinstance(value, complex) else _fill(self, value)
 
 
 @kernel(aten.zero_.default)
 def zero_(self: OclTensor) -> Any:
     """Fill with zeros in place."""
-    return _filled(self, 0)
+    return _fill(self, 0)
 
 
 @kernel(aten.copy_.default)
@@ -182,7 +187,7 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
         fill(self, on_host(src))
         return self
     if (
-        is_partial_alias(self, src)  # where they overlap, torch may refuse it
+        is_partial_alias(self, src)  # torch may raise for overlaps
         or not has_unique_elements(self)
         or not are_supported(self.memory.device, self.dtype, src.dtype)
         or broadcast([self.size(), src.size()]) != list(self.size())
@@ -200,7 +205,7 @@ def detach(self: OclTensor) -> Any:
 
 @kernel(aten.set_.source_Tensor)
 def set_(self: Any, source: Any) -> Any:
-    """Share the source tensor's memory, size and strides from now on."""
+    """Make the tensor share the source's memory, size and strides."""
     if not (isinstance(self, OclTensor) and isinstance(source, OclTensor)):
         return NotImplemented
     if self.dtype is not source.dtype or self.memory.device is not source.memory.device:
@@ -213,7 +218,7 @@ def set_(self: Any, source: Any) -> Any:
 @kernel(aten.clone.default)
 def clone(self: OclTensor, *, memory_format: Any = None) -> Any:
     """Return a copy in newly allocated memory."""
-    return _copied(like(self, memory_format, None), self)
+    return _copy_into(like(self, memory_format, None), self)
 
 
 @kernel(aten._to_copy.default)
@@ -224,27 +229,27 @@ def to_copy(
     """Return a copy with another dtype or on another device."""
     if layout not in (None, torch.strided):
         return NotImplemented
-    goes = self.device if device is None else torch.device(device)
-    if goes.type == self.device.type and goes.index in (None, self.device.index):
-        return _copied(like(self, memory_format, dtype), self)
+    target_device = self.device if device is None else torch.device(device)
+    if target_device.type == self.device.type and target_device.index in (None, self.device.index):
+        return _copy_into(like(self, memory_format, dtype), self)
     self.memory.device.finish()
     value = on_host(self).to(
         dtype or self.dtype, memory_format=memory_format or torch.preserve_format
     )
-    if goes.type == self.device.type:
-        return copy_to_device(value, goes.index or 0)
-    if goes.type != "cpu":
-        return value.to(goes)
-    is_own = self.memory.host is None and self.memory.copy is None
-    return value if is_own else value.clone()
+    if target_device.type == self.device.type:
+        return copy_to_device(value, target_device.index or 0)
+    if target_device.type != "cpu":
+        return value.to(target_device)
+    is_copy = self.memory.host is None and self.memory.copy is None
+    return value if is_copy else value.clone()
 
 
-def _copied(there: OclTensor, src: OclTensor) -> Any:
-    found = copy_(there, src)
-    if found is NotImplemented:
+def _copy_into(target: OclTensor, src: OclTensor) -> Any:
+    result = copy_(target, src)
+    if result is NotImplemented:
         src.memory.device.finish()
-        fill(there, on_host(src))
-    return there
+        fill(target, on_host(src))
+    return target
 
 
 @kernel(aten._local_scalar_dense.default)
@@ -257,44 +262,46 @@ def local_scalar_dense(self: OclTensor) -> Any:
 @kernel(aten.cat.default)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Concatenate tensors along a dimension."""
-    parts = [one for one in tensors if one.dim() != 1 or one.numel()]
-    first = parts[0] if parts else None
+    sources = [tensor for tensor in tensors if tensor.dim() != 1 or tensor.numel()]
+    first = sources[0] if sources else None
     if first is None or not isinstance(first, OclTensor):
         return NotImplemented
     if not are_supported(first.memory.device, first.dtype) or not all(
-        isinstance(one, OclTensor)
-        and one.dtype is first.dtype
-        and one.memory.device is first.memory.device
-        and one.dim() == first.dim()
-        for one in parts
+        isinstance(tensor, OclTensor)
+        and tensor.dtype is first.dtype
+        and tensor.memory.device is first.memory.device
+        and tensor.dim() == first.dim()
+        for tensor in sources
     ):
         return NotImplemented
     if not -first.dim() <= dim < first.dim():
         return NotImplemented
     dim %= first.dim()
-    others = [[n for place, n in enumerate(one.size()) if place != dim] for one in parts]
-    if any(one != others[0] for one in others):
+    other_sizes = [[n for axis, n in enumerate(tensor.size()) if axis != dim] for tensor in sources]
+    if any(tensor != other_sizes[0] for tensor in other_sizes):
         return NotImplemented
     size = list(first.size())
-    size[dim] = sum(one.size(dim) for one in parts)
+    size[dim] = sum(tensor.size(dim) for tensor in sources)
     stride = contiguous(size)
     out = empty(first.memory.device.index, size, stride, first.dtype)
-    at = 0
-    for one in parts:
-        copy_(OclTensor(out.memory, one.size(), stride, at * stride[dim], out.dtype), one)
-        at += one.size(dim)
+    begin = 0
+    for tensor in sources:
+        copy_(OclTensor(out.memory, tensor.size(), stride, begin * stride[dim], out.dtype), tensor)
+        begin += tensor.size(dim)
     return out
 
 
 @kernel(aten.stack.default)
 def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Concatenate tensors along a new dimension."""
-    if not all(isinstance(one, OclTensor) and one.size() == tensors[0].size() for one in tensors):
+    if not all(
+        isinstance(tensor, OclTensor) and tensor.size() == tensors[0].size() for tensor in tensors
+    ):
         return NotImplemented
-    at = dim + tensors[0].dim() + 1 if dim < 0 else dim
-    if not 0 <= at <= tensors[0].dim():
+    new_dim = dim + tensors[0].dim() + 1 if dim < 0 else dim
+    if not 0 <= new_dim <= tensors[0].dim():
         return NotImplemented
-    return cat([one.unsqueeze(at) for one in tensors], at)
+    return cat([tensor.unsqueeze(new_dim) for tensor in tensors], new_dim)
 
 
 @kernel(aten._unsafe_view.default)

@@ -1,6 +1,6 @@
-"""Random numbers, drawn where they are wanted.
+"""Random numbers and dropout, by the device's own generator.
 
-A generator that a script gives is one of the CPU: what is drawn from it is drawn there.
+An explicit generator argument is a CPU generator: such operators run on the CPU.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-WHOLE = {torch.float32: 1 << 24, torch.float64: 1 << 53}
-"""Up to where a floating type has every integer."""
+EXACT_INTEGERS = {torch.float32: 1 << 24, torch.float64: 1 << 53}
+"""Largest magnitude up to which a floating-point dtype represents every integer."""
 
 
 @kernel(aten.uniform_.default)
@@ -38,10 +38,10 @@ def uniform_(self: OclTensor, from_: float = 0, to: float = 1, *, generator: Any
         return NotImplemented
     if from_ > to or not all(map(isfinite, (from_, to, to - from_))):
         return NotImplemented
-    if not all(can_represent(self.dtype, one) for one in (from_, to, to - from_)):
+    if not all(can_represent(self.dtype, value) for value in (from_, to, to - from_)):
         return NotImplemented
     number = SCALARS.get(self.dtype, float)
-    return _filled("uniform", self, generator, self.dtype, [number(from_), number(to)])
+    return _fill_random("uniform", self, generator, self.dtype, [number(from_), number(to)])
 
 
 @kernel(aten.normal_.default)
@@ -50,7 +50,7 @@ def normal_(self: OclTensor, mean: float = 0, std: float = 1, *, generator: Any 
     if std < 0:
         return NotImplemented
     number = SCALARS.get(self.dtype, float)
-    return _filled("normal", self, generator, self.dtype, [number(mean), number(std)])
+    return _fill_random("normal", self, generator, self.dtype, [number(mean), number(std)])
 
 
 @kernel(aten.bernoulli_.float)
@@ -58,17 +58,19 @@ def bernoulli_(self: OclTensor, p: float = 0.5, *, generator: Any = None) -> Any
     """Fill with ones with probability `p`, else zeros."""
     if not 0 <= p <= 1:
         return NotImplemented
-    return _filled("bernoulli", self, generator, torch.float32, [np.float32(p)])
+    return _fill_random("bernoulli", self, generator, torch.float32, [np.float32(p)])
 
 
 @kernel(aten.bernoulli_.Tensor)
-def bernoullis_(self: OclTensor, p: Any, *, generator: Any = None) -> Any:
+def bernoulli_tensor_(self: OclTensor, p: Any, *, generator: Any = None) -> Any:
     """Fill with Bernoulli samples, with a probability per element."""
     if not isinstance(p, OclTensor) or not p.is_floating_point() or p.size() != self.size():
         return NotImplemented
     if p.stride() != self.stride() or is_partial_alias(self, p):
         return NotImplemented
-    return _filled("bernoullis", self, generator, p.dtype, [p.memory.buffer, p.storage_offset()])
+    return _fill_random(
+        "bernoulli_tensor", self, generator, p.dtype, [p.memory.buffer, p.storage_offset()]
+    )
 
 
 @kernel(aten.bernoulli.default)
@@ -76,27 +78,27 @@ def bernoulli(self: OclTensor, *, generator: Any = None) -> Any:
     """Return Bernoulli samples in a new tensor."""
     if not self.is_floating_point() or not is_dense(self.size(), self.stride()):
         return NotImplemented
-    return bernoullis_(like(self, None, None), self, generator=generator)
+    return bernoulli_tensor_(like(self, None, None), self, generator=generator)
 
 
 @kernel(getattr(aten.random_, "from"))
 def random_(self: OclTensor, from_: int, to: int | None, *, generator: Any = None) -> Any:
     """Fill with integers uniform in [from_, to)."""
-    if to is None or from_ >= to or not _has_all(self.dtype, from_, to - 1):
+    if to is None or from_ >= to or not _can_represent_range(self.dtype, from_, to - 1):
         return NotImplemented
-    return _filled("integers", self, generator, torch.float32, [from_, to - from_])
+    return _fill_random("integers", self, generator, torch.float32, [from_, to - from_])
 
 
-def _has_all(kind: torch.dtype, least: int, most: int) -> bool:
+def _can_represent_range(dtype: torch.dtype, low: int, high: int) -> bool:
     """Return whether a dtype represents every integer from `least` to `most`."""
-    if kind not in NAMES:
+    if dtype not in NAMES:
         return False
-    if kind is torch.bool:
-        return least >= 0 and most <= 1
-    if kind in WHOLE:
-        return -WHOLE[kind] <= least and most <= WHOLE[kind]
-    bounds = torch.iinfo(kind)
-    return bounds.min <= least and most <= bounds.max
+    if dtype is torch.bool:
+        return low >= 0 and high <= 1
+    if dtype in EXACT_INTEGERS:
+        return -EXACT_INTEGERS[dtype] <= low and high <= EXACT_INTEGERS[dtype]
+    bounds = torch.iinfo(dtype)
+    return bounds.min <= low and high <= bounds.max
 
 
 @kernel(aten.random_.to)
@@ -107,20 +109,20 @@ def random_to(self: OclTensor, to: int, *, generator: Any = None) -> Any:
 
 @kernel(aten.native_dropout.default)
 def dropout(input: OclTensor, p: float, train: bool | None) -> Any:  # noqa: A002  (torch's name)
-    """Return the input after dropout, and the mask of elements kept."""
+    """Return the input after dropout, and the mask of kept elements."""
     if train is False or not 0 <= p < 1 or not input.is_floating_point():
         return NotImplemented
-    device, kind = input.memory.device, input.dtype
-    if not are_supported(device, kind):
+    device, dtype = input.memory.device, input.dtype
+    if not are_supported(device, dtype):
         return NotImplemented
-    one = input if is_dense(input.size(), input.stride()) else as_contiguous(input)
-    out = empty(device.index, one.size(), one.stride(), kind)
-    mask = empty(device.index, one.size(), one.stride(), torch.bool)
-    number = SCALARS[kind]
+    dense_input = input if is_dense(input.size(), input.stride()) else as_contiguous(input)
+    out = empty(device.index, dense_input.size(), dense_input.stride(), dtype)
+    mask = empty(device.index, dense_input.size(), dense_input.stride(), torch.bool)
+    number = SCALARS[dtype]
     _launch(
-        "dropout", device, kind, kind, one.numel(),
-        [out.memory.buffer, 0, mask.memory.buffer, one.memory.buffer, one.storage_offset(),
-         number(1 - p), number(1 / (1 - p))],
+        "dropout", device, dtype, dtype, dense_input.numel(),
+        [out.memory.buffer, 0, mask.memory.buffer,
+         dense_input.memory.buffer, dense_input.storage_offset(), number(1 - p), number(1 / (1 - p))],
     )  # fmt: skip
     return out, mask
 
@@ -131,20 +133,20 @@ def dropout_backward(grad_output: OclTensor, mask: OclTensor, scale: float) -> A
     return grad_output * mask * scale
 
 
-def _filled(
-    name: str, out: OclTensor, generator: Any, computes: torch.dtype, arguments: list[Any]
+def _fill_random(
+    name: str, out: OclTensor, generator: Any, computed_dtype: torch.dtype, arguments: list[Any]
 ) -> Any:
     device = out.memory.device
     if (
         generator is not None
-        or not are_supported(device, out.dtype, computes)
-        or not (computes.is_floating_point and is_dense(out.size(), out.stride()))
+        or not are_supported(device, out.dtype, computed_dtype)
+        or not (computed_dtype.is_floating_point and is_dense(out.size(), out.stride()))
     ):
         return NotImplemented
     _launch(
         name,
         device,
-        computes,
+        computed_dtype,
         out.dtype,
         out.numel(),
         [out.memory.buffer, out.storage_offset(), *arguments],
@@ -153,30 +155,33 @@ def _filled(
 
 
 def _launch(
-    name: str, device: Device, computes: torch.dtype, written: torch.dtype, count: int,
+    name: str, device: Device, computed_dtype: torch.dtype, out_dtype: torch.dtype, count: int,
     arguments: list[Any],
 ) -> None:  # fmt: skip
     if not count:
         return
-    seed, first = generator_of(device.index).reserve(count)
-    ready = _kernel_for(device, name, computes, written)
-    device.launch(ready, *launch_size(count), count, seed, first, *arguments)
+    seed, offset = generator_of(device.index).reserve(count)
+    ocl_kernel = _kernel_for(device, name, computed_dtype, out_dtype)
+    device.launch(ocl_kernel, *launch_size(count), count, seed, offset, *arguments)
 
 
 @lru_cache
-def _kernel_for(device: Device, name: str, computes: torch.dtype, written: torch.dtype) -> Any:
-    number = SCALARS[computes]
-    last = {
+def _kernel_for(
+    device: Device, name: str, computed_dtype: torch.dtype, out_dtype: torch.dtype
+) -> Any:
+    number = SCALARS[computed_dtype]
+    extra_types = {
         "uniform": (None, np.int64, number, number),
         "normal": (None, np.int64, number, number),
         "bernoulli": (None, np.int64, number),
-        "bernoullis": (None, np.int64, None, np.int64),
+        "bernoulli_tensor": (None, np.int64, None, np.int64),
         "integers": (None, np.int64, np.int64, np.uint64),
         "dropout": (None, np.int64, None, None, np.int64, number, number),
     }[name]
-    defined = {
-        "T": NAMES[computes], "OUT": NAMES[written], "IS_DOUBLE": int(computes is torch.float64),
-        "MISSING": "NAN" if written.is_floating_point else "0",
+    definitions = {
+        "T": NAMES[computed_dtype], "OUT": NAMES[out_dtype],
+        "IS_DOUBLE": int(computed_dtype is torch.float64),
+        "MISSING": "NAN" if out_dtype.is_floating_point else "0",
     }  # fmt: skip
-    source = program_source("random", defined)
-    return compile_kernel(device, source, name, (np.int64, np.uint64, np.uint64, *last))
+    source = program_source("random", definitions)
+    return compile_kernel(device, source, name, (np.int64, np.uint64, np.uint64, *extra_types))

@@ -1,6 +1,7 @@
-"""Convolutions of 3 x 3 with a fourth of the multiplications: see kernels/winograd.cl.
+"""Winograd convolutions: 3 x 3 kernels with a fourth of the multiplications; see winograd.cl.
 
-What is between takes more than twice the memory of images; so it is done for a few at a time.
+The transformed tiles take more than twice the memory of the images, which are processed in chunks
+therefore.
 """
 
 from __future__ import annotations
@@ -23,178 +24,205 @@ if TYPE_CHECKING:
     from cputrain.opencl.conv_geometry import ConvGeometry
     from cputrain.opencl.device import Device
 
-EACH = 36
-"""Numbers of a tile of 6 x 6."""
+TILE_ELEMENTS = 36
+"""Number of elements of a 6 x 6 tile."""
 
-FEWEST = 16
-"""Channels that are worth it; with fewer, transforms take longer than they save."""
+MIN_CHANNELS = 16
+"""Minimum number of channels: with fewer, the transforms cost more than they save."""
 
-SHARE = 16
-"""The part of a device's memory that what is between may take."""
+MEMORY_DIVISOR = 16
+"""Divisor of the device's memory: transformed tiles may take a sixteenth of it."""
 
 
 @lru_cache(maxsize=1 << 12)
-def fits(w: ConvGeometry, kind: torch.dtype) -> bool:
-    """Whether a convolution, or its gradients, are done like this.
+def is_supported(g: ConvGeometry, dtype: torch.dtype) -> bool:
+    """Return whether a convolution and its gradients are computed by Winograd's algorithm.
 
-    In float64 they are not: whoever computes in it wants all digits.
+    It is not used in float64, where its larger rounding errors would defeat the purpose.
     """
     return (
-        kind is torch.float32
-        and (w.r, w.s) == (3, 3)
-        and (w.stride_h, w.stride_w, w.dilation_h, w.dilation_w, w.groups) == (1, 1, 1, 1, 1)
-        and min(w.c, w.k) >= FEWEST
-        and max(w.pad_h, w.pad_w) <= 2
-        and min(w.p, w.q) > 2
-        and EACH * max(w.c * w.k, max(w.c, w.k) * _tiles(w.p, w.q)) <= MAX_INT_INDEX
+        dtype is torch.float32
+        and (g.r, g.s) == (3, 3)
+        and (g.stride_h, g.stride_w, g.dilation_h, g.dilation_w, g.groups) == (1, 1, 1, 1, 1)
+        and min(g.c, g.k) >= MIN_CHANNELS
+        and max(g.pad_h, g.pad_w) <= 2
+        and min(g.p, g.q) > 2
+        and TILE_ELEMENTS * max(g.c * g.k, max(g.c, g.k) * _num_tiles(g.p, g.q)) <= MAX_INT_INDEX
     )
 
 
-def to_output(
-    w: ConvGeometry, one: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+def write_output(
+    g: ConvGeometry, images: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
-    """Write the convolution to `out`."""
-    windows = _of_window(weight, turned=False)
-    for first, count in _images(w, out.memory.device):
-        between = _of_image(one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w))
-        _to_output(windows, between, bias, out, first, count, (w.k, w.p, w.q))
+    """Write the convolution of `images` to `out`."""
+    weights = _transform_weight(weight, is_rotated=False)
+    for first, count in _chunks(g, out.memory.device):
+        transformed = _transform_input(
+            images, first, count, (g.c, g.h, g.w), (g.p, g.q), (g.pad_h, g.pad_w)
+        )
+        _multiply_and_transform(weights, transformed, bias, out, first, count, (g.k, g.p, g.q))
 
 
-def to_input(
-    w: ConvGeometry, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
+def write_input_gradient(
+    g: ConvGeometry, grad: OclTensor, weight: OclTensor, bias: OclTensor | None, out: OclTensor
 ) -> None:
     """Write the gradient of the input: a convolution of the gradient by the rotated weight."""
-    windows = _of_window(weight, turned=True)
-    for first, count in _images(w, out.memory.device):
-        between = _of_image(
-            grad, first, count, (w.k, w.p, w.q), (w.h, w.w), (2 - w.pad_h, 2 - w.pad_w)
+    weights = _transform_weight(weight, is_rotated=True)
+    for first, count in _chunks(g, out.memory.device):
+        transformed = _transform_input(
+            grad, first, count, (g.k, g.p, g.q), (g.h, g.w), (2 - g.pad_h, 2 - g.pad_w)
         )
-        _to_output(windows, between, bias, out, first, count, (w.c, w.h, w.w))
+        _multiply_and_transform(weights, transformed, bias, out, first, count, (g.c, g.h, g.w))
 
 
-def to_weight(w: ConvGeometry, grad: OclTensor, one: OclTensor, out: OclTensor) -> None:
-    """Write the gradient of the weight."""
-    device, kind = out.memory.device, out.dtype
-    images = _images(w, device)
-    size = EACH * w.k * w.c
-    whole = empty(device.index, (len(images), EACH, w.k, w.c), (size, w.k * w.c, w.c, 1), kind)
-    for number, (first, count) in enumerate(images):
-        of_one = _of_image(one, first, count, (w.c, w.h, w.w), (w.p, w.q), (w.pad_h, w.pad_w))
-        of_grad = _of_gradient(w, grad, first, count)
-        there = OclTensor(whole.memory, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), number * size, kind)
-        turned = OclTensor(
-            of_one.memory, (EACH, of_one.size(2), w.c), (of_one.stride(0), 1, of_one.stride(1)),
-            0, kind,
+def write_weight_gradient(
+    g: ConvGeometry, grad: OclTensor, images: OclTensor, out: OclTensor
+) -> None:
+    """Write the gradient of the weight to `out`."""
+    device, dtype = out.memory.device, out.dtype
+    chunks = _chunks(g, device)
+    num_elements = TILE_ELEMENTS * g.k * g.c
+    partial_sums = empty(
+        device.index,
+        (len(chunks), TILE_ELEMENTS, g.k, g.c),
+        (num_elements, g.k * g.c, g.c, 1),
+        dtype,
+    )
+    for index, (first, count) in enumerate(chunks):
+        input_tiles = _transform_input(
+            images, first, count, (g.c, g.h, g.w), (g.p, g.q), (g.pad_h, g.pad_w)
+        )
+        grad_tiles = _transform_gradient(g, grad, first, count)
+        chunk_sum = OclTensor(
+            partial_sums.memory,
+            (TILE_ELEMENTS, g.k, g.c),
+            (g.k * g.c, g.c, 1),
+            index * num_elements,
+            dtype,
+        )
+        transposed = OclTensor(
+            input_tiles.memory, (TILE_ELEMENTS, input_tiles.size(2), g.c),
+            (input_tiles.stride(0), 1, input_tiles.stride(1)), 0, dtype,
         )  # fmt: skip
-        multiply(of_grad, turned, there)
-    if len(images) > 1:
-        total = empty(device.index, (EACH, w.k, w.c), (w.k * w.c, w.c, 1), kind)
-        reduce("0", "A + X", "A", whole, [0], total)
-        whole = total
-    ready = _kernel_for(device, "to_window", kind)
+        multiply(grad_tiles, transposed, chunk_sum)
+    if len(chunks) > 1:
+        total = empty(device.index, (TILE_ELEMENTS, g.k, g.c), (g.k * g.c, g.c, 1), dtype)
+        reduce("0", "A + X", "A", partial_sums, [0], total)
+        partial_sums = total
+    ocl_kernel = _kernel_for(device, "transform_weight_gradient", dtype)
     device.launch(
-        ready, *launch_size(w.k * w.c), w.k, w.c, whole.memory.buffer,
+        ocl_kernel, *launch_size(g.k * g.c), g.k, g.c, partial_sums.memory.buffer,
         out.memory.buffer, out.storage_offset(),
     )  # fmt: skip
 
 
-def _tiles(p: int, q: int) -> int:
+def _num_tiles(p: int, q: int) -> int:
+    """Return the number of 4 x 4 tiles that cover an output of p x q."""
     return -(-p // 4) * -(-q // 4)
 
 
 @lru_cache(maxsize=1 << 12)
-def _images(w: ConvGeometry, device: Device) -> list[tuple[int, int]]:
+def _chunks(g: ConvGeometry, device: Device) -> list[tuple[int, int]]:
     """Return (first image, number of images) of each chunk processed at a time."""
-    tiles = max(_tiles(w.p, w.q), _tiles(w.h, w.w))
-    each = EACH * tiles * (w.c + w.k) * 4
-    room = min(device.memory // SHARE, 2 << 30)
-    most = max(1, min(room // each, MAX_INT_INDEX // (EACH * tiles * max(w.c, w.k))))
-    parts = -(-w.n // most)
-    count = -(-w.n // parts)
-    return [(first, min(count, w.n - first)) for first in range(0, w.n, count)]
+    num_tiles = max(_num_tiles(g.p, g.q), _num_tiles(g.h, g.w))
+    image_bytes = TILE_ELEMENTS * num_tiles * (g.c + g.k) * 4
+    max_bytes = min(device.memory // MEMORY_DIVISOR, 2 << 30)
+    max_images = max(
+        1,
+        min(max_bytes // image_bytes, MAX_INT_INDEX // (TILE_ELEMENTS * num_tiles * max(g.c, g.k))),
+    )
+    num_chunks = -(-g.n // max_images)
+    count = -(-g.n // num_chunks)
+    return [(first, min(count, g.n - first)) for first in range(0, g.n, count)]
 
 
-def _between(device: Device, planes: int, tiles: int) -> OclTensor:
-    return empty(device.index, (EACH, planes, tiles), (planes * tiles, tiles, 1), torch.float32)
+def _empty_transformed(device: Device, planes: int, num_tiles: int) -> OclTensor:
+    """Return an uninitialized tensor for transformed tiles: [36][planes][tiles]."""
+    size, stride = (TILE_ELEMENTS, planes, num_tiles), (planes * num_tiles, num_tiles, 1)
+    return empty(device.index, size, stride, torch.float32)
 
 
-def _of_window(weight: OclTensor, *, turned: bool) -> OclTensor:
+def _transform_weight(weight: OclTensor, *, is_rotated: bool) -> OclTensor:
     device = weight.memory.device
     k, c = weight.size(0), weight.size(1)
-    rows, columns = (c, k) if turned else (k, c)
-    out = _between(device, rows, columns)
-    ready = _kernel_for(device, "of_window", weight.dtype, TURNED=turned)
+    rows, columns = (c, k) if is_rotated else (k, c)
+    out = _empty_transformed(device, rows, columns)
+    ocl_kernel = _kernel_for(device, "transform_weight", weight.dtype, ROTATED=is_rotated)
     device.launch(
-        ready, *launch_size(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
+        ocl_kernel, *launch_size(k * c), k, c, weight.memory.buffer, weight.storage_offset(),
         out.memory.buffer,
     )  # fmt: skip
     return out
 
 
-def _of_image(
-    one: OclTensor, first: int, count: int, image: tuple[int, int, int],
-    written: tuple[int, int], pad: tuple[int, int],
+def _transform_input(
+    images: OclTensor, first: int, count: int, image: tuple[int, int, int],
+    output_size: tuple[int, int], pad: tuple[int, int],
 ) -> OclTensor:  # fmt: skip
-    device = one.memory.device
-    planes, h, v = image
-    form = _form(written, planes, count)
-    out = _between(device, planes, form[-1])
-    ready = _kernel_for(device, "of_image", one.dtype)
+    device = images.memory.device
+    planes, h, w = image
+    tile_arguments = _tile_arguments(output_size, planes, count)
+    out = _empty_transformed(device, planes, tile_arguments[-1])
+    ocl_kernel = _kernel_for(device, "transform_input", images.dtype)
     device.launch(
-        ready, *launch_size(form[0]), *form, h, v, *pad,
-        one.memory.buffer, one.storage_offset() + first * planes * h * v, out.memory.buffer,
+        ocl_kernel, *launch_size(tile_arguments[0]), *tile_arguments, h, w, *pad,
+        images.memory.buffer, images.storage_offset() + first * planes * h * w, out.memory.buffer,
     )  # fmt: skip
     return out
 
 
-def _of_gradient(w: ConvGeometry, grad: OclTensor, first: int, count: int) -> OclTensor:
+def _transform_gradient(g: ConvGeometry, grad: OclTensor, first: int, count: int) -> OclTensor:
     device = grad.memory.device
-    form = _form((w.p, w.q), w.k, count)
-    out = _between(device, w.k, form[-1])
-    ready = _kernel_for(device, "of_gradient", grad.dtype)
+    tile_arguments = _tile_arguments((g.p, g.q), g.k, count)
+    out = _empty_transformed(device, g.k, tile_arguments[-1])
+    ocl_kernel = _kernel_for(device, "transform_gradient", grad.dtype)
     device.launch(
-        ready, *launch_size(form[0]), *form, grad.memory.buffer,
-        grad.storage_offset() + first * w.k * w.p * w.q, out.memory.buffer,
+        ocl_kernel, *launch_size(tile_arguments[0]), *tile_arguments, grad.memory.buffer,
+        grad.storage_offset() + first * g.k * g.p * g.q, out.memory.buffer,
     )  # fmt: skip
     return out
 
 
-def _to_output(
-    windows: OclTensor, between: OclTensor, bias: OclTensor | None, out: OclTensor, first: int,
+def _multiply_and_transform(
+    weights: OclTensor, transformed: OclTensor, bias: OclTensor | None, out: OclTensor, first: int,
     count: int, image: tuple[int, int, int],
 ) -> None:  # fmt: skip
     device = out.memory.device
     planes, p, q = image
-    form = _form((p, q), planes, count)
-    found = _between(device, planes, form[-1])
-    multiply(windows, between, found)
-    ready = _kernel_for(device, "to_output", out.dtype, HAS_BIAS=bias is not None)
-    held = out if bias is None else bias  # (something must be given)
+    tile_arguments = _tile_arguments((p, q), planes, count)
+    products = _empty_transformed(device, planes, tile_arguments[-1])
+    multiply(weights, transformed, products)
+    ocl_kernel = _kernel_for(device, "transform_output", out.dtype, HAS_BIAS=bias is not None)
+    bias_or_out = out if bias is None else bias  # (the kernel needs a buffer)
     device.launch(
-        ready, *launch_size(form[0]), *form, found.memory.buffer,
-        held.memory.buffer, held.storage_offset(),
+        ocl_kernel, *launch_size(tile_arguments[0]), *tile_arguments, products.memory.buffer,
+        bias_or_out.memory.buffer, bias_or_out.storage_offset(),
         out.memory.buffer, out.storage_offset() + first * planes * p * q,
     )  # fmt: skip
 
 
-def _form(written: tuple[int, int], planes: int, images: int) -> tuple[int, ...]:
+def _tile_arguments(output_size: tuple[int, int], planes: int, num_images: int) -> tuple[int, ...]:
     """Return the tile arguments of the kernels: total tiles first, tiles of a plane last."""
-    p, q = written
-    tiles = images * _tiles(p, q)
-    return planes * tiles, planes, p, q, -(-p // 4), -(-q // 4), tiles
+    p, q = output_size
+    num_tiles = num_images * _num_tiles(p, q)
+    return planes * num_tiles, planes, p, q, -(-p // 4), -(-q // 4), num_tiles
 
 
 @lru_cache
-def _kernel_for(device: Device, name: str, kind: torch.dtype, **defined: bool) -> Any:
-    number = np.int32
+def _kernel_for(device: Device, name: str, dtype: torch.dtype, **flags_by_name: bool) -> Any:
+    int_type = np.int32
     types = {
-        "of_image": (*[number] * 11, None, number, None),
-        "of_gradient": (*[number] * 7, None, number, None),
-        "to_output": (*[number] * 7, None, None, number, None, number),
-        "of_window": (number, number, None, number, None),
-        "to_window": (number, number, None, None, number),
+        "transform_input": (*[int_type] * 11, None, int_type, None),
+        "transform_gradient": (*[int_type] * 7, None, int_type, None),
+        "transform_output": (*[int_type] * 7, None, None, int_type, None, int_type),
+        "transform_weight": (int_type, int_type, None, int_type, None),
+        "transform_weight_gradient": (int_type, int_type, None, None, int_type),
     }[name]
-    flags = {"HAS_BIAS": 0, "TURNED": 0, **{key: int(value) for key, value in defined.items()}}
+    flags = {
+        "HAS_BIAS": 0,
+        "ROTATED": 0,
+        **{key: int(value) for key, value in flags_by_name.items()},
+    }
     return compile_kernel(
-        device, program_source("winograd", {"T": NAMES[kind], **flags}), name, types
+        device, program_source("winograd", {"T": NAMES[dtype], **flags}), name, types
     )
