@@ -26,8 +26,8 @@ from cputrain.split.proof.compare import ShardingSpec
 from cputrain.split.proof.model_state import changes, objects_of, outline_of, structure
 from cputrain.split.proof.read_names import ReadNames, kinds_of
 from cputrain.split.proof.refusal import CannotSplitError
-from cputrain.split.proof.search import FEWEST, Numbers, find_sharding
-from cputrain.split.proof.watch import Watch
+from cputrain.split.proof.search import FEWEST, RandomStates, find_sharding
+from cputrain.split.proof.watch import CheckSchedule
 from cputrain.split.sync import batch_norm, decisions, losses, random_functions
 from cputrain.split.sync.rng import SharedDraws
 
@@ -132,7 +132,7 @@ class Dispatcher:
         self._num_refusals = 0
         """Failed proofs in a row."""
         self._reported: set[str] = set()
-        self._watch = Watch()
+        self._check_schedule = CheckSchedule()
         self._replicas: dict[Any, list[Replica]] = {}
         self._flat_params: dict[torch.device, DeviceFlatParams] = {}
         self._executors: dict[int, Executor] = {}
@@ -176,7 +176,11 @@ class Dispatcher:
         self._chosen_sizes = {sizes: chosen_sizes}
         if self._is_undivided(sizes) and not self.is_measuring:
             return call(self._model, *args, **kwargs)
-        if trains and self._watch.is_due() and not self._still_holds(call, args, kwargs, sharding):
+        if (
+            trains
+            and self._check_schedule.is_due()
+            and not self._still_holds(call, args, kwargs, sharding)
+        ):
             return call(self._model, *args, **kwargs)
         if not self._falls_back and not sharding.proof.asks:
             return self._run_sharded(call, arguments, sharding, sizes, signature)
@@ -237,7 +241,7 @@ class Dispatcher:
     @property
     def watch_s(self) -> float:
         """Seconds that the watch has spent comparing samples."""
-        return self._watch.seconds
+        return self._check_schedule.seconds
 
     @property
     def is_measuring(self) -> bool:
@@ -324,17 +328,17 @@ class Dispatcher:
 
     def _can_shard_to_one(self, sharding: ProvedSharding, arguments: Arguments) -> bool:
         """Return whether the proof also holds for shards of one sample."""
-        numbers = Numbers(home_of(self._model))
+        random_states = RandomStates(home_of(self._model))
         try:
             sharding.proof.extend_to_one(self._model, arguments)
         finally:
-            numbers.put_back()
+            random_states.restore()
         return not sharding.proof.needs_two_samples
 
     def _extend(self, sharding: ProvedSharding, arguments: Arguments) -> bool:
         """Extend the proof to a batch that it does not cover yet; return whether that worked."""
         kind = next(kind for kind, candidate in self._shardings.items() if candidate is sharding)
-        numbers = Numbers(home_of(self._model))
+        random_states = RandomStates(home_of(self._model))
         try:
             sharding.proof.extend(self._model, arguments)
             if not sharding.proof.written <= sharding.spec.changing:
@@ -350,7 +354,7 @@ class Dispatcher:
                 self._refuse(_one_line(error))
             return False
         finally:
-            numbers.put_back()
+            random_states.restore()
         self._num_refusals = 0
         return True
 
@@ -358,8 +362,8 @@ class Dispatcher:
         self, call: Calls, args: tuple[Any, ...], kwargs: dict[str, Any], sharding: ProvedSharding
     ) -> bool:
         """Compare some samples of this batch, whole and sharded; return whether they agree."""
-        with self._watch.measured():
-            arguments = Arguments(args, kwargs, sharding.dim).select(self._watch.pick)
+        with self._check_schedule.measured():
+            arguments = Arguments(args, kwargs, sharding.dim).select(self._check_schedule.pick)
             try:
                 find_sharding(
                     self._model, call, arguments, self._executor(next(iter(self._places))),
@@ -405,7 +409,7 @@ class Dispatcher:
                 self._evict_shardings()
                 self._num_refusals = 0
                 self.proof_s = time.perf_counter() - started_at
-                self._watch.begin(self.proof_s)
+                self._check_schedule.begin(self.proof_s)
                 return
             except CannotSplitError as refusal:
                 reasons.append(str(refusal))

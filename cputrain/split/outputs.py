@@ -27,7 +27,7 @@ class OutputLayout(Record):
     REDUCED where they are the same, but each shard's gradient is that of its own samples.
     """
 
-    shared: tuple[Shared | None, ...]
+    shared: tuple[LeafAlias | None, ...]
     """For each leaf, the leaf whose memory it shares; None for leaves with memory of their own."""
 
     def put(self, shards: Sequence[Sequence[Any]]) -> list[Any]:
@@ -49,7 +49,7 @@ class OutputLayout(Record):
         ]
 
 
-class Shared(Record):
+class LeafAlias(Record):
     """An output leaf that shares another leaf's memory: the same tensor, or a view of it."""
 
     number: int
@@ -80,13 +80,13 @@ def concatenate(shards: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(tuple(shards), dim)
 
 
-def shared_memory(leaves: Sequence[Any]) -> list[Shared | None]:
+def shared_memory(leaves: Sequence[Any]) -> list[LeafAlias | None]:
     """Return for each leaf the leaf whose memory it shares; None where it shares none.
 
     Raises:
         CannotSplitError: Two leaves share some of their elements only.
     """
-    result: list[Shared | None] = [None] * len(leaves)
+    result: list[LeafAlias | None] = [None] * len(leaves)
     tensors = [number for number, leaf in enumerate(leaves) if _has_memory(leaf)]
     distinct: list[int] = []
     for number in sorted(tensors, key=lambda number: not leaves[number].requires_grad):
@@ -96,7 +96,7 @@ def shared_memory(leaves: Sequence[Any]) -> list[Shared | None]:
                 if _view_key(leaf) != _view_key(leaves[other_index]):
                     first, second = sorted((other_index, number))
                     raise CannotSplitError(f"its outputs {first} and {second} share memory")
-                result[number] = Shared(
+                result[number] = LeafAlias(
                     number=other_index,
                     is_same=leaf is leaves[other_index],
                     is_detached=leaf.requires_grad != leaves[other_index].requires_grad,

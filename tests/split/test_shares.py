@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cputrain.split.balance.auto_replicas import FixedShards, Limits
+from cputrain.split.balance.auto_replicas import FixedShards, ShardLimits
 from cputrain.split.balance.load_balancer import (
     DRIFTED_CHECKS,
     MIN_GAIN,
@@ -404,7 +404,7 @@ def test_a_limit_is_set_once_and_never_to_all():
     assert not choice.limit(0, 1)
     assert not choice.limit(1, 2)
     assert choice.sizes(4, trains=True) == (2, 2)
-    limits = Limits(3)
+    limits = ShardLimits(3)
     assert limits.set(0, 3)
     assert limits.within((5, 0, 5)) == (3, 0, 7)
 

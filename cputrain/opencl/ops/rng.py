@@ -122,7 +122,8 @@ def dropout(input: OclTensor, p: float, train: bool | None) -> Any:  # noqa: A00
     _launch(
         "dropout", device, dtype, dtype, dense_input.numel(),
         [out.memory.buffer, 0, mask.memory.buffer,
-         dense_input.memory.buffer, dense_input.storage_offset(), number(1 - p), number(1 / (1 - p))],
+         dense_input.memory.buffer, dense_input.storage_offset(),
+         number(1 - p), number(1 / (1 - p))],
     )  # fmt: skip
     return out, mask
 

@@ -60,7 +60,7 @@ MIN_BATCH_RATIO = 0.9
 """Batches smaller than this fraction of the largest are not measured: an epoch's last batch."""
 
 
-class Limits:
+class ShardLimits:
     """Upper limits on the shard sizes of some of `count` replicas or devices."""
 
     def __init__(self, count: int) -> None:
@@ -94,7 +94,7 @@ class FixedShards:
 
     def __init__(self, shares: Sequence[float]) -> None:
         self._shares = shares
-        self._limits = Limits(len(shares))
+        self._limits = ShardLimits(len(shares))
 
     def sizes(self, size: int, *, trains: bool) -> Sizes:  # noqa: ARG002  (called by keyword)
         """Return sizes in proportion to the shares, within the limits."""

@@ -8,7 +8,7 @@ The result is the same for any sizes, so every measured step is an ordinary trai
 from __future__ import annotations
 
 from cputrain.record import Record
-from cputrain.split.balance.auto_replicas import Limits, median
+from cputrain.split.balance.auto_replicas import ShardLimits, median
 from cputrain.split.balance.step_costs import NEVER, Cost, StepSamples, balanced
 from cputrain.split.batch import divided
 
@@ -128,7 +128,7 @@ class LoadBalancer:
         self._num_steps = 0
         self._num_drifted = 0
         self._num_short = 0
-        self._limits = Limits(len(replicas))
+        self._limits = ShardLimits(len(replicas))
         self._num_to_skip = WARM_UP
         self._trial: Trial | None = None
         self._division: tuple[int, ...] = ()

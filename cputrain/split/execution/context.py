@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.split.batch import Range
-    from cputrain.split.proof.trace import Recorder
+    from cputrain.split.proof.trace import OperatorRecorder
     from cputrain.split.sync.barrier import ReplicaBarrier
     from cputrain.split.sync.rng import SharedDraws
 
@@ -48,7 +48,7 @@ class ReplicaContext:
         *,
         device: torch.device | None = None,
         is_multi_device: bool = False,
-        trace: Recorder | None = None,
+        trace: OperatorRecorder | None = None,
         proved: Collection[tuple[bool, ...]] | None = None,
     ) -> None:
         self.number = number

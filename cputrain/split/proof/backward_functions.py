@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from cputrain.split.proof.trace import Recorder
+    from cputrain.split.proof.trace import OperatorRecorder
 
 
-def trace(recorder: Recorder, outputs: Sequence[Any]) -> None:
+def trace(recorder: OperatorRecorder, outputs: Sequence[Any]) -> None:
     """Run each custom function's backward under the recorder, with gradients of ones."""
     for node in _functions(outputs):
         function = type(node)._forward_cls

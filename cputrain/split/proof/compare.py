@@ -79,7 +79,7 @@ class Pair(Record):
         return float((whole - sharded).norm()) / norm if norm else float("inf")
 
 
-class Comparison:
+class ShardingComparison:
     """Run one call on the whole batch and on shards, and pair the results."""
 
     def __init__(

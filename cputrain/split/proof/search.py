@@ -18,7 +18,7 @@ from torch import nn
 from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split.devices import CPU
 from cputrain.split.execution.replica import home_of, is_plain
-from cputrain.split.proof.compare import Comparison, ShardingSpec
+from cputrain.split.proof.compare import ShardingComparison, ShardingSpec
 from cputrain.split.proof.model_state import StateCopier
 from cputrain.split.proof.refusal import CannotSplitError
 from cputrain.split.proof.structural import WITH_STORAGE, Proof
@@ -68,15 +68,15 @@ def find_sharding(
         CannotSplitError: the calls cannot be sharded. Errors of the model are raised as they are.
     """
     _check_statically(model, anywhere=bool(devices))
-    numbers = Numbers(home_of(model))
+    random_states = RandomStates(home_of(model))
     try:
         proof = Proof(model, call, arguments)
-        numbers.put_back()
+        random_states.restore()
         copied = StateCopier(read=proof.read).copy(model)
-        spec = _agreeing_spec(copied, call, arguments, executor, devices, numbers, proof)
+        spec = _agreeing_spec(copied, call, arguments, executor, devices, random_states, proof)
         return proof, spec.replace(changing=spec.changing | proof.written)
     finally:
-        if numbers.put_back():  # the reason for any difference
+        if random_states.restore():  # the reason for any difference
             raise CannotSplitError("it draws random numbers from Python or NumPy as well")
 
 
@@ -86,7 +86,7 @@ def _agreeing_spec(
     arguments: Arguments,
     executor: Executor,
     devices: Sequence[torch.device],
-    numbers: Numbers,
+    random_states: RandomStates,
     proof: Proof,
 ) -> ShardingSpec:
     """Compare a few samples, whole and sharded, at the lowest cost that shows agreement.
@@ -98,10 +98,10 @@ def _agreeing_spec(
     if not proof.written and not proof.needs_two_samples:
         with suppress(Exception):  # one sample may be too few for a shard: raised below
             return compare(FEWEST, CLOSELY, exactly=False)
-        numbers.put_back()
+        random_states.restore()
     with suppress(RuntimeError, TypeError):  # the model may not accept float64
         return compare(SAMPLES, ROUGHLY, exactly=True)
-    numbers.put_back()
+    random_states.restore()
     return compare(SAMPLES, ROUGHLY, exactly=False)
 
 
@@ -167,7 +167,7 @@ def _compare_samples(
     ones = [1] * (len(distinct_devices) - 2)
     smaller = max(1, (batch.size - 1) // 2 - len(ones))
     sizes = [*ones, smaller, batch.size - smaller - len(ones)]
-    comparison = Comparison(
+    comparison = ShardingComparison(
         model,
         call,
         batch,
@@ -190,7 +190,7 @@ def _compare_samples(
     return comparison.spec
 
 
-class Numbers:
+class RandomStates:
     """Saved states of the random generators of torch, Python and NumPy."""
 
     def __init__(self, home: torch.device = CPU) -> None:
@@ -200,7 +200,7 @@ class Numbers:
         self._numpy = sys.modules.get("numpy")
         self._numpy_state = None if self._numpy is None else self._numpy.random.get_state()
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Restore all states; return whether Python's or NumPy's generator had been used."""
         self._generators.set(self._torch_states)
         used = random.getstate() != self._python_state

@@ -1,9 +1,9 @@
 """Structural proof that a model's batch can be sharded, made on copies of the model.
 
-A forward with two samples and one with the whole batch run under a `Recorder`: each operator must
-keep samples apart, and both runs must have the same operators. A forward must leave every object
-that is reachable from the model unchanged, except the buffers of batch norm and those that all
-replicas write with the same values.
+A forward with two samples and one with the whole batch run under an `OperatorRecorder`: each
+operator must keep samples apart, and both runs must have the same operators. A forward must leave
+every object that is reachable from the model unchanged, except the buffers of batch norm and those
+that all replicas write with the same values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cputrain.split.proof.model_state import (
 from cputrain.split.proof.read_names import ReadNames
 from cputrain.split.proof.refusal import CannotSplitError
 from cputrain.split.proof.sharding import Opaque, Reduced, SampleIndex, Shard
-from cputrain.split.proof.trace import CannotShard, Recorder
+from cputrain.split.proof.trace import CannotShard, OperatorRecorder
 from cputrain.split.sync.barrier import ReplicaBarrier
 from cputrain.split.sync.rng import Generators, SharedDraws
 
@@ -103,7 +103,7 @@ class Proof:
         self._min_shape = [*map(min, self._min_shape or shape, shape)]
         self._max_shape = [*map(max, self._max_shape or shape, shape)]
 
-    def _run_consistently(self, model: nn.Module, arguments: Arguments) -> Recorder:
+    def _run_consistently(self, model: nn.Module, arguments: Arguments) -> OperatorRecorder:
         """Run the reference and the whole batch with the same results of reductions.
 
         The reference is repeated with the results of the whole batch until both agree. The whole
@@ -125,7 +125,9 @@ class Proof:
                 answers = new_answers  # those that are known by now
             generators.set(states)
 
-    def _run_largest(self, model: nn.Module, arguments: Arguments, reference: Recorder) -> Recorder:
+    def _run_largest(
+        self, model: nn.Module, arguments: Arguments, reference: OperatorRecorder
+    ) -> OperatorRecorder:
         """Run the whole batch; halve it until it fits into the device's memory."""
         size = arguments.size
         while True:
@@ -154,9 +156,9 @@ class Proof:
         model: nn.Module,
         arguments: Arguments,
         size: int,
-        reference: Recorder | None,
+        reference: OperatorRecorder | None,
         answers: Sequence[bool] = (),
-    ) -> Recorder:
+    ) -> OperatorRecorder:
         """Run a forward of copies under a recorder; raise CannotSplitError where it must not split.
 
         `answers` are the results of the first reductions over the batch.
@@ -174,7 +176,7 @@ class Proof:
             for leaf in arguments.part((0, size))
         ]
         args, options = arguments.built(leaves)
-        recorder = Recorder(copied, size, _tensors(copied, read_names), reference, answers)
+        recorder = OperatorRecorder(copied, size, _tensors(copied, read_names), reference, answers)
         for leaf, dim in zip(leaves, arguments.dims, strict=True):
             if isinstance(leaf, torch.Tensor):
                 recorder.set_batch_dim(leaf, dim)
@@ -309,7 +311,7 @@ def _check_outlines(outline: Any, reference: Any) -> None:
             )
 
 
-def _check_outputs(recorder: Recorder, output: Any) -> frozenset[int]:
+def _check_outputs(recorder: OperatorRecorder, output: Any) -> frozenset[int]:
     """Raise where outputs cannot be concatenated; return the indices of those that are losses."""
     leaves = leaves_of(output)[0]
     losses: set[int] = set()

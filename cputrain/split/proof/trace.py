@@ -1,9 +1,9 @@
 """Trace the layout of the batch through the operators of a forward; refuse those that mix samples.
 
-`Recorder` is a dispatch mode, which sees each operator that reaches a kernel and infers the layout
-of its outputs from that of its inputs (see `sharding`). The same forward is run with two batch
-sizes. Operators, constants and shapes must be equal except for the batch size: this shows branches
-on the batch size, and which dimension of a tensor is the batch.
+`OperatorRecorder` is a dispatch mode, which sees each operator that reaches a kernel and infers the
+layout of its outputs from that of its inputs (see `sharding`). The same forward is run with two
+batch sizes. Operators, constants and shapes must be equal except for the batch size: this shows
+branches on the batch size, and which dimension of a tensor is the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cputrain.split.proof.sharding import (
     Layout,
     MixesSamples,
     Opaque,
-    Operator,
+    OperatorCall,
     Reduced,
     SampleIndex,
     Shard,
@@ -96,7 +96,7 @@ class Entry:
         self.shapes = shapes
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the operators of a forward and, given a reference, infer the layout of each tensor."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model: nn.Module,
         num_samples: int,
         other_tensors: Iterable[tuple[str, torch.Tensor]] = (),
-        reference: Recorder | None = None,
+        reference: OperatorRecorder | None = None,
         answers: Sequence[bool] = (),
     ) -> None:
         """Set up the trace of one forward.
@@ -156,7 +156,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name, tensor in named_tensors:
                 self._descriptions[self._storage(tensor)] = f"{prefix} {name}"
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> OperatorRecorder:
         self._functions.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -246,7 +246,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._set(tensor, None)
             return
         with self.naming_operator("random numbers"):
-            operator = Operator(
+            operator = OperatorCall(
                 "random numbers", {}, {}, [tensor], self.num_samples, reference.shapes
             )  # fmt: skip
             scaled = operator.scaled_dims()
@@ -372,7 +372,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._set(tensor, None)
             return
         with self.naming_operator(name):
-            operator = Operator(
+            operator = OperatorCall(
                 func._schema.name.rpartition("::")[2], arguments, layouts, outputs,
                 self.num_samples, reference.shapes,
             )  # fmt: skip
@@ -558,7 +558,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _FunctionMode(TorchFunctionMode):
     """Function mode for calls without a kernel: reads of values, hooks, and one-hot."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: OperatorRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 

@@ -6,9 +6,9 @@ from cputrain.record import Record
 from cputrain.split.batch import DIMS, Arguments, divided
 from cputrain.split.dispatcher import exchange
 from cputrain.split.execution.executor import executor_on
-from cputrain.split.proof.compare import Comparison, ShardingSpec
+from cputrain.split.proof.compare import ShardingComparison, ShardingSpec
 from cputrain.split.proof.refusal import CannotSplitError
-from cputrain.split.proof.search import FEWEST, Numbers, find_sharding
+from cputrain.split.proof.search import FEWEST, RandomStates, find_sharding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def verify(
     exchange()
     verification = Verification(model=type(model).__name__, replicas=replicas)
     executor = executor_on(places(replicas)[replicas])
-    numbers = Numbers()
+    random_states = RandomStates()
     call = call or type(model).__call__
     reason = ""
     try:
@@ -117,7 +117,7 @@ def verify(
             try:
                 _, spec = find_sharding(model, call, arguments, executor)
                 differences = _differences(
-                    model, call, arguments, executor, numbers, replicas, spec
+                    model, call, arguments, executor, random_states, replicas, spec
                 )
                 return verification.replace(differences=differences)
             except CannotSplitError as refusal:
@@ -125,7 +125,7 @@ def verify(
             except RuntimeError as error:  # the model does not accept a single shard
                 reason = reason or f"{type(error).__name__}: {error}"
     finally:
-        numbers.put_back()
+        random_states.restore()
     return verification.replace(
         refused=reason or f"fewer than {FEWEST} samples cannot be told apart"
     )
@@ -136,18 +136,20 @@ def _differences(
     call: Calls,
     arguments: Arguments,
     executor: Executor,
-    numbers: Numbers,
+    random_states: RandomStates,
     replicas: int,
     spec: ShardingSpec,
 ) -> tuple[Difference, ...]:
     """Return the differences of one call, computed in the model's dtypes and in float64."""
     differences: dict[tuple[str, str], Difference] = {}
     for exactly in (False, True):
-        numbers.put_back()
+        random_states.restore()
         batch = arguments.first(arguments.size, exactly=exactly)
         sizes = divided(arguments.size, [1.0] * replicas)
         try:
-            comparison = Comparison(model, call, batch, executor, sizes, exactly=exactly, spec=spec)
+            comparison = ShardingComparison(
+                model, call, batch, executor, sizes, exactly=exactly, spec=spec
+            )
             pairs = list(comparison.pairs())
         except RuntimeError:
             if not exactly:

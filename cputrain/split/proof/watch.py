@@ -28,7 +28,7 @@ SAMPLES = 8
 SEED = 0
 
 
-class Watch:
+class CheckSchedule:
     """Schedule the next check so that checks stay within `MAX_OVERHEAD`."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from cputrain.split.proof.sharding.layout import (
     Layout,
     MixesSamples,
     Opaque,
-    Operator,
+    OperatorCall,
     Reduced,
     SampleIndex,
     Shard,
@@ -19,7 +19,7 @@ COPIES = frozenset({"_to_copy", "clone", "detach", "alias", "lift_fresh", "lift"
 """Operators that copy a tensor and so keep any layout."""
 
 
-def pointwise(op: Operator) -> list[Layout]:
+def pointwise(op: OperatorCall) -> list[Layout]:
     """Broadcast the arguments, with dimensions aligned at their ends; keep the common layout."""
     num_dims = op.outputs[0].dim() if op.outputs else 0
     if any(isinstance(op.layout(tensor), Reduced) for tensor in op.tensors):
@@ -47,7 +47,7 @@ def pointwise(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(layout)
 
 
-def _combine_losses(op: Operator) -> list[Layout]:
+def _combine_losses(op: OperatorCall) -> list[Layout]:
     """Combine losses with constants only.
 
     Another tensor that requires a gradient would get one from every replica.
@@ -59,7 +59,7 @@ def _combine_losses(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(Reduced())
 
 
-def factory(op: Operator) -> list[Layout]:
+def factory(op: OperatorCall) -> list[Layout]:
     """Create a constant, which may have a row for each sample as all rows are equal."""
     if any(op.layout(tensor) is not None for tensor in op.tensors if tensor is not op["self"]):
         raise MixesSamples("fills a tensor with a value of a batch")
@@ -68,7 +68,7 @@ def factory(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(constant(op))
 
 
-def constant(op: Operator) -> Layout:
+def constant(op: OperatorCall) -> Layout:
     """Return the layout of an output with equal values for all samples."""
     scaled = op.scaled_dims()
     if len(scaled) > 1:
@@ -81,7 +81,7 @@ def constant(op: Operator) -> Layout:
     return Shard(scaled[0], size // op.num_samples)
 
 
-def arange(op: Operator) -> list[Layout]:
+def arange(op: OperatorCall) -> list[Layout]:
     """Return the sample index for a range over the samples; refuse other uses of the batch size."""
     if not op.scaled_dims():
         return [None]
@@ -92,14 +92,14 @@ def arange(op: Operator) -> list[Layout]:
     raise MixesSamples("numbers the samples")
 
 
-def only_replicated(op: Operator) -> list[Layout]:
+def only_replicated(op: OperatorCall) -> list[Layout]:
     """Return replicated outputs, as replicated inputs give each shard the same."""
     if op.outputs and any(op.scaled_dims(number) for number in range(len(op.outputs))):
         raise MixesSamples("makes a tensor whose size depends on the number of samples")
     return op.same_layout_for_all(None)
 
 
-def table_lookup(op: Operator) -> list[Layout]:
+def table_lookup(op: OperatorCall) -> list[Layout]:
     """Look up each element in a replicated table (bucketize, searchsorted, isin)."""
     names = ("boundaries", "sorted_sequence", "test_elements", "sorter")
     if any(op.layout(op[name]) is not None for name in names):
@@ -112,7 +112,7 @@ def table_lookup(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(shard)
 
 
-def as_complex(op: Operator) -> list[Layout]:
+def as_complex(op: OperatorCall) -> list[Layout]:
     """Apply view_as_complex or view_as_real, which pair numbers in the last dimension."""
     shard = op.shard(op["self"])
     if shard is not None and op.name == "view_as_complex" and shard.dim == op["self"].dim() - 1:

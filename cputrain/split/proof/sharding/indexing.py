@@ -8,7 +8,7 @@ from cputrain.split.proof.sharding.layout import (
     Layout,
     MixesSamples,
     Opaque,
-    Operator,
+    OperatorCall,
     Reduced,
     SampleIndex,
     Shard,
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def embedding(op: Operator) -> list[Layout]:
+def embedding(op: OperatorCall) -> list[Layout]:
     """Look up rows of a replicated table; the output is sharded like the indices."""
     if op.layout(op["weight"]) is not None:
         raise MixesSamples("looks up rows of a batch")
     return [op.shard(op["indices"])]
 
 
-def embedding_bag(op: Operator) -> list[Layout]:
+def embedding_bag(op: OperatorCall) -> list[Layout]:
     """Reduce the rows of each bag, where each sample is one bag of equal size."""
     weight, indices, offsets = op["weight"], op.layout(op["indices"]), op.layout(op["offsets"])
     scaled = op.layout(op["per_sample_weights"])
@@ -45,7 +45,7 @@ def embedding_bag(op: Operator) -> list[Layout]:
     return [Shard(0), *[Opaque()] * (len(op.outputs) - 1)]
 
 
-def gather(op: Operator) -> list[Layout]:
+def gather(op: OperatorCall) -> list[Layout]:
     """Gather or scatter within each sample: index and source are sharded like the tensor."""
     tensor = op["self"]
     dim = positive_dim(op["dim"], tensor.dim())
@@ -62,7 +62,7 @@ def gather(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(shard)
 
 
-def index_select(op: Operator) -> list[Layout]:
+def index_select(op: OperatorCall) -> list[Layout]:
     """Select along a dimension other than the batch, or from a replicated tensor."""
     tensor = op["self"]
     dim = positive_dim(op["dim"], tensor.dim())
@@ -77,7 +77,7 @@ def index_select(op: Operator) -> list[Layout]:
     return [shard]
 
 
-def index_fill(op: Operator) -> list[Layout]:
+def index_fill(op: OperatorCall) -> list[Layout]:
     """Apply index_add, index_copy or index_fill at positions shared by all samples."""
     tensor = op["self"]
     dim = positive_dim(op["dim"], tensor.dim())
@@ -94,7 +94,7 @@ def index_fill(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(shard)
 
 
-def index(op: Operator) -> list[Layout]:
+def index(op: OperatorCall) -> list[Layout]:
     """Read or write `self[indices]`; results have the position of the broadcast indices."""
     tensor, indices = op["self"], op["indices"]
     indexed_dims = [dim for dim, index_tensor in enumerate(indices) if index_tensor is not None]
@@ -175,7 +175,7 @@ def index(op: Operator) -> list[Layout]:
 
 
 def _masked_assignment(
-    op: Operator, shard: Shard | None, mask: torch.Tensor, indexed_dims: Sequence[int]
+    op: OperatorCall, shard: Shard | None, mask: torch.Tensor, indexed_dims: Sequence[int]
 ) -> list[Layout]:
     """Assign one number with `self[mask] = number`, where mask and tensor have the same samples."""
     if "put" not in op.name or op["values"].numel() != 1:
@@ -187,7 +187,7 @@ def _masked_assignment(
     return op.same_layout_for_all(shard)
 
 
-def concatenate(op: Operator) -> list[Layout]:
+def concatenate(op: OperatorCall) -> list[Layout]:
     """Concatenate or stack tensors that are all sharded alike."""
     tensors = op["tensors"]
     non_empty = [tensor for tensor in tensors if tensor.dim() != 1 or tensor.numel()]
@@ -204,7 +204,7 @@ def concatenate(op: Operator) -> list[Layout]:
     return [shard]  # along the batch itself: batches one after another
 
 
-def cdist(op: Operator) -> list[Layout]:
+def cdist(op: OperatorCall) -> list[Layout]:
     """Compute cdist: distances between rows of one tensor and rows of another."""
     left, right = op["x1"], op["x2"]
     left_shard, right_shard = op.shard(left), op.shard(right)

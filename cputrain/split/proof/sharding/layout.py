@@ -45,7 +45,7 @@ class MixesSamples(Exception):  # noqa: N818  (a finding; nothing has failed)
     """The operator mixes samples; the message ends a sentence that begins with the operator."""
 
 
-class Operator:
+class OperatorCall:
     """An operator call: arguments by name, their layouts, and the outputs."""
 
     def __init__(

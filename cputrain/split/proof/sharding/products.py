@@ -8,14 +8,14 @@ from cputrain.split.proof.sharding.layout import (
     Layout,
     MixesSamples,
     Opaque,
-    Operator,
+    OperatorCall,
     Shard,
     common_layout,
 )
 
 
 def matmul(
-    op: Operator, left_name: str, right_name: str, bias_name: str | None = None
+    op: OperatorCall, left_name: str, right_name: str, bias_name: str | None = None
 ) -> list[Layout]:
     """Multiply matrices or batches of matrices, with an optional added bias."""
     left, right = op[left_name], op[right_name]
@@ -43,7 +43,7 @@ def matmul(
     return [result]
 
 
-def matrix_vector(op: Operator) -> list[Layout]:
+def matrix_vector(op: OperatorCall) -> list[Layout]:
     """Multiply a sharded matrix by a replicated vector."""
     vector = op["vec"] if op["vec"] is not None else op["tensor"]
     if op.shard(vector) is not None:
@@ -55,19 +55,19 @@ def matrix_vector(op: Operator) -> list[Layout]:
     return [shard]
 
 
-def linear(op: Operator) -> list[Layout]:
+def linear(op: OperatorCall) -> list[Layout]:
     """Apply a linear layer to the last dimension."""
     tensor = op["input"] if op["input"] is not None else op["self"]
     return _with_replicated_weights(op, tensor, tensor.dim() - 1)
 
 
-def convolution(op: Operator) -> list[Layout]:
+def convolution(op: OperatorCall) -> list[Layout]:
     """Apply a convolution with replicated weights to all dimensions but the first."""
     tensor = op["input"] if op["input"] is not None else op["self"]
     return _with_replicated_weights(op, tensor, 1)
 
 
-def _with_replicated_weights(op: Operator, tensor: torch.Tensor, first: int) -> list[Layout]:
+def _with_replicated_weights(op: OperatorCall, tensor: torch.Tensor, first: int) -> list[Layout]:
     """Check that weights are replicated and the batch comes before dimension `first`."""
     shard = op.shard(tensor)
     if any(op.layout(weight) is not None for weight in op.tensors if weight is not tensor):
@@ -77,19 +77,19 @@ def _with_replicated_weights(op: Operator, tensor: torch.Tensor, first: int) -> 
     return op.same_layout_for_all(shard)
 
 
-def layer_norm(op: Operator) -> list[Layout]:
+def layer_norm(op: OperatorCall) -> list[Layout]:
     """Normalise over the last dimensions."""
     return _with_replicated_weights(
         op, op["input"], op["input"].dim() - len(op["normalized_shape"])
     )
 
 
-def group_norm(op: Operator) -> list[Layout]:
+def group_norm(op: OperatorCall) -> list[Layout]:
     """Normalise over all dimensions but the first."""
     return _with_replicated_weights(op, op["input"], 1)
 
 
-def batch_norm(op: Operator) -> list[Layout]:
+def batch_norm(op: OperatorCall) -> list[Layout]:
     """Normalise in evaluation mode, or over channels of a single sample (instance norm)."""
     tensor = op["input"]
     shard = op.shard(tensor)
@@ -107,7 +107,7 @@ def batch_norm(op: Operator) -> list[Layout]:
     return [shard, *[statistics] * (len(op.outputs) - 1)]
 
 
-def first_dim(op: Operator, *weights: str) -> list[Layout]:
+def first_dim(op: OperatorCall, *weights: str) -> list[Layout]:
     """Require samples in dimension 0 of each input and output; `weights` are replicated."""
     shard = common_layout([op.shard(tensor) for tensor in op.tensors])
     if shard is None:
@@ -120,13 +120,13 @@ def first_dim(op: Operator, *weights: str) -> list[Layout]:
     return [shard if _grows_with_batch(op, number) else None for number in range(len(op.outputs))]
 
 
-def _grows_with_batch(op: Operator, number: int) -> bool:
+def _grows_with_batch(op: OperatorCall, number: int) -> bool:
     """Return whether dimension 0 of an output grows with the batch."""
     output = op.outputs[number]
     return bool(output.dim()) and (op.reference is None or 0 in op.scaled_dims(number))
 
 
-def attention(op: Operator) -> list[Layout]:
+def attention(op: OperatorCall) -> list[Layout]:
     """Attend within each sample, with a batch dimension before the last two."""
     layouts = [op.shard(op[name]) for name in ("query", "key", "value")]
     shard = common_layout(layouts)
@@ -151,7 +151,7 @@ def attention(op: Operator) -> list[Layout]:
     return [shard, *[Opaque()] * (len(op.outputs) - 1)]
 
 
-def cudnn_recurrent(op: Operator) -> list[Layout]:
+def cudnn_recurrent(op: OperatorCall) -> list[Layout]:
     """Apply _cudnn_rnn, whose hidden states have the shape (layers, samples, features)."""
     shard = op.shard(op["input"])
     hidden = [op.shard(op[name]) for name in ("hx", "cx") if op[name] is not None]
@@ -172,7 +172,7 @@ def cudnn_recurrent(op: Operator) -> list[Layout]:
     return [shard, last, last if op["cx"] is not None else None, Opaque(), Opaque()]
 
 
-def recurrent(op: Operator) -> list[Layout]:
+def recurrent(op: OperatorCall) -> list[Layout]:
     """Apply mkldnn_rnn_layer, whose input has the shape (time, samples, features)."""
     shard = op.shard(op["input"])
     hidden = [op.shard(op[name]) for name in ("hx_", "cx_")]

@@ -7,7 +7,7 @@ from cputrain.split.proof.sharding.layout import (
     Layout,
     MixesSamples,
     Opaque,
-    Operator,
+    OperatorCall,
     Shard,
     common_layout,
     positive_dim,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def along(op: Operator, name: str = "dim", verb: str = "normalises, sorts or adds up") -> Any:
+def along(op: OperatorCall, name: str = "dim", verb: str = "normalises, sorts or adds up") -> Any:
     """Apply an operator that keeps the shape and works along dimensions other than the batch."""
     tensor = op["self"]
     shard = op.shard(tensor)
@@ -37,7 +37,7 @@ def along(op: Operator, name: str = "dim", verb: str = "normalises, sorts or add
     return op.same_layout_for_all(shard)
 
 
-def reduce(op: Operator) -> list[Layout]:
+def reduce(op: OperatorCall) -> list[Layout]:
     """Reduce over some or all dimensions: sums, means, extrema, norms."""
     tensor = op["self"]
     shard = op.shard(tensor)
@@ -52,7 +52,7 @@ def reduce(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(shard._replace(dim=shard.dim - num_removed))
 
 
-def trailing_dims(op: Operator, count: int, name: str = "self") -> list[Layout]:
+def trailing_dims(op: OperatorCall, count: int, name: str = "self") -> list[Layout]:
     """Apply an operator to the last `count` dimensions; the batch must come before them."""
     tensor = op["A" if op[name] is None else name]  # (as functions of torch.linalg have it)
     shard = op.shard(tensor)
@@ -63,7 +63,7 @@ def trailing_dims(op: Operator, count: int, name: str = "self") -> list[Layout]:
     return op.same_layout_for_all(shard)
 
 
-def pad(op: Operator) -> list[Layout]:
+def pad(op: OperatorCall) -> list[Layout]:
     """Pad dimensions other than the batch."""
     pads = op["pad"] if op["pad"] is not None else op["padding"]
     tensor = op["self"]
@@ -76,7 +76,7 @@ def pad(op: Operator) -> list[Layout]:
     return [shard]
 
 
-def reorder(op: Operator) -> list[Layout]:
+def reorder(op: OperatorCall) -> list[Layout]:
     """Reorder along the given dimensions (flip, roll), which must not be the batch."""
     tensor = op["self"]
     shard = op.shard(tensor)
@@ -87,7 +87,7 @@ def reorder(op: Operator) -> list[Layout]:
     return [shard]
 
 
-def loss(op: Operator) -> list[Layout]:
+def loss(op: OperatorCall) -> list[Layout]:
     """Compute an element-wise loss; a reduction over the batch is refused."""
     if op["reduction"] != 0:
         if all(op.shard(tensor) is None for tensor in op.tensors):
@@ -96,7 +96,7 @@ def loss(op: Operator) -> list[Layout]:
     return pointwise(op)
 
 
-def class_loss(op: Operator) -> list[Layout]:
+def class_loss(op: OperatorCall) -> list[Layout]:
     """Compute nll_loss for each sample; a reduction over the batch is refused."""
     layouts = [op.shard(op[name]) for name in ("self", "target")]
     shard = common_layout(layouts)

@@ -28,7 +28,7 @@ from cputrain.split.proof.sharding.indexing import (
 from cputrain.split.proof.sharding.layout import (
     Layout,
     MixesSamples,
-    Operator,
+    OperatorCall,
 )
 from cputrain.split.proof.sharding.products import (
     attention,
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 def stops(reason: str) -> Any:
     """Return a rule that refuses sharded arguments for this reason."""
 
-    def rule(op: Operator) -> list[Layout]:
+    def rule(op: OperatorCall) -> list[Layout]:
         if any(op.layout(tensor) is not None for tensor in op.tensors):
             raise MixesSamples(reason)
         return only_replicated(op)
@@ -84,7 +84,7 @@ def stops(reason: str) -> Any:
     return rule
 
 
-def nothing(op: Operator) -> list[Layout]:
+def nothing(op: OperatorCall) -> list[Layout]:
     """Return replicated outputs, for operators that only check their arguments."""
     return op.same_layout_for_all(None)
 

@@ -9,7 +9,7 @@ from cputrain.split.proof.sharding.layout import (
     Layout,
     MixesSamples,
     Opaque,
-    Operator,
+    OperatorCall,
     Reduced,
     SampleIndex,
     Shard,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Shape = Sequence[int]
 
 
-def view(op: Operator) -> list[Layout]:
+def view(op: OperatorCall) -> list[Layout]:
     """Reshape: the elements keep their order, so the batch keeps its stride."""
     source, target = op["self"], op.outputs[0]
     layout = op.layout(source)
@@ -55,7 +55,7 @@ def _reshaped_shard(shard: Shard, source: Shape, target: Shape, num_samples: int
     raise MixesSamples("cuts a batch across its samples")
 
 
-def permute(op: Operator) -> list[Layout]:
+def permute(op: OperatorCall) -> list[Layout]:
     """Permute dimensions."""
     tensor = op["self"]
     num_dims = tensor.dim()
@@ -73,7 +73,7 @@ def permute(op: Operator) -> list[Layout]:
     return [layout._replace(dim=order.index(layout.dim))]
 
 
-def unsqueeze(op: Operator) -> list[Layout]:
+def unsqueeze(op: OperatorCall) -> list[Layout]:
     """Insert a dimension of size 1."""
     layout = op.layout(op["self"])
     if layout is None or isinstance(layout, Opaque | Reduced):
@@ -82,7 +82,7 @@ def unsqueeze(op: Operator) -> list[Layout]:
     return [layout._replace(dim=layout.dim + (position <= layout.dim))]
 
 
-def squeeze(op: Operator) -> list[Layout]:
+def squeeze(op: OperatorCall) -> list[Layout]:
     """Remove dimensions of size 1, which must not be the batch."""
     tensor = op["self"]
     layout = op.layout(tensor)
@@ -105,7 +105,7 @@ def squeeze(op: Operator) -> list[Layout]:
     return [layout._replace(dim=layout.dim - num_removed)]
 
 
-def expand(op: Operator) -> list[Layout]:
+def expand(op: OperatorCall) -> list[Layout]:
     """Expand to a larger shape; replicated tensors may get a row for each sample."""
     tensor, target = op["self"], op.outputs[0]
     layout = op.layout(tensor)
@@ -116,7 +116,7 @@ def expand(op: Operator) -> list[Layout]:
     return [layout._replace(dim=layout.dim + target.dim() - tensor.dim())]
 
 
-def repeat(op: Operator) -> list[Layout]:
+def repeat(op: OperatorCall) -> list[Layout]:
     """Repeat a tensor; replicated tensors may get a row for each sample."""
     tensor, target = op["self"], op.outputs[0]
     shard = op.shard(tensor)
@@ -125,7 +125,7 @@ def repeat(op: Operator) -> list[Layout]:
     return [shard._replace(dim=shard.dim + target.dim() - tensor.dim())]
 
 
-def select(op: Operator) -> list[Layout]:
+def select(op: OperatorCall) -> list[Layout]:
     """Select an index of a dimension other than the batch."""
     tensor = op["self"]
     layout = op.layout(tensor)
@@ -137,7 +137,7 @@ def select(op: Operator) -> list[Layout]:
     return [layout._replace(dim=layout.dim - (dim < layout.dim))]
 
 
-def slice_(op: Operator) -> list[Layout]:
+def slice_(op: OperatorCall) -> list[Layout]:
     """Slice another dimension, or entries inside of each sample."""
     tensor = op["self"]
     layout = op.layout(tensor)
@@ -159,7 +159,7 @@ def slice_(op: Operator) -> list[Layout]:
     raise MixesSamples("takes some of the samples")
 
 
-def split(op: Operator) -> list[Layout]:
+def split(op: OperatorCall) -> list[Layout]:
     """Split along another dimension, or between whole batches."""
     tensor = op["self"]
     layout = op.layout(tensor)
@@ -173,7 +173,7 @@ def split(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(layout)
 
 
-def unbind(op: Operator) -> list[Layout]:
+def unbind(op: OperatorCall) -> list[Layout]:
     """Unbind a dimension other than the batch."""
     tensor = op["self"]
     shard = op.shard(tensor)
@@ -185,7 +185,7 @@ def unbind(op: Operator) -> list[Layout]:
     return op.same_layout_for_all(shard._replace(dim=shard.dim - (dim < shard.dim)))
 
 
-def as_strided(op: Operator) -> list[Layout]:
+def as_strided(op: OperatorCall) -> list[Layout]:
     """Accept a view with the same shape and strides.
 
     Strides of dimensions of size 1 may differ, as after average pooling.
@@ -207,7 +207,7 @@ def as_strided(op: Operator) -> list[Layout]:
     return [shard]
 
 
-def unfold(op: Operator) -> list[Layout]:
+def unfold(op: OperatorCall) -> list[Layout]:
     """Extract sliding windows from a dimension other than the batch."""
     shard = op.shard(op["self"])
     if shard is not None and positive_dim(op["dimension"], op["self"].dim()) == shard.dim:
@@ -215,7 +215,7 @@ def unfold(op: Operator) -> list[Layout]:
     return [shard]
 
 
-def diagonal(op: Operator) -> list[Layout]:
+def diagonal(op: OperatorCall) -> list[Layout]:
     """Take a diagonal of two dimensions other than the batch."""
     tensor = op["self"]
     shard = op.shard(tensor)
