@@ -1,13 +1,13 @@
-"""Runs fused CPU kernels in optimizers where the script left the choice to torch.
+"""Run torch's fused CPU kernels in optimizers for which the script chose no implementation.
 
 A step of Adam, AdamW, SGD or Adagrad ends in a private function of torch.optim that updates one
-tensor after the other by a dozen operators. That function is patched, and the one before it that
-chooses among torch's implementations; it is asked only where the script chose none. All that is
-public stays torch's own: functions, signatures, parameter groups, state dictionaries, pickles.
+tensor after the other by a dozen operators. This function is patched, and the private function that
+chooses among torch's implementations, which torch calls only if the script chose none. Everything
+public stays torch's: functions, signatures, parameter groups, state dictionaries, pickles.
 
-Whatever would tell the kernel from the function, but for the clock, is left to the function: checks
-are in `plain_tensors`, bounds on options in `fused_kernels`. Versions rise as the function would
-raise them.
+Calls for which the kernel's effects would differ from the function's are left to the function:
+`plain_tensors` has the checks, `fused_kernels` the bounds on options. Version counters rise as the
+function would raise them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 POLICY = "fused_optimizer"
 
-CHOOSER = "_default_to_fused_or_foreach"
-"""The function of torch.optim that is asked where a script chose no implementation."""
+CHOICE_FUNCTION = "_default_to_fused_or_foreach"
+"""Name of torch.optim's function that chooses an implementation if the script chose none."""
 
 MIN_SMALL_TENSORS = 8
-"""Small tensors beside large ones, from which on a kernel call of their own can be faster."""
+"""Number of small tensors, beside large ones, from which a separate kernel call can be faster."""
 
 MIN_SMALL_TENSORS_TIMES_THREADS = 64
-"""What their number times the number of threads must reach as well: docs/benchmarks."""
+"""Minimum of that number times the number of threads; measured in docs/benchmarks."""
 
 
 class FunctionPatch:
-    """A function of ours in the place of a module's."""
+    """A replacement of a module's function."""
 
     def __init__(self, module: ModuleType, name: str, replacement: Callable[..., Any]) -> None:
         self.module, self.name, self.replacement = module, name, replacement
@@ -51,37 +51,42 @@ class FunctionPatch:
         replacement.__prepare_scriptable__ = lambda: self.original  # type: ignore[attr-defined]
 
     def apply(self) -> None:
-        """Put the replacement there."""
+        """Install the replacement."""
         setattr(self.module, self.name, self.replacement)
 
     def undo(self) -> None:
-        """Restore the original, unless the script has put its own function there since."""
+        """Restore the original, unless the script has replaced the function since."""
         if getattr(self.module, self.name) is self.replacement:
             setattr(self.module, self.name, self.original)
 
 
 class FusedOptimizers:
-    """The patched functions, and the tensors whose updates were fused."""
+    """The patches of torch.optim, and counts of the tensors that fused kernels updated."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._tensors = PlainTensors(torch)
         self._threads = KernelThreads(torch)
-        self._open = threading.local()
+        self._undecided = threading.local()
         self._num_fused: dict[tuple[str, int], int] = {}
         self.patches: list[FunctionPatch] = []
         for kind in KERNELS:
             kernel = kind(torch)
-            self.patches.append(FunctionPatch(kernel.module, CHOOSER, self._chooser(kernel)))
             self.patches.append(
-                FunctionPatch(kernel.module, kernel.function_name, self._updater(kernel))
+                FunctionPatch(kernel.module, CHOICE_FUNCTION, self._make_choice_patch(kernel))
+            )
+            self.patches.append(
+                FunctionPatch(kernel.module, kernel.function_name, self._make_update_patch(kernel))
             )
         self.redo()
 
-    def _chooser(self, kernel: FusedKernel) -> Callable[..., tuple[bool, bool]]:
-        """Note that the choice is open for a list of parameters, if it is long or large enough."""
-        torch, note, types = self._torch, self._open, self._tensors.types
-        original = getattr(kernel.module, CHOOSER)
+    def _make_choice_patch(self, kernel: FusedKernel) -> Callable[..., tuple[bool, bool]]:
+        """Return a patch of the choice function that records for which list torch would choose.
+
+        The list is recorded only if it is long or large enough for a fused kernel to pay off.
+        """
+        torch, undecided, types = self._torch, self._undecided, self._tensors.types
+        original = getattr(kernel.module, CHOICE_FUNCTION)
         is_compiling, num_function_modes = (
             torch.compiler.is_compiling, torch._C._len_torch_function_stack
         )  # fmt: skip
@@ -91,10 +96,10 @@ class FusedOptimizers:
 
         @wraps(original)
         def choose(params: Any, *args: Any, **kwargs: Any) -> tuple[bool, bool]:
-            # a compiler fuses by itself, and better when it sees each operator
+            # torch.compile fuses the operators better itself
             if is_compiling() or type(params) is not list:
                 return original(params, *args, **kwargs)  # type: ignore[no-any-return]
-            # modes and subclasses of the script's would notice that a tensor is asked for its size
+            # function modes and subclasses of the script would see that the size is read
             if (
                 not params
                 or num_function_modes()
@@ -102,34 +107,37 @@ class FusedOptimizers:
                 or not params[0].is_cpu
             ):
                 choice: tuple[bool, bool] = original(params, *args, **kwargs)
-                note.params = id(params) if choice == (False, False) else None
+                undecided.params = id(params) if choice == (False, False) else None
                 return choice
             is_worth_checks = len(params) >= enough_tensors or (
                 types.issuperset(map(type, params)) and sum(map(numel, params)) >= enough_elements
             )
-            note.params = id(params) if is_worth_checks else None
-            return on_cpu  # the first one decides; to ask again would cost more than all of this
+            undecided.params = id(params) if is_worth_checks else None
+            return on_cpu  # as the first parameter decides, without the cost of a call
 
         return choose
 
-    def _updater(self, kernel: FusedKernel) -> Callable[..., None]:
-        """Run the kernel for the list that the choice is open for, if it is equivalent."""
+    def _make_update_patch(self, kernel: FusedKernel) -> Callable[..., None]:
+        """Return a patch of the update function that runs the kernel for the recorded list.
+
+        It calls the original function unless the kernel has the same effects.
+        """
         is_compiling = self._torch.compiler.is_compiling
-        note, function = self._open, kernel.function
+        undecided, function = self._undecided, kernel.function
 
         @wraps(function)
         def update(*lists: Any, **options: Any) -> None:
-            if is_compiling() or not lists or getattr(note, "params", None) != id(lists[0]):
+            if is_compiling() or not lists or getattr(undecided, "params", None) != id(lists[0]):
                 function(*lists, **options)
                 return
-            note.params = None
+            undecided.params = None
             if not self._fuse(kernel, lists, options):
                 function(*lists, **options)
 
         return update
 
     def _fuse(self, kernel: FusedKernel, lists: Sequence[Any], options: Options) -> bool:
-        """Update by the kernel, and return True; or return False, and leave everything as it is."""
+        """Update the tensors by the kernel; change nothing and return False if not equivalent."""
         if (
             not kernel.accepts(options)
             or len(lists) != kernel.num_lists
@@ -161,13 +169,13 @@ class FusedOptimizers:
         groups = self._groups(columns, steps, numels)
         if groups is None:
             return False
-        raised = [
+        to_increment = [
             tensor
             for tensors, count in zip((*columns, steps), increments, strict=False)
             for tensor in tensors * count
         ]
-        # first, so that an interrupt leaves no tensor that has changed unnoticed
-        self._torch._C._increment_version(raised)
+        # before the update, so that an interrupt leaves no changed tensor with its old version
+        self._torch._C._increment_version(to_increment)
         for is_small, group_columns, group_steps in groups:
             if is_small:
                 with self._threads.single():
@@ -180,13 +188,16 @@ class FusedOptimizers:
     def _groups(
         self, columns: list[Column], steps: Column, numels: list[int]
     ) -> list[tuple[bool, list[Column], Column]] | None:
-        """Return tensors to update on one thread, and those for all threads; None for neither."""
+        """Group tensors into (is_small, columns, steps): a single thread updates small tensors.
+
+        Return None if a single thread is needed and the thread count cannot be limited.
+        """
         num_threads = self._torch.get_num_threads()
         if num_threads == 1:
             return [(False, columns, steps)]
         small = [count <= GRAIN_SIZE for count in numels]
         num_small = sum(small)
-        # few small ones beside large ones, for which threads are woken anyway, are not worth a call
+        # a few small tensors are updated with the large ones, which wake the threads anyway
         if not num_small or (
             num_small < len(small)
             and (
@@ -201,18 +212,18 @@ class FusedOptimizers:
             return [(True, columns, steps)]
         groups = []
         for is_small in (True, False):
-            places = [place for place, value in enumerate(small) if value is is_small]
+            indices = [index for index, value in enumerate(small) if value is is_small]
             groups.append(
                 (
                     is_small,
-                    [[column[place] for place in places] for column in columns],
-                    [steps[place] for place in places] if steps else [],
+                    [[column[index] for index in indices] for column in columns],
+                    [steps[index] for index in indices] if steps else [],
                 )
             )
         return groups
 
     def describe(self) -> str:
-        """Return how many tensors were fused, by optimizer."""
+        """Return the number of fused tensors by optimizer, for the summary of a launch."""
         totals: dict[str, int] = {}
         for (title, _), count in self._num_fused.items():
             totals[title] = totals.get(title, 0) + count
@@ -221,7 +232,7 @@ class FusedOptimizers:
         )
 
     def redo(self) -> None:
-        """Patch torch's functions again, after `undo`."""
+        """Patch torch's functions, also again after `undo`."""
         for patch in self.patches:
             patch.apply()
 
@@ -232,5 +243,5 @@ class FusedOptimizers:
 
 
 def apply(torch: ModuleType, value: object) -> FusedOptimizers | None:
-    """Start choosing kernels."""
+    """Patch torch.optim if the plan's value is true; return the patches, else None."""
     return FusedOptimizers(torch) if value else None

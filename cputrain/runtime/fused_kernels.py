@@ -1,9 +1,9 @@
-"""torch's fused CPU kernels, each beside the single-tensor function that it stands in for.
+"""Torch's fused CPU kernels, each with the single-tensor function of torch.optim that it replaces.
 
-A kernel gives the values of the function up to rounding, infinities and NaN included, only within
-bounds on its options, and it raises no version counter. What the function does to versions is not
-written down here but observed: for each combination of options, both run once on small tensors that
-hold ordinary and extreme numbers. Where their results differ, the kernel is not used.
+A kernel's results equal the function's up to rounding, infinities and NaN included, only within
+bounds on its options, and the kernel raises no version counter. How the function raises versions
+is not assumed but observed: for each combination of options, both run once on small tensors of
+ordinary and extreme numbers. If their results differ, the kernel is not used.
 """
 
 from __future__ import annotations
@@ -22,50 +22,53 @@ if TYPE_CHECKING:
     Increments = tuple[int, ...]
 
 LARGE = 1e6
-"""Bound of options without a natural one. Scalars that overflow float32 are errors in torch's
-operators, and infinities in the kernels."""
+"""Upper bound of options that have no natural bound.
+
+Scalars that overflow float32 raise in torch's operators, but become infinite in the kernels.
+"""
 
 BELOW_ONE = math.nextafter(1.0, 0.0)
+"""Upper bound of options that must be below 1."""
 
 LARGEST_STEP = 1 << 23
-"""float32 counts exactly up to twice as many."""
+"""Largest accepted step count; float32 counts exactly up to twice this number."""
 
 EXTREME = (
     0.0, -0.0, 1e-45, -1e-45, 1e-30, -1e-20, 1e19, -2e19, 3e38, -3e38,
     math.inf, -math.inf, math.nan,
 )  # fmt: skip
-"""Numbers at which formulas that are equal on paper part."""
+"""Numbers for which mathematically equal formulas may give different results."""
 
 TOLERANCE = 1e-5
-"""Of ordinary numbers, relative to the largest of them."""
+"""Maximum difference of ordinary results, relative to the largest of them."""
 
 
 class FusedKernel:
-    """What the kernels of all optimizers share."""
+    """A fused kernel: base class of the kernels of all optimizers."""
 
     name: ClassVar[str]
-    """The module of torch.optim."""
+    """Name of the optimizer's module in torch.optim."""
 
     num_lists: ClassVar[int]
-    """Lists of tensors that the single-tensor function takes."""
+    """Number of lists of tensors that the single-tensor function takes."""
 
     has_steps: ClassVar[bool]
     """Whether the last list holds step counts."""
 
     numbers: ClassVar[dict[str, float]]
-    """Options that are numbers, and the largest that the kernel may be given."""
+    """Largest accepted value of each option that is a number."""
 
     flags: ClassVar[tuple[str, ...]]
-    """Options that are True or False."""
+    """Names of the options that must be True or False."""
 
     absent: ClassVar[tuple[str, ...]]
-    """Options that must be False or None."""
+    """Names of the options that must be False or None."""
 
     enough_tensors: ClassVar[int]
-    """Tensors from which on the kernel is faster, whatever their sizes: docs/benchmarks."""
+    """Number of tensors from which the kernel is faster for any size: see docs/benchmarks."""
 
     enough_elements: ClassVar[int]
-    """Elements from which on it is faster, whatever the number of tensors."""
+    """Number of elements from which the kernel is faster for any number of tensors."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
@@ -75,26 +78,26 @@ class FusedKernel:
         self._names = (*self.numbers, *self.flags)
         self._num_options = len(self._names) + len(self.absent)
         self._number_types = {float, int}
-        numpy: Any = sys.modules.get("numpy")  # None where a script hides it
-        if numpy is not None:  # schedules that were computed with numpy give its floats
+        numpy: Any = sys.modules.get("numpy")  # (None if a script hides NumPy)
+        if numpy is not None:  # learning-rate schedules computed with NumPy return its floats
             self._number_types.add(numpy.float64)
-        self._one = torch.tensor(1.0, dtype=torch.float32, device="cpu")
+        self._step_increment = torch.tensor(1.0, dtype=torch.float32, device="cpu")
         self._increments: dict[tuple[Any, ...], Increments | None] = {}
 
     def title(self, options: Options) -> str:
-        """Return the optimizer's name for people."""
+        """Return the optimizer's name for messages."""
         raise NotImplementedError
 
     def columns(self, lists: Sequence[Column], options: Options) -> list[Column]:
-        """Return parameters, gradients and the states that options call for, without steps."""
+        """Return the lists that these options use: parameters, gradients, states (no steps)."""
         raise NotImplementedError
 
     def call(self, columns: Sequence[Column], steps: Column, options: Options) -> None:
-        """Run the kernel."""
+        """Run the kernel on lists of `columns`, with the steps already counted."""
         raise NotImplementedError
 
     def accepts(self, options: Options) -> bool:
-        """Return whether kernel and function agree under these options."""
+        """Return whether the kernel is equivalent to the function for these options."""
         if len(options) != self._num_options:  # another version of torch may have more
             return False
         get: Any = options.get
@@ -112,21 +115,21 @@ class FusedKernel:
         return True
 
     def accepts_sizes(self, numels: Sequence[int], itemsize: int, options: Options) -> bool:  # noqa: ARG002
-        """Return whether kernel and function agree for tensors of these sizes."""
+        """Return whether the kernel is equivalent to the function for tensors of these sizes."""
         return True
 
     def run(self, columns: Sequence[Column], steps: Column, options: Options) -> None:
-        """Count the steps and run the kernel; versions are left as torch leaves them."""
+        """Count the steps and run the kernel, without correcting version counters."""
         if steps:
-            self._torch._foreach_add_(steps, self._one, alpha=1.0)
+            self._torch._foreach_add_(steps, self._step_increment, alpha=1.0)
         self.call(columns, steps, options)
 
     def version_increments(
         self, columns: Sequence[Column], steps: Column, options: Options
     ) -> Increments | None:
-        """Return what versions lack after `run`, by column and then for steps.
+        """Return how much `run` raises versions too little, for each column and then for the steps.
 
-        None where the kernel must not be used.
+        Return None if the kernel must not be used.
         """
         dtypes = (columns[0][0].dtype, steps[0].dtype if steps else None)
         key = (dtypes, *(bool(options[name]) for name in self._names))
@@ -135,6 +138,7 @@ class FusedKernel:
         return self._increments[key]
 
     def _observe(self, dtypes: Any, num_columns: int, options: Options) -> Increments | None:
+        """Run kernel and function on samples; return the difference of versions, or None."""
         results = []
         for use_kernel in (False, True):
             columns = [[column] for column in self._samples(dtypes[0], num_columns)]
@@ -148,19 +152,22 @@ class FusedKernel:
         if not all(map(self._agree, expected, actual)):
             return None
         versions = [
-            (ours._version, theirs._version) for theirs, ours in zip(expected, actual, strict=True)
+            (kernel_result._version, function_result._version)
+            for function_result, kernel_result in zip(expected, actual, strict=True)
         ]
-        missing = tuple(theirs - ours for ours, theirs in versions)
+        missing = tuple(
+            expected_version - actual_version for actual_version, expected_version in versions
+        )
         return None if min(missing) < 0 else missing
 
     def _samples(self, dtype: Any, num_columns: int) -> list[Any]:
-        """Return a tensor for each column: ordinary numbers, then each extreme one in turns."""
+        """Return a tensor for each column: ordinary numbers, then extreme numbers in turns."""
         torch, size = self._torch, 64
         samples = []
         for column in range(num_columns):
-            ordinary = [math.sin(1.0 + place + 7.0 * column) for place in range(size)]
+            ordinary = [math.sin(1.0 + index + 7.0 * column) for index in range(size)]
             extreme = [
-                EXTREME[(place * (column + 1) + column) % len(EXTREME)] for place in range(3 * size)
+                EXTREME[(index * (column + 1) + column) % len(EXTREME)] for index in range(3 * size)
             ]
             values = torch.tensor(ordinary + extreme, dtype=torch.float64, device="cpu").to(dtype)
             samples.append(values.abs() if self._is_squared(column) else values)
@@ -169,21 +176,21 @@ class FusedKernel:
     def _is_squared(self, column: int) -> bool:  # noqa: ARG002
         return False
 
-    def _agree(self, theirs: Any, ours: Any) -> bool:
+    def _agree(self, expected: Any, actual: Any) -> bool:
         torch = self._torch
-        if not theirs.dim():
-            return bool(torch.equal(theirs, ours))
+        if not expected.dim():
+            return bool(torch.equal(expected, actual))
         ordinary = slice(0, 64)
-        difference = (theirs - ours)[ordinary].abs().max()
+        difference = (expected - actual)[ordinary].abs().max()
         return (
-            bool(difference <= TOLERANCE * theirs[ordinary].abs().max())
-            and torch.equal(theirs.isnan(), ours.isnan())
-            and torch.equal(theirs.isinf(), ours.isinf())
-            and torch.equal(theirs > 0, ours > 0)
+            bool(difference <= TOLERANCE * expected[ordinary].abs().max())
+            and torch.equal(expected.isnan(), actual.isnan())
+            and torch.equal(expected.isinf(), actual.isinf())
+            and torch.equal(expected > 0, actual > 0)
         )
 
     def _lists(self, columns: list[Column], steps: Column) -> list[Column]:
-        """Return the lists that the single-tensor function takes."""
+        """Return the single-tensor function's arguments, with empty lists for unused states."""
         missing = self.num_lists - len(columns) - self.has_steps
         lists = [*columns, *([] for _ in range(missing))]
         return [*lists, steps] if self.has_steps else lists
@@ -208,16 +215,16 @@ class AdamKernel(FusedKernel):
         return "AdamW" if options["decoupled_weight_decay"] else "Adam"
 
     def accepts(self, options: Options) -> bool:
-        """Return whether kernel and function agree; decay must not turn a parameter's sign."""
+        """Return whether the kernel is equivalent; weight decay must not flip signs."""
         return super().accepts(options) and (
             not options["decoupled_weight_decay"] or options["lr"] * options["weight_decay"] <= 1
         )
 
     def accepts_sizes(self, numels: Sequence[int], itemsize: int, options: Options) -> bool:
-        """Return whether kernel and function agree for tensors of these sizes.
+        """Return whether the kernel is equivalent for tensors of these sizes.
 
-        For what a cache line does not fill at a tensor's end, the kernel's maximum of second
-        moments drops NaN.
+        In the last elements of a tensor that do not fill a cache line, the kernel's maximum of
+        second moments drops NaN.
         """
         return not options["amsgrad"] or not any(count * itemsize % 64 for count in numels)
 
@@ -248,7 +255,7 @@ class AdamKernel(FusedKernel):
 
 
 class SGDKernel(FusedKernel):
-    """SGD, beyond its plain form."""
+    """SGD with momentum, weight decay or maximize."""
 
     name = "sgd"
     num_lists = 3
@@ -264,9 +271,9 @@ class SGDKernel(FusedKernel):
         return "SGD"
 
     def accepts(self, options: Options) -> bool:
-        """Return whether kernel and function agree, and the kernel has anything to gain."""
-        # in its plain form the function is one operator, which reads and writes no more than the
-        # kernel (types first: a tensor must not be asked for its truth)
+        """Return whether the kernel is equivalent to the function, and may be faster."""
+        # plain SGD is a single operator, which reads and writes no more than the kernel (types are
+        # checked first, as the truth value of a tensor may raise)
         momentum, decay = options.get("momentum"), options.get("weight_decay")
         types = self._number_types
         if type(momentum) in types and not momentum and type(decay) in types and not decay:
@@ -278,7 +285,7 @@ class SGDKernel(FusedKernel):
         return list(lists[: 3 if options["momentum"] else 2])
 
     def call(self, columns: Sequence[Column], steps: Column, options: Options) -> None:  # noqa: ARG002
-        """Run the kernel. Buffers that are None, as in a first step, never come here."""
+        """Run the kernel, never on the first step with momentum, as its buffers are None then."""
         self._torch._fused_sgd_(
             *columns[:2],
             columns[2] if options["momentum"] else [],
@@ -329,3 +336,4 @@ class AdagradKernel(FusedKernel):
 
 
 KERNELS: tuple[type[FusedKernel], ...] = (AdamKernel, SGDKernel, AdagradKernel)
+"""Kernels of all supported optimizers."""

@@ -1,7 +1,7 @@
-"""glibc's malloc in this process: its thresholds, what it holds, and giving memory back.
+"""Control of glibc's malloc in this process: thresholds, trimming and statistics.
 
-`mallopt` acts on this process alone. Variables such as MALLOC_TRIM_THRESHOLD_ would reach every
-child, where they cost memory and address space.
+`mallopt` acts on this process alone. Environment variables such as MALLOC_TRIM_THRESHOLD_ would be
+inherited by every child process, where they cost memory and address space.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ import ctypes
 from cputrain.errors import LaunchError
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
-"""mallopt's parameters, from malloc.h."""
+"""Parameters of mallopt, from malloc.h."""
 
-LARGEST = (1 << 31) - 1
-"""mallopt takes an int. Single blocks above are left to mmap: with none allowed (M_MMAP_MAX 0)
-they cut holes into the heap, which took twice the memory."""
+MAX_INT = (1 << 31) - 1
+"""Largest value that mallopt takes, which is an int.
+
+Larger blocks are left to mmap: without mmap (M_MMAP_MAX 0) they fragment the heap, which took twice
+the memory.
+"""
 
 NEVER = -1
-"""Of M_TRIM_THRESHOLD: the end of the heap is not given back by itself. The largest number gave
-some of it back at random, as steps that free more than 2 GiB showed."""
+"""Value of M_TRIM_THRESHOLD that disables trimming of the heap's end.
+
+The largest int did not disable it: steps that free more than 2 GiB trimmed at random.
+"""
 
 TOP_PAD_BYTES = 16 << 20
-"""How much more than needed the heap grows by, while it keeps memory."""
+"""Bytes by which the heap grows beyond a request, while freed memory is kept."""
 
 DEFAULTS = {
     M_MMAP_THRESHOLD: 32 << 20,
@@ -30,12 +35,14 @@ DEFAULTS = {
     M_TOP_PAD: 128 << 10,
     M_MMAP_MAX: 65536,
 }
-"""What glibc's thresholds grow to by themselves; once one is set, none grows any more."""
+"""Values up to which glibc adapts its thresholds; setting any of them ends the adaptation."""
 
 LARGEST_ABANDONED_BYTES = 1 << 30
 SMALLEST_ABANDONED_BYTES = 1 << 20
+"""Sizes of the blocks by which `Malloc.abandon` occupies free memory of the heap."""
 
 MADV_HUGEPAGE = 14
+"""Advice of madvise, from sys/mman.h."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -47,7 +54,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 class Malloc:
-    """glibc's malloc.
+    """Interface to glibc's malloc of this process.
 
     Raises:
         LaunchError: The C library of this process has no mallopt.
@@ -69,35 +76,35 @@ class Malloc:
         self._advised_end = 0
 
     def keep(self, trim_threshold_bytes: int) -> None:
-        """Serve large blocks from the heap, and keep what is freed there.
+        """Allocate large blocks on the heap, and keep freed memory instead of returning it.
 
         Args:
-            trim_threshold_bytes: What may be free at the end of the heap before glibc returns it;
-                from 2 GiB on, it never does.
+            trim_threshold_bytes: Free memory at the end of the heap from which glibc returns it to
+                the kernel; values of 2 GiB and more disable that.
         """
         mallopt = self._libc.mallopt
-        if trim_threshold_bytes > LARGEST:
+        if trim_threshold_bytes > MAX_INT:
             trim_threshold_bytes = NEVER
         mallopt(M_TRIM_THRESHOLD, trim_threshold_bytes)
         mallopt(M_TOP_PAD, TOP_PAD_BYTES)
-        # up to glibc 2.34 a threshold above 32 MiB is refused, and only "never mmap" is left
-        if mallopt(M_MMAP_THRESHOLD, LARGEST) != 1:
+        # glibc up to 2.34 refuses a threshold above 32 MiB: disable mmap instead
+        if mallopt(M_MMAP_THRESHOLD, MAX_INT) != 1:
             mallopt(M_MMAP_MAX, 0)
 
     def restore_defaults(self) -> None:
-        """Set the thresholds that glibc reaches by itself."""
+        """Set the thresholds to the values that glibc adapts them to by default."""
         for parameter, value in DEFAULTS.items():
             self._libc.mallopt(parameter, value)
 
     def trim(self) -> None:
-        """Return every free page to the kernel, in the middle of the heap too."""
+        """Return all free pages to the kernel, including those in the middle of the heap."""
         self._libc.malloc_trim(0)
 
     def abandon(self) -> None:
-        """Return all that was kept, and serve nothing from it any more.
+        """Return kept memory to the kernel, and never allocate from the heap's free blocks again.
 
-        The free blocks in the middle of the heap are allocated, untouched, for ever: what would be
-        served from them would stay there when it is freed, where python's malloc returns it.
+        The free blocks in the middle of the heap are allocated forever, without touching them:
+        memory allocated there would stay resident when it is freed, unlike memory by mmap.
         """
         libc = self._libc
         libc.malloc_trim(0)
@@ -106,30 +113,32 @@ class Malloc:
         size = LARGEST_ABANDONED_BYTES
         while size >= SMALLEST_ABANDONED_BYTES:
             address = libc.malloc(size)
-            if address is None or address >= heap_end:  # no free block is so large: it is mapped
+            if address is None or address >= heap_end:  # mapped: no free block is that large
                 libc.free(address)
                 size //= 2
         self.restore_defaults()
 
     def in_use_bytes(self) -> int | None:
-        """Return the bytes that are allocated; None before glibc 2.33."""
+        """Return the number of allocated bytes; None before glibc 2.33."""
         if not hasattr(self._libc, "mallinfo2"):
             return None
         info = self._libc.mallinfo2()
         return int(info.uordblks + info.hblkhd)
 
     def advise_huge_pages(self) -> bool:
-        """Ask for huge pages where the heap has grown; return whether the kernel agreed.
+        """Request huge pages for the heap if it has grown; return whether the kernel accepted.
 
-        Pages that are there stay as they are until they are returned and touched again.
+        Resident pages stay as they are until they are returned and touched again.
         """
         end = int(self._libc.sbrk(0) or 0)
         if end == self._advised_end:
             return True
         ranges = _heap_ranges()
-        agreed = [self._libc.madvise(begin, size, MADV_HUGEPAGE) == 0 for begin, size in ranges]
+        is_accepted = [
+            self._libc.madvise(begin, size, MADV_HUGEPAGE) == 0 for begin, size in ranges
+        ]
         self._advised_end = end
-        return bool(agreed) and all(agreed)
+        return bool(is_accepted) and all(is_accepted)
 
 
 def _heap_ranges() -> list[tuple[int, int]]:

@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from typing import Any
 
 NUM_SAMPLED = 1 << 14
-"""Elements of a result in which denormal numbers are looked for."""
+"""Number of elements of a result that are checked for denormals."""
 
 NUM_SHAPES = 4
-"""Tensors of a call whose shapes are kept."""
+"""Maximum number of tensors of a call whose shapes are recorded."""
 
 PRECISIONS = {
     "convolution": "conv", "convolution_backward": "conv",
     "mkldnn_rnn_layer": "rnn", "mkldnn_rnn_layer_backward": "rnn",
 }  # fmt: skip
-"""Which of torch's settings lets an operator compute float32 in fewer bits; others are "matmul"."""
+"""Backend of torch.backends.mkldnn whose fp32_precision an operator obeys; by default "matmul"."""
 
 
 class OperatorTrace:
-    """The operators that were called between `begin` and `stop`."""
+    """Trace of the operators that are called between `begin` and `stop`."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self.phase = "forward"
-        """Of a step: "forward", "backward" or "optimizer"."""
+        """Phase of the step: "forward", "backward" or "optimizer"."""
         self._records: dict[Any, dict[str, Any]] = {}
-        self._kinds: dict[str, str] = {}
-        self._line: list[tuple[int, float, float]] = []
-        self._began = 0.0
+        self._layer_classes: dict[str, str] = {}
+        self._timeline: list[tuple[int, float, float]] = []
+        self._step_start = 0.0
         self._num_denormal = self._num_sampled = 0
         self._uncounted: dict[str, str] = {}
         self._mode: Any = None
@@ -44,7 +44,7 @@ class OperatorTrace:
         self._stance: Any = None
 
     def begin(self) -> None:
-        """Record every operator from now on."""
+        """Start recording operators."""
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils.module_tracker import ModuleTracker
 
@@ -58,9 +58,9 @@ class OperatorTrace:
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 kwargs = kwargs or {}
-                if not isinstance(func, torch._ops.OpOverload):  # flex_attention and the like
+                if not isinstance(func, torch._ops.OpOverload):  # a higher-order operator
                     return func(*args, **kwargs)
-                if torch.is_inference_mode_enabled():  # where torch does not do so by itself
+                if torch.is_inference_mode_enabled():  # torch decomposes only outside of it
                     with self:
                         result = func.decompose(*args, **kwargs)
                     if result is not NotImplemented:
@@ -70,8 +70,8 @@ class OperatorTrace:
                 record(func, args, kwargs, result, begin, time.perf_counter() - begin)
                 return result
 
-        # what is compiled runs operator by operator: torch does so by itself, except for functions
-        # that must be compiled whole, which fail
+        # run compiled functions operator by operator; torch does so under a dispatch mode anyway,
+        # but fails for functions compiled with fullgraph=True
         self._stance = torch.compiler.set_stance("force_eager")
         self._tracker = ModuleTracker()
         self._tracker.__enter__()
@@ -81,23 +81,23 @@ class OperatorTrace:
         self.new_step()
 
     def new_step(self) -> None:
-        """Begin another step; the time line is that of the last."""
-        self._line, self._began = [], time.perf_counter()
+        """Begin a step; the timeline covers the last step only."""
+        self._timeline, self._step_start = [], time.perf_counter()
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stop recording operators."""
         self._mode.__exit__(None, None, None)
         self._hook.remove()
         self._tracker.__exit__(None, None, None)
         self._stance.__exit__(None, None, None)
 
     def _name_modules(self, module: Any, _: object) -> None:
-        """Note the class of each layer of a model that is called for the first time."""
+        """Record the class of each layer of a model when the model is first called."""
         root = type(module).__name__
-        if root in self._kinds:
+        if root in self._layer_classes:
             return
         for name, layer in module.named_modules():
-            self._kinds.setdefault(f"{root}.{name}" if name else root, type(layer).__name__)
+            self._layer_classes.setdefault(f"{root}.{name}" if name else root, type(layer).__name__)
 
     def _record(
         self, func: Any, args: Any, kwargs: Any, result: Any, begin: float, elapsed_s: float
@@ -108,7 +108,7 @@ class OperatorTrace:
         if any(not tensor.is_cpu for tensor in (*inputs, *outputs)):
             return
         if any(tensor.is_nested for tensor in (*inputs, *outputs)):
-            return  # it has no shape
+            return  # (a nested tensor has no shape)
         layer = max(
             (name for name in self._tracker.parents if name != "Global"), key=len, default=""
         )
@@ -119,21 +119,21 @@ class OperatorTrace:
         traffic = traffic_of(torch, func, args, kwargs, result) if is_known else Traffic()
         name = str(func._schema.name)
         flops = self._count_flops(func, args, kwargs, result)
-        # calls with tensors of the same shapes may differ in what else they are given
+        # calls with equal shapes may differ in other arguments, and so in FLOPs and bytes
         key = (name, shapes, dtype, self.phase, layer, flops, traffic.num_bytes)
         entry = self._records.get(key)
         if entry is None:
-            short = name.partition("::")[2]
+            short_name = name.partition("::")[2]
             entry = self._records[key] = {
-                "number": len(self._records), "name": short, "shapes": shapes, "dtype": dtype,
+                "number": len(self._records), "name": short_name, "shapes": shapes, "dtype": dtype,
                 "phase": self.phase, "layer": layer, "times": [], "flops": flops,
                 "bytes": traffic.num_bytes, "numbers": traffic.num_elements,
                 "channels_last": _is_channels_last(inputs),
                 "elementwise": torch.Tag.pointwise in func.tags,
-                "computed_in": self._computed_in(short, dtype) if flops else "",
+                "computed_in": self._computed_in(short_name, dtype) if flops else "",
             }  # fmt: skip
         entry["times"].append(elapsed_s)
-        self._line.append((entry["number"], begin - self._began, elapsed_s))
+        self._timeline.append((entry["number"], begin - self._step_start, elapsed_s))
         if outputs and is_known:
             self._look_for_denormals(outputs[0])
 
@@ -145,12 +145,12 @@ class OperatorTrace:
             return count_flops(self._torch, func, args, kwargs, result)
         try:
             return count_flops(self._torch, func, args, kwargs, result)
-        except Exception as error:  # a formula of the user's is no reason to end the script
+        except Exception as error:  # a user's formula must not end the script
             self._uncounted[name] = f"{type(error).__name__}: {error}"
             return 0
 
     def _computed_in(self, name: str, dtype: str) -> str:
-        """Return the type that float32 may be computed in, where the script allows fewer bits."""
+        """Return the reduced-precision dtype that float32 is computed in; empty if none."""
         if dtype != "float32":
             return ""
         backend = getattr(self._torch.backends.mkldnn, PRECISIONS.get(name, "matmul"), None)
@@ -165,32 +165,34 @@ class OperatorTrace:
             return
         with torch._C._DisableTorchDispatch():
             sample = result.detach().view(-1)[:NUM_SAMPLED].view(torch.int32)
-            size = sample & 0x7FFFFFFF
-            self._num_denormal += int(((size > 0) & (size < 0x00800000)).sum())
+            magnitude = sample & 0x7FFFFFFF
+            self._num_denormal += int(((magnitude > 0) & (magnitude < 0x00800000)).sum())
         self._num_sampled += sample.numel()
 
     def document(self) -> dict[str, Any]:
-        """Return all operators, and the classes of layers by name."""
+        """Return the trace as JSON values: operators, layers' classes, timeline, denormals."""
         return {
-            "operators": [_summed(entry) for entry in self._records.values()],
-            "kinds": self._kinds,
-            "line": self._line,
+            "operators": [_summarize(entry) for entry in self._records.values()],
+            "kinds": self._layer_classes,
+            "line": self._timeline,
             "tiny": self._num_denormal / self._num_sampled if self._num_sampled else 0.0,
             "uncounted": self._uncounted,
         }
 
 
-def _summed(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an operator with the time of all calls: as many times the median one, since now and
-    then another program gets the CPU."""
+def _summarize(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an operator with its total time: the number of calls times their median time.
+
+    The median ignores calls that another program interrupted.
+    """
     times = sorted(entry["times"])
     rest = {name: value for name, value in entry.items() if name not in {"times", "number"}}
     return {**rest, "calls": len(times), "seconds": times[len(times) // 2] * len(times)}
 
 
 def _is_channels_last(inputs: list[Any]) -> bool:
-    """Return whether the first tensor is a batch of images with their channels last."""
+    """Return whether the first tensor is a batch of images in channels_last format."""
     for tensor in inputs[:1]:
-        if tensor.dim() == 4 and tensor.size(1) > 1 and str(tensor.layout) == "torch.strided":
+        if tensor.dim() == 4 and tensor.magnitude(1) > 1 and str(tensor.layout) == "torch.strided":
             return bool(tensor.stride(1) == 1)
     return False

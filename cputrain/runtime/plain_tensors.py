@@ -1,9 +1,8 @@
-"""Whether tensors may be handed to a kernel that looks at nothing but their memory.
+"""Checks whether a kernel that only sees tensors' memory may replace torch's operators.
 
-torch's operators dispatch on far more than memory: modes, subclasses, functorch's wrappers,
-conjugate and negative bits, tangents. A kernel in the place of such operators must step aside
-wherever one of these would have had a say. Each check is on the tensors as they are now: nothing
-about them is remembered from one call to the next.
+Torch's operators dispatch on more than memory: modes, subclasses, functorch's wrappers, conjugate
+and negative bits, tangents of forward AD. A kernel must not replace operators that any of these
+would change. All checks are of the tensors' current state; nothing is cached between calls.
 """
 
 from __future__ import annotations
@@ -34,54 +33,54 @@ class PlainTensors:
         self.types = {tensor, torch.nn.Parameter}
         self._dtypes = {torch.float32: 4, torch.float64: 8}
         self._formats = (torch.channels_last, torch.channels_last_3d)
-        # reading through the class, as `map` does below, costs a third of an attribute in a loop
+        # descriptors of the class, used by `map` below, cost a third of attribute access in a loop
         self._dtype_of = tensor.dtype.__get__
         self._shape_of = tensor.shape.__get__
         self._data_ptr, self._numel, self._item = tensor.data_ptr, tensor.numel, tensor.item
         self._is_contiguous = tensor.is_contiguous
         self._keys_of = torch._C._dispatch_keys
-        # sparse, quantized, meta, inference and wrapped tensors have others, and so have those
-        # whose negative or conjugate bit is set
+        # sparse, quantized, meta, inference and wrapped tensors have other dispatch keys, as do
+        # tensors with a negative or conjugate bit
         self._has_plain_keys: Callable[[Any], bool] = self._keys_of(
             torch.empty(0, device="cpu")
         ).__eq__
 
     def is_plain_context(self) -> bool:
-        """Return whether operators called now would do nothing beyond their arithmetic."""
+        """Return whether operators would only compute now: no autograd, modes or tracing."""
         torch, c = self._torch, self._torch._C
         return (
             not torch.is_grad_enabled()
             and not torch.is_inference_mode_enabled()
             and (not c._len_torch_dispatch_stack() or self._are_dispatch_modes_internal())
-            and (not c._len_torch_function_stack() or self._are_function_modes_devices())
+            and (not c._len_torch_function_stack() or self._are_function_modes_device_contexts())
             and c._functorch.peek_interpreter_stack() is None
             and self._forward_ad._current_level < 0
             and c._get_tracing_state() is None
         )
 
-    def _are_function_modes_devices(self) -> bool:
-        # torch.set_default_device is such a mode, and concerns factory functions only
+    def _are_function_modes_device_contexts(self) -> bool:
+        # torch.set_default_device is such a mode, and affects factory functions only
         from torch.overrides import _get_current_function_mode_stack
 
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         return all(type(mode) is self._device_context for mode in modes)
 
     def _are_dispatch_modes_internal(self) -> bool:
-        # those that measure what runs under cputrain, kernels included
+        # modes of cputrain measure operators, fused kernels included
         from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
         modes = _get_current_dispatch_mode_stack()
         return all(type(mode).__module__.startswith("cputrain.") for mode in modes)
 
     def have_plain_keys(self, tensors: Sequence[Any]) -> bool:
-        """Return whether all are dense CPU tensors without a subclass, wrapper or pending bit."""
-        # types first: a subclass would notice that its attributes are read
+        """Return whether all are dense CPU tensors without subclass, wrapper, or conjugate bit."""
+        # types first: a subclass could observe that its attributes are read
         return self.types.issuperset(map(type, tensors)) and all(
             map(self._has_plain_keys, map(self._keys_of, tensors))
         )
 
     def are_matching(self, columns: Sequence[Column]) -> bool:
-        """Return whether the tensors of each row have one shape, dtype and order in memory.
+        """Return whether the tensors of each row are equal in shape, dtype and memory format.
 
         Args:
             columns: Lists of equal length: parameters, gradients and states.
@@ -105,11 +104,11 @@ class PlainTensors:
         )
 
     def numels(self, tensors: Column) -> list[int]:
-        """Return the number of elements of each."""
+        """Return the number of elements of each tensor."""
         return list(map(self._numel, tensors))
 
     def itemsize(self, tensor: Any) -> int:
-        """Return the bytes of an element; float32 or float64."""
+        """Return the size of an element in bytes, of a float32 or float64 tensor."""
         return self._dtypes[tensor.dtype]
 
     def are_disjoint(self, columns: Sequence[Column], numels: list[int], scalars: Column) -> bool:
@@ -128,8 +127,8 @@ class PlainTensors:
             addresses = list(map(self._data_ptr, scalars))
             starts += addresses
             ends += map(operator.add, addresses, repeat(self.itemsize(scalars[0])))
-        # sorted apart: no place is covered twice if and only if each interval that begins finds
-        # all that began before it ended
+        # intervals are disjoint if and only if, with starts and ends sorted separately, each end is
+        # at most the next start
         starts.sort()
         ends.sort()
         return all(map(operator.le, ends, starts[1:]))

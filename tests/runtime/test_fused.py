@@ -133,7 +133,7 @@ def functions():
     return [
         getattr(module, name)
         for module, kernel in zip(modules, KERNELS)
-        for name in (kernel.name, f"_single_tensor_{kernel.name}", fused.CHOOSER)
+        for name in (kernel.name, f"_single_tensor_{kernel.name}", fused.CHOICE_FUNCTION)
     ]
 def private(found):
     return [one for place, one in enumerate(found) if place % 3]

@@ -1,8 +1,8 @@
-"""The first thing of ours in the user's interpreter: it waits for torch, and steps aside.
+"""Entry point of cputrain in the user's interpreter: call the hook when torch is imported.
 
-Must run on any Python and cost next to nothing: a program that never imports torch pays for this
-file alone. The module that would have been `sitecustomize` without us is run in its turn, and its
-absence looks as it would have looked.
+It must run on any Python and cost almost nothing: a program that never imports torch pays for this
+file alone. At its end it imports the `sitecustomize` that the interpreter would have found without
+cputrain; if there is none, the import fails as it would have.
 """
 
 import os
@@ -10,21 +10,21 @@ import sys
 
 
 class _Finder:
-    """Finds modules as the other finders do, and has ours told when those it waits for load."""
+    """Meta path finder that calls the hook before and after the watched modules are loaded."""
 
     def __init__(self, plan):
-        self.waits_for = {"torch", "torch._dynamo"}
-        if '"script":"' in plan:  # a start method for the script, which few plans have
-            self.waits_for.add("multiprocessing")
+        self.watched_names = {"torch", "torch._dynamo"}
+        if '"script":"' in plan:  # a start method to set, which few plans have
+            self.watched_names.add("multiprocessing")
         if '"channels_last":true' in plan:
-            self.waits_for.add("safetensors.torch")
-        # taken out at once: programs that this one starts were not planned for, and keep silent
+            self.watched_names.add("safetensors.torch")
+        # removed at once: child programs are not part of the plan, and must not report
         report = os.environ.pop("CPUTRAIN_REPORT", None)
         self.planned = None if report is None else os.getpid()
         self.reporter = os.getpid() if report == "1" else None
 
     def find_spec(self, name, path=None, target=None):
-        if name not in self.waits_for:
+        if name not in self.watched_names:
             return None
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):
@@ -35,16 +35,22 @@ class _Finder:
         return None
 
     def _wrap(self, loader):
-        own = getattr(loader, "__dict__", {})
-        if isinstance(loader, type) or "exec_module" in own or not hasattr(loader, "exec_module"):
-            return  # wrapped before, or no loader that can be
+        instance_dict = getattr(loader, "__dict__", {})
+        if (
+            isinstance(loader, type)
+            or "exec_module" in instance_dict
+            or not hasattr(loader, "exec_module")
+        ):
+            return  # wrapped already, or cannot be wrapped
         load = loader.exec_module
 
         def exec_module(module):
-            if module.__name__ not in self.waits_for:  # a zip archive loads all of its modules
+            if module.__name__ not in self.watched_names:  # a zip archive loads all of its modules
                 load(module)
                 return
-            own.pop("exec_module", None)  # the instance's; the class's own stays
+            instance_dict.pop(
+                "exec_module", None
+            )  # of the instance only; the class keeps its method
             hook = _hook()
             if hook is not None:
                 hook.before(module.__name__)
@@ -55,16 +61,16 @@ class _Finder:
                     module.__name__, module, self.reporter == process, self.planned == process
                 )
 
-        # tracebacks and warnings leave out frames of the import system, and this is one: a torch
-        # that fails to load fails with the traceback that plain python shows
+        # tracebacks and warnings omit frames of the import system, by file name: if torch fails to
+        # load, its traceback is that of plain Python
         exec_module.__code__ = exec_module.__code__.replace(
             co_filename="<frozen importlib._bootstrap_external>"
         )
-        own["exec_module"] = exec_module
+        instance_dict["exec_module"] = exec_module
 
 
 def _hook():
-    """cputrain.runtime.hook, also for an interpreter in which cputrain is not installed."""
+    """Return cputrain.runtime.hook, also if cputrain is not installed; None if the import fails."""
     try:
         try:
             from cputrain.runtime import hook
@@ -82,7 +88,7 @@ def _hook():
             sys.modules["cputrain"] = module_from_spec(spec)
             spec.loader.exec_module(sys.modules["cputrain"])
             from cputrain.runtime import hook
-    except Exception as error:  # a cputrain.py of the script's own, say
+    except Exception as error:  # for example, the script has a module named cputrain
         if sys.stderr is not None:
             sys.stderr.write(
                 "cputrain: its own modules cannot be imported ("
@@ -95,7 +101,7 @@ def _hook():
 
 _HERE = os.path.dirname(__file__)
 
-# the library is loaded by now, and is for this process alone
+# the preloaded library is loaded already; restore the variable, so that children do not load it
 if "CPUTRAIN_LD_PRELOAD" in os.environ:
     os.environ["LD_PRELOAD"] = os.environ.pop("CPUTRAIN_LD_PRELOAD")
     if not os.environ["LD_PRELOAD"]:
@@ -106,4 +112,4 @@ if sys.version_info >= (3, 11) and "CPUTRAIN_PLAN" in os.environ:
 
 sys.path[:] = [_entry for _entry in sys.path if _entry != _HERE]
 del sys.modules["sitecustomize"]
-import sitecustomize  # noqa: E402, F401  (the one behind us; without one, the error is python's own)
+import sitecustomize  # noqa: E402, F401  (the next one in sys.path; without one, Python's own error)
