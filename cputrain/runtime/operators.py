@@ -193,6 +193,6 @@ def _summarize(entry: dict[str, Any]) -> dict[str, Any]:
 def _is_channels_last(inputs: list[Any]) -> bool:
     """Return whether the first tensor is a batch of images in channels_last format."""
     for tensor in inputs[:1]:
-        if tensor.dim() == 4 and tensor.magnitude(1) > 1 and str(tensor.layout) == "torch.strided":
+        if tensor.dim() == 4 and tensor.size(1) > 1 and str(tensor.layout) == "torch.strided":
             return bool(tensor.stride(1) == 1)
     return False
