@@ -1,11 +1,11 @@
-"""The device "ocl": any OpenCL device, with the CPU for what has no kernel.
+"""The device "ocl": any OpenCL device, with a CPU fallback for operators without a kernel.
 
 Importing this registers it with torch: `model.to("ocl")`.
 """
 
 from __future__ import annotations
 
-import cputrain.opencl.registration  # noqa: F401  (that is what registers it)
+import cputrain.opencl.registration  # noqa: F401  (registers the device)
 from cputrain.opencl.fallback import Fallback, fallbacks, reset_fallbacks
 
 __all__ = ["Fallback", "fallbacks", "reset_fallbacks"]

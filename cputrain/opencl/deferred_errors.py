@@ -28,7 +28,7 @@ _raise_current_error.restype = None
 
 class _Kept(threading.local):
     error: BaseException | None = None
-    """The first that was taken in this thread's backward."""
+    """First error that the guard took in this thread's backward."""
 
 
 _kept = _Kept()
@@ -37,8 +37,8 @@ _kept = _Kept()
 class Guard(_base):  # type: ignore[misc]
     """Device guard whose `type_` torch calls a few times for each operator.
 
-    Outside of a backward it runs no bytecode. It is an attribute of the class, as looking up one of
-    an instance clears the error indicator.
+    Outside of a backward it runs no bytecode. It is a class attribute, as the lookup of an instance
+    attribute clears the error indicator.
     """
 
     type_: Any = staticmethod(partial(getitem, (_device_type,), 0))
@@ -90,7 +90,7 @@ def raise_kept_errors(run_backward: Any) -> Any:
         except BaseException as error:
             if _kept.error is None:
                 raise
-            # (a SystemError only tells that the kept one was withheld from torch)
+            # (a SystemError only shows that torch did not see the kept error)
             raise _kept.error from None if isinstance(error, SystemError) else error
         else:
             if _kept.error is not None:

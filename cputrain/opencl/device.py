@@ -73,7 +73,7 @@ class HostDirty(DeviceMemory):
 
     @property
     def buffer(self) -> Any:
-        """Upload the host copy, turn the object back into a `Memory`, and return its buffer."""
+        """Upload the host copy, turn the object into a `DeviceMemory`, and return its buffer."""
         self.device.upload(self)
         return raw_buffer(self)
 
@@ -156,7 +156,7 @@ class Stats(Record):
 class Device:
     """An OpenCL device with an in-order command queue and a caching allocator."""
 
-    poisons = False
+    should_poison = False
     """Whether to fill released memory with NaN, so that tests detect a use after free."""
 
     def __init__(self, index: int, cl_device: Any) -> None:
@@ -171,13 +171,13 @@ class Device:
         """Nesting depth of launches under the lock; >0 when a signal handler launches a kernel."""
         self._transfer_lock = threading.RLock()
         self.is_cpu = bool(cl_device.type & cl().device_type.CPU)
-        self.shares = shares_memory(cl_device)
+        self.shares_memory = shares_memory(cl_device)
         """Whether the device shares the host's memory."""
         self.version = f"{cl_device.platform.name} {cl_device.driver_version}"
-        self.memory = int(cl_device.global_mem_size)
-        self.largest_group = int(cl_device.max_work_group_size)
-        self.local = int(cl_device.local_mem_size)
-        self.units = int(cl_device.max_compute_units)
+        self.memory_bytes = int(cl_device.global_mem_size)
+        self.max_group_items = int(cl_device.max_work_group_size)
+        self.local_bytes = int(cl_device.local_mem_size)
+        self.num_units = int(cl_device.max_compute_units)
         self.has_double = "cl_khr_fp64" in cl_device.extensions.split()
         self._free: dict[int, list[tuple[Any, Any]]] = {}
         self._allocated = self._reserved = self._peak = 0
@@ -242,16 +242,16 @@ class Device:
 
     def _create_block(self, size: int) -> tuple[Any, Any]:
         cached_bytes = self._reserved - self._allocated
-        if self._reserved + size > self.memory or (
-            self.shares and cached_bytes > self.memory // CACHE_DIVISOR
+        if self._reserved + size > self.memory_bytes or (
+            self.shares_memory and cached_bytes > self.memory_bytes // CACHE_DIVISOR
         ):
             self.empty_cache()
         try:
-            if self._reserved + size > self.memory:
+            if self._reserved + size > self.memory_bytes:
                 raise MemoryError
             block = (
                 self._create_shared_buffer(size)
-                if self.shares
+                if self.shares_memory
                 else (self._create_buffer(size), None)
             )
         except (cl().Error, MemoryError) as error:  # (or the driver limits the size of a buffer)
@@ -287,7 +287,7 @@ class Device:
         """Put a block into the cache: commands enqueued from now on may reuse it."""
         size, buffer, host = block
         self._allocated -= size
-        if self.poisons and not is_finalizing():
+        if self.should_poison and not is_finalizing():
             _fill(self.queue, buffer, NAN_BYTES, 0, size)
         cached = self._free.get(size)
         if cached is None:

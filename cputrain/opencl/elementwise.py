@@ -59,7 +59,7 @@ def run(
         expression,
         (out.dtype, out.size(), out.stride()),
         tuple([(name, tensor.dtype, tensor.size(), tensor.stride()) for name, tensor in tensors]),
-        tuple([(name, kind) for name, kind, _ in scalars]),
+        tuple([(name, dtype) for name, dtype, _ in scalars]),
         computes,
     )
     if not count:
@@ -67,7 +67,7 @@ def run(
     arguments: list[object] = [out.memory.buffer, out.storage_offset()]
     for _, tensor in tensors:
         arguments += (tensor.memory.buffer, tensor.storage_offset())
-    arguments += [SCALARS[kind](value) for _, kind, value in scalars]
+    arguments += [SCALARS[dtype](value) for _, dtype, value in scalars]
     device.launch(kernel, *launch_size(count), count, *arguments, *tail)
 
 
@@ -159,9 +159,9 @@ def source_of(
     """Return the kernel's source; 0 `dims` means all tensors are dense and of equal layout."""
     names = ["out", *(name for name, _ in tensors)]
     parameters = ["const long count", f"__global {out}* p_out", "long i_out"]
-    for name, kind in tensors:
-        parameters += [f"__global const {kind}* p_{name}", f"long i_{name}"]
-    parameters += [f"const {kind} {name}" for name, kind in scalars]
+    for name, dtype in tensors:
+        parameters += [f"__global const {dtype}* p_{name}", f"long i_{name}"]
+    parameters += [f"const {dtype} {name}" for name, dtype in scalars]
     parameters += [f"const long n{dim}" for dim in range(dims)]
     parameters += [f"const long s{dim}_{name}" for name in names for dim in range(dims)]
     lines = [f"{counts} at = get_global_id(0);", f"if (at >= ({counts})count) return;"]

@@ -57,7 +57,7 @@ class CallSequence:
         self._cpu_times[call].append(elapsed_s)
 
     def should_use_cpu(self, call: Any) -> bool:
-        """Return whether to run a call on the CPU: to time it, or because all are faster there."""
+        """Return whether to run a call on the CPU: to time it, or as all calls are faster there."""
         times = self._cpu_times[call]
         if len(times) < NUM_TRIALS:
             return True
@@ -126,8 +126,8 @@ def run_by_policy(
 def _can_run_on_cpu(func: Any) -> bool:
     """Return whether an operator with a kernel may run on the CPU instead.
 
-    Not random operators (the device has its own generator), nor those that move tensors or are
-    views, nor those without a CPU kernel.
+    Excluded are random operators, as the device has its own generator, operators that move tensors
+    or return views, and operators without a CPU kernel.
     """
     return (
         func in KERNELS

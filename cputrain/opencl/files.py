@@ -18,7 +18,7 @@ PRIORITY = 5
 
 
 class HostStorage(torch.UntypedStorage):
-    """A host storage that stands for one on a device."""
+    """Host storage that reports a device as its own, until tensors are built from it."""
 
     target_device: torch.device
 

@@ -156,7 +156,7 @@ def _build_kernel(
 
 @cache
 def source_of(
-    body: str, kind: str, count: int, lists: tuple[str, ...],
+    body: str, type_name: str, count: int, lists: tuple[str, ...],
     single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], per_tensor: tuple[str, ...],
 ) -> str:  # fmt: skip
     """Return the kernel's source: each work item finds the tensor that its element belongs to."""
@@ -180,7 +180,7 @@ def source_of(
     names = "".join(f"#define {name} p_{name}[{0 if name in types else 'i'}]\n" for name in lists)
     pointers = "".join(f"  __global {types.get(name, 'T')}* p_{name};\n" for name in lists)
     numbers = "".join(f"  T {name};\n" for name in per_tensor)
-    return f"""#define T {kind}
+    return f"""#define T {type_name}
 __kernel void foreach({", ".join(parameters)})
 {{
   const int at = get_global_id(0);

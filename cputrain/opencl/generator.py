@@ -34,7 +34,7 @@ class Generator:
         return self
 
     def initial_seed(self) -> int:
-        """Return the seed: the CPU generator's until one is set."""
+        """Return the seed: the CPU generator's seed until a seed is set."""
         return torch.initial_seed() if self._seed is None else self._seed
 
     def get_state(self) -> torch.Tensor:

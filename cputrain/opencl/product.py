@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from cputrain.opencl.tiles import Tile
 
 
-class At:
+class TensorSlot:
     """Placeholder of a tensor in an argument pattern: its buffer and its storage offset."""
 
-    def __init__(self, number: int, offset: int = 0, *, whole: bool = False) -> None:
+    def __init__(self, number: int, offset: int = 0, *, omits_offset: bool = False) -> None:
         """Refer to a tensor of the launch.
 
         Args:
             number: Index among the tensors of the launch.
             offset: Elements to add to the storage offset.
-            whole: Whether the tensor begins with its buffer, so that no offset is passed.
+            omits_offset: Whether the tensor begins with its buffer, so that no offset is passed.
         """
-        self.number, self.offset, self.whole = number, offset, whole
+        self.number, self.offset, self.omits_offset = number, offset, omits_offset
 
 
 class Product:
@@ -49,18 +49,20 @@ class Product:
         Args:
             device: Device to run on.
             heads: Names of the files of kernels/ that define how factors and product are accessed.
-            kind: Dtype of the elements.
+            dtype: Dtype of the elements.
             defined: Preprocessor definitions.
             types: Dtypes of the kernel's scalar arguments; None for buffers.
             size: Rows, columns, length of the sums, batch size.
-            pattern: Kernel arguments, with `At` in the place of tensors.
+            pattern: Kernel arguments, with a `TensorSlot` in the place of each tensor.
         """
         self._device, self._heads, self._dtype = device, heads, dtype
         self._defined, self._types, self._size = defined, types, size
         flat = _flatten(pattern)
-        self._fixed = [None if isinstance(value, At) else value for value in flat]
-        self._slots = [(index, value) for index, value in enumerate(flat) if isinstance(value, At)]
-        self._chosen: tuple[Any, tuple[int, ...], tuple[int, ...]] | None = None
+        self._fixed = [None if isinstance(value, TensorSlot) else value for value in flat]
+        self._slots = [
+            (index, value) for index, value in enumerate(flat) if isinstance(value, TensorSlot)
+        ]
+        self._config: tuple[Any, tuple[int, ...], tuple[int, ...]] | None = None
 
     def launch(self, tensors: Sequence[OclTensor], trailing: Sequence[Any] = ()) -> None:
         """Launch the product for these tensors; `trailing` are further arguments."""
@@ -68,10 +70,10 @@ class Product:
         for index, slot in self._slots:
             tensor = tensors[slot.number]
             arguments[index] = tensor.memory.buffer
-            if not slot.whole:
+            if not slot.omits_offset:
                 arguments[index + 1] = tensor.storage_offset() + slot.offset
         arguments += trailing
-        if self._chosen is None:
+        if self._config is None:
             key = f"{' '.join(self._heads)} {self._dtype} {self._defined}"
             tile = tuner_of(self._device).tile(
                 key,
@@ -79,8 +81,8 @@ class Product:
                 self._dtype.itemsize,
                 lambda tile: self._launch(self._configure(tile), arguments),
             )
-            self._chosen = self._configure(tile)
-        self._launch(self._chosen, arguments)
+            self._config = self._configure(tile)
+        self._launch(self._config, arguments)
 
     def _configure(self, tile: Tile) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
         """Return the kernel for a tile, its global size and its work-group size."""
@@ -90,17 +92,17 @@ class Product:
         return kernel, (across * tile.items, down, batch), (tile.items, 1, 1)
 
     def _launch(
-        self, chosen: tuple[Any, tuple[int, ...], tuple[int, ...]], arguments: list[Any]
+        self, config: tuple[Any, tuple[int, ...], tuple[int, ...]], arguments: list[Any]
     ) -> None:
-        kernel, items, group = chosen
+        kernel, items, group = config
         self._device.launch(kernel, items, group, *arguments)
 
 
 def _flatten(pattern: Sequence[Any]) -> list[Any]:
-    """Insert a place for the storage offset after each tensor that needs one."""
+    """Insert None for the storage offset after each tensor slot that needs an offset."""
     flat: list[Any] = []
     for value in pattern:
         flat.append(value)
-        if isinstance(value, At) and not value.whole:
+        if isinstance(value, TensorSlot) and not value.omits_offset:
             flat.append(None)
     return flat

@@ -35,6 +35,7 @@ MAX_ERRORS = 3
 """Maximum number of compiler errors that an error message quotes."""
 
 DOUBLE = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
+"""Pragma that enables double in OpenCL C."""
 
 
 @lru_cache(maxsize=4096)
@@ -66,7 +67,7 @@ def compile_kernel(device: Device, source: str, name: str, types: tuple[Any, ...
     raise CputrainError(
         f"an OpenCL program on {device.name}", "must compile", found=_compiler_errors(build_error),
         do="Install a newer driver (for a CPU, pip install intel-opencl-rt), or report it with the "
-        "driver's version: cputrain info tells that.",
+        "driver's version, which cputrain info prints.",
     ) from build_error  # fmt: skip
 
 

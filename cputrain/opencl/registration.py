@@ -73,11 +73,11 @@ def _empty(
     size: Any, dtype: Any = None, layout: Any = None, device: Any = None,  # noqa: ARG001
     pin_memory: Any = None, memory_format: Any = None,  # noqa: ARG001
 ) -> OclTensor:  # fmt: skip
-    kind = dtype or torch.get_default_dtype()
+    dtype = dtype or torch.get_default_dtype()
     stride: Any = contiguous(size)
     if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
         stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
-    return empty(device_index_of(device), size, stride, kind)
+    return empty(device_index_of(device), size, stride, dtype)
 
 
 def _empty_strided(

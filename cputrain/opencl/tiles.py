@@ -81,7 +81,9 @@ def split_k(device: Device, rows: int, columns: int, depth: int, batch: int) -> 
     It does not depend on the tile, so that results are bitwise equal for all tiles.
     """
     num_tiles = -(-rows // 64) * -(-columns // 64) * batch
-    parts = max(1, min(GROUPS_PER_UNIT * device.units // num_tiles, depth // MIN_SPLIT_DEPTH, 256))
+    parts = max(
+        1, min(GROUPS_PER_UNIT * device.num_units // num_tiles, depth // MIN_SPLIT_DEPTH, 256)
+    )
     part_length = -(-depth // parts)
     part_length = max(DEPTH_MULTIPLE, -(-part_length // DEPTH_MULTIPLE) * DEPTH_MULTIPLE)
     return max(1, -(-depth // part_length)), part_length
@@ -96,8 +98,8 @@ def candidates(device: Device, rows: int, columns: int, batch: int, itemsize: in
     fitting = [
         tile
         for tile in TILES
-        if _local_bytes(tile, itemsize) <= device.local
-        and tile.items <= device.largest_group
+        if _local_bytes(tile, itemsize) <= device.local_bytes
+        and tile.items <= device.max_group_items
         and groups(tile, rows, columns)[1] <= MAX_GRID_GROUPS
     ]
     return sorted(fitting, key=lambda tile: _estimated_cost(device, tile, rows, columns, batch))
@@ -112,9 +114,9 @@ def _estimated_cost(device: Device, tile: Tile, rows: int, columns: int, batch: 
     """Estimate the relative time of a product, with padding and partly filled waves."""
     across, down = groups(tile, rows, columns)
     num_groups = across * down * batch
-    waves = max(1.0, num_groups / device.units)
-    if num_groups < 8 * device.units:  # the last wave takes as long as a full one
-        waves = float(-(-num_groups // device.units))
+    waves = max(1.0, num_groups / device.num_units)
+    if num_groups < 8 * device.num_units:  # the last wave takes as long as a full one
+        waves = float(-(-num_groups // device.num_units))
     return waves * tile.rows * tile.columns / TILES[tile]
 
 

@@ -30,7 +30,7 @@ class KernelLaunch:
         self.arguments = arguments
         """Arguments in order; None where `fills` has an entry."""
         self.fills = fills
-        """(Index of the argument, number of the recorded value to put there) pairs."""
+        """Pairs: index of an argument, and number of the recorded value that replaces it."""
 
 
 class LaunchRecorder:

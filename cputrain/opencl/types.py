@@ -23,7 +23,7 @@ NAMES: dict[torch.dtype, str] = {
     torch.uint8: "uchar",
     torch.bool: "uchar",
 }
-"""OpenCL type names of the dtypes that kernels support."""
+"""OpenCL type name of each dtype that kernels support."""
 
 MAX_INT_INDEX = (1 << 31) - 1
 """Maximum number of elements that kernels index by int."""
@@ -48,6 +48,7 @@ SCALARS: dict[torch.dtype, Any] = {
     torch.uint8: np.uint8,
     torch.bool: np.uint8,
 }
+"""NumPy type of a kernel's scalar arguments, by dtype."""
 
 
 def are_supported(device: Device, *types: torch.dtype) -> bool:

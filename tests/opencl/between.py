@@ -13,7 +13,7 @@ from cputrain.opencl.fallback_policy import CallSequence, CallsSinceUpload
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch):
     """A device with memory of its own; nothing is known."""
-    monkeypatch.setattr(devices()[0], "shares", False)
+    monkeypatch.setattr(devices()[0], "shares_memory", False)
     devices()[0].empty_cache()
     fallback_policy._sequences.clear()
     reset_fallbacks()

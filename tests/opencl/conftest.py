@@ -11,13 +11,13 @@ if os.environ.get("CPUTRAIN_TEST_APART"):
     from cputrain.opencl.device import devices
 
     for _one in devices():
-        _one.shares = False
+        _one.shares_memory = False
 
 
 if os.environ.get("CPUTRAIN_TEST_POISON"):
     from cputrain.opencl.device import Device
 
-    Device.poisons = True
+    Device.should_poison = True
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ def test_which_how_often_and_at_what_cost():
         x.cumsum(0)
     (found,) = fallbacks()
     assert (found.operator, found.calls) == ("aten.cumsum.default", 3)
-    assert bool(found.moved_bytes) == (not devices()[0].shares)
+    assert bool(found.moved_bytes) == (not devices()[0].shares_memory)
     assert 0 < found.seconds < 10
 
 
@@ -146,16 +146,16 @@ def test_memory_that_is_kept_for_later_is_given_up_first():
     """Nothing is refused while there is something that nobody has."""
     (device, *_), many = devices(), 1 << 20
     torch.ocl.empty_cache()
-    before = device.memory
+    before = device.memory_bytes
     try:
-        device.memory = torch.ocl.memory_stats()["reserved"] + 5 * many
+        device.memory_bytes = torch.ocl.memory_stats()["reserved"] + 5 * many
         torch.empty(4 * many, dtype=torch.uint8, device="ocl")  # and is gone
         x = torch.empty(2 * many, dtype=torch.uint8, device="ocl")
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(4 * many, dtype=torch.uint8, device="ocl")
         assert x.fill_(1).sum().item() == 2 * many
     finally:
-        device.memory = before
+        device.memory_bytes = before
 
 
 def test_a_kernel_that_does_not_compile_shows_its_log():
@@ -221,10 +221,10 @@ def test_what_is_kept_of_programs_may_be_broken(broken, by, tmp_path):
 
 def test_little_of_the_hosts_memory_is_kept(monkeypatch):
     (device, *_), many = devices(), 1 << 20
-    if not device.shares:
+    if not device.shares_memory:
         pytest.skip("needs an OpenCL device that has the host's memory")
     torch.ocl.empty_cache()
-    monkeypatch.setattr(device, "memory", torch.ocl.memory_stats()["reserved"] + 80 * many)
+    monkeypatch.setattr(device, "memory_bytes", torch.ocl.memory_stats()["reserved"] + 80 * many)
     for size in range(1, 33):  # each is of another size, and gone at once
         torch.empty(size * many, dtype=torch.uint8, device="ocl")
         stats = torch.ocl.memory_stats()

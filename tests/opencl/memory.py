@@ -54,7 +54,7 @@ def test_no_memory_is_lost_in_many_steps(monkeypatch):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    monkeypatch.setattr(Device, "poisons", True)
+    monkeypatch.setattr(Device, "should_poison", True)
 
 
 @pytest.mark.usefixtures("poisoned")

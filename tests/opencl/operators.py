@@ -113,10 +113,10 @@ def _kernels(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def _memory():
     """NaN in what is free; in every other run as if the device had memory of its own, as a GPU."""
-    Device.poisons = True
+    Device.should_poison = True
     if random.Random(SEED).random() < 0.5:
         for one in devices():
-            one.shares = False
+            one.shares_memory = False
 
 
 def sent(value, where):

@@ -149,7 +149,7 @@ def _partial_sums(tensor: OclTensor, channels: int) -> tuple[int, OclTensor]:
     num_parts = max(
         1,
         min(
-            GROUPS_PER_UNIT * device.units // channels,
+            GROUPS_PER_UNIT * device.num_units // channels,
             count // (MIN_ITEM_ELEMENTS * GROUP),
             MAX_CHANNEL_GROUPS,
         ),

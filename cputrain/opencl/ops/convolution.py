@@ -21,7 +21,7 @@ from cputrain.opencl.device import devices
 from cputrain.opencl.fallback import prefers_cpu
 from cputrain.opencl.ops import winograd
 from cputrain.opencl.ops.depthwise import depthwise, depthwise_input, depthwise_weight
-from cputrain.opencl.product import At, Product
+from cputrain.opencl.product import Product, TensorSlot
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
@@ -252,8 +252,8 @@ def _conv_product(
         (("CHECKED", int(is_checked)), ("HAS_BIAS", int(has_bias))),
         CONV_TYPES, (rows, columns, depth, g.groups),
         [
-            rows, columns, depth, At(0), *weight_strides, At(1), *input_layout, input_layout[3], 1,
-            *grid, table, At(2), At(3, output_layout[0]), *output_layout[1:],
+            rows, columns, depth, TensorSlot(0), *weight_strides, TensorSlot(1),
+            *input_layout, input_layout[3], 1, *grid, table, TensorSlot(2), TensorSlot(3, output_layout[0]), *output_layout[1:],
         ],
     )  # fmt: skip
 
@@ -286,11 +286,12 @@ def _weight_product(device: Device, g: ConvGeometry, dtype: torch.dtype) -> tupl
         CONV_WEIGHT_TYPES,
         (rows, columns, depth, g.groups * num_parts),
         [
-            rows, columns, depth, At(0), g.k * g.p * g.q, g.p * g.q,
-            g.group_out_channels * g.p * g.q, g.q, 1, At(1), g.c * g.h * g.w,
+            rows, columns, depth, TensorSlot(0), g.k * g.p * g.q, g.p * g.q,
+            g.group_out_channels * g.p * g.q, g.q, 1, TensorSlot(1), g.c * g.h * g.w,
             g.group_in_channels * g.h * g.w, g.h, g.w, g.w, 1,
             g.p, g.q, g.stride_h, g.stride_w, -g.pad_h, -g.pad_w,
-            _output_table(device.index, g), num_parts, part_length, At(2, whole=True),
+            _output_table(device.index, g), num_parts, part_length,
+            TensorSlot(2, omits_offset=True),
         ],
     )  # fmt: skip
     return product, num_parts

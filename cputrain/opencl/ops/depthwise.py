@@ -73,7 +73,7 @@ def depthwise_weight(
     ocl_kernel = _kernel_for(device, "weight", geometry, out.dtype, False)
     positions = geometry.n * geometry.p * geometry.q
     num_parts = max(
-        1, min(GROUPS_PER_UNIT * device.units // geometry.k, positions // (4 * ITEMS), 256)
+        1, min(GROUPS_PER_UNIT * device.num_units // geometry.k, positions // (4 * ITEMS), 256)
     )
     partial_sums = out
     if num_parts > 1:

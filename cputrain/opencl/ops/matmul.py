@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from cputrain.opencl.fallback import prefers_cpu
-from cputrain.opencl.product import At, Product
+from cputrain.opencl.product import Product, TensorSlot
 from cputrain.opencl.reduction import reduce
 from cputrain.opencl.shapes import contiguous
 from cputrain.opencl.table import kernel
@@ -141,8 +141,13 @@ class _MatmulPlan:
         )  # fmt: skip
         pattern: list[Any] = [rows, columns, depth]
         for number, steps in enumerate((stride, right_stride, addend_stride or stride)):
-            pattern += (At(number), steps[-2], steps[-1], steps[0] if len(steps) == 3 else 0)
-        pattern.append(At(3))
+            pattern += (
+                TensorSlot(number),
+                steps[-2],
+                steps[-1],
+                steps[0] if len(steps) == 3 else 0,
+            )
+        pattern.append(TensorSlot(3))
         self._split_arguments = self._num_parts, part_length
         self._product = Product(
             device, ("matrix",), dtype, definitions, TYPES[dtype],

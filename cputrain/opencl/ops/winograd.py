@@ -126,7 +126,7 @@ def _chunks(g: ConvGeometry, device: Device) -> list[tuple[int, int]]:
     """Return (first image, number of images) of each chunk processed at a time."""
     num_tiles = max(_num_tiles(g.p, g.q), _num_tiles(g.h, g.w))
     image_bytes = TILE_ELEMENTS * num_tiles * (g.c + g.k) * 4
-    max_bytes = min(device.memory // MEMORY_DIVISOR, 2 << 30)
+    max_bytes = min(device.memory_bytes // MEMORY_DIVISOR, 2 << 30)
     max_images = max(
         1,
         min(max_bytes // image_bytes, MAX_INT_INDEX // (TILE_ELEMENTS * num_tiles * max(g.c, g.k))),
