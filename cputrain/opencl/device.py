@@ -97,6 +97,7 @@ class CurrentDevice(threading.local):
 
 
 CURRENT_DEVICE = CurrentDevice()
+"""Current device of the calling thread."""
 
 
 class OperatorScope(threading.local):
@@ -129,6 +130,7 @@ class OperatorScope(threading.local):
 
 
 OPERATOR_SCOPE = OperatorScope()
+"""Context manager around each operator."""
 
 
 class UploadStats:
@@ -195,20 +197,22 @@ class Device:
             self._peak = self._allocated
         return DeviceMemory(self, size, used, buffer, host)
 
-    def launch(self, kernel: Any, items: Any, group: Any, *arguments: Any) -> None:
-        """Enqueue a kernel with global size `items` and work-group size `group`, and record it."""
+    def launch(self, kernel: Any, global_size: Any, local_size: Any, *arguments: Any) -> None:
+        """Enqueue a kernel with a global size and a work-group size, and record it."""
         if TRACING.recorder is not None:
-            TRACING.recorder.record_launch(self, kernel, items, group, arguments)
-        self.run(kernel, items, group, arguments)
+            TRACING.recorder.record_launch(self, kernel, global_size, local_size, arguments)
+        self.run(kernel, global_size, local_size, arguments)
 
-    def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:
+    def run(self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]) -> None:
         """Enqueue a kernel without recording the launch."""
         with self.lock:  # a kernel object holds its arguments until it is enqueued
             kernel_object = clone_kernel(kernel) if self.launch_depth else kernel
             self.launch_depth += 1
             try:
                 kernel_object.set_args(*arguments)
-                _enqueue(self.queue, kernel_object, items, group, None, None, False, False)
+                _enqueue(
+                    self.queue, kernel_object, global_size, local_size, None, None, False, False
+                )
             finally:
                 self.launch_depth -= 1
 
@@ -324,7 +328,7 @@ class ForkedDevice(Device):
     def allocate(self, size: int, used: int) -> DeviceMemory:  # noqa: ARG002
         raise self._error(f"allocate {size} bytes")
 
-    def run(self, kernel: Any, items: Any, group: Any, arguments: Sequence[Any]) -> None:  # noqa: ARG002
+    def run(self, kernel: Any, global_size: Any, local_size: Any, arguments: Sequence[Any]) -> None:  # noqa: ARG002
         raise self._error(f"run {kernel.function_name}")
 
     def constant(self, host: Any) -> Any:

@@ -54,7 +54,7 @@ def run(
         computes: Dtype to compute in.
     """
     device = out.memory.device
-    kernel, count, tail = _prepare(
+    kernel, count, trailing = _prepare(
         device,
         expression,
         (out.dtype, out.size(), out.stride()),
@@ -68,7 +68,7 @@ def run(
     for _, tensor in tensors:
         arguments += (tensor.memory.buffer, tensor.storage_offset())
     arguments += [SCALARS[dtype](value) for _, dtype, value in scalars]
-    device.launch(kernel, *launch_size(count), count, *arguments, *tail)
+    device.launch(kernel, *launch_size(count), count, *arguments, *trailing)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -85,25 +85,25 @@ def _prepare(
     count = prod(size)
     if not count:
         return None, 0, []
-    steps = [
+    strides_by_tensor = [
         list(stride),
         *(expanded_strides(shape, stride_step, size) for _, _, shape, stride_step in tensors),
     ]
-    sizes, strides = collapse_dims(size, steps)
-    flat = len(sizes) == 1 and all(tensor_strides[0] == 1 for tensor_strides in strides)
+    sizes, strides = collapse_dims(size, strides_by_tensor)
+    is_flat = len(sizes) == 1 and all(tensor_strides[0] == 1 for tensor_strides in strides)
     source = source_of(
         expression,
         NAMES[out_dtype],
         tuple((name, NAMES[dtype]) for name, dtype, _, _ in tensors),
         tuple((name, NAMES[dtype]) for name, dtype in scalars),
         NAMES[computes],
-        0 if flat else len(sizes),
+        0 if is_flat else len(sizes),
         index_type(count),
         is_bool=out_dtype is torch.bool,
     )
-    tail = (
+    trailing = (
         []
-        if flat
+        if is_flat
         else [
             *sizes,
             *(stride_step for tensor_strides in strides for stride_step in tensor_strides),
@@ -112,8 +112,8 @@ def _prepare(
     types: list[object] = [np.int64]
     types += [None, np.int64] * (1 + len(tensors))
     types += [SCALARS[dtype] for _, dtype in scalars]
-    types += [np.int64] * len(tail)
-    return compile_kernel(device, source, "elements", tuple(types)), count, tail
+    types += [np.int64] * len(trailing)
+    return compile_kernel(device, source, "elements", tuple(types)), count, trailing
 
 
 def expanded_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> list[int]:
@@ -127,21 +127,22 @@ def collapse_dims(
 ) -> tuple[list[int], list[list[int]]]:
     """Collapse dimensions; return sizes and, for each tensor, strides, innermost first."""
     sizes: list[int] = []
-    steps: list[list[int]] = [[] for _ in strides]
+    collapsed_strides: list[list[int]] = [[] for _ in strides]
     for dim in range(len(size) - 1, -1, -1):
         if size[dim] == 1:
             continue
         if sizes and all(
-            stride[dim] == step[-1] * sizes[-1] for stride, step in zip(strides, steps, strict=True)
+            stride[dim] == step[-1] * sizes[-1]
+            for stride, step in zip(strides, collapsed_strides, strict=True)
         ):
             sizes[-1] *= size[dim]
             continue
         sizes.append(size[dim])
-        for stride, step in zip(strides, steps, strict=True):
+        for stride, step in zip(strides, collapsed_strides, strict=True):
             step.append(stride[dim])
     if not sizes:
         return [1], [[1] for _ in strides]
-    return sizes, steps
+    return sizes, collapsed_strides
 
 
 @cache

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 PLATFORM = "Portable Computing Language"
+"""Name of PoCL's OpenCL platform."""
 
 UNKNOWN_PROCESSOR = b"generic\0"
+"""Name that LLVM gives to processors that it does not know, as a C string."""
 
 STRUCTURE_BYTES = 4096
 """Bytes searched for the name; a device's structure is about a third of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.opencl.tiles import groups, tiled
+from cputrain.opencl.tiles import groups, tiled_kernel
 from cputrain.opencl.tuning import tuner_of
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ class Product:
         device: Device,
         heads: tuple[str, ...],
         dtype: torch.dtype,
-        defined: tuple[tuple[str, Any], ...],
+        definitions: tuple[tuple[str, Any], ...],
         types: tuple[Any, ...],
         size: tuple[int, int, int, int],
         pattern: Sequence[Any],
@@ -50,13 +50,13 @@ class Product:
             device: Device to run on.
             heads: Names of the files of kernels/ that define how factors and product are accessed.
             dtype: Dtype of the elements.
-            defined: Preprocessor definitions.
+            definitions: Preprocessor definitions.
             types: Dtypes of the kernel's scalar arguments; None for buffers.
             size: Rows, columns, length of the sums, batch size.
             pattern: Kernel arguments, with a `TensorSlot` in the place of each tensor.
         """
         self._device, self._heads, self._dtype = device, heads, dtype
-        self._defined, self._types, self._size = defined, types, size
+        self._definitions, self._types, self._size = definitions, types, size
         flat = _flatten(pattern)
         self._fixed = [None if isinstance(value, TensorSlot) else value for value in flat]
         self._slots = [
@@ -74,7 +74,7 @@ class Product:
                 arguments[index + 1] = tensor.storage_offset() + slot.offset
         arguments += trailing
         if self._config is None:
-            key = f"{' '.join(self._heads)} {self._dtype} {self._defined}"
+            key = f"{' '.join(self._heads)} {self._dtype} {self._definitions}"
             tile = tuner_of(self._device).tile(
                 key,
                 *self._size,
@@ -88,7 +88,9 @@ class Product:
         """Return the kernel for a tile, its global size and its work-group size."""
         rows, columns, _, batch = self._size
         across, down = groups(tile, rows, columns)
-        kernel = tiled(self._device, self._heads, tile, self._dtype, self._defined, self._types)
+        kernel = tiled_kernel(
+            self._device, self._heads, tile, self._dtype, self._definitions, self._types
+        )
         return kernel, (across * tile.items, down, batch), (tile.items, 1, 1)
 
     def _launch(

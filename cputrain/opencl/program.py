@@ -25,9 +25,9 @@ def _read_kernel_file(name: str) -> str:
     return files("cputrain.opencl").joinpath(f"kernels/{name}.cl").read_text(encoding="utf-8")
 
 
-def program_source(name: str, defined: Mapping[str, Any]) -> str:
+def program_source(name: str, definitions: Mapping[str, Any]) -> str:
     """Return the source of kernels/`name`.cl, preceded by definitions."""
-    lines = [f"#define {key} {value}\n" for key, value in defined.items()]
+    lines = [f"#define {key} {value}\n" for key, value in definitions.items()]
     return "".join(lines) + _read_kernel_file(name)
 
 

@@ -17,6 +17,7 @@ from cputrain.opencl.tensor import OclTensor, device_index_of, empty, fill, on_h
 from cputrain.runtime.state import NOW
 
 NAME = "ocl"
+"""Name of the device type in torch."""
 
 _libraries: list[torch.library.Library] = []
 

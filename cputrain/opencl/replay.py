@@ -178,14 +178,23 @@ class Replay:
         memories: dict[int, DeviceMemory] = {}
         for number, generator, count in self._draws:
             values[number], values[number + 1] = generator.reserve(count)
-        for allocations, device, kernel, items, group, arguments, fills, frees in self._steps:
+        for (
+            allocations,
+            device,
+            kernel,
+            global_size,
+            local_size,
+            arguments,
+            fills,
+            frees,
+        ) in self._steps:
             for number, memory_device, size, used in allocations:
                 memory = memories[number] = memory_device.allocate(size, used)
                 values[number] = memory.buffer
             launch_arguments = arguments.copy()
             for index, number in fills:
                 launch_arguments[index] = values[number]
-            device.run(kernel, items, group, launch_arguments)
+            device.run(kernel, global_size, local_size, launch_arguments)
             for number in frees:
                 del memories[number]
         for number, memory_device, size, used in self._result_allocations:
@@ -224,8 +233,8 @@ def _launch_steps(recorder: LaunchRecorder, results: set[int]) -> tuple[list[Any
                 allocates,
                 entry.device,
                 entry.kernel,
-                entry.items,
-                entry.group,
+                entry.global_size,
+                entry.local_size,
                 entry.arguments,
                 entry.fills,
                 frees,

@@ -47,6 +47,7 @@ TILE_SIZES = (
     (64, 64, 16, 4, 4, 30), (32, 128, 16, 4, 8, 28), (32, 64, 16, 4, 4, 26),
     (16, 128, 16, 4, 4, 17), (16, 64, 16, 2, 4, 16), (8, 128, 16, 2, 4, 11),
 )  # fmt: skip
+"""Sizes of each tile, and its throughput relative to the others."""
 
 TILES = {
     Tile(
@@ -121,7 +122,7 @@ def _estimated_cost(device: Device, tile: Tile, rows: int, columns: int, batch: 
 
 
 @lru_cache(maxsize=1 << 12)
-def tiled(
+def tiled_kernel(
     device: Device,
     head: tuple[str, ...],
     tile: Tile,
@@ -129,7 +130,7 @@ def tiled(
     defined: tuple[tuple[str, int], ...],
     types: tuple[Any, ...],
 ) -> Any:
-    """Return the kernel for a tile; `head` are the files that define loads and stores."""
+    """Return the kernel of a tile; `head` names the files that define its loads and stores."""
     definitions: Mapping[str, Any] = {
         "T": NAMES[dtype], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
         "TM": tile.item_rows, "TN": tile.item_columns, "ITEMS": tile.items,

@@ -23,10 +23,15 @@ class KernelLaunch:
     """A recorded kernel launch."""
 
     def __init__(
-        self, device: Device, kernel: Any, items: Any, group: Any, arguments: list[Any],
+        self, device: Device, kernel: Any, global_size: Any, local_size: Any, arguments: list[Any],
         fills: tuple[ArgumentFill, ...],
     ) -> None:  # fmt: skip
-        self.device, self.kernel, self.items, self.group = device, kernel, items, group
+        self.device, self.kernel, self.global_size, self.local_size = (
+            device,
+            kernel,
+            global_size,
+            local_size,
+        )
         self.arguments = arguments
         """Arguments in order; None where `fills` has an entry."""
         self.fills = fills
@@ -83,7 +88,7 @@ class LaunchRecorder:
         self._assign_number(first)
 
     def record_launch(
-        self, device: Device, kernel: Any, items: Any, group: Any, values: Any
+        self, device: Device, kernel: Any, global_size: Any, local_size: Any, values: Any
     ) -> None:
         """Record a kernel launch."""
         arguments, fills = list(values), []
@@ -94,7 +99,9 @@ class LaunchRecorder:
                 arguments[index] = None
             elif device.is_writable_buffer(value):
                 self.is_broken = True  # a buffer that is neither an argument nor allocated here
-        self.launches.append(KernelLaunch(device, kernel, items, group, arguments, tuple(fills)))
+        self.launches.append(
+            KernelLaunch(device, kernel, global_size, local_size, arguments, tuple(fills))
+        )
 
 
 class _ThreadState(threading.local):
@@ -104,6 +111,7 @@ class _ThreadState(threading.local):
 
 
 TRACING = _ThreadState()
+"""Recorder of the calling thread: `TRACING.recorder`, None outside of traces."""
 
 
 def break_trace() -> None:

@@ -32,10 +32,11 @@ NUM_ROUNDS = 5
 """Timed rounds, in each of which all candidates run once."""
 
 SCHEMA_VERSION = 1
+"""Version of the cache file's format."""
 
 
 class TileTuner:
-    """Cache of the fastest tiles on one device."""
+    """Autotuner of tiles for one device, with a cache of the fastest tiles on disk."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -45,47 +46,47 @@ class TileTuner:
         self._by_key: dict[tuple[object, ...], Tile] = {}
 
     def tile(
-        self, what: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
+        self, product_name: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
         launch: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
         """Return the fastest tile for a product.
 
         Args:
-            what: Name of the kernel and its definitions.
+            product_name: Name of the kernel and its definitions.
             rows: Rows of the product.
             columns: Columns of the product.
             depth: Length of the sums.
             batch: Number of products.
             itemsize: Size of an element in bytes.
-            ask: Launches the product with a tile, to time it.
+            launch: Launches the product with a tile, to time it.
         """
-        key = (what, rows, columns, depth, batch)
+        key = (product_name, rows, columns, depth, batch)
         result = self._by_key.get(key)
         if result is None:
             result = self._by_key[key] = self._look_up(*key, itemsize, launch)
         return result
 
     def _look_up(
-        self, what: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
+        self, product_name: str, rows: int, columns: int, depth: int, batch: int, itemsize: int,
         launch: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
-        likely = candidates(self._device, rows, columns, batch, itemsize)
+        fitting = candidates(self._device, rows, columns, batch, itemsize)
         if self._device.is_cpu or os.environ.get(VARIABLE) == "0":
-            return likely[0]
-        name = f"{what} {rows} {columns} {depth} {batch}"
+            return fitting[0]
+        name = f"{product_name} {rows} {columns} {depth} {batch}"
         index = self._indices.get(name, -1)
-        if index not in {self._tiles.index(tile) for tile in likely}:
-            index = self._tiles.index(self._fastest(likely[:NUM_CANDIDATES], launch))
+        if index not in {self._tiles.index(tile) for tile in fitting}:
+            index = self._tiles.index(self._fastest(fitting[:NUM_CANDIDATES], launch))
             with self._lock:
                 self._indices[name] = index
                 self._write()
         return self._tiles[index]
 
-    def _fastest(self, likely: list[Tile], launch: Callable[[Tile], None]) -> Tile:
+    def _fastest(self, fitting: list[Tile], launch: Callable[[Tile], None]) -> Tile:
         """Time tiles in turns, as an idle device is slow at first; return the fastest."""
-        seconds = dict.fromkeys(likely, float("inf"))
+        seconds = dict.fromkeys(fitting, float("inf"))
         for round_index in range(NUM_ROUNDS + 1):
-            for tile in likely:
+            for tile in fitting:
                 begin = time.perf_counter()
                 launch(tile)
                 self._device.finish()
@@ -102,21 +103,21 @@ class TileTuner:
     def _read(self) -> dict[str, int]:
         try:
             with open(self._path, encoding="utf-8") as file:
-                document = json.load(file)
+                contents = json.load(file)
         except (OSError, ValueError):  # missing or corrupt: measure again
             return {}
-        indices = document.get("tiles") if isinstance(document, dict) else None
-        if not isinstance(indices, dict) or document.get("schema_version") != SCHEMA_VERSION:
+        indices = contents.get("tiles") if isinstance(contents, dict) else None
+        if not isinstance(indices, dict) or contents.get("schema_version") != SCHEMA_VERSION:
             return {}
         return {name: index for name, index in indices.items() if isinstance(index, int)}
 
     def _write(self) -> None:
-        document = {"schema_version": SCHEMA_VERSION, "tiles": self._indices}
+        contents = {"schema_version": SCHEMA_VERSION, "tiles": self._indices}
         temp_path = f"{self._path}.{os.getpid()}"
         try:
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
             with open(temp_path, "w", encoding="utf-8") as file:
-                json.dump(document, file)
+                json.dump(contents, file)
             os.replace(temp_path, self._path)
         except OSError:  # disk full or read-only: measure again next time
             return
@@ -124,5 +125,5 @@ class TileTuner:
 
 @cache
 def tuner_of(device: Device) -> TileTuner:
-    """Return the tile cache of a device."""
+    """Return the tile tuner of a device."""
     return TileTuner(device)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Column = list[Any]
 
 POLICY = "fused_optimizer"
+"""Name of the policy in the plan."""
 
 CHOICE_FUNCTION = "_default_to_fused_or_foreach"
 """Name of torch.optim's function that chooses an implementation if the script chose none."""

@@ -23,7 +23,7 @@ __kernel void make_keys(const long num_indices, const long num_keys, __global co
   out[id] = id < num_indices ? ((ulong)index[index_at + id] << 32) | (uint)id : (ulong)-1;
 }
 
-// a step of a bitonic sort: compare and exchange keys at a `offset`, in runs of `run_length`
+// a step of a bitonic sort: compare and exchange keys at an `offset`, in runs of `run_length`
 __kernel void compare_exchange(const long num_keys, const long run_length, const long offset,
                                __global ulong* keys)
 {

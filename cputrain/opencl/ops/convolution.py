@@ -253,7 +253,8 @@ def _conv_product(
         CONV_TYPES, (rows, columns, depth, g.groups),
         [
             rows, columns, depth, TensorSlot(0), *weight_strides, TensorSlot(1),
-            *input_layout, input_layout[3], 1, *grid, table, TensorSlot(2), TensorSlot(3, output_layout[0]), *output_layout[1:],
+            *input_layout, input_layout[3], 1, *grid, table, TensorSlot(2),
+            TensorSlot(3, output_layout[0]), *output_layout[1:],
         ],
     )  # fmt: skip
 

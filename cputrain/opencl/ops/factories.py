@@ -199,7 +199,7 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: ARG0
 
 @kernel(aten.detach.default)
 def detach(self: OclTensor) -> Any:
-    """Return a view outside the autograd graph. (Autograd calls this for every gradient.)"""
+    """Return a view outside of the autograd graph; autograd calls this for every gradient."""
     return self.metadata.view_of(self)
 
 
