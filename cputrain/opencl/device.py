@@ -376,9 +376,9 @@ def set_argument_types(kernel: Any, types: Sequence[Any]) -> Any:
 
 def clone_kernel(kernel: Any) -> Any:
     """Return a second kernel object, for use while the arguments of the first are partly set."""
-    twin = cl().Kernel(kernel.program, kernel.function_name)
-    twin.set_scalar_arg_dtypes(_types[kernel])
-    return twin
+    clone = cl().Kernel(kernel.program, kernel.function_name)
+    clone.set_scalar_arg_dtypes(_types[kernel])
+    return clone
 
 
 @cache

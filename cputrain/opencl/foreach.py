@@ -114,8 +114,8 @@ def run_each(
     scalars, per_tensor = scalars or {}, per_tensor or {}
     first = next(iter(lists.values()))
     device, dtype = first[0].memory.device, first[0].dtype
-    number = SCALARS[dtype]
-    trailing = [number(item) for item in scalars.values()]
+    scalar_type = SCALARS[dtype]
+    trailing = [scalar_type(item) for item in scalars.values()]
     singles = tuple((name, NAMES[lists[name][0].dtype]) for name in single)
     indices = [index for index, item in enumerate(first) if item.numel()]
     for group in _launch_groups([(index, first[index].numel()) for index in indices]):
@@ -136,57 +136,57 @@ def run_each(
             for index in group:
                 arguments += (tensors[index].memory.buffer, tensors[index].storage_offset())
         for values in per_tensor.values():
-            arguments += [number(values[index]) for index in group]
+            arguments += [scalar_type(values[index]) for index in group]
         device.launch(kernel, *launch_size(total), *arguments, *trailing)
 
 
 @lru_cache(maxsize=1 << 10)
 def _build_kernel(
-    device: Device, body: str, dtype: torch.dtype, count: int, lists: tuple[str, ...],
+    device: Device, body: str, dtype: torch.dtype, num_tensors: int, lists: tuple[str, ...],
     single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], per_tensor: tuple[str, ...],
 ) -> Any:  # fmt: skip
-    number = SCALARS[dtype]
+    scalar_type = SCALARS[dtype]
     types = (
-        *[np.int32] * count, *(None, np.int64) * (count * len(lists)),
-        *[number] * (count * len(per_tensor) + len(scalars)),
+        *[np.int32] * num_tensors, *(None, np.int64) * (num_tensors * len(lists)),
+        *[scalar_type] * (num_tensors * len(per_tensor) + len(scalars)),
     )  # fmt: skip
-    source = source_of(body, NAMES[dtype], count, lists, single, scalars, per_tensor)
+    source = source_of(body, NAMES[dtype], num_tensors, lists, single, scalars, per_tensor)
     return compile_kernel(device, source, "foreach", types)
 
 
 @cache
 def source_of(
-    body: str, type_name: str, count: int, lists: tuple[str, ...],
+    body: str, type_name: str, num_tensors: int, lists: tuple[str, ...],
     single: tuple[tuple[str, str], ...], scalars: tuple[str, ...], per_tensor: tuple[str, ...],
 ) -> str:  # fmt: skip
     """Return the kernel's source: each work item finds the tensor that its element belongs to."""
     types = dict(single)
-    parameters = [f"const int end{at}" for at in range(count)]
+    parameters = [f"const int end{index}" for index in range(num_tensors)]
     for name in lists:
-        for at in range(count):
+        for index in range(num_tensors):
             parameters += [
-                f"__global {types.get(name, 'T')}* {name}{at}",
-                f"const long {name}_at{at}",
+                f"__global {types.get(name, 'T')}* {name}{index}",
+                f"const long {name}_at{index}",
             ]
-    parameters += [f"const T {name}{at}" for name in per_tensor for at in range(count)]
+    parameters += [f"const T {name}{index}" for name in per_tensor for index in range(num_tensors)]
     parameters += [f"const T {name}" for name in scalars]
     branches = []
-    for at in range(count):
-        assignments = [f"p_{name} = {name}{at} + {name}_at{at};" for name in lists]
-        assignments += [f"{name} = {name}{at};" for name in per_tensor]
-        begin = f" i = at - end{at - 1};" if at else " i = at;"
-        head = f"if (at < end{at})" if at < count - 1 else ""
+    for index in range(num_tensors):
+        assignments = [f"p_{name} = {name}{index} + {name}_at{index};" for name in lists]
+        assignments += [f"{name} = {name}{index};" for name in per_tensor]
+        begin = f" i = at - end{index - 1};" if index else " i = at;"
+        head = f"if (at < end{index})" if index < num_tensors - 1 else ""
         branches.append(f"{head} {{{begin} {' '.join(assignments)} }}")
     names = "".join(f"#define {name} p_{name}[{0 if name in types else 'i'}]\n" for name in lists)
     pointers = "".join(f"  __global {types.get(name, 'T')}* p_{name};\n" for name in lists)
-    numbers = "".join(f"  T {name};\n" for name in per_tensor)
+    scalar_declarations = "".join(f"  T {name};\n" for name in per_tensor)
     return f"""#define T {type_name}
 __kernel void foreach({", ".join(parameters)})
 {{
   const int at = get_global_id(0);
-  if (at >= end{count - 1}) return;
+  if (at >= end{num_tensors - 1}) return;
   int i;
-{pointers}{numbers}  {" else ".join(branches)}
+{pointers}{scalar_declarations}  {" else ".join(branches)}
 {names}  {body}
 }}
 """

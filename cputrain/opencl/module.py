@@ -98,14 +98,14 @@ class device:  # noqa: N801  (torch's name)
 
     def __init__(self, device: Any) -> None:
         self._index = _index_of(device)
-        self._before = 0
+        self._previous_index = 0
 
     def __enter__(self) -> None:
-        self._before = current_device()
+        self._previous_index = current_device()
         set_device(self._index)
 
     def __exit__(self, *_: object) -> None:
-        set_device(self._before)
+        set_device(self._previous_index)
 
 
 def _is_in_bad_fork() -> bool:

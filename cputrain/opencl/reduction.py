@@ -62,18 +62,18 @@ def reduce(
     device = out.memory.device
     computes = _accumulator_dtype(out.dtype)
     first = out if chunks == 1 else empty(device.index, (outputs * chunks,), (1,), computes)
-    kernel, tail = _prepare(
+    kernel, trailing = _prepare(
         device, start, step, end if chunks == 1 else "A", NAMES[tensor.dtype], NAMES[first.dtype],
         NAMES[computes], (tuple(size[d] for d in kept_dims), tuple(stride[d] for d in kept_dims)),
         (tuple(size[d] for d in dims), tuple(stride[d] for d in dims)),
     )  # fmt: skip
-    _launch(device, kernel, outputs * chunks, chunks, count, count, first, tensor, tail)
+    _launch(device, kernel, outputs * chunks, chunks, count, count, first, tensor, trailing)
     if chunks > 1:
-        merge_kernel, tail = _prepare(
+        merge_kernel, trailing = _prepare(
             device, start, merge or step, end, NAMES[computes], NAMES[out.dtype],
             NAMES[computes], ((outputs,), (chunks,)), ((chunks,), (1,)),
         )  # fmt: skip
-        _launch(device, merge_kernel, outputs, 1, chunks, count, out, first, tail)
+        _launch(device, merge_kernel, outputs, 1, chunks, count, out, first, trailing)
 
 
 def _accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -82,12 +82,12 @@ def _accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _launch(
     device: Device, kernel: Any, items: int, chunks: int, count: int, total: int, out: OclTensor,
-    tensor: OclTensor, tail: list[int],
+    tensor: OclTensor, trailing: list[int],
 ) -> None:  # fmt: skip
     device.launch(
         kernel, *launch_size(items), items, chunks, count, total,
         out.memory.buffer, out.storage_offset(), tensor.memory.buffer, tensor.storage_offset(),
-        *tail,
+        *trailing,
     )  # fmt: skip
 
 
@@ -101,9 +101,16 @@ def _prepare(
     inner, (inner_steps,) = collapse_dims(dims[0], [list(dims[1])])
     counts = index_type(prod(outer) * prod(inner))
     source = source_of(start, step, end, read, written, computes, counts, len(outer), len(inner))
-    tail = [*outer, *outer_steps, *inner, *inner_steps]
-    types: list[object] = [*[np.int64] * 4, None, np.int64, None, np.int64, *[np.int64] * len(tail)]
-    return compile_kernel(device, source, "reduced", tuple(types)), tail
+    trailing = [*outer, *outer_steps, *inner, *inner_steps]
+    types: list[object] = [
+        *[np.int64] * 4,
+        None,
+        np.int64,
+        None,
+        np.int64,
+        *[np.int64] * len(trailing),
+    ]
+    return compile_kernel(device, source, "reduced", tuple(types)), trailing
 
 
 @cache
@@ -153,12 +160,12 @@ _BLOCKS = (
 """Sum in blocks of blocks: adding many numbers one by one loses low-order digits."""
 
 
-def _offset_code(name: str, place: str, num_dims: int) -> str:
+def _offset_code(name: str, position: str, num_dims: int) -> str:
     lines = []
     for dim in range(num_dims):
         last = dim == num_dims - 1
         index = "at" if last else f"at % (N){name}n{dim}"
-        lines.append(f"{place} += (long)({index}) * {name}s{dim};")
+        lines.append(f"{position} += (long)({index}) * {name}s{dim};")
         if not last:
             lines.append(f"at /= (N){name}n{dim};")
     return " ".join(lines)

@@ -82,10 +82,10 @@ def split_k(device: Device, rows: int, columns: int, depth: int, batch: int) -> 
     It does not depend on the tile, so that results are bitwise equal for all tiles.
     """
     num_tiles = -(-rows // 64) * -(-columns // 64) * batch
-    parts = max(
+    num_parts = max(
         1, min(GROUPS_PER_UNIT * device.num_units // num_tiles, depth // MIN_SPLIT_DEPTH, 256)
     )
-    part_length = -(-depth // parts)
+    part_length = -(-depth // num_parts)
     part_length = max(DEPTH_MULTIPLE, -(-part_length // DEPTH_MULTIPLE) * DEPTH_MULTIPLE)
     return max(1, -(-depth // part_length)), part_length
 
@@ -127,14 +127,15 @@ def tiled_kernel(
     head: tuple[str, ...],
     tile: Tile,
     dtype: torch.dtype,
-    defined: tuple[tuple[str, int], ...],
+    kernel_definitions: tuple[tuple[str, int], ...],
     types: tuple[Any, ...],
 ) -> Any:
     """Return the kernel of a tile; `head` names the files that define its loads and stores."""
     definitions: Mapping[str, Any] = {
         "T": NAMES[dtype], "BM": tile.rows, "BN": tile.columns, "BK": tile.deep,
         "TM": tile.item_rows, "TN": tile.item_columns, "ITEMS": tile.items,
-        "A_STEP": min(4, tile.item_rows), "B_STEP": min(4, tile.item_columns), **dict(defined),
+        "A_STEP": min(4, tile.item_rows), "B_STEP": min(4, tile.item_columns),
+        **dict(kernel_definitions),
     }  # fmt: skip
     first, *rest = (*head, "tiles")
     source = program_source(first, definitions) + "".join(program_source(name, {}) for name in rest)

@@ -84,15 +84,15 @@ class TileTuner:
 
     def _fastest(self, fitting: list[Tile], launch: Callable[[Tile], None]) -> Tile:
         """Time tiles in turns, as an idle device is slow at first; return the fastest."""
-        seconds = dict.fromkeys(fitting, float("inf"))
+        elapsed_s = dict.fromkeys(fitting, float("inf"))
         for round_index in range(NUM_ROUNDS + 1):
             for tile in fitting:
-                begin = time.perf_counter()
+                start_s = time.perf_counter()
                 launch(tile)
                 self._device.finish()
                 if round_index:  # (the first round compiles)
-                    seconds[tile] = min(seconds[tile], time.perf_counter() - begin)
-        return min(seconds, key=lambda tile: seconds[tile])
+                    elapsed_s[tile] = min(elapsed_s[tile], time.perf_counter() - start_s)
+        return min(elapsed_s, key=lambda tile: elapsed_s[tile])
 
     @property
     def _path(self) -> str:

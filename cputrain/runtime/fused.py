@@ -71,8 +71,8 @@ class FusedOptimizers:
         self._undecided = threading.local()
         self._num_fused: dict[tuple[str, int], int] = {}
         self.patches: list[FunctionPatch] = []
-        for kind in KERNELS:
-            kernel = kind(torch)
+        for kernel_class in KERNELS:
+            kernel = kernel_class(torch)
             self.patches.append(
                 FunctionPatch(kernel.module, CHOICE_FUNCTION, self._make_choice_patch(kernel))
             )

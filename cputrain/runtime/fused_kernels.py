@@ -55,7 +55,7 @@ class FusedKernel:
     has_steps: ClassVar[bool]
     """Whether the last list holds step counts."""
 
-    numbers: ClassVar[dict[str, float]]
+    max_values: ClassVar[dict[str, float]]
     """Largest accepted value of each option that is a number."""
 
     flags: ClassVar[tuple[str, ...]]
@@ -75,7 +75,7 @@ class FusedKernel:
         self.module = sys.modules[f"torch.optim.{self.name}"]
         self.function_name = f"_single_tensor_{self.name}"
         self.function: Callable[..., None] = getattr(self.module, self.function_name)
-        self._names = (*self.numbers, *self.flags)
+        self._names = (*self.max_values, *self.flags)
         self._num_options = len(self._names) + len(self.absent)
         self._number_types = {float, int}
         numpy: Any = sys.modules.get("numpy")  # (None if a script hides NumPy)
@@ -108,7 +108,7 @@ class FusedKernel:
         for name in self.flags:
             if type(get(name)) is not bool:
                 return False
-        for name, bound in self.numbers.items():
+        for name, bound in self.max_values.items():
             value = get(name)
             if type(value) not in self._number_types or not 0 <= value <= bound:
                 return False
@@ -202,7 +202,7 @@ class AdamKernel(FusedKernel):
     name = "adam"
     num_lists = 6
     has_steps = True
-    numbers: ClassVar = {
+    max_values: ClassVar = {
         "lr": LARGE, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "weight_decay": LARGE, "eps": LARGE
     }  # fmt: skip
     flags = ("amsgrad", "maximize", "decoupled_weight_decay")
@@ -260,7 +260,7 @@ class SGDKernel(FusedKernel):
     name = "sgd"
     num_lists = 3
     has_steps = False
-    numbers: ClassVar = {"lr": LARGE, "momentum": 1.0, "weight_decay": LARGE, "dampening": 1.0}
+    max_values: ClassVar = {"lr": LARGE, "momentum": 1.0, "weight_decay": LARGE, "dampening": 1.0}
     flags = ("nesterov", "maximize")
     absent = ("has_sparse_grad", "grad_scale", "found_inf")
     enough_tensors = 20
@@ -305,7 +305,7 @@ class AdagradKernel(FusedKernel):
     name = "adagrad"
     num_lists = 4
     has_steps = True
-    numbers: ClassVar = {"lr": LARGE, "weight_decay": LARGE, "lr_decay": LARGE, "eps": LARGE}
+    max_values: ClassVar = {"lr": LARGE, "weight_decay": LARGE, "lr_decay": LARGE, "eps": LARGE}
     flags = ("maximize",)
     absent = ("has_sparse_grad", "differentiable", "has_complex", "grad_scale", "found_inf")
     enough_tensors = 8

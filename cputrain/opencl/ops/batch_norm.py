@@ -56,7 +56,7 @@ def batch_norm(
     saved = [empty(device.index, (size,), (1,), dtype) for size in [channels * training] * 2]
     num_parts, partial_sums = _partial_sums(dense_input, channels)
     shape = [channels, inner, input.numel() // channels, num_parts]
-    number = SCALARS[dtype]
+    scalar_type = SCALARS[dtype]
     if training:
         _launch(
             "partial_moments",
@@ -68,8 +68,9 @@ def batch_norm(
     out = empty(device.index, input.size(), contiguous(input.size()), dtype)
     _launch(
         "batch_norm", dense_input, num_parts,
-        [*shape, *buffer_arguments(dense_input), partial_sums.memory.buffer, number(eps),
-         number(momentum), *[tensor.memory.buffer for tensor in saved], *buffer_arguments(*running),
+        [*shape, *buffer_arguments(dense_input), partial_sums.memory.buffer, scalar_type(eps),
+         scalar_type(momentum), *[tensor.memory.buffer for tensor in saved],
+         *buffer_arguments(*running),
          *buffer_arguments(
              *(dense_input if tensor is None else tensor for tensor in (weight, bias))
          ),
@@ -145,12 +146,12 @@ def _num_channels_and_inner(tensor: OclTensor) -> tuple[int, int]:
 def _partial_sums(tensor: OclTensor, channels: int) -> tuple[int, OclTensor]:
     """Return the number of work-groups per channel and a buffer for their partial sums."""
     device = tensor.memory.device
-    count = tensor.numel() // channels
+    num_elements = tensor.numel() // channels
     num_parts = max(
         1,
         min(
             GROUPS_PER_UNIT * device.num_units // channels,
-            count // (MIN_ITEM_ELEMENTS * GROUP),
+            num_elements // (MIN_ITEM_ELEMENTS * GROUP),
             MAX_CHANNEL_GROUPS,
         ),
     )

@@ -131,18 +131,20 @@ def convolution_backward(
 
 
 def _is_supported(*tensors: OclTensor | None) -> bool:
-    given = [tensor for tensor in tensors if tensor is not None]
-    first = given[0]
-    if not all(isinstance(tensor, OclTensor) for tensor in given):
+    present = [tensor for tensor in tensors if tensor is not None]
+    first = present[0]
+    if not all(isinstance(tensor, OclTensor) for tensor in present):
         return False
     device = first.memory.device
     return (
         not prefers_cpu(device)
         and first.dtype.is_floating_point
         and are_supported(device, first.dtype)
-        and all(tensor.dtype is first.dtype and tensor.memory.device is device for tensor in given)
+        and all(
+            tensor.dtype is first.dtype and tensor.memory.device is device for tensor in present
+        )
         and first.dim() in (3, 4)
-        and all(tensor.storage_offset() + tensor.numel() <= MAX_INT_INDEX for tensor in given)
+        and all(tensor.storage_offset() + tensor.numel() <= MAX_INT_INDEX for tensor in present)
     )
 
 

@@ -55,9 +55,9 @@ def _launch_elementwise(
     device = out.memory.device
     ocl_kernel = _kernel_for(device, name, geometry, out.dtype, bias is not None)
     bias_or_weight = weight if bias is None else bias  # (the kernel needs a buffer)
-    count = out.numel()
+    num_elements = out.numel()
     device.launch(
-        ocl_kernel, *launch_size(count), count, *_shape_arguments(geometry),
+        ocl_kernel, *launch_size(num_elements), num_elements, *_shape_arguments(geometry),
         images.memory.buffer, images.storage_offset(),
         weight.memory.buffer, weight.storage_offset(),
         bias_or_weight.memory.buffer, bias_or_weight.storage_offset(),

@@ -195,9 +195,11 @@ def _are_supported(*tensors: OclTensor | None) -> bool:
     )
 
 
-def _launch(name: str, tensor: OclTensor, rows: int, arguments: list[Any], **defined: bool) -> None:
+def _launch(
+    name: str, tensor: OclTensor, rows: int, arguments: list[Any], **flags_by_name: bool
+) -> None:
     device = tensor.memory.device
-    ocl_kernel = _kernel_for(device, name, tensor.dtype, tuple(defined.items()))
+    ocl_kernel = _kernel_for(device, name, tensor.dtype, tuple(flags_by_name.items()))
     device.launch(ocl_kernel, (rows * ITEMS,), (ITEMS,), *arguments)
 
 
@@ -207,7 +209,7 @@ FLAGS = ("IS_LOG", "HAS_WEIGHT", "HAS_BIAS")
 
 @lru_cache
 def _kernel_for(
-    device: Device, name: str, dtype: torch.dtype, defined: tuple[tuple[str, bool], ...]
+    device: Device, name: str, dtype: torch.dtype, flags_by_name: tuple[tuple[str, bool], ...]
 ) -> Any:
     scalar_type, tensor_types = SCALARS[dtype], (None, np.int64)
     types = {
@@ -217,6 +219,6 @@ def _kernel_for(
         "layer_norm_gradient": (np.int32, *tensor_types * 5, None),
         "weight_gradients": (np.int64, np.int32, np.int32, *tensor_types * 4, None, None),
     }[name]
-    flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in defined}}
+    flags = {**dict.fromkeys(FLAGS, 0), **{key: int(value) for key, value in flags_by_name}}
     source = program_source("normalization", {"T": NAMES[dtype], "ITEMS": ITEMS, **flags})
     return compile_kernel(device, source, name, types)

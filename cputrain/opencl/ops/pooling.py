@@ -201,9 +201,9 @@ def _launch(
     name: str, dtype: torch.dtype, is_adaptive: bool, out: OclTensor, arguments: list[Any]
 ) -> None:
     device = out.memory.device
-    count = out.numel()
+    num_elements = out.numel()
     ocl_kernel = _kernel_for(device, name, dtype, is_adaptive)
-    device.launch(ocl_kernel, *launch_size(count), count, *arguments)
+    device.launch(ocl_kernel, *launch_size(num_elements), num_elements, *arguments)
 
 
 @lru_cache

@@ -22,11 +22,11 @@ MEAN = ("0", "A + X", "A / COUNT")
 
 def _dims(self: OclTensor, dim: Any) -> list[int] | None:
     """Return the dimensions to reduce, by default all; None if torch raises for them."""
-    count = self.dim()
-    requested = [dim] if isinstance(dim, int) else list(dim or range(count))
-    if any(not -max(1, count) <= dim_index < max(1, count) for dim_index in requested):
+    num_dims = self.dim()
+    requested = [dim] if isinstance(dim, int) else list(dim or range(num_dims))
+    if any(not -max(1, num_dims) <= dim_index < max(1, num_dims) for dim_index in requested):
         return None
-    dims = [dim_index % count for dim_index in requested] if count else []
+    dims = [dim_index % num_dims for dim_index in requested] if num_dims else []
     return None if len(set(dims)) < len(dims) else dims
 
 

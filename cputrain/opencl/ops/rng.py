@@ -40,8 +40,10 @@ def uniform_(self: OclTensor, from_: float = 0, to: float = 1, *, generator: Any
         return NotImplemented
     if not all(can_represent(self.dtype, value) for value in (from_, to, to - from_)):
         return NotImplemented
-    number = SCALARS.get(self.dtype, float)
-    return _fill_random("uniform", self, generator, self.dtype, [number(from_), number(to)])
+    scalar_type = SCALARS.get(self.dtype, float)
+    return _fill_random(
+        "uniform", self, generator, self.dtype, [scalar_type(from_), scalar_type(to)]
+    )
 
 
 @kernel(aten.normal_.default)
@@ -49,8 +51,10 @@ def normal_(self: OclTensor, mean: float = 0, std: float = 1, *, generator: Any 
     """Fill with samples of a normal distribution."""
     if std < 0:
         return NotImplemented
-    number = SCALARS.get(self.dtype, float)
-    return _fill_random("normal", self, generator, self.dtype, [number(mean), number(std)])
+    scalar_type = SCALARS.get(self.dtype, float)
+    return _fill_random(
+        "normal", self, generator, self.dtype, [scalar_type(mean), scalar_type(std)]
+    )
 
 
 @kernel(aten.bernoulli_.float)
@@ -118,12 +122,12 @@ def dropout(input: OclTensor, p: float, train: bool | None) -> Any:  # noqa: A00
     dense_input = input if is_dense(input.size(), input.stride()) else as_contiguous(input)
     out = empty(device.index, dense_input.size(), dense_input.stride(), dtype)
     mask = empty(device.index, dense_input.size(), dense_input.stride(), torch.bool)
-    number = SCALARS[dtype]
+    scalar_type = SCALARS[dtype]
     _launch(
         "dropout", device, dtype, dtype, dense_input.numel(),
         [out.memory.buffer, 0, mask.memory.buffer,
          dense_input.memory.buffer, dense_input.storage_offset(),
-         number(1 - p), number(1 / (1 - p))],
+         scalar_type(1 - p), scalar_type(1 / (1 - p))],
     )  # fmt: skip
     return out, mask
 
@@ -156,28 +160,28 @@ def _fill_random(
 
 
 def _launch(
-    name: str, device: Device, computed_dtype: torch.dtype, out_dtype: torch.dtype, count: int,
-    arguments: list[Any],
+    name: str, device: Device, computed_dtype: torch.dtype, out_dtype: torch.dtype,
+    num_elements: int, arguments: list[Any],
 ) -> None:  # fmt: skip
-    if not count:
+    if not num_elements:
         return
-    seed, offset = generator_of(device.index).reserve(count)
+    seed, offset = generator_of(device.index).reserve(num_elements)
     ocl_kernel = _kernel_for(device, name, computed_dtype, out_dtype)
-    device.launch(ocl_kernel, *launch_size(count), count, seed, offset, *arguments)
+    device.launch(ocl_kernel, *launch_size(num_elements), num_elements, seed, offset, *arguments)
 
 
 @lru_cache
 def _kernel_for(
     device: Device, name: str, computed_dtype: torch.dtype, out_dtype: torch.dtype
 ) -> Any:
-    number = SCALARS[computed_dtype]
+    scalar_type = SCALARS[computed_dtype]
     extra_types = {
-        "uniform": (None, np.int64, number, number),
-        "normal": (None, np.int64, number, number),
-        "bernoulli": (None, np.int64, number),
+        "uniform": (None, np.int64, scalar_type, scalar_type),
+        "normal": (None, np.int64, scalar_type, scalar_type),
+        "bernoulli": (None, np.int64, scalar_type),
         "bernoulli_tensor": (None, np.int64, None, np.int64),
         "integers": (None, np.int64, np.int64, np.uint64),
-        "dropout": (None, np.int64, None, None, np.int64, number, number),
+        "dropout": (None, np.int64, None, None, np.int64, scalar_type, scalar_type),
     }[name]
     definitions = {
         "T": NAMES[computed_dtype], "OUT": NAMES[out_dtype],

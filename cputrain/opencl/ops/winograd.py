@@ -56,11 +56,11 @@ def write_output(
 ) -> None:
     """Write the convolution of `images` to `out`."""
     weights = _transform_weight(weight, is_rotated=False)
-    for first, count in _chunks(g, out.memory.device):
+    for first, num_images in _chunks(g, out.memory.device):
         transformed = _transform_input(
-            images, first, count, (g.c, g.h, g.w), (g.p, g.q), (g.pad_h, g.pad_w)
+            images, first, num_images, (g.c, g.h, g.w), (g.p, g.q), (g.pad_h, g.pad_w)
         )
-        _multiply_and_transform(weights, transformed, bias, out, first, count, (g.k, g.p, g.q))
+        _multiply_and_transform(weights, transformed, bias, out, first, num_images, (g.k, g.p, g.q))
 
 
 def write_input_gradient(
@@ -68,11 +68,11 @@ def write_input_gradient(
 ) -> None:
     """Write the gradient of the input: a convolution of the gradient by the rotated weight."""
     weights = _transform_weight(weight, is_rotated=True)
-    for first, count in _chunks(g, out.memory.device):
+    for first, num_images in _chunks(g, out.memory.device):
         transformed = _transform_input(
-            grad, first, count, (g.k, g.p, g.q), (g.h, g.w), (2 - g.pad_h, 2 - g.pad_w)
+            grad, first, num_images, (g.k, g.p, g.q), (g.h, g.w), (2 - g.pad_h, 2 - g.pad_w)
         )
-        _multiply_and_transform(weights, transformed, bias, out, first, count, (g.c, g.h, g.w))
+        _multiply_and_transform(weights, transformed, bias, out, first, num_images, (g.c, g.h, g.w))
 
 
 def write_weight_gradient(
@@ -88,11 +88,11 @@ def write_weight_gradient(
         (num_elements, g.k * g.c, g.c, 1),
         dtype,
     )
-    for index, (first, count) in enumerate(chunks):
+    for index, (first, num_images) in enumerate(chunks):
         input_tiles = _transform_input(
-            images, first, count, (g.c, g.h, g.w), (g.p, g.q), (g.pad_h, g.pad_w)
+            images, first, num_images, (g.c, g.h, g.w), (g.p, g.q), (g.pad_h, g.pad_w)
         )
-        grad_tiles = _transform_gradient(g, grad, first, count)
+        grad_tiles = _transform_gradient(g, grad, first, num_images)
         chunk_sum = OclTensor(
             partial_sums.memory,
             (TILE_ELEMENTS, g.k, g.c),
@@ -132,8 +132,8 @@ def _chunks(g: ConvGeometry, device: Device) -> list[tuple[int, int]]:
         min(max_bytes // image_bytes, MAX_INT_INDEX // (TILE_ELEMENTS * num_tiles * max(g.c, g.k))),
     )
     num_chunks = -(-g.n // max_images)
-    count = -(-g.n // num_chunks)
-    return [(first, min(count, g.n - first)) for first in range(0, g.n, count)]
+    num_images = -(-g.n // num_chunks)
+    return [(first, min(num_images, g.n - first)) for first in range(0, g.n, num_images)]
 
 
 def _empty_transformed(device: Device, planes: int, num_tiles: int) -> OclTensor:
@@ -156,12 +156,12 @@ def _transform_weight(weight: OclTensor, *, is_rotated: bool) -> OclTensor:
 
 
 def _transform_input(
-    images: OclTensor, first: int, count: int, image: tuple[int, int, int],
+    images: OclTensor, first: int, num_images: int, image: tuple[int, int, int],
     output_size: tuple[int, int], pad: tuple[int, int],
 ) -> OclTensor:  # fmt: skip
     device = images.memory.device
     planes, h, w = image
-    tile_arguments = _tile_arguments(output_size, planes, count)
+    tile_arguments = _tile_arguments(output_size, planes, num_images)
     out = _empty_transformed(device, planes, tile_arguments[-1])
     ocl_kernel = _kernel_for(device, "transform_input", images.dtype)
     device.launch(
@@ -171,9 +171,9 @@ def _transform_input(
     return out
 
 
-def _transform_gradient(g: ConvGeometry, grad: OclTensor, first: int, count: int) -> OclTensor:
+def _transform_gradient(g: ConvGeometry, grad: OclTensor, first: int, num_images: int) -> OclTensor:
     device = grad.memory.device
-    tile_arguments = _tile_arguments((g.p, g.q), g.k, count)
+    tile_arguments = _tile_arguments((g.p, g.q), g.k, num_images)
     out = _empty_transformed(device, g.k, tile_arguments[-1])
     ocl_kernel = _kernel_for(device, "transform_gradient", grad.dtype)
     device.launch(
@@ -185,11 +185,11 @@ def _transform_gradient(g: ConvGeometry, grad: OclTensor, first: int, count: int
 
 def _multiply_and_transform(
     weights: OclTensor, transformed: OclTensor, bias: OclTensor | None, out: OclTensor, first: int,
-    count: int, image: tuple[int, int, int],
+    num_images: int, image: tuple[int, int, int],
 ) -> None:  # fmt: skip
     device = out.memory.device
     planes, p, q = image
-    tile_arguments = _tile_arguments((p, q), planes, count)
+    tile_arguments = _tile_arguments((p, q), planes, num_images)
     products = _empty_transformed(device, planes, tile_arguments[-1])
     multiply(weights, transformed, products)
     ocl_kernel = _kernel_for(device, "transform_output", out.dtype, HAS_BIAS=bias is not None)
