@@ -104,13 +104,13 @@ class LaunchRecorder:
         )
 
 
-class _ThreadState(threading.local):
+class _TracingState(threading.local):
     """Recorder of this thread, if a trace is running."""
 
     recorder: LaunchRecorder | None = None
 
 
-TRACING = _ThreadState()
+TRACING = _TracingState()
 """Recorder of the calling thread: `TRACING.recorder`, None outside of traces."""
 
 
