@@ -11,7 +11,7 @@ from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.machine.limits import Limits
+    from cputrain.machine.limits import ProcessLimits
     from cputrain.machine.topology import Cpus, Topology
 
 
@@ -38,7 +38,7 @@ def cores_within(topology: Topology, cpus: Cpus) -> tuple[Cpus, ...]:
     return tuple(core for core in cut if core)
 
 
-def make_budget(topology: Topology, limits: Limits, total_memory: int | None) -> Budget:
+def make_budget(topology: Topology, limits: ProcessLimits, total_memory: int | None) -> Budget:
     """Affinity, cpuset, quota and Slurm's grant, intersected; the tightest memory limit."""
     cpus = topology.online
     reasons = [f"the machine has {_count(topology, cpus)} online"]

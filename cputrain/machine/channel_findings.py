@@ -33,7 +33,7 @@ class Module(Record):
     """The speed it is made for; it may run slower."""
 
 
-class Found(Record):
+class ChannelFinding(Record):
     """One source's answer; `populated` is None where it has none, and `why` says why."""
 
     modules: tuple[Module, ...] = ()
@@ -49,15 +49,17 @@ class Found(Record):
     why: str = ""
 
 
-def from_smbios(source: Source, per_socket: int | None, possible: int | None) -> Found:
+def from_smbios(source: Source, per_socket: int | None, possible: int | None) -> ChannelFinding:
     """What the firmware says, with the channels that its slot names tell."""
     table = read_table(source)
     if table is None:
-        return Found(why=f"{TABLE} cannot be read (only root may, and not every machine has it)")
+        return ChannelFinding(
+            why=f"{TABLE} cannot be read (only root may, and not every machine has it)"
+        )
     slots = [d for d in table.devices if not d.persistent and not (d.kind or "").startswith("HBM")]
     held = [device for device in slots if device.populated]
     if not held:
-        return Found(why=f"the SMBIOS table lists no memory module{_problem(table)}")
+        return ChannelFinding(why=f"the SMBIOS table lists no memory module{_problem(table)}")
     names = [(device.locator, device.bank) for device in slots]
     if _is_poweredge(source):
         told, why = poweredge_channels_of(names, per_socket)
@@ -69,7 +71,7 @@ def from_smbios(source: Source, per_socket: int | None, possible: int | None) ->
         for device, channel in zip(slots, channels, strict=True)
         if device.populated
     )
-    found = Found(
+    found = ChannelFinding(
         modules=modules,
         slots=table.slots,
         # a soldered package may serve several channels
@@ -92,11 +94,11 @@ def from_smbios(source: Source, per_socket: int | None, possible: int | None) ->
     return checked(found.replace(populated=populated, how=how), possible)
 
 
-def from_edac(source: Source) -> Found:
+def from_edac(source: Source) -> ChannelFinding:
     """What the kernel's memory controller drivers say."""
     edac = read_edac(source)
     if edac.why_unknown is not None:
-        return Found(why=edac.why_unknown)
+        return ChannelFinding(why=edac.why_unknown)
     modules = tuple(
         Module(
             size_bytes=entry.size_bytes,
@@ -109,10 +111,10 @@ def from_edac(source: Source) -> Found:
         for entry in edac.modules
     )
     how = "The kernel's EDAC driver lists the channels that hold memory."
-    return Found(modules=modules, populated=len(_used(modules)), how=how)
+    return ChannelFinding(modules=modules, populated=len(_used(modules)), how=how)
 
 
-def _by_number(found: Found, held: int, slots: int, possible: int) -> Found:
+def _by_number(found: ChannelFinding, held: int, slots: int, possible: int) -> ChannelFinding:
     """Without channel names: as many slots as channels, or all slots full, tell it too."""
     if slots == possible:
         populated, so = held, "each channel is taken to have one"
@@ -124,7 +126,7 @@ def _by_number(found: Found, held: int, slots: int, possible: int) -> Found:
     return found.replace(populated=populated, how=how)
 
 
-def checked(found: Found, possible: int | None) -> Found:
+def checked(found: ChannelFinding, possible: int | None) -> ChannelFinding:
     """More channels than the processor has: then the names mean something else."""
     if found.populated is None or possible is None or found.populated <= possible:
         return found

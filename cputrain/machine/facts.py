@@ -7,10 +7,10 @@ import sys
 from cputrain.errors import SourceError
 from cputrain.machine.budget import Budget, make_budget
 from cputrain.machine.cpuinfo import read_identity
-from cputrain.machine.kinds import Kind, read_kinds
+from cputrain.machine.kinds import CoreGroup, read_kinds
 from cputrain.machine.libraries import read_gpu_driver, read_libc, read_preloads
-from cputrain.machine.limits import Limits, read_limits
-from cputrain.machine.memory import Memory, read_memory
+from cputrain.machine.limits import ProcessLimits, read_limits
+from cputrain.machine.memory import MachineMemory, read_memory
 from cputrain.machine.numa import Node, read_nodes
 from cputrain.machine.source import RootSource
 from cputrain.machine.topology import Topology, read_topology
@@ -68,13 +68,13 @@ class Machine(Record):
     topology: Topology
     """CPUs and what they share."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[CoreGroup, ...]
     """Fast and frugal cores; one kind on most machines."""
 
     nodes: tuple[Node, ...]
     """NUMA nodes."""
 
-    memory: Memory
+    memory: MachineMemory
     """Sizes, paging, channels."""
 
     libc: tuple[int, int] | None
@@ -86,7 +86,7 @@ class Machine(Record):
     gpu_driver: str = ""
     """The compute driver of a GPU, where one is loaded."""
 
-    limits: Limits
+    limits: ProcessLimits
     """What restricts this process."""
 
     budget: Budget
@@ -145,11 +145,11 @@ class Machine(Record):
 class _Document(Record):
     schema_version: int
     machine: dict[str, Any]
-    limits: Limits
+    limits: ProcessLimits
     budget: Budget
 
 
-def _memory_document(memory: Memory) -> dict[str, Any]:
+def _memory_document(memory: MachineMemory) -> dict[str, Any]:
     """Sizes and modes with the channels laid flat beside them."""
     document = memory.as_json()
     channels = document.pop("channels") or {}
@@ -168,9 +168,9 @@ def read_machine(source: Source | None = None, *, detail: bool = True) -> Machin
     """
     source = source or RootSource()
     if source.live and not sys.platform.startswith("linux"):
-        from cputrain.machine.elsewhere import machine_elsewhere
+        from cputrain.machine.portable_machine import read_portable_machine
 
-        return machine_elsewhere(detail=detail)
+        return read_portable_machine(detail=detail)
     topology = read_topology(source, caches=detail)
     if not topology.online:
         raise SourceError(
@@ -206,7 +206,9 @@ def read_machine(source: Source | None = None, *, detail: bool = True) -> Machin
     )
 
 
-def _read_details(source: Source, topology: Topology, memory: Memory) -> tuple[Memory, Details]:
+def _read_details(
+    source: Source, topology: Topology, memory: MachineMemory
+) -> tuple[MachineMemory, Details]:
     from cputrain.machine.accelerators import read_accelerators
     from cputrain.machine.channels import read_channels
     from cputrain.machine.frequency import read_frequency

@@ -37,7 +37,7 @@ class CoreKind(StrEnum):
     """Room for loader workers: CPUs 12-19 of a Core i7-1370P."""
 
 
-class Kind(Record):
+class CoreGroup(Record):
     """The logical CPUs of one kind of core."""
 
     kind: CoreKind
@@ -50,7 +50,7 @@ class Kind(Record):
     """The highest frequency any of them may reach; None where it is not told."""
 
 
-def read_kinds(source: Source, online: Cpus) -> tuple[Kind, ...]:
+def read_kinds(source: Source, online: Cpus) -> tuple[CoreGroup, ...]:
     """One kind on most machines; fast before frugal on hybrid ones."""
     capacity = _per_cpu(source, online, "cpu_capacity")
     frequency = _per_cpu(source, online, "cpufreq/cpuinfo_max_freq")
@@ -69,7 +69,7 @@ def read_kinds(source: Source, online: Cpus) -> tuple[Kind, ...]:
         (CoreKind.EFFICIENCY, tuple(cpu for cpu in online if cpu in slow)),
     )
     return tuple(
-        Kind(
+        CoreGroup(
             kind=kind,
             cpus=cpus,
             max_frequency_hz=max(frequency.get(cpu, 0) for cpu in cpus) * 1000 or None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cputrain.machine.topology import Cpus
 
 
-class Limits(Record):
+class ProcessLimits(Record):
     """Restrictions as they were found, each beside the place that imposes it."""
 
     affinity: Cpus | None
@@ -48,12 +48,12 @@ class Limits(Record):
     """The file behind `memory_bytes`."""
 
 
-def read_limits(source: Source, online: Cpus) -> Limits:
+def read_limits(source: Source, online: Cpus) -> ProcessLimits:
     """The limits of this process, or of the one whose /proc/self was captured."""
     grant = read_grant(source)
     there = frozenset(online)
     slurm_cpus, slurm_from = _read_slurm(source.environment())
-    return Limits(
+    return ProcessLimits(
         affinity=_read_affinity(source, there),
         cpuset=None if grant.cpus is None else tuple(cpu for cpu in grant.cpus if cpu in there),
         cpuset_from=grant.cpus_from,

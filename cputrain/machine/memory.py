@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 HUGE_PAGE_FOLDER = "/sys/kernel/mm/transparent_hugepage"
 
 
-class Memory(Record):
+class MachineMemory(Record):
     """Facts about main memory."""
 
     total_bytes: int | None
@@ -33,10 +33,10 @@ class Memory(Record):
     """Modules and channels; None if not requested."""
 
 
-def read_memory(source: Source, channels: Channels | None) -> Memory:
+def read_memory(source: Source, channels: Channels | None) -> MachineMemory:
     """Read memory sizes and huge page modes; `channels` are read separately, from more files."""
     sizes = meminfo(source)
-    return Memory(
+    return MachineMemory(
         total_bytes=sizes.get("MemTotal"),
         available_bytes=sizes.get("MemAvailable"),
         huge_pages=_chosen(text(source, f"{HUGE_PAGE_FOLDER}/enabled")),

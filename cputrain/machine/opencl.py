@@ -155,7 +155,7 @@ def read_opencl_devices() -> tuple[list[OpenCLDevice], str]:
     return [OpenCLDevice(**one) for one in json.loads(asked.stdout)], ""
 
 
-def found_devices() -> list[Any]:
+def list_devices() -> list[Any]:
     """Return PyOpenCL's device objects, GPUs first."""
     try:
         platforms = cl().get_platforms()
@@ -195,4 +195,4 @@ def _told(device: Any) -> OpenCLDevice:
 
 
 if __name__ == "__main__":
-    print(json.dumps([_told(one).as_json() for one in found_devices()]))
+    print(json.dumps([_told(one).as_json() for one in list_devices()]))

@@ -6,9 +6,9 @@ from cputrain.machine.budget import make_budget
 from cputrain.machine.cpuinfo import ISA
 from cputrain.machine.facts import Details, Machine
 from cputrain.machine.frequency import Frequency
-from cputrain.machine.kinds import CoreKind, Kind
-from cputrain.machine.limits import Limits
-from cputrain.machine.memory import Memory
+from cputrain.machine.kinds import CoreGroup, CoreKind
+from cputrain.machine.limits import ProcessLimits
+from cputrain.machine.memory import MachineMemory
 from cputrain.machine.numa import Node
 from cputrain.machine.portable import PortableFacts, read_portable
 from cputrain.machine.topology import Cpus, Topology
@@ -16,7 +16,7 @@ from cputrain.machine.topology import Cpus, Topology
 UNTOLD = "only Linux tells it"
 
 
-def machine_elsewhere(*, detail: bool) -> Machine:
+def read_portable_machine(*, detail: bool) -> Machine:
     """This machine; everything that could not be found out is named in `unknown`."""
     facts = read_portable(names=detail)
     cores = _cores(facts)
@@ -31,7 +31,7 @@ def machine_elsewhere(*, detail: bool) -> Machine:
         l2_domains=(),
         l3_domains=(),
     )
-    limits = Limits(affinity=facts.affinity, cpuset=None, quota_cpus=None, memory_bytes=None)
+    limits = ProcessLimits(affinity=facts.affinity, cpuset=None, quota_cpus=None, memory_bytes=None)
     told = set(facts.isa)
     return Machine(
         system=facts.system,
@@ -44,7 +44,7 @@ def machine_elsewhere(*, detail: bool) -> Machine:
         topology=topology,
         kinds=_kinds(facts, cores),
         nodes=(Node(id=0, cpus=online, memory_bytes=facts.memory_bytes, distances=()),),
-        memory=Memory(
+        memory=MachineMemory(
             total_bytes=facts.memory_bytes,
             available_bytes=facts.available_memory_bytes,
             huge_pages=None,
@@ -77,7 +77,7 @@ def _cores(facts: PortableFacts) -> tuple[Cpus, ...]:
     )
 
 
-def _kinds(facts: PortableFacts, cores: tuple[Cpus, ...]) -> tuple[Kind, ...]:
+def _kinds(facts: PortableFacts, cores: tuple[Cpus, ...]) -> tuple[CoreGroup, ...]:
     """Fast cores first, as many as are told; which CPUs they are matters to nobody here, since
     these systems place threads themselves."""
     fast = facts.performance_cores or len(cores)
@@ -86,7 +86,9 @@ def _kinds(facts: PortableFacts, cores: tuple[Cpus, ...]) -> tuple[Kind, ...]:
         (CoreKind.EFFICIENCY, cores[fast:] if facts.efficiency_cores else ()),
     )
     return tuple(
-        Kind(kind=kind, cpus=tuple(cpu for core in part for cpu in core), max_frequency_hz=None)
+        CoreGroup(
+            kind=kind, cpus=tuple(cpu for core in part for cpu in core), max_frequency_hz=None
+        )
         for kind, part in parts
         if part
     )

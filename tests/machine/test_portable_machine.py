@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cputrain.machine import elsewhere
+from cputrain.machine import portable_machine
 from cputrain.machine.facts import Machine, read_machine
 from cputrain.machine.kinds import CoreKind
 from cputrain.machine.portable import PortableFacts
@@ -39,7 +39,7 @@ MAC: dict[str, Any] = {
 def machine_with(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Machine:
     """A machine on which portable means tell this."""
     facts = PortableFacts(**{**MAC, **changes})
-    monkeypatch.setattr(elsewhere, "read_portable", lambda **_asked: facts)
+    monkeypatch.setattr(portable_machine, "read_portable", lambda **_asked: facts)
     monkeypatch.setattr(sys, "platform", facts.system)
     return read_machine()
 
