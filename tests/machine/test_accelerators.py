@@ -132,7 +132,7 @@ def test_a_server_with_two_h200_shows_them_with_their_nodes_and_leaves_its_conso
         driver="nvidia",
         numa_node=0,
         near_cpus=(*range(48), *range(96, 144)),
-        usable="NVIDIA's driver is loaded and /dev/nvidia0 is there: CUDA can be used",
+        usable="NVIDIA's driver is loaded and /dev/nvidia0 exists: CUDA can be used",
     )
     assert (second.pci_address, second.numa_node) == ("0000:9b:00.0", 1)
     assert "/dev/nvidia1" in second.usable
@@ -141,7 +141,7 @@ def test_a_server_with_two_h200_shows_them_with_their_nodes_and_leaves_its_conso
 def test_a_gpu_of_the_host_that_the_container_was_not_given_says_so(machine: Sysroot) -> None:
     h200_server(machine, given=(1,))
     first, second = read_accelerators(machine)
-    assert first.usable.endswith("it was not given to us")
+    assert first.usable.endswith("it is not assigned to this container")
     assert second.usable.endswith("CUDA can be used")
 
 
@@ -165,7 +165,7 @@ def test_a_container_whose_pci_bus_is_hidden_is_known_by_the_drivers_own_list(
         name="NVIDIA H200",
         pci_address="0000:19:00.0",
         driver="nvidia",
-        usable="NVIDIA's driver is loaded and /dev/nvidia3 is there: CUDA can be used",
+        usable="NVIDIA's driver is loaded and /dev/nvidia3 exists: CUDA can be used",
     )
 
 
@@ -189,9 +189,9 @@ def test_wsl_lends_the_gpu_of_windows(machine: Sysroot) -> None:
 @pytest.mark.parametrize(
     ("driver", "said"),
     [
-        ("nouveau", "the nouveau driver is loaded: CUDA needs NVIDIA's own"),
+        ("nouveau", "the nouveau driver is loaded: CUDA needs NVIDIA's driver"),
         ("", "no driver is bound"),
-        ("vfio-pci", "the vfio-pci driver holds it for a virtual machine"),
+        ("vfio-pci", "the vfio-pci driver reserves it for a virtual machine"),
     ],
 )
 def test_a_geforce_without_nvidias_driver_says_what_is_missing(
@@ -311,7 +311,7 @@ def test_an_arc_card_is_not_called_integrated_and_an_npu_is_no_gpu(machine: Sysr
     machine.pci("0000:00:0b.0", "0x120000", "0x8086", "0x7d1d", driver="intel_vpu")
     npu, arc = read_accelerators(machine)
     assert (npu.name, npu.usable) == (
-        "NPU", "the intel_vpu driver is loaded: what it serves is not known",
+        "NPU", "the intel_vpu driver is loaded: no known API uses it",
     )  # fmt: skip
     assert arc.integrated is None
     assert arc.usable.endswith("XPU and OpenCL need i915 or xe")

@@ -90,7 +90,7 @@ def test_single_rank_modules_are_warned_of(tmp_path: Path) -> None:
     found = read(tmp_path, RYZEN, {TABLE: desktop_single_rank()})
     assert (found.populated, found.possible, found.ranks) == (2, 2, 1)
     (warning,) = found.warnings
-    assert "about 5 %" in warning
+    assert "about +5 %" in warning
 
 
 def test_mixed_speeds_and_uneven_channels_are_warned_of(tmp_path: Path) -> None:
