@@ -138,7 +138,10 @@ def _infer_from_counts(
         populated, assumption = possible, "all are filled, evenly over the channels"
     else:
         return finding
-    how = f"An assumption: there are {num_slots} slots for {possible} channels, and {assumption}; {finding.why}."
+    how = (
+        f"An assumption: there are {num_slots} slots for {possible} channels, and {assumption}; "
+        f"{finding.why}."
+    )
     return finding.replace(populated=populated, how=how)
 
 

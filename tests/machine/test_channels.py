@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cputrain.machine.channel_maxima import channels_per_socket
 from cputrain.machine.channels import Channels, ChannelSource, read_channels
-from cputrain.machine.edac import ROOT
+from cputrain.machine.edac import EDAC_FOLDER
 from cputrain.machine.locators import channel_of, channels_of
 from cputrain.machine.smbios import TABLE
 from cputrain.machine.source import RootSource
@@ -64,11 +64,11 @@ def edac(*modules: tuple[str, str, str, str], name: str = "Skylake Socket#0 IMC#
     """The files of EDAC modules: (controller, folder, location, MiB)."""
     files: dict[str, bytes | str] = {}
     for controller, folder, location, size in modules:
-        files[f"{ROOT}/{controller}/mc_name"] = f"{name}\n"
-        files[f"{ROOT}/{controller}/{folder}/size"] = f"{size}\n"
-        files[f"{ROOT}/{controller}/{folder}/dimm_location"] = f"{location} \n"
-        files[f"{ROOT}/{controller}/{folder}/dimm_label"] = f"{controller} {location}\n"
-        files[f"{ROOT}/{controller}/{folder}/dimm_mem_type"] = "Registered-DDR4\n"
+        files[f"{EDAC_FOLDER}/{controller}/mc_name"] = f"{name}\n"
+        files[f"{EDAC_FOLDER}/{controller}/{folder}/size"] = f"{size}\n"
+        files[f"{EDAC_FOLDER}/{controller}/{folder}/dimm_location"] = f"{location} \n"
+        files[f"{EDAC_FOLDER}/{controller}/{folder}/dimm_label"] = f"{controller} {location}\n"
+        files[f"{EDAC_FOLDER}/{controller}/{folder}/dimm_mem_type"] = "Registered-DDR4\n"
     return files
 
 
