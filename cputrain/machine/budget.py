@@ -58,7 +58,8 @@ def make_budget(topology: Topology, limits: ProcessLimits, total_memory: int | N
         if remaining and remaining != cpus:
             cpus = remaining
             reasons.append(
-                f"{name} leaves {_describe_cpus(topology, cpus)}: CPUs {format_list(cpus)} ({allowed_from})"
+                f"{name} leaves {_describe_cpus(topology, cpus)}: "
+                f"CPUs {format_list(cpus)} ({allowed_from})"
             )
     num_cores = len(cores_within(topology, cpus))
     if limits.quota_cpus is not None and limits.quota_cpus < num_cores:

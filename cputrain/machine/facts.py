@@ -179,7 +179,7 @@ def read_machine(source: Source | None = None, *, detail: bool = True) -> Machin
             found="neither",
             do="Give the folder that has sys/ and proc/ in it.",
         )
-    identity = read_identity(source, whole=detail)
+    identity = read_identity(source, full=detail)
     limits = read_limits(source, topology.online)
     memory, details = read_memory(source, None), None
     if detail:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.machine.budget import make_budget
-from cputrain.machine.cpuinfo import ISA
+from cputrain.machine.cpuinfo import ISA_NAMES
 from cputrain.machine.facts import Details, Machine
 from cputrain.machine.frequency import Frequency
 from cputrain.machine.kinds import CoreGroup, CoreKind
@@ -39,7 +39,7 @@ def read_portable_machine(*, detail: bool) -> Machine:
         family=facts.family,
         model=facts.model,
         model_name=facts.model_name,
-        isa=tuple(name for name in ISA if name in told),
+        isa=tuple(name for name in ISA_NAMES if name in told),
         virtual=False,
         topology=topology,
         kinds=_kinds(facts, cores),

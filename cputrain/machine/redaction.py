@@ -6,7 +6,7 @@ named after users and jobs, so their paths are replaced, consistently, by number
 
 from __future__ import annotations
 
-from cputrain.machine.cgroups import unescaped
+from cputrain.machine.cgroups import unescape
 from cputrain.machine.cpuinfo import parse_blocks
 from cputrain.machine.frequency import CLOCKS, clock_of
 from cputrain.machine.smbios import redact
@@ -56,8 +56,8 @@ class Redaction:
                 words = line.split()
                 if _is_group_mount(line) and len(words) > 4:
                     detailed = name.endswith("mountinfo")
-                    self._points.add(unescaped(words[4 if detailed else 1]))
-                    self._name_groups(unescaped(words[3]) if detailed else "")
+                    self._points.add(unescape(words[4 if detailed else 1]))
+                    self._name_groups(unescape(words[3]) if detailed else "")
 
     def _name_groups(self, path: str) -> None:
         for part in path.split("/"):
@@ -128,7 +128,7 @@ class Redaction:
         if " - " in line:
             left, _, right = line.partition(" - ")
             words = left.split()
-            words[3] = self._renamed(unescaped(words[3]))
+            words[3] = self._renamed(unescape(words[3]))
             return " ".join(words) + " - " + self._options(right)
         return self._options(line)
 

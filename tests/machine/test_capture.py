@@ -135,8 +135,8 @@ def test_a_capture_that_was_cut_short_is_refused(tmp_path: Path, length: int) ->
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "must be a capture that can be read"),
-        ("{", "must be a capture that can be read"),
+        ("", "must be a readable capture"),
+        ("{", "must be a readable capture"),
         ("[]", "must be a capture of a machine; found kind 'list'"),
         ("{}", "must be a capture of a machine; found kind None"),
         ('{"kind": "a plan"}', "must be a capture of a machine; found kind 'a plan'"),
