@@ -87,7 +87,7 @@ class Identity(Record):
     """x86 model."""
 
     isa: tuple[str, ...]
-    """Supported entries of `ISA`."""
+    """Supported entries of `ISA_NAMES`."""
 
     virtual: bool
     """Whether a hypervisor is detected; sockets, caches and modules may then be emulated."""
