@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cputrain.machine.cgroups import unescape
 from cputrain.machine.cpuinfo import parse_blocks
-from cputrain.machine.frequency import CLOCKS, clock_of
+from cputrain.machine.frequency import CLOCK_KEYS, clock_of
 from cputrain.machine.smbios import redact
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ CPUINFO_KEYS = frozenset(
     (
         *("processor", "vendor_id", "vendor", "mvendorid", "cpu family", "model", "model name"),
         *("processor model", "cpu", "uarch", "isa", "flags", "features", "platform", "cpu mhz"),
-        *("cpu implementer", "cpu part", "cpu model", "hart isa", *CLOCKS),
+        *("cpu implementer", "cpu part", "cpu model", "hart isa", *CLOCK_KEYS),
     )
 )
 ENVIRONMENT = frozenset(
@@ -201,7 +201,7 @@ def _short_cpuinfo(lines: list[str]) -> list[str]:
         name = key.strip().lower()
         if not line.strip():
             kept.append("")
-        elif colon and name in CLOCKS:
+        elif colon and name in CLOCK_KEYS:
             if clocks:  # one for all, since each CPU's would fill pages
                 kept.append(f"{key.strip()}\t: {sum(clocks) // len(clocks) / 1e6:.6f}")
                 clocks = []

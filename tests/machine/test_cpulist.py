@@ -51,7 +51,9 @@ def test_lists_have_these_forms(text: str, cpus: tuple[int, ...]) -> None:
     assert parse_list(text) == cpus
 
 
-@pytest.mark.parametrize("text", ["a", "1-", "3-1", "-1", "0-3:0", "0-3:-1", f"0-{MAX_CPUS}", "1 2"])
+@pytest.mark.parametrize(
+    "text", ["a", "1-", "3-1", "-1", "0-3:0", "0-3:-1", f"0-{MAX_CPUS}", "1 2"]
+)
 def test_what_is_no_list_is_refused(text: str) -> None:
     """Backwards, without an end, negative, beyond any machine."""
     with pytest.raises(ValueError, match=r".+"):
