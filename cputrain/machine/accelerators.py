@@ -233,7 +233,7 @@ def _nvidia_device_files(source: Source, drivers: Drivers) -> Iterator[Accelerat
     """Yield NVIDIA devices visible only as files in /dev, as in sandboxes and WSL."""
     for name in sorted(drivers.files, key=lambda name: (len(name), name)):
         if name.startswith("nvidia") and name[6:].isdigit():
-            usable = f"only its device file /dev/{name} is visible"
+            usable = f"only /dev/{name} of the device is visible"
             if "nvidiactl" not in drivers.files:
                 usable += ", and /dev/nvidiactl is absent: CUDA needs it"
             yield Accelerator(vendor=Vendor.NVIDIA, driver="nvidia", usable=usable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.machine.source import number, text
-from cputrain.machine.topology import CPU_FOLDER, Cpus, Domain, read_cpus_of
+from cputrain.machine.topology import CPU_FOLDER, Cpus, Domain, read_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _caches_of(
         level = number(source, f"{index}/level")
         if level is None or text(source, f"{index}/type") == "Instruction":
             continue
-        sharers = read_cpus_of(source, f"{index}/shared_cpu_map", f"{index}/shared_cpu_list")
+        sharers = read_cpus(source, f"{index}/shared_cpu_map", f"{index}/shared_cpu_list")
         yield level, sharers, _size(text(source, f"{index}/size"))
     for level, name in () if names else SPARC_CACHES:
         size = number(source, f"{folder}/{name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cputrain.machine.edac import read_edac
 from cputrain.machine.locators import channels_of, poweredge_channels_of
-from cputrain.machine.smbios import TABLE, read_table
+from cputrain.machine.smbios import TABLE_PATH, read_table
 from cputrain.machine.source import text
 from cputrain.record import Record
 
@@ -60,7 +60,7 @@ def from_smbios(source: Source, per_socket: int | None, possible: int | None) ->
     table = read_table(source)
     if table is None:
         return ChannelFinding(
-            why=f"{TABLE} cannot be read (only root may, and not every machine has it)"
+            why=f"{TABLE_PATH} cannot be read (it needs root, and some machines have none)"
         )
     slots = [d for d in table.devices if not d.persistent and not (d.kind or "").startswith("HBM")]
     modules_present = [device for device in slots if device.populated]

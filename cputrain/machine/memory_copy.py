@@ -109,10 +109,10 @@ class CopyRun:
 
     def _describe(self, num_threads: int, seconds: float, cache_bytes: int) -> str:
         sentences = [
-            f"{num_threads} {'thread copies' if num_threads == 1 else 'threads copy'} between the halves "
-            f"of a buffer of {self.buffer_bytes >> 20} MiB each, {ROUNDS} rounds of "
-            f"{seconds / ROUNDS:.3g} s, of which the median counts; "
-            "a copy of n bytes counts as 2n, n read and n written."
+            f"{num_threads} {'thread copies' if num_threads == 1 else 'threads copy'} between the "
+            f"halves of a buffer of {self.buffer_bytes >> 20} MiB each, {ROUNDS} rounds of "
+            f"{seconds / ROUNDS:.3g} s; the result is the median. "
+            "A copy of n bytes counts as 2n: n read and n written."
         ]
         if not cache_bytes:
             sentences.append("The size of the last-level cache is unknown.")

@@ -1,4 +1,4 @@
-"""The machine on macOS, Windows and the BSDs: what portable means tell, in the same shape."""
+"""The `Machine` on macOS, Windows and the BSDs, from portable facts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cputrain.machine.numa import Node
 from cputrain.machine.portable import PortableFacts, read_portable
 from cputrain.machine.topology import Cpus, Topology
 
-UNTOLD = "only Linux tells it"
+LINUX_ONLY = "it is read only on Linux"
 
 
 def read_portable_machine(*, detail: bool) -> Machine:
-    """This machine; everything that could not be found out is named in `unknown`."""
+    """Read this machine; `unknown` names each fact that the system does not provide."""
     facts = read_portable(names=detail)
     cores = _cores(facts)
     online = tuple(range(facts.logical))
@@ -32,14 +32,14 @@ def read_portable_machine(*, detail: bool) -> Machine:
         l3_domains=(),
     )
     limits = ProcessLimits(affinity=facts.affinity, cpuset=None, quota_cpus=None, memory_bytes=None)
-    told = set(facts.isa)
+    flags = set(facts.isa)
     return Machine(
         system=facts.system,
         vendor=facts.vendor,
         family=facts.family,
         model=facts.model,
         model_name=facts.model_name,
-        isa=tuple(name for name in ISA_NAMES if name in told),
+        isa=tuple(name for name in ISA_NAMES if name in flags),
         virtual=False,
         topology=topology,
         kinds=_kinds(facts, cores),
@@ -57,40 +57,45 @@ def read_portable_machine(*, detail: bool) -> Machine:
         budget=make_budget(topology, limits, facts.memory_bytes),
         unknown={
             **facts.unknown,
-            "sockets": f"counted as one: {UNTOLD}",
-            "numa_nodes": f"counted as one: {UNTOLD}",
-            **dict.fromkeys(("caches", "cpuset", "quota_cpus", "memory_channels"), UNTOLD),
-            "accelerators": UNTOLD,
+            "sockets": f"counted as one: {LINUX_ONLY}",
+            "numa_nodes": f"counted as one: {LINUX_ONLY}",
+            **dict.fromkeys(("caches", "cpuset", "quota_cpus", "memory_channels"), LINUX_ONLY),
+            "accelerators": LINUX_ONLY,
         },
         details=_details(facts) if detail else None,
     )
 
 
 def _cores(facts: PortableFacts) -> tuple[Cpus, ...]:
-    """Which CPUs make a core is not told: neighbours are put together, as these systems number."""
-    physical = facts.physical or facts.performance_cores or facts.logical
-    if not 0 < physical <= facts.logical:
-        physical = facts.logical
+    """Return the CPUs of each core, assuming that a core's CPUs have consecutive numbers.
+
+    These systems number CPUs so, and do not report which CPUs share a core.
+    """
+    num_cores = facts.physical or facts.performance_cores or facts.logical
+    if not 0 < num_cores <= facts.logical:
+        num_cores = facts.logical
     return tuple(
-        tuple(range(index * facts.logical // physical, (index + 1) * facts.logical // physical))
-        for index in range(physical)
+        tuple(range(index * facts.logical // num_cores, (index + 1) * facts.logical // num_cores))
+        for index in range(num_cores)
     )
 
 
 def _kinds(facts: PortableFacts, cores: tuple[Cpus, ...]) -> tuple[CoreGroup, ...]:
-    """Fast cores first, as many as are told; which CPUs they are matters to nobody here, since
-    these systems place threads themselves."""
-    fast = facts.performance_cores or len(cores)
-    parts = (
-        (CoreKind.PERFORMANCE, cores[:fast]),
-        (CoreKind.EFFICIENCY, cores[fast:] if facts.efficiency_cores else ()),
+    """Return the core groups, assuming that performance cores have the lowest numbers.
+
+    Only their sizes matter, because these systems place threads themselves.
+    """
+    num_performance = facts.performance_cores or len(cores)
+    cores_by_kind = (
+        (CoreKind.PERFORMANCE, cores[:num_performance]),
+        (CoreKind.EFFICIENCY, cores[num_performance:] if facts.efficiency_cores else ()),
     )
     return tuple(
         CoreGroup(
-            kind=kind, cpus=tuple(cpu for core in part for cpu in core), max_frequency_hz=None
+            kind=kind, cpus=tuple(cpu for core in kind_cores for cpu in core), max_frequency_hz=None
         )
-        for kind, part in parts
-        if part
+        for kind, kind_cores in cores_by_kind
+        if kind_cores
     )
 
 

@@ -47,7 +47,7 @@ class RootSource:
 
     def raw(self, path: str, limit: int = 1 << 20) -> bytes | None:
         try:
-            # os.open and one read: a fifth of the time of open(), and there are thousands of files
+            # os.open takes a fifth of the time of open(), and there are thousands of files.
             descriptor = os.open(self._prefix + path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError:
             return None
@@ -60,7 +60,7 @@ class RootSource:
                 parts.append(part)
                 limit -= len(part)
             return b"".join(parts)
-        except OSError:  # sysfs answers EINVAL or ENODEV for values it does not have
+        except OSError:  # sysfs fails with EINVAL or ENODEV for unavailable values
             return None
         finally:
             os.close(descriptor)
@@ -85,7 +85,7 @@ class RootSource:
             return None
         try:
             return os.confstr("CS_GNU_LIBC_VERSION")
-        except ValueError:  # musl and macOS do not know the name
+        except ValueError:  # musl and macOS lack CS_GNU_LIBC_VERSION
             return None
 
 
@@ -97,10 +97,10 @@ def text(source: Source, path: str, limit: int = 1 << 20) -> str | None:
 
 def number(source: Source, path: str) -> int | None:
     """Return the integer in a file; None if it is unreadable or not an integer."""
-    found = text(source, path, 64)
-    if not found:
+    digits = text(source, path, 64)
+    if not digits:
         return None
     try:
-        return int(found)
+        return int(digits)
     except ValueError:
         return None

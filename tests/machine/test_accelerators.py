@@ -230,7 +230,7 @@ def test_a_radeon_on_amdgpu_with_its_compute_node_can_be_used(machine: Sysroot) 
     [
         ("/dev/kfd", "/dev/kfd is absent: ROCm cannot be used"),
         ("/dev/dri/renderD128", "/dev/dri/renderD128 is absent: ROCm cannot be used"),
-        ("/sys/class/kfd/kfd/topology/nodes/1/properties", "shows no node for it"),
+        ("/sys/class/kfd/kfd/topology/nodes/1/properties", "has no node for it"),
     ],
 )
 def test_a_radeon_names_the_first_thing_that_rocm_misses(
@@ -407,7 +407,7 @@ def test_pocl_named_by_its_file_is_found_among_the_system_libraries(machine: Sys
         ("libpocl.so.2\n", "the library it names is in none of the linker's folders"),
         ("../lib/libpocl.so\n", "is relative"),
         ("", "is empty: it should name a library"),
-        ("lib\0pocl.so\n", "no library's name"),
+        ("lib\0pocl.so\n", "unprintable"),
     ],
 )
 def test_a_broken_pocl_file_says_what_is_wrong(machine: Sysroot, content: str, said: str) -> None:

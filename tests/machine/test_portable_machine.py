@@ -32,7 +32,7 @@ MAC: dict[str, Any] = {
     "max_frequency_hz": None,
     "l2_bytes": None,
     "l3_bytes": None,
-    "unknown": {"affinity": "darwin binds no process to CPUs"},
+    "unknown": {"affinity": "darwin does not bind processes to CPUs"},
 }
 
 
@@ -53,7 +53,7 @@ def test_a_mac_has_fast_and_frugal_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
     assert found.system == "darwin"
     assert found.budget.physical_cores == 12
-    assert found.unknown["affinity"] == "darwin binds no process to CPUs"
+    assert found.unknown["affinity"] == "darwin does not bind processes to CPUs"
 
 
 def test_windows_puts_neighbours_together_in_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,5 +95,5 @@ def test_this_machine_is_told_by_portable_means_alone(
     document = json.loads(json.dumps(found.document()))
     assert document["machine"]["system"] == system
     assert document["machine"]["online_cpus"]
-    assert document["machine"]["unknown"]["caches"] == "only Linux tells it"
+    assert document["machine"]["unknown"]["caches"] == "it is read only on Linux"
     assert document["budget"]["physical_cores"] >= 1
