@@ -39,27 +39,32 @@ class RecordingSource:
         self._links: dict[str, str] = {}
 
     def raw(self, path: str, limit: int = 1 << 20) -> bytes | None:
+        """Read a file from the inner source and record its longest content."""
         content = self._inner.raw(path, limit)
         if content is not None and len(content) >= len(self._files.get(path, b"")):
             self._files[path] = content
         return content
 
     def names(self, path: str) -> tuple[str, ...]:
+        """List a folder of the inner source and record its entries."""
         entries = self._inner.names(path)
         if entries:
             self._folders[path] = entries
         return entries
 
     def link(self, path: str) -> str | None:
+        """Read a symbolic link of the inner source and record its target."""
         target = self._inner.link(path)
         if target is not None:
             self._links[path] = target
         return target
 
     def environment(self) -> Mapping[str, str]:
+        """Return the inner source's environment variables."""
         return self._inner.environment()
 
     def libc(self) -> str | None:
+        """Return the inner source's C library, such as "glibc 2.36"."""
         return self._inner.libc()
 
     def document(self) -> dict[str, Any]:
@@ -147,19 +152,24 @@ class CaptureSource:
             ) from None
 
     def raw(self, path: str, limit: int = 1 << 20) -> bytes | None:
+        """Return the first `limit` bytes of a captured file; None if it is absent."""
         content = self._files.get(path)
         return None if content is None else content[:limit]
 
     def names(self, path: str) -> tuple[str, ...]:
+        """Return the sorted captured entries of a folder; empty if it is absent."""
         return tuple(sorted(self._folders.get(path.rstrip("/") or "/", ())))
 
     def link(self, path: str) -> str | None:
+        """Return the captured target of a symbolic link; None if it is absent."""
         return self._links.get(path)
 
     def environment(self) -> Mapping[str, str]:
+        """Return the captured environment variables."""
         return self._environment
 
     def libc(self) -> str | None:
+        """Return the captured C library, such as "glibc 2.36"; None if unknown."""
         return self._libc
 
 

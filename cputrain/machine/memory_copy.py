@@ -50,7 +50,7 @@ class CopyRun:
         self._errors: list[BaseException] = []
         barrier = Barrier(len(cpus))
 
-        def work(cpu: int) -> None:
+        def run_thread(cpu: int) -> None:
             try:
                 self._copy(cpu, barrier, seconds / ROUNDS)
             except BrokenBarrierError:
@@ -59,7 +59,7 @@ class CopyRun:
                 self._errors.append(error)
                 barrier.abort()
 
-        threads = [Thread(target=work, args=(cpu,), name=f"bandwidth-{cpu}") for cpu in cpus]
+        threads = [Thread(target=run_thread, args=(cpu,), name=f"bandwidth-{cpu}") for cpu in cpus]
         try:
             for thread in threads:
                 thread.start()

@@ -129,9 +129,9 @@ class Redaction:
         """Return a mount line with renamed groups, without options that may contain scripts."""
         if " - " in line:
             left, _, right = line.partition(" - ")
-            words = left.split()
-            words[3] = self._rename_groups(unescape(words[3]))
-            return " ".join(words) + " - " + self._redact_options(right)
+            fields = left.split()
+            fields[3] = self._rename_groups(unescape(fields[3]))
+            return " ".join(fields) + " - " + self._redact_options(right)
         return self._redact_options(line)
 
     @staticmethod
@@ -197,17 +197,17 @@ def _split_group_line(line: str) -> tuple[str, str]:
 
 def _shorten_cpuinfo(lines: list[str]) -> list[str]:
     """Keep the keys of /proc/cpuinfo that are read, without values repeated from earlier blocks."""
-    kept: list[str] = []
+    kept_lines: list[str] = []
     last_values: dict[str, str] = {}
     clocks = [clock for block in parse_blocks("\n".join(lines)) if (clock := clock_of(block))]
     for line in lines:
         key, colon, value = line.partition(":")
         name = key.strip().lower()
         if not line.strip():
-            kept.append("")
+            kept_lines.append("")
         elif colon and name in CLOCK_KEYS:
             if clocks:  # the mean suffices; the clocks of all CPUs would bloat the capture
-                kept.append(f"{key.strip()}\t: {sum(clocks) // len(clocks) / 1e6:.6f}")
+                kept_lines.append(f"{key.strip()}\t: {sum(clocks) // len(clocks) / 1e6:.6f}")
                 clocks = []
         elif colon and name in CPUINFO_KEYS:
             # Keys that distinguish kinds of cores are kept in every block.
@@ -216,8 +216,10 @@ def _shorten_cpuinfo(lines: list[str]) -> list[str]:
                 "cpu implementer",
                 "cpu part",
             ):
-                kept.append(f"{key.strip()}\t: {value.strip()}")
+                kept_lines.append(f"{key.strip()}\t: {value.strip()}")
             last_values[name] = value
         elif name.startswith("processor ") and "machine = " in value:  # s390, with a serial number
-            kept.append(f"{key.strip()}: machine = {value.partition('machine = ')[2].strip()}")
-    return kept
+            kept_lines.append(
+                f"{key.strip()}: machine = {value.partition('machine = ')[2].strip()}"
+            )
+    return kept_lines
