@@ -46,9 +46,8 @@ def _read_folder(source: Source, folder: str, online: frozenset[int]) -> tuple[N
         for name in source.names(folder)
         if name.startswith("node") and name[4:].isdecimal()
     ]
-    online_nodes = read_cpus(
-        source, "", f"{folder}/online"
-    )  # nodes, not CPUs, in the same notation
+    # The file lists nodes, not CPUs, in the same notation.
+    online_nodes = read_cpus(source, "", f"{folder}/online")
     gpu_nodes = _power_gpu_nodes(source) if ids else frozenset()
     nodes: list[Node] = []
     assigned_cpus: set[int] = set()
