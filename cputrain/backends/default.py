@@ -23,7 +23,7 @@ VECTOR_INSTRUCTIONS = {
     "sve": "SVE",
     "vsx": "VSX",
 }
-"""Vector instruction sets that torch's kernels use, widest first, and their names."""
+"""Vector instruction sets that torch's kernels use; a probe reports the first that the CPU has."""
 
 
 class Default:
