@@ -28,6 +28,8 @@ class Bandwidth(Record):
     """Bandwidth of a single thread that runs alone."""
 
     threads: int
+    """Number of threads in the run of all threads."""
+
     buffer_bytes: int
     """Buffer size of each thread in the run of all threads."""
 

@@ -47,7 +47,11 @@ class Grant(Record):
 
 class _Mount(Record):
     point: str
+    """Mount point without trailing slash."""
+
     root: str
+    """Folder within the file system that is mounted."""
+
     controllers: frozenset[str]
     """Controllers of a version 1 mount; empty for version 2."""
 

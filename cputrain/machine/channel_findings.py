@@ -20,9 +20,17 @@ class Module(Record):
     """A memory module; where EDAC lists no modules, the memory of one channel."""
 
     size_bytes: int | None
+    """Size in bytes; None if unknown."""
+
     speed_mt_per_s: int | None
+    """Speed in MT/s; None if unknown."""
+
     ranks: int | None
+    """Number of ranks; None if unknown."""
+
     locator: str
+    """Name of the slot."""
+
     channel: str | None
     """Name of the module's channel; None if the slot's name does not contain it."""
 
@@ -37,8 +45,14 @@ class ChannelFinding(Record):
     """Channels according to one source; if `populated` is None, `why` gives the reason."""
 
     modules: tuple[Module, ...] = ()
+    """Installed modules."""
+
     populated: int | None = None
+    """Channels with a module; None if unknown."""
+
     slots: int | None = None
+    """Module slots of the board; None if unknown."""
+
     max_populated: int | None = None
     """Upper bound of the populated channels: the number of modules, each on one channel."""
 
@@ -46,7 +60,10 @@ class ChannelFinding(Record):
     """Whether there may be an empty slot on an unused channel."""
 
     how: str = ""
+    """Sentence on how `populated` was determined."""
+
     why: str = ""
+    """Reason why `populated` is unknown, without capital and period."""
 
 
 def from_smbios(source: Source, per_socket: int | None, possible: int | None) -> ChannelFinding:

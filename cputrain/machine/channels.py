@@ -44,7 +44,11 @@ class Channels(Record):
     """The memory channels of all sockets together."""
 
     populated: int | None = None
+    """Channels with a module; None if unknown."""
+
     possible: int | None = None
+    """Channels that the processors have; None if unknown."""
+
     speed_mt_per_s: int | None = None
     """Speed of the slowest module in MT/s, at which all modules run."""
 
@@ -52,8 +56,14 @@ class Channels(Record):
     """Smallest number of ranks of a populated channel."""
 
     modules: tuple[Module, ...] = ()
+    """Installed modules, as far as they are listed."""
+
     slots: int | None = None
+    """Module slots of the board; None if unknown."""
+
     source: ChannelSource = ChannelSource.NONE
+    """Source of `populated`."""
+
     how: str = ""
     """Sentence on how the number of populated channels was determined; empty if unknown."""
 

@@ -25,16 +25,27 @@ class EdacModule(Record):
     """A memory module; if the driver knows no modules, all ranks of one channel."""
 
     label: str
+    """Name of the slot, or its location if the driver has no name."""
+
     channel: str
+    """Name of the channel: "mc0 channel 1"."""
+
     size_bytes: int
+    """Size in bytes."""
+
     ranks: int | None
+    """Number of ranks; None if the driver lists modules without ranks."""
+
     kind: str | None
+    """Memory type: "Registered-DDR4"; None if unknown."""
 
 
 class Edac(Record):
     """Modules listed by EDAC, or the reason why their channels are unknown."""
 
     modules: tuple[EdacModule, ...] = ()
+    """Modules of all memory controllers."""
+
     why_unknown: str | None = None
     """Reason why EDAC does not give the channels; None if it does."""
 

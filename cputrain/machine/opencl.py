@@ -116,15 +116,23 @@ class OpenCLDevice(Record):
     """Properties of an OpenCL device; its list index is its index as torch's "ocl" device."""
 
     name: str
+    """Name given by the driver."""
+
     platform: str
+    """Name of the OpenCL platform."""
+
     version: str
     """The OpenCL version and the driver version."""
 
     kind: str
-    """ "GPU", "CPU" or "accelerator"."""
+    """Kind of device: "GPU", "CPU" or "accelerator"."""
 
     units: int
+    """Number of compute units."""
+
     memory_bytes: int
+    """Global memory in bytes."""
+
     largest_tensor_bytes: int
     """The largest size of one allocation (CL_DEVICE_MAX_MEM_ALLOC_SIZE), in bytes."""
 
@@ -135,7 +143,10 @@ class OpenCLDevice(Record):
     """Whether the device uses host memory, so that no transfers are needed."""
 
     float64: bool
+    """Whether the device supports double precision."""
+
     float16: bool
+    """Whether the device supports half precision."""
 
 
 LIST_TIMEOUT_S = 60.0

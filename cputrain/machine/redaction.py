@@ -64,7 +64,7 @@ class Redaction:
             if part and part not in ("..", "."):
                 self._group_names.setdefault(part, f"group{len(self._group_names) + 1}")
 
-    def keeps(self, path: str) -> bool:
+    def is_kept(self, path: str) -> bool:
         """Return whether a path is of the machine or this process, and not of other users."""
         mount = self._group_mount_of(path)
         if mount is not None:
@@ -92,7 +92,7 @@ class Redaction:
 
     def file(self, path: str, raw: bytes) -> bytes | None:
         """Return the redacted content of a file; None to omit the file."""
-        if not self.keeps(path):
+        if not self.is_kept(path):
             return None
         if path == "/sys/firmware/dmi/tables/DMI":
             return redact_table(raw)
@@ -143,7 +143,7 @@ class Redaction:
 
     def names(self, path: str, entries: tuple[str, ...]) -> list[str]:
         """Return the entries of a folder that are kept."""
-        if not self.keeps(path):
+        if not self.is_kept(path):
             return []
         if self._group_mount_of(path) is not None:
             renamed = (self._group_names.get(name) for name in entries)
@@ -162,7 +162,7 @@ class Redaction:
     def link(self, path: str, target: str) -> str | None:
         """Return the target of a link; None to omit the link."""
         is_private = any(home in target for home in HOMES)
-        return target if self.keeps(path) and not is_private else None
+        return target if self.is_kept(path) and not is_private else None
 
     @staticmethod
     def environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -49,6 +49,7 @@ class MemoryDevice(Record):
     """Rated speed in MT/s."""
 
     ranks: int | None
+    """Number of ranks; None if unknown."""
 
     width_bits: int | None
     """Data bits without error correction bits: 64 for a DIMM, 16 or 32 for LPDDR."""
@@ -57,6 +58,7 @@ class MemoryDevice(Record):
     """Memory type: "DDR4", "DDR5", "LPDDR5", …; None if it is not in `MEMORY_TYPES`."""
 
     form: str | None
+    """Form factor: "DIMM", "SODIMM", …; None if it is not in `FORM_FACTORS`."""
 
     locator: str
     """Name of the slot, chosen by the board's vendor: "DIMM_A1", "PROC 1 DIMM 8"."""
@@ -110,8 +112,13 @@ class Structure(Record):
     """An SMBIOS structure: its first `length` bytes, and its strings."""
 
     type: int
+    """Type of the structure, such as 17 for a memory device."""
+
     body: bytes
+    """Header and fields."""
+
     strings: tuple[bytes, ...]
+    """Strings, which fields refer to by number from 1."""
 
     def number(self, offset: int, width: int) -> int | None:
         """Return a little-endian field of `width` bytes; None if the structure is too short."""
