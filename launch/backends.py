@@ -14,7 +14,7 @@ from cputrain.plan.backend import KNOB, UNSAFE, Candidate, Suits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.backends import Finding
+    from cputrain.backends import BackendFinding
     from cputrain.machine import Machine
     from cputrain.plan import Setting
 
@@ -31,14 +31,14 @@ def known(machine: Machine, asked: Setting | None, *, unsafe: bool) -> tuple[Can
         name == "auto" and not os.path.isdir(os.path.join(cache_folder(), "backends"))
     ):
         return ()
-    from cputrain.backends.findings import named, remembered
+    from cputrain.backends.findings import cached_findings, require_backend
 
     if name == "auto" or asked is None:
-        return tuple(_candidate(one, unsafe=False) for one in remembered(machine))
-    return (_candidate(named(machine, name, asked.where), unsafe=unsafe),)
+        return tuple(_candidate(one, unsafe=False) for one in cached_findings(machine))
+    return (_candidate(require_backend(machine, name, asked.where), unsafe=unsafe),)
 
 
-def _candidate(found: Finding, *, unsafe: bool) -> Candidate:
+def _candidate(found: BackendFinding, *, unsafe: bool) -> Candidate:
     return Candidate(
         name=found.probed.name,
         environment=found.probed.environment,
@@ -48,15 +48,15 @@ def _candidate(found: Finding, *, unsafe: bool) -> Candidate:
     )
 
 
-def _suits(found: Finding, what: str, *, training: bool) -> Suits:
+def _suits(found: BackendFinding, what: str, *, training: bool) -> Suits:
     if found.verdict is None:
         return Suits(fault=found.note or found.probed.reason)
     judged = found.verdict.of(training=training)
     if judged is None:
         return Suits(claims=False, fault=f"it does not claim to {what}")
-    pays = judged.pays and not found.probed.legacy
+    is_preferable = judged.is_preferable and not found.probed.legacy
     return Suits(
         fault=judged.fault and f"it was wrong: {judged.fault}",
-        gain=judged.speedup if pays else None,
+        gain=judged.speedup if is_preferable else None,
         seen=str(judged),
     )

@@ -1,24 +1,24 @@
-"""Other kernels for torch's operations: which can be had, and which are right and faster here.
+"""Alternative kernels for torch's operations: which are available, correct and faster here.
 
-Importing this loads no torch: backends are asked and examined in processes of their own.
+The import loads no torch: backends are probed and examined in separate processes.
 """
 
 from __future__ import annotations
 
 from cputrain.backends.backend import Available, Host, Unavailable
-from cputrain.backends.findings import Finding, chosen, findings
-from cputrain.backends.probing import Probed
-from cputrain.backends.verdict import Judged, LayerFound, Verdict
+from cputrain.backends.findings import BackendFinding, choose_backend, collect_findings
+from cputrain.backends.probing import ProbeResult
+from cputrain.backends.verdict import BackendVerdict, LayerResult, ModeVerdict
 
 __all__ = [
     "Available",
-    "Finding",
+    "BackendFinding",
+    "BackendVerdict",
     "Host",
-    "Judged",
-    "LayerFound",
-    "Probed",
+    "LayerResult",
+    "ModeVerdict",
+    "ProbeResult",
     "Unavailable",
-    "Verdict",
-    "chosen",
-    "findings",
+    "choose_backend",
+    "collect_findings",
 ]

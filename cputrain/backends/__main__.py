@@ -1,7 +1,9 @@
-"""The process in which a backend is asked for, or examined: what goes wrong ends here.
+"""Entry point of a backend's process, which probes or examines the backend.
 
-python -m cputrain.backends probe NAME HOST      answers with lines of JSON
-python -m cputrain.backends examine NAME         reads a line of JSON, answers with one; so on
+A separate process contains crashes and output of the backend's libraries.
+
+    python -m cputrain.backends probe NAME HOST      prints answers as lines of JSON
+    python -m cputrain.backends examine NAME         answers each line of JSON on stdin with a line
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import os
 import sys
 
 from cputrain.backends.backend import Available, Host
-from cputrain.backends.process import MARK
-from cputrain.backends.registry import backend_called
+from cputrain.backends.process import ANSWER_PREFIX
+from cputrain.backends.registry import load_backend
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,29 +24,36 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Do the one or the other."""
-    # what libraries print is not ours to answer with
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+    """Probe or examine a backend, as `argv` says; return the exit code 0."""
+    # Answers go to the original stdout; what libraries print goes to stderr.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout_file:
         os.dup2(2, 1)
 
-        def answer(document: dict[str, Any]) -> None:
-            print(f"{MARK}{json.dumps(document)}", file=answers, flush=True)
+        def send_answer(document: dict[str, Any]) -> None:
+            print(f"{ANSWER_PREFIX}{json.dumps(document)}", file=stdout_file, flush=True)
 
         try:
-            backend = backend_called(argv[1])
-        except Exception as error:  # (another package's code: whatever it raises is told)
-            answer({"unavailable": {"reason": f"it cannot be loaded: {_told(error)}", "do": ""}})
+            backend = load_backend(argv[1])
+        except Exception as error:  # another package's code may raise anything
+            send_answer(
+                {
+                    "unavailable": {
+                        "reason": f"it cannot be loaded: {_describe_error(error)}",
+                        "do": "",
+                    }
+                }
+            )
             return 0
         if argv[0] == "probe":
             host = json.loads(argv[2])
-            _probe(backend, Host(**{**host, "isa": frozenset(host["isa"])}), answer)
+            _probe(backend, Host(**{**host, "isa": frozenset(host["isa"])}), send_answer)
         else:
-            _examine(backend, answer)
+            _examine(backend, send_answer)
     return 0
 
 
-def _probe(backend: Backend, host: Host, answer: Any) -> None:
-    answer(
+def _probe(backend: Backend, host: Host, send_answer: Any) -> None:
+    send_answer(
         {
             "title": backend.title,
             "purpose": backend.purpose,
@@ -56,42 +65,44 @@ def _probe(backend: Backend, host: Host, answer: Any) -> None:
         }
     )
     try:
-        found = backend.probe(host)
-    except Exception as error:  # (another package's code: whatever it raises is told)
-        answer({"unavailable": {"reason": f"its probe fails: {_told(error)}", "do": ""}})
+        result = backend.probe(host)
+    except Exception as error:  # another package's code may raise anything
+        send_answer(
+            {"unavailable": {"reason": f"its probe fails: {_describe_error(error)}", "do": ""}}
+        )
         return
-    if not isinstance(found, Available):
-        answer({"unavailable": found.as_json()})
+    if not isinstance(result, Available):
+        send_answer({"unavailable": result.as_json()})
         return
-    answer({"available": found.as_json()})
-    if problem := _problem_of_import(backend):
-        answer({"unavailable": {"reason": problem, "do": ""}})
+    send_answer({"available": result.as_json()})
+    if problem := _import_problem(backend):
+        send_answer({"unavailable": {"reason": problem, "do": ""}})
 
 
-def _problem_of_import(backend: Backend) -> str:
+def _import_problem(backend: Backend) -> str:
     try:
         backend.load()
-    except Exception as error:  # (another package's code: whatever it raises is told)
-        return f"it cannot be imported: {_told(error)}"
+    except Exception as error:  # another package's code may raise anything
+        return f"it cannot be imported: {_describe_error(error)}"
     return ""
 
 
-def _examine(backend: Backend, answer: Any) -> None:
+def _examine(backend: Backend, send_answer: Any) -> None:
     from cputrain.backends.examination import Examination
 
     examination = Examination(backend)
-    problem = _problem_of_import(backend)
+    problem = _import_problem(backend)
     for line in sys.stdin:
         if problem:
-            answer({"unavailable": {"reason": problem, "do": ""}})
+            send_answer({"unavailable": {"reason": problem, "do": ""}})
             continue
         try:
-            answer(examination.do(json.loads(line)))
-        except Exception as error:  # (the backend's: whatever it raises is what was found)
-            answer({"error": _told(error)})
+            send_answer(examination.handle(json.loads(line)))
+        except Exception as error:  # an exception of the backend is a result of the examination
+            send_answer({"error": _describe_error(error)})
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 

@@ -9,89 +9,100 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, Protocol
 
-    Run = Callable[..., Any]
-    """Given a model and its arguments: what the model's call returns."""
+    ModelCall = Callable[..., Any]
+    """Function that calls a model: takes the model and its arguments, returns its output."""
 
     class Backend(Protocol):
-        """One that is installed is named by an entry point in the group `cputrain.backends`."""
+        """Alternative kernels; packages register them in the entry point group "cputrain.backends".
+
+        An entry point names an instance or a class of it.
+        """
 
         name: str
-        """ "zendnn": what the user calls it."""
+        """Name on the command line: "zendnn"."""
 
         title: str
-        """What it is, in a few words."""
+        """Short description."""
 
         purpose: str
-        """What its makers made it for: "inference"."""
+        """Intended use according to its authors: "inference"."""
 
         torch: str
-        """The versions of torch that it works with: "2.8"."""
+        """Supported versions of torch: "2.8"."""
 
         legacy: bool
-        """Whether it gets no fixes any more: such a one is never chosen by itself."""
+        """Whether it is no longer maintained; legacy backends are never chosen automatically."""
 
         trains: bool
-        """Whether it claims to run a training's forward and backward."""
+        """Whether it claims to support forward and backward in training."""
 
         evaluates: bool
-        """Whether it claims to run a model under no_grad whose weights change in between."""
+        """Whether it claims to support models under no_grad whose weights change between calls."""
 
         in_place: bool
-        """Whether it changes a model that it is activated for: that must be before its first call,
-        as a graph of before knows the parameters as they were."""
+        """Whether `activate` modifies the model in place.
+
+        It must then be called before the model's first call, since an earlier autograd graph holds
+        the unmodified parameters."""
 
         def probe(self, host: Host) -> Available | Unavailable:
-            """Whether it can be had, without importing torch: in well under a second."""
+            """Return whether the backend is available, without importing torch, in under 1 s."""
 
         def load(self) -> None:
-            """Import it. Raises what is wrong with it."""
+            """Import the backend; raise any exception if it does not work."""
 
         def environment(self) -> Mapping[str, str]:
-            """Variables that must be set before torch is loaded."""
+            """Return environment variables that must be set before torch is loaded."""
 
-        def activate(self, model: Any, optimizer: Any, *, training: bool) -> Run:
-            """What runs the model instead. For evaluation there is no optimizer."""
+        def activate(self, model: Any, optimizer: Any, *, training: bool) -> ModelCall:
+            """Return a function that calls the model with the backend's kernels.
+
+            Args:
+                model: The model.
+                optimizer: Its optimizer; None for evaluation.
+                training: Whether the model is trained.
+            """
 
 
 class Host(Record):
     """The machine and the torch version that a backend must support."""
 
     system: str
-    """ "Linux"."""
+    """Operating system, from platform.system(): "Linux"."""
 
     isa: frozenset[str]
-    """Instruction sets, as Linux calls them: "avx512f"."""
+    """Instruction sets by Linux's names: "avx512f"."""
 
     torch: str
-    """The version; empty where there is none."""
+    """Version of torch; empty if it is not installed."""
 
 
 class Available(Record):
     """Probe result: the backend can be used."""
 
     version: str
-    """Its own."""
+    """Version of the backend."""
 
     notes: str = ""
-    """What it does on this machine."""
+    """What the backend uses on this machine: "bf16 by AMX"."""
 
 
 class Unavailable(Record):
     """Probe result: the backend cannot be used."""
 
     reason: str
-    """Why, as half a sentence: "it is not installed"."""
+    """Reason, without capital and period: "it is not installed"."""
 
     do: str = ""
-    """What would help."""
+    """What the user can do, such as a command; empty if nothing."""
 
 
-def minor(version: str) -> str:
+def major_minor(version: str) -> str:
     """Return major and minor of a version: 2.13 for 2.13.0+cpu."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def call_of(model: Any) -> Run:
+def model_call(model: Any) -> ModelCall:
     """Return the model's own call, without a backend."""
-    call: Run = type(model).__call__
+    call: ModelCall = type(model).__call__
     return call

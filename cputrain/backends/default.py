@@ -1,30 +1,36 @@
-"""What torch has by itself: oneDNN, MKL or OpenBLAS, and its own vectorised kernels."""
+"""The default backend: torch's own kernels, with oneDNN and MKL or OpenBLAS."""
 
 from __future__ import annotations
 
-from cputrain.backends.backend import Available, Unavailable, call_of
+from cputrain.backends.backend import Available, Unavailable, model_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cputrain.backends.backend import Host, Run
+    from cputrain.backends.backend import Host, ModelCall
 
-FLOATS = {
+BF16_INSTRUCTIONS = {
     "amx_bf16": "bf16 by AMX",
     "avx512_bf16": "bf16 by AVX-512",
 }
-"""Instructions that multiply in fewer bits, the fastest first."""
+"""Instruction sets with bfloat16 multiplication, fastest first, and their descriptions."""
 
-VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON", "sve": "SVE", "vsx": "VSX"}
-"""Those that torch's kernels are made for."""
+VECTOR_INSTRUCTIONS = {
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+    "asimd": "NEON",
+    "sve": "SVE",
+    "vsx": "VSX",
+}
+"""Vector instruction sets that torch's kernels use; a probe reports the first that the CPU has."""
 
 
 class Default:
-    """Always there, and what all others are measured against."""
+    """Torch's own kernels: always available, and the reference for other backends."""
 
     name = "default"
-    title = "oneDNN, as torch has it"
+    title = "oneDNN, as shipped with torch"
     purpose = "training and inference"
     torch = "2.8 and later"
     legacy = False
@@ -32,17 +38,23 @@ class Default:
     in_place = False
 
     def probe(self, host: Host) -> Available | Unavailable:
+        """Return the version of torch and the instruction sets it uses here."""
         if not host.torch:
             return Unavailable(reason="torch is not installed", do="pip install torch")
-        has = [name for flag, name in VECTORS.items() if flag in host.isa][:1]
-        has += [name for flag, name in FLOATS.items() if flag in host.isa][:1]
-        return Available(version=host.torch, notes=", ".join(has) or "no vectors that it knows")
+        features = [name for flag, name in VECTOR_INSTRUCTIONS.items() if flag in host.isa][:1]
+        features += [name for flag, name in BF16_INSTRUCTIONS.items() if flag in host.isa][:1]
+        return Available(
+            version=host.torch, notes=", ".join(features) or "no known vector instructions"
+        )
 
     def load(self) -> None:
+        """Import torch."""
         import torch  # noqa: F401
 
     def environment(self) -> dict[str, str]:
+        """Return no environment variables: torch needs none."""
         return {}
 
-    def activate(self, model: Any, optimizer: Any, *, training: bool) -> Run:  # noqa: ARG002
-        return call_of(model)
+    def activate(self, model: Any, optimizer: Any, *, training: bool) -> ModelCall:  # noqa: ARG002
+        """Return the model's own call."""
+        return model_call(model)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from cputrain.backends.probing import Probed, host_of, probe_all
-from cputrain.backends.registry import names
-from cputrain.backends.verdict import Verdict, kept, load, save
+from cputrain.backends.probing import ProbeResult, describe_host, probe_all
+from cputrain.backends.registry import backend_names
+from cputrain.backends.verdict import BackendVerdict, cached_names, load_verdict, save_verdict
 from cputrain.errors import UsageError
 from cputrain.record import Record
 
@@ -19,99 +19,111 @@ if TYPE_CHECKING:
     from cputrain.machine import Machine
 
 
-class Finding(Record):
+class BackendFinding(Record):
     """A backend's probe result and verdict."""
 
-    probed: Probed
-    """What it is, and whether it can be had."""
+    probed: ProbeResult
+    """Description and availability of the backend."""
 
-    verdict: Verdict | None = None
-    """Of its examination on this machine, if that holds still."""
+    verdict: BackendVerdict | None = None
+    """Result of its examination on this machine; None if there is no valid one."""
 
     note: str = ""
-    """Why there is none, if there was one."""
+    """Why a cached verdict is invalid or a new one was not cached; empty otherwise."""
 
 
-def findings(machine: Machine, *, examine: bool = False) -> list[Finding]:
+def collect_findings(machine: Machine, *, examine: bool = False) -> list[BackendFinding]:
     """Return a finding for each backend; examine available backends if `examine`."""
-    host = host_of(machine)
-    return [_finding(machine, host, probed, examine) for probed in probe_all(host)]
+    host = describe_host(machine)
+    return [_finding_of(machine, host, probed, examine) for probed in probe_all(host)]
 
 
-def _finding(machine: Machine, host: Host, probed: Probed, examine: bool) -> Finding:
+def _finding_of(machine: Machine, host: Host, probed: ProbeResult, examine: bool) -> BackendFinding:
     if probed.reason or probed.name == "default":
-        return Finding(probed=probed)
+        return BackendFinding(probed=probed)
     if examine:
-        return _examined(machine, host, probed)
-    verdict, note = load(probed.name, circumstances(machine, host, probed))
-    return Finding(probed=probed, verdict=verdict, note=note)
+        return _examine(machine, host, probed)
+    verdict, note = load_verdict(probed.name, verdict_circumstances(machine, host, probed))
+    return BackendFinding(probed=probed, verdict=verdict, note=note)
 
 
-def _examined(machine: Machine, host: Host, probed: Probed) -> Finding:
-    from cputrain.backends.proof import CannotBeHadError, prove
+def _examine(machine: Machine, host: Host, probed: ProbeResult) -> BackendFinding:
+    from cputrain.backends.comparison import BackendUnavailableError, compare_with_default
 
     try:
-        verdict, note = prove(probed), ""
-    except CannotBeHadError as error:
-        return Finding(probed=probed.replace(version="", notes="", reason=str(error)))
+        verdict, note = compare_with_default(probed), ""
+    except BackendUnavailableError as error:
+        return BackendFinding(probed=probed.replace(version="", notes="", reason=str(error)))
     try:
-        save(verdict, circumstances(machine, host, probed))
+        save_verdict(verdict, verdict_circumstances(machine, host, probed))
     except OSError as error:
-        note = f"the verdict could not be kept: {error.strerror}"
-    return Finding(probed=probed, verdict=verdict, note=note)
+        note = f"the verdict could not be cached: {error.strerror}"
+    return BackendFinding(probed=probed, verdict=verdict, note=note)
 
 
-def named(machine: Machine, name: str, where: str) -> Finding:
-    """Return the named backend's finding; examine it unless a valid verdict is cached."""
-    known = names()
-    if name not in known:
+def require_backend(machine: Machine, name: str, where: str) -> BackendFinding:
+    """Return the finding of a backend; examine the backend unless a valid verdict is cached.
+
+    Args:
+        machine: This machine.
+        name: Name of the backend.
+        where: Flag or variable that names the backend, for error messages.
+
+    Raises:
+        UsageError: The backend is unknown or unavailable.
+    """
+    names = backend_names()
+    if name not in names:
         from difflib import get_close_matches
 
-        close = get_close_matches(name, known, n=1)
+        matches = get_close_matches(name, names, n=1)
         raise UsageError(
-            where, f"must be one of auto, {', '.join(known)}", found=repr(name),
-            do=f"Did you mean {close[0]}?" if close else "cputrain info --backends tells of them.",
+            where, f"must be one of auto, {', '.join(names)}", found=repr(name),
+            do=f"Did you mean {matches[0]}?" if matches else "cputrain info --backends lists them.",
         )  # fmt: skip
-    host = host_of(machine)
+    host = describe_host(machine)
     (probed,) = probe_all(host, name)
-    _must_be_had(probed, where)
-    found = _finding(machine, host, probed, examine=False)
-    if found.verdict is not None:
-        return found
+    _check_available(probed, where)
+    finding = _finding_of(machine, host, probed, examine=False)
+    if finding.verdict is not None:
+        return finding
     print(
-        f"cputrain: {name} is examined first, once for this machine: it takes a minute or two",
+        f"cputrain: {name} is examined first, once for this machine; this takes 1 to 2 minutes",
         file=sys.stderr,
         flush=True,
     )
-    found = _examined(machine, host, probed)
-    _must_be_had(found.probed, where)
-    return found
+    finding = _examine(machine, host, probed)
+    _check_available(finding.probed, where)
+    return finding
 
 
-def _must_be_had(probed: Probed, where: str) -> None:
+def _check_available(probed: ProbeResult, where: str) -> None:
     if probed.reason:
         raise UsageError(
-            where, "must be a backend that can be had",
+            where, "must be an available backend",
             found=f"{probed.name}, and {probed.reason}", do=probed.do,
         )  # fmt: skip
 
 
-def remembered(machine: Machine) -> list[Finding]:
+def cached_findings(machine: Machine) -> list[BackendFinding]:
     """Return backends with a cached verdict; revalidate only verdicts that could be chosen."""
-    found = []
-    for name in kept():
-        verdict, _ = load(name)
-        judged = () if verdict is None else (verdict.training, verdict.evaluation)
-        if any(one is not None and one.pays for one in judged):
-            host = host_of(machine)
-            found += [_finding(machine, host, one, examine=False) for one in probe_all(host, name)]
+    findings = []
+    for name in cached_names():
+        verdict, _ = load_verdict(name)
+        mode_verdicts = () if verdict is None else (verdict.training, verdict.evaluation)
+        if any(mode is not None and mode.is_preferable for mode in mode_verdicts):
+            host = describe_host(machine)
+            findings += [
+                _finding_of(machine, host, probed, examine=False)
+                for probed in probe_all(host, name)
+            ]
         elif verdict is not None:
-            found.append(Finding(probed=Probed(name=name), verdict=verdict))
-    return found
+            findings.append(BackendFinding(probed=ProbeResult(name=name), verdict=verdict))
+    return findings
 
 
-def circumstances(machine: Machine, host: Host, probed: Probed) -> dict[str, Any]:
-    """Return the circumstances that must be unchanged for a verdict to stay valid."""
+def verdict_circumstances(machine: Machine, host: Host, probed: ProbeResult) -> dict[str, Any]:
+    """Return the facts on which a verdict depends; if one changes, the verdict is invalid."""
     return {
         "the machine": machine.fingerprint(),
         "the CPUs": list(machine.budget.cpus),
@@ -121,15 +133,23 @@ def circumstances(machine: Machine, host: Host, probed: Probed) -> dict[str, Any
     }
 
 
-def chosen(found: Sequence[Finding], *, training: bool) -> str | None:
-    """Return the fastest correct backend, else the default; None without torch."""
-    if any(one.probed.name == "default" and one.probed.reason for one in found):
+def choose_backend(findings: Sequence[BackendFinding], *, training: bool) -> str | None:
+    """Return the fastest backend that is preferable to the default, else "default".
+
+    Args:
+        findings: Findings of all backends.
+        training: Whether to choose for training or for evaluation.
+
+    Returns:
+        The backend's name; None if torch is not installed.
+    """
+    if any(finding.probed.name == "default" and finding.probed.reason for finding in findings):
         return None
-    best, speed = "default", 1.0
-    for one in found:
-        judged = None if one.verdict is None else one.verdict.of(training=training)
-        if judged is None or one.probed.legacy or not judged.pays:
+    best, best_speedup = "default", 1.0
+    for finding in findings:
+        mode_verdict = None if finding.verdict is None else finding.verdict.of(training=training)
+        if mode_verdict is None or finding.probed.legacy or not mode_verdict.is_preferable:
             continue
-        if (judged.speedup or 0.0) > speed:
-            best, speed = one.probed.name, judged.speedup or 0.0
+        if (mode_verdict.speedup or 0.0) > best_speedup:
+            best, best_speedup = finding.probed.name, mode_verdict.speedup or 0.0
     return best

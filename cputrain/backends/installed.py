@@ -8,40 +8,40 @@ import os
 from importlib import metadata
 from importlib.util import find_spec
 
-OF_TORCH = ("libc10.so", "libtorch_cpu.so", "libtorch.so", "libtorch_python.so")
-"""What a library made for torch is linked to; in this order."""
+TORCH_LIBRARIES = ("libc10.so", "libtorch_cpu.so", "libtorch.so", "libtorch_python.so")
+"""Torch's libraries that extensions link to, in loading order."""
 
 
-def version_of(package: str) -> str:
-    """Empty where it is not installed."""
+def installed_version(package: str) -> str:
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
 
 
-def libraries_load(module: str) -> str:
-    """Why a module's libraries cannot be loaded beside torch's, if they cannot.
+def library_error(module: str) -> str:
+    """Return why a module's libraries cannot be loaded with torch's; empty if they can.
 
-    A symbol that is missing shows here, a second before an import would end with it.
+    This reports a missing symbol in a fraction of the time that the failing import would take.
     """
-    torch, ours = (_folder(name) for name in ("torch", module))
-    if ours is None:
-        return f"its package is installed, and there is no module {module}"
-    if torch is None:
+    torch_folder, module_folder = (_folder(name) for name in ("torch", module))
+    if module_folder is None:
+        return f"its package is installed, but there is no module {module}"
+    if torch_folder is None:
         return "torch is not installed"
     try:
-        for name in OF_TORCH:
-            ctypes.CDLL(os.path.join(torch, "lib", name), mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
-        for path in (*glob.glob(f"{ours}/*.so"), *glob.glob(f"{ours}/lib/*.so")):
+        for name in TORCH_LIBRARIES:
+            ctypes.CDLL(os.path.join(torch_folder, "lib", name), mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
+        for path in (*glob.glob(f"{module_folder}/*.so"), *glob.glob(f"{module_folder}/lib/*.so")):
             ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
         text = str(error)
-        return f"its library does not fit this torch: {os.path.basename(text)[:200]}"
+        return f"its library is incompatible with this torch: {os.path.basename(text)[:200]}"
     return ""
 
 
 def _folder(module: str) -> str | None:
     spec = find_spec(module)
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    return places[0] if places else None
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    return folders[0] if folders else None

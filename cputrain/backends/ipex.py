@@ -1,25 +1,25 @@
-"""Intel's extension for PyTorch. Retired: its last release is for torch 2.8, and gets no fixes.
+"""Backend for Intel's extension for PyTorch, which is retired: its last release is for torch 2.8.
 
-Never chosen by itself. Its kernels take the place of a model's layers, and of the optimizer's
-update, so that an update is seen.
+It is never chosen automatically. Its kernels replace the model's layers and the optimizer's update,
+so the layers' packed weights are updated, too.
 """
 
 from __future__ import annotations
 
-from cputrain.backends.backend import Available, Unavailable, call_of, minor
-from cputrain.backends.installed import libraries_load, version_of
+from cputrain.backends.backend import Available, Unavailable, major_minor, model_call
+from cputrain.backends.installed import installed_version, library_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cputrain.backends.backend import Host, Run
+    from cputrain.backends.backend import Host, ModelCall
 
 PACKAGE = "intel-extension-for-pytorch"
 
 
 class Ipex:
-    """ipex.optimize, in training mode."""
+    """Backend that calls ipex.optimize on the model and its optimizer; training only."""
 
     name = "ipex"
     title = "Intel's extension (legacy)"
@@ -28,40 +28,47 @@ class Ipex:
     legacy = True
     trains = True
     evaluates = False
-    """What it has packed for evaluation does not follow the weights."""
+    """False: weights packed for evaluation are not updated when the model's weights change."""
     in_place = True
 
     def probe(self, host: Host) -> Available | Unavailable:
+        """Check operating system, AVX2, installed version and libraries."""
         if host.system != "Linux":
-            return Unavailable(reason=f"it was for Linux; this is {host.system}")
+            return Unavailable(reason=f"it needs Linux; this is {host.system}")
         if "avx2" not in host.isa:
-            return Unavailable(reason="it needs AVX2, which this CPU does not have")
-        version = version_of(PACKAGE)
+            return Unavailable(reason="it needs AVX2, which this CPU lacks")
+        version = installed_version(PACKAGE)
         if not version:
-            if minor(host.torch) == self.torch:
+            if major_minor(host.torch) == self.torch:
                 return Unavailable(reason="it is not installed", do='pip install "cputrain[ipex]"')
             return Unavailable(
-                reason=f"it ended with torch {self.torch}; "
+                reason=f"its last release is for torch {self.torch}; "
                 + (f"torch is {host.torch}" if host.torch else "torch is not installed"),
-                do="Stay with the default: what it had for training is in torch by now.",
+                do="Use the default: torch contains the extension's training kernels now.",
             )
-        if minor(version) != minor(host.torch):
+        if major_minor(version) != major_minor(host.torch):
             return Unavailable(
-                reason=f"{PACKAGE} {version} is for torch {minor(version)}; torch is {host.torch}",
-                do=f"pip uninstall {PACKAGE}, or an environment of its own with torch {self.torch}",
+                reason=f"{PACKAGE} {version} is for torch {major_minor(version)}; "
+                f"torch is {host.torch}",
+                do=f"pip uninstall {PACKAGE}, or use an environment with torch {self.torch}",
             )
-        fault = libraries_load("intel_extension_for_pytorch")
-        return Unavailable(reason=fault) if fault else Available(version=version, notes="legacy")
+        problem = library_error("intel_extension_for_pytorch")
+        return (
+            Unavailable(reason=problem) if problem else Available(version=version, notes="legacy")
+        )
 
     def load(self) -> None:
+        """Import the extension."""
         import intel_extension_for_pytorch  # noqa: F401
 
     def environment(self) -> dict[str, str]:
+        """Return no environment variables: the extension needs none."""
         return {}
 
-    def activate(self, model: Any, optimizer: Any, *, training: bool) -> Run:
+    def activate(self, model: Any, optimizer: Any, *, training: bool) -> ModelCall:
+        """Optimize model and optimizer in place; return the model's own call."""
         import intel_extension_for_pytorch as ipex
 
-        assert training, "it does not evaluate"
+        assert training, "ipex supports training only"
         ipex.optimize(model.train(), optimizer=optimizer, inplace=True)
-        return call_of(model)
+        return model_call(model)

@@ -1,4 +1,4 @@
-"""The kinds of layers that a backend is examined with: small models, and what they are given."""
+"""Layers with which a backend is examined: small models and their batches."""
 
 from __future__ import annotations
 
@@ -12,32 +12,38 @@ if TYPE_CHECKING:
 
 
 class Attention(nn.Module):
-    """A causal one, with heads."""
+    """Causal multi-head self-attention with 4 heads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inwards = nn.Linear(256, 768)
-        self.outwards = nn.Linear(256, 256)
+        self.input_projection = nn.Linear(256, 768)
+        self.output_projection = nn.Linear(256, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        count, length, width = x.shape
-        heads = self.inwards(x).view(count, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
-        found = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
-        mixed: torch.Tensor = self.outwards(found.transpose(1, 2).reshape(count, length, width))
-        return mixed
+        batch_size, length, width = x.shape
+        heads = (
+            self.input_projection(x)
+            .view(batch_size, length, 3, 4, width // 4)
+            .permute(2, 0, 3, 1, 4)
+        )
+        attended = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
+        output: torch.Tensor = self.output_projection(
+            attended.transpose(1, 2).reshape(batch_size, length, width)
+        )
+        return output
 
 
 class Recurrent(nn.Module):
-    """An LSTM, of which the last output counts."""
+    """An LSTM with a linear layer on its last output."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(64, 128, batch_first=True)
-        self.last = nn.Linear(128, 64)
+        self.output_projection = nn.Linear(128, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.last(self.lstm(x)[0][:, -1])
-        return found
+        output: torch.Tensor = self.output_projection(self.lstm(x)[0][:, -1])
+        return output
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
@@ -65,4 +71,4 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
     "attention": (Attention, lambda: torch.randn(8, 64, 256)),
     "lstm": (Recurrent, lambda: torch.randn(16, 20, 64)),
 }  # fmt: skip
-"""What makes each, and a batch for it."""
+"""For each kind of layer, a function that creates the model and one that creates its batch."""

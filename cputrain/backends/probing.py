@@ -8,9 +8,9 @@ import time
 from contextlib import ExitStack
 
 from cputrain.backends.backend import Host
-from cputrain.backends.installed import version_of
-from cputrain.backends.process import EndedError, Process, how_ended
-from cputrain.backends.registry import names
+from cputrain.backends.installed import installed_version
+from cputrain.backends.process import BackendProcess, ProcessEndedError, describe_exit
+from cputrain.backends.registry import backend_names
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -19,93 +19,96 @@ if TYPE_CHECKING:
 
     from cputrain.machine import Machine
 
-PATIENCE = 0.8
-"""Seconds for all of them to be imported after they have passed their probes. One that is still at
-it by then may be good: its import is seen to when it is examined."""
+IMPORT_TIMEOUT_S = 0.8
+"""Time until which a backend that passed its probe should be imported, from the start of probing.
 
-LONGEST = 30.0
-"""Seconds for a probe. It takes a fraction of one, unless hundreds of megabytes of libraries are
-read from a slow disk for the first time."""
+A backend that is still being imported then counts as available; its examination waits for the
+import."""
+
+PROBE_TIMEOUT_S = 30.0
+"""Timeout of a probe, which takes under 1 s unless libraries are first read from a slow disk."""
 
 
-class Probed(Record):
+class ProbeResult(Record):
     """A backend's description and its availability on this machine."""
 
     name: str
-    """What the user calls it."""
+    """Name on the command line."""
 
     title: str = ""
-    """What it is, in a few words."""
+    """Short description."""
 
     purpose: str = ""
-    """What its makers made it for."""
+    """Intended use according to its authors."""
 
     torch: str = ""
-    """The versions of torch that it works with."""
+    """Supported versions of torch."""
 
     legacy: bool = False
-    """Whether it gets no fixes any more."""
+    """Whether it is no longer maintained."""
 
     trains: bool = False
-    """Whether it claims to train."""
+    """Whether it claims to support training."""
 
     evaluates: bool = False
-    """Whether it claims to evaluate while weights change."""
+    """Whether it claims to support evaluation while weights change."""
 
     environment: dict[str, str] = {}
-    """Variables that must be set before torch is loaded."""
+    """Environment variables that must be set before torch is loaded."""
 
     version: str = ""
     """The backend's version; empty if it is unavailable."""
 
     notes: str = ""
-    """What it does on this machine."""
+    """What the backend uses on this machine."""
 
     reason: str = ""
-    """Why it is unavailable, as half a sentence; empty if it is available."""
+    """Why it is unavailable, without capital and period; empty if it is available."""
 
     do: str = ""
     """What the user can do to make it available."""
 
 
-def host_of(machine: Machine) -> Host:
+def describe_host(machine: Machine) -> Host:
     """Return the host description passed to probes."""
-    return Host(system=platform.system(), isa=frozenset(machine.isa), torch=version_of("torch"))
+    return Host(
+        system=platform.system(), isa=frozenset(machine.isa), torch=installed_version("torch")
+    )
 
 
-def probe_all(host: Host, only: str | None = None) -> list[Probed]:
+def probe_all(host: Host, only: str | None = None) -> list[ProbeResult]:
     """Probe all backends, or only one, and return results in registry order."""
     document = json.dumps({**host.as_json(), "isa": sorted(host.isa)})
-    with ExitStack() as started:
-        asked = {}
-        for name in names():
+    with ExitStack() as exit_stack:
+        processes = {}
+        for name in backend_names():
             if only in (None, name):
-                asked[name] = process = Process("probe", name, document, environment={})
-                started.callback(process.end)
-        begin = time.monotonic()
-        return [_answered(name, process, begin) for name, process in asked.items()]
+                processes[name] = process = BackendProcess("probe", name, document, environment={})
+                exit_stack.callback(process.end)
+        start = time.monotonic()
+        return [_collect_answers(name, process, start) for name, process in processes.items()]
 
 
-def _answered(name: str, process: Process, begin: float) -> Probed:
-    """Collect a probe's answers until its timeout."""
-    found = Probed(name=name)
+def _collect_answers(name: str, process: BackendProcess, start: float) -> ProbeResult:
+    """Collect the answers of a backend's probe until its end or timeout."""
+    result = ProbeResult(name=name)
     try:
         while True:
-            end = begin + (PATIENCE if found.version else LONGEST)
-            said = process.answer(end - time.monotonic())
-            if said is None:
+            deadline = start + (IMPORT_TIMEOUT_S if result.version else PROBE_TIMEOUT_S)
+            answer = process.receive(deadline - time.monotonic())
+            if answer is None:
                 break
-            found = _with(found, said)
-    except EndedError as error:
+            result = _merge_answer(result, answer)
+    except ProcessEndedError as error:
         if error.code:
-            how = how_ended(error.code)
-            return found.replace(version="", notes="", reason=f"asking for it {how}", do="")
-    if not found.version and not found.reason:
-        return found.replace(reason=f"it did not answer within {LONGEST:g} s", do="")
-    return found
+            how = describe_exit(error.code)
+            return result.replace(version="", notes="", reason=f"its probe {how}", do="")
+    if not result.version and not result.reason:
+        return result.replace(reason=f"it did not answer within {PROBE_TIMEOUT_S:g} s", do="")
+    return result
 
 
-def _with(found: Probed, said: dict[str, Any]) -> Probed:
-    if "unavailable" in said:
-        return found.replace(version="", notes="", **said["unavailable"])
-    return found.replace(**said.get("available", said))
+def _merge_answer(result: ProbeResult, answer: dict[str, Any]) -> ProbeResult:
+    if "unavailable" in answer:
+        return result.replace(version="", notes="", **answer["unavailable"])
+    return result.replace(**answer.get("available", answer))

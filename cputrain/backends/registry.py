@@ -1,4 +1,4 @@
-"""The backends there are: ours, and those that other packages bring."""
+"""Registry of backends: built-in backends, and entry points of other packages."""
 
 from __future__ import annotations
 
@@ -8,28 +8,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.backends.backend import Backend
 
-GROUP = "cputrain.backends"
-"""Entry points here name a Backend, or a class of it."""
+ENTRY_POINT_GROUP = "cputrain.backends"
+"""Entry point group; each entry point names a `Backend` instance or a class of it."""
 
-OURS = ("default", "zendnn", "ipex")
-
-
-def names() -> list[str]:
-    """Of all of them, without loading any."""
-    return [*OURS, *sorted({one.name for one in entry_points(group=GROUP)} - set(OURS))]
+BUILT_IN = ("default", "zendnn", "ipex")
 
 
-def backend_called(name: str) -> Backend:
-    """Raises KeyError where there is none, and what its module raises."""
-    if name in OURS:
+def backend_names() -> list[str]:
+    """Return the names of all backends, built-in ones first, without loading any."""
+    return [
+        *BUILT_IN,
+        *sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)} - set(BUILT_IN)),
+    ]
+
+
+def load_backend(name: str) -> Backend:
+    """Return the backend with a name.
+
+    Raises:
+        KeyError: No backend has this name.
+        Exception: Its module or class raised it.
+    """
+    if name in BUILT_IN:
         from cputrain.backends.default import Default
         from cputrain.backends.ipex import Ipex
         from cputrain.backends.zendnn import ZenDNN
 
-        ours: dict[str, Backend] = {one.name: one for one in (Default(), ZenDNN(), Ipex())}
-        return ours[name]
-    for one in entry_points(group=GROUP, name=name):
-        found = one.load()
-        made: Backend = found() if isinstance(found, type) else found
-        return made
+        built_in: dict[str, Backend] = {
+            backend.name: backend for backend in (Default(), ZenDNN(), Ipex())
+        }
+        return built_in[name]
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        registered = entry_point.load()
+        backend: Backend = registered() if isinstance(registered, type) else registered
+        return backend
     raise KeyError(name)

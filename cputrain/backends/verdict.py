@@ -13,66 +13,72 @@ if TYPE_CHECKING:
     from typing import Any
 
 SCHEMA_VERSION = 2
-"""Grows with what is examined: a verdict of before is none."""
+"""Version of the examination and its file format; verdicts of other versions are discarded."""
 
-PAYS = 1.03
-"""Minimum speed-up over the default for a backend to be chosen automatically."""
+MIN_SPEEDUP = 1.03
+"""Minimum mean speed-up over the default for a backend to be chosen automatically."""
 
-LEAST = 0.97
-"""How many times as fast each kind of layer must be then: a model may be made of one kind alone."""
+MIN_LAYER_SPEEDUP = 0.97
+"""Minimum speed-up of each kind of layer, since a model may consist of one kind."""
 
 
-class LayerFound(Record):
+class LayerResult(Record):
     """Correctness and speed-up of a backend on one kind of layer."""
 
     layer: str
-    """ "attention"."""
+    """Kind of layer: "attention"."""
 
     differences: dict[str, float | None] = {}
-    """From the default, relatively: of "output", "loss", "gradient", "weight", or of the output
-    "after a change" of a weight. None where one of them is no number."""
+    """Relative differences from the default by kind of result; None for NaN or infinity.
+
+    The kinds are "output", "loss", "gradient", "weight", and "after a change", which is the output
+    after a weight was changed in place."""
 
     fault: str = ""
-    """What is wrong, as half a sentence; empty if nothing is."""
+    """What is wrong, without capital and period; empty if the results are correct."""
 
     speedup: float | None = None
-    """How many times as fast as the default a step is."""
+    """Step time of the default divided by the backend's; None if it was not timed."""
 
 
-class Judged(Record):
-    """Results of all layers, for training or for evaluation."""
+class ModeVerdict(Record):
+    """Results of all layers in one mode, training or evaluation."""
 
-    layers: tuple[LayerFound, ...]
-    """Each kind of layer."""
+    layers: tuple[LayerResult, ...]
+    """Results of each kind of layer."""
 
     @property
     def fault(self) -> str:
         """The first layer's fault; empty if there is none."""
-        return next((f"{one.layer}: {one.fault}" for one in self.layers if one.fault), "")
+        return next((f"{layer.layer}: {layer.fault}" for layer in self.layers if layer.fault), "")
 
     @property
     def speedup(self) -> float | None:
         """The geometric mean of the layers' speed-ups; None if none was timed."""
-        found = [one.speedup for one in self.layers if one.speedup is not None]
-        return prod(found) ** (1 / len(found)) if found else None
+        speedups = [layer.speedup for layer in self.layers if layer.speedup is not None]
+        return prod(speedups) ** (1 / len(speedups)) if speedups else None
 
     @property
-    def pays(self) -> bool:
+    def is_preferable(self) -> bool:
         """Whether every layer is correct, the mean is faster and no layer is slower."""
-        slow = [one for one in self.layers if one.speedup is None or one.speedup < LEAST]
-        return not self.fault and not slow and (self.speedup or 0.0) >= PAYS
+        slow_layers = [
+            layer
+            for layer in self.layers
+            if layer.speedup is None or layer.speedup < MIN_LAYER_SPEEDUP
+        ]
+        return not self.fault and not slow_layers and (self.speedup or 0.0) >= MIN_SPEEDUP
 
     def __str__(self) -> str:
         if self.fault:
             return f"wrong: {self.fault}"
-        each = [one.speedup for one in self.layers if one.speedup is not None]
+        speedups = [layer.speedup for layer in self.layers if layer.speedup is not None]
         if self.speedup is None:
-            return "right"
-        ends = f" ({min(each):.2f} to {max(each):.2f})" if len(each) > 1 else ""
-        return f"right, {self.speedup:.2f} times as fast{ends}"
+            return "correct"
+        bounds = f" ({min(speedups):.2f} to {max(speedups):.2f})" if len(speedups) > 1 else ""
+        return f"correct, {self.speedup:.2f} times as fast{bounds}"
 
 
-class Verdict(Record):
+class BackendVerdict(Record):
     """A backend's results for training and for evaluation."""
 
     backend: str
@@ -82,27 +88,27 @@ class Verdict(Record):
     """The backend's version when it was examined."""
 
     when: str
-    """The day of the examination."""
+    """Date of the examination in ISO format."""
 
-    training: Judged | None
-    """None where it does not claim to train."""
+    training: ModeVerdict | None
+    """Results in training; None if the backend does not claim to train."""
 
-    evaluation: Judged | None
-    """None where it does not claim to evaluate."""
+    evaluation: ModeVerdict | None
+    """Results in evaluation; None if the backend does not claim to evaluate."""
 
-    def of(self, *, training: bool) -> Judged | None:
+    def of(self, *, training: bool) -> ModeVerdict | None:
         """Return the results for training or for evaluation."""
         return self.training if training else self.evaluation
 
 
-def path_of(backend: str) -> str:
+def verdict_path(backend: str) -> str:
     """Return the path of a backend's cached verdict."""
     return os.path.join(cache_folder(), "backends", f"{backend}.json")
 
 
-def save(verdict: Verdict, circumstances: dict[str, Any]) -> str:
+def save_verdict(verdict: BackendVerdict, circumstances: dict[str, Any]) -> str:
     """Write a verdict to the cache and return its path. Raises OSError."""
-    path = path_of(verdict.backend)
+    path = verdict_path(verdict.backend)
     document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "cputrain verdict on a backend",
@@ -113,67 +119,73 @@ def save(verdict: Verdict, circumstances: dict[str, Any]) -> str:
     return path
 
 
-def kept() -> list[str]:
+def cached_names() -> list[str]:
     """Return the names of backends that have a cached verdict, valid or not."""
     try:
-        files = os.listdir(os.path.dirname(path_of("")))
-    except OSError:  # nothing was ever kept
+        files = os.listdir(os.path.dirname(verdict_path("")))
+    except OSError:  # no verdict was ever saved
         return []
     return sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
 
 
-def load(backend: str, circumstances: dict[str, Any] | None = None) -> tuple[Verdict | None, str]:
-    """The one that holds, if there is one; else why it does not. In whatever circumstances, if
-    none are given."""
-    path = path_of(backend)
-    document, why_not = read_json(path, "the verdict")
+def load_verdict(
+    backend: str, circumstances: dict[str, Any] | None = None
+) -> tuple[BackendVerdict | None, str]:
+    """Return the cached verdict on a backend, or None and a message unless none was saved.
+
+    Args:
+        backend: Name of the backend.
+        circumstances: Values that must equal those saved with the verdict; None accepts any.
+    """
+    path = verdict_path(backend)
+    document, problem = read_json(path, "the verdict")
     if document is None:
-        return None, why_not
+        return None, problem
     try:
         if document["schema_version"] != SCHEMA_VERSION:
-            return None, f"the verdict {path} is of another version of cputrain"
-        known = document["circumstances"]
-        now = circumstances or {}
-        changed = [name for name in now if known.get(name) != now[name]]
+            return None, f"the verdict {path} was written by another version of cputrain"
+        stored = document["circumstances"]
+        current = circumstances or {}
+        changed = [name for name in current if stored.get(name) != current[name]]
         if changed:
             return None, f"{' and '.join(changed)} changed since it was examined"
-        return Verdict(
+        return BackendVerdict(
             backend=backend,
-            version=_text(document["version"]),
-            when=_text(document["when"]),
-            training=_judged(document["training"]),
-            evaluation=_judged(document["evaluation"]),
+            version=_parse_text(document["version"]),
+            when=_parse_text(document["when"]),
+            training=_parse_mode(document["training"]),
+            evaluation=_parse_mode(document["evaluation"]),
         ), ""
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        return None, f"the verdict {path} is broken ({error})"
+        return None, f"the verdict {path} is invalid ({error})"
 
 
-def _judged(value: Any) -> Judged | None:
+def _parse_mode(value: Any) -> ModeVerdict | None:
     if value is None:
         return None
-    return Judged(
+    return ModeVerdict(
         layers=tuple(
-            LayerFound(
-                layer=_text(one["layer"]),
+            LayerResult(
+                layer=_parse_text(layer["layer"]),
                 differences={
-                    _text(name): None if far is None else float(far)
-                    for name, far in one["differences"].items()
+                    _parse_text(name): None if difference is None else float(difference)
+                    for name, difference in layer["differences"].items()
                 },
-                fault=_text(one["fault"]),
-                speedup=None if one["speedup"] is None else _speed(one["speedup"]),
+                fault=_parse_text(layer["fault"]),
+                speedup=None if layer["speedup"] is None else _parse_speed(layer["speedup"]),
             )
-            for one in value["layers"]
+            for layer in value["layers"]
         )
     )
 
 
-def _speed(value: Any) -> float:
+def _parse_speed(value: Any) -> float:
     if type(value) not in (int, float) or not 0 < float(value) < float("inf"):
-        raise ValueError(f"{value!r} in the place of a speed")
+        raise ValueError(f"{value!r} instead of a speed-up")
     return float(value)
 
 
-def _text(value: Any) -> str:
+def _parse_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} in the place of a text")
+        raise TypeError(f"{value!r} instead of a string")
     return value

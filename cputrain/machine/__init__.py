@@ -1,6 +1,6 @@
-"""Facts about the machine: what is there, what we may use of it, and how we know.
+"""Hardware facts and this process's resource limits, each with its source.
 
-Imports no torch, decides nothing, and reads the system through one seam (`source`).
+The package imports no torch, contains no policy, and reads system files only through `source`.
 """
 
 from cputrain.machine.budget import Budget, cores_within

@@ -1,4 +1,4 @@
-"""Where what was measured is kept between runs: JSON that only the user reads."""
+"""JSON files in the user's cache folder, readable only by the user."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ if TYPE_CHECKING:
 
 
 def cache_folder() -> str:
-    """Ours in the user's cache; it need not be there."""
+    """Return cputrain's folder in the user's cache; it may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification: a relative one is ignored
+    if not os.path.isabs(base):  # the XDG specification says to ignore relative paths
         base = os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "cputrain")
 
 
-def read_json(path: str, what: str) -> tuple[Any, str]:
-    """A document, and why it cannot be read, if it is there: "the tuned plan … cannot be read"."""
+def read_json(path: str, description: str) -> tuple[Any, str]:
+    """Return a JSON document, or None and a message unless the file is absent.
+
+    Args:
+        path: The file.
+        description: What the file holds, for the message: "the tuned plan".
+    """
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
-        return document, f"{what} {path} is empty" if document is None else ""
+        return document, f"{description} {path} is empty" if document is None else ""
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError, RecursionError) as error:
-        return None, f"{what} {path} cannot be read ({' '.join(str(error).split())})"
+        return None, f"{description} {path} cannot be read ({' '.join(str(error).split())})"
 
 
 def write_json(path: str, document: dict[str, Any]) -> None:
-    """The whole document, or nothing of it. Raises OSError."""
-    unfinished = f"{path}.{os.getpid()}"
+    """Write a JSON document atomically, creating its folder; raise OSError on failure."""
+    temporary_path = f"{path}.{os.getpid()}"
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1)
-        os.replace(unfinished, path)
+        os.replace(temporary_path, path)
     except OSError:
-        if os.path.exists(unfinished):
-            os.unlink(unfinished)
+        if os.path.exists(temporary_path):
+            os.unlink(temporary_path)
         raise

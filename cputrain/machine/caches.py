@@ -1,9 +1,9 @@
-"""Caches: how large they are, and which logical CPUs share each of them."""
+"""Data caches from sysfs: their sizes, and the logical CPUs that share each of them."""
 
 from __future__ import annotations
 
 from cputrain.machine.source import number, text
-from cputrain.machine.topology import CPU_FOLDER, Cpus, Domain, read_cpus_of
+from cputrain.machine.topology import CPU_FOLDER, Cpus, Domain, read_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,46 +12,47 @@ if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
 SPARC_CACHES = ((1, "l1_dcache_size"), (2, "l2_cache_size"))
-"""Its files stand beside the topology, hold bytes, and do not say who shares."""
+"""Cache level and file name on SPARC, where sizes are in bytes and sharing is not reported."""
 
 
 def read_caches(
     source: Source, cores: Iterable[Cpus], online: Cpus
 ) -> dict[int, tuple[Domain, ...]]:
-    """The caches that hold data, by level."""
-    everything = set(online)
-    found: dict[int, dict[Cpus, Domain]] = {}
+    """Return the data and unified caches by level, each as the online CPUs that share it."""
+    online_set = set(online)
+    domains_by_level: dict[int, dict[Cpus, Domain]] = {}
     covered: dict[int, set[int]] = {}
     for core in cores:
-        told: tuple[str, ...] = ()
+        known_names: tuple[str, ...] = ()
         for cpu in core:
             names = source.names(f"{CPU_FOLDER}/cpu{cpu}/cache")
-            if names and names == told and all(cpu in cpus for cpus in covered.values()):
-                continue  # its sibling told all: thousands of files fewer on a big machine
-            told = told or names
+            if names and names == known_names and all(cpu in cpus for cpus in covered.values()):
+                continue  # a sibling listed all caches: saves thousands of reads on large machines
+            known_names = known_names or names
             for level, sharers, size in _caches_of(source, cpu, names):
                 if cpu in covered.setdefault(level, set()):
                     continue
-                # Itanium leaves the map of a cache empty that a core has to itself
+                # Itanium leaves the CPU map empty for a cache that is private to a core.
                 shared = core if sharers == () else sharers or ()
-                cpus = tuple(sorted(everything & {cpu}.union(shared)))
-                found.setdefault(level, {})[cpus] = Domain(cpus=cpus, size_bytes=size)
+                cpus = tuple(sorted(online_set & {cpu}.union(shared)))
+                domains_by_level.setdefault(level, {})[cpus] = Domain(cpus=cpus, size_bytes=size)
                 covered[level].update(cpus)
     return {
-        level: tuple(domains[cpus] for cpus in sorted(domains)) for level, domains in found.items()
+        level: tuple(domains[cpus] for cpus in sorted(domains))
+        for level, domains in domains_by_level.items()
     }
 
 
 def _caches_of(
     source: Source, cpu: int, names: tuple[str, ...]
 ) -> Iterator[tuple[int, Cpus | None, int | None]]:
-    """Level, sharers and size of each cache of a CPU, those for instructions left out."""
+    """Yield level, sharing CPUs and size of each cache of a CPU, except instruction caches."""
     folder = f"{CPU_FOLDER}/cpu{cpu}"
     for index in (f"{folder}/cache/{name}" for name in names if name.startswith("index")):
         level = number(source, f"{index}/level")
         if level is None or text(source, f"{index}/type") == "Instruction":
             continue
-        sharers = read_cpus_of(source, f"{index}/shared_cpu_map", f"{index}/shared_cpu_list")
+        sharers = read_cpus(source, f"{index}/shared_cpu_map", f"{index}/shared_cpu_list")
         yield level, sharers, _size(text(source, f"{index}/size"))
     for level, name in () if names else SPARC_CACHES:
         size = number(source, f"{folder}/{name}")
@@ -59,10 +60,10 @@ def _caches_of(
             yield level, None, size
 
 
-def _size(found: str | None) -> int | None:
-    """Bytes of "32K", "36M" or "512"."""
-    if not found:
+def _size(size: str | None) -> int | None:
+    """Parse a size such as "32K", "36M" or "512" into bytes; None if it is none."""
+    if not size:
         return None
-    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(found[-1].upper(), 1)
-    digits = found if scale == 1 else found[:-1].rstrip()
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(size[-1].upper(), 1)
+    digits = size if scale == 1 else size[:-1].rstrip()
     return (int(digits) * scale or None) if digits.isdecimal() else None

@@ -1,10 +1,10 @@
-"""A machine in one JSON document: the files that were read, without what names a person.
+"""Captures: the system files of a machine as one JSON document, without personal data.
 
-`RecordingSource` notes what another source answers; `CaptureSource` answers from such notes. A
-capture goes into bug reports and into tests, so host names, serial numbers, user names and
-everything that no question asks about are left out before it is written (`redaction`).
+`RecordingSource` records what it reads from another source; `CaptureSource` replays the recording.
+Captures are attached to bug reports and tests, so `redaction` removes host names, serial numbers,
+user names and everything that no reader of this package uses.
 
-Files of single CPUs are folded: for each file name, which text which CPUs have.
+Files of single CPUs are folded: each file name maps each distinct text to the CPUs that have it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KIND = "cputrain capture"
 
 
 class RecordingSource:
-    """Another source, with notes of everything it answered."""
+    """Source that reads through another source and records everything read."""
 
     def __init__(self, inner: Source) -> None:
         self._inner = inner
@@ -39,34 +39,41 @@ class RecordingSource:
         self._links: dict[str, str] = {}
 
     def raw(self, path: str, limit: int = 1 << 20) -> bytes | None:
-        found = self._inner.raw(path, limit)
-        if found is not None and len(found) >= len(self._files.get(path, b"")):
-            self._files[path] = found
-        return found
+        """Read a file from the inner source and record its longest content."""
+        content = self._inner.raw(path, limit)
+        if content is not None and len(content) >= len(self._files.get(path, b"")):
+            self._files[path] = content
+        return content
 
     def names(self, path: str) -> tuple[str, ...]:
-        found = self._inner.names(path)
-        if found:
-            self._folders[path] = found
-        return found
+        """List a folder of the inner source and record its entries."""
+        entries = self._inner.names(path)
+        if entries:
+            self._folders[path] = entries
+        return entries
 
     def link(self, path: str) -> str | None:
-        found = self._inner.link(path)
-        if found is not None:
-            self._links[path] = found
-        return found
+        """Read a symbolic link of the inner source and record its target."""
+        target = self._inner.link(path)
+        if target is not None:
+            self._links[path] = target
+        return target
 
     def environment(self) -> Mapping[str, str]:
+        """Return the inner source's environment variables."""
         return self._inner.environment()
 
     def libc(self) -> str | None:
+        """Return the inner source's C library, such as "glibc 2.36"."""
         return self._inner.libc()
 
     def document(self) -> dict[str, Any]:
-        """The notes as a JSON document, with nothing in it that names a person or a host."""
-        self._note_affinity()
-        clean = Redaction(self._files)
-        files = {clean.path(path): clean.file(path, raw) for path, raw in self._files.items()}
+        """Return the recording as a JSON document, without names of persons and hosts."""
+        self._record_affinity()
+        redaction = Redaction(self._files)
+        files = {
+            redaction.path(path): redaction.file(path, raw) for path, raw in self._files.items()
+        }
         texts, binary = {}, {}
         for path, raw in files.items():
             if raw is None:
@@ -76,42 +83,42 @@ class RecordingSource:
             except UnicodeDecodeError:
                 binary[path] = base64.b64encode(raw).decode("ascii")
         folders = {
-            clean.path(path): names
-            for path, found in sorted(self._folders.items())
-            if (names := clean.names(path, found)) and not path.startswith(CPU_FOLDER)
+            redaction.path(path): names
+            for path, entries in sorted(self._folders.items())
+            if (names := redaction.names(path, entries)) and not path.startswith(CPU_FOLDER)
         }
-        told = {path.split("/")[5] for path in texts if _of_cpu(path)}
-        silent = [
+        cpus_with_files = {path.split("/")[5] for path in texts if _is_cpu_file(path)}
+        cpus_without_files = [
             name
             for name in self._folders.get(CPU_FOLDER, ())
-            if name[3:].isdecimal() and name not in told
+            if name[3:].isdecimal() and name not in cpus_with_files
         ]
-        if silent:  # second threads whose own files were never needed still count as CPUs
-            folders[CPU_FOLDER] = silent
+        if cpus_without_files:  # second hardware threads whose files were never read
+            folders[CPU_FOLDER] = cpus_without_files
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": KIND,
             "libc": self.libc(),
-            "environment": clean.environment(self.environment()),
-            "per_cpu": _folded(texts),
-            "files": {path: texts[path] for path in sorted(texts) if not _of_cpu(path)},
+            "environment": redaction.environment(self.environment()),
+            "per_cpu": _fold_cpu_files(texts),
+            "files": {path: texts[path] for path in sorted(texts) if not _is_cpu_file(path)},
             "binary": dict(sorted(binary.items())),
             "folders": folders,
             "links": {
-                clean.path(path): kept
-                for path, found in sorted(self._links.items())
-                if (kept := clean.link(path, found)) is not None
+                redaction.path(path): redacted
+                for path, target in sorted(self._links.items())
+                if (redacted := redaction.link(path, target)) is not None
             },
         }
 
-    def _note_affinity(self) -> None:
-        """The mask of a live process comes from a system call; noted as the file that has it."""
+    def _record_affinity(self) -> None:
+        """Record the file with the affinity mask: readers of a live source use a system call."""
         if self.live:
             self.raw("/proc/self/status")
 
 
 class CaptureSource:
-    """A machine that was captured."""
+    """Source that replays a capture document."""
 
     live = False
 
@@ -127,7 +134,7 @@ class CaptureSource:
                 for text, cpus in by_text.items():
                     for cpu in parse_list(cpus):
                         self._files[f"{CPU_FOLDER}/cpu{cpu}/{name}"] = text.encode()
-            self._links = {str(path): str(found) for path, found in document["links"].items()}
+            self._links = {str(path): str(target) for path, target in document["links"].items()}
             self._environment = {
                 str(name): str(value) for name, value in document["environment"].items()
             }
@@ -139,37 +146,42 @@ class CaptureSource:
         except (KeyError, AttributeError, TypeError, ValueError) as error:
             raise SourceError(
                 where,
-                "must be a capture that cputrain info --capture wrote",
-                found=f"a fault in it ({type(error).__name__}: {error})",
+                "must be a capture written by cputrain info --capture",
+                found=f"an invalid field ({type(error).__name__}: {error})",
                 do="Capture the machine again.",
             ) from None
 
     def raw(self, path: str, limit: int = 1 << 20) -> bytes | None:
-        found = self._files.get(path)
-        return None if found is None else found[:limit]
+        """Return the first `limit` bytes of a captured file; None if it is absent."""
+        content = self._files.get(path)
+        return None if content is None else content[:limit]
 
     def names(self, path: str) -> tuple[str, ...]:
+        """Return the sorted captured entries of a folder; empty if it is absent."""
         return tuple(sorted(self._folders.get(path.rstrip("/") or "/", ())))
 
     def link(self, path: str) -> str | None:
+        """Return the captured target of a symbolic link; None if it is absent."""
         return self._links.get(path)
 
     def environment(self) -> Mapping[str, str]:
+        """Return the captured environment variables."""
         return self._environment
 
     def libc(self) -> str | None:
+        """Return the captured C library, such as "glibc 2.36"; None if unknown."""
         return self._libc
 
 
 def read_capture(path: str) -> CaptureSource:
-    """The captured machine in a file; an error that says what is wrong with it."""
+    """Read a capture file; raise SourceError if it is unreadable or invalid."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except (OSError, ValueError) as error:
         raise SourceError(
             path,
-            "must be a capture that can be read",
+            "must be a readable capture",
             found=getattr(error, "strerror", None) or str(error),
             do="Make one with: cputrain info --capture machine.json",
         ) from None
@@ -177,12 +189,12 @@ def read_capture(path: str) -> CaptureSource:
 
 
 def _check(document: object, where: str) -> None:
-    found = document.get("kind") if isinstance(document, dict) else type(document).__name__
-    if not isinstance(document, dict) or found != KIND:
+    kind = document.get("kind") if isinstance(document, dict) else type(document).__name__
+    if not isinstance(document, dict) or kind != KIND:
         raise SourceError(
             where,
             "must be a capture of a machine",
-            found=f"kind {found!r}",
+            found=f"kind {kind!r}",
             do="Make one with: cputrain info --capture machine.json",
         )
     if document.get("schema_version") != SCHEMA_VERSION:
@@ -194,16 +206,16 @@ def _check(document: object, where: str) -> None:
         )
 
 
-def _of_cpu(path: str) -> bool:
+def _is_cpu_file(path: str) -> bool:
     rest = path.removeprefix(f"{CPU_FOLDER}/cpu")
     return rest != path and rest.partition("/")[0].isdecimal()
 
 
-def _folded(texts: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Files of single CPUs as file name → text → list of CPUs."""
+def _fold_cpu_files(texts: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Fold the files of single CPUs into file name → text → list of CPUs."""
     grouped: dict[str, dict[str, list[int]]] = {}
     for path, text in texts.items():
-        if _of_cpu(path):
+        if _is_cpu_file(path):
             cpu, _, name = path.removeprefix(f"{CPU_FOLDER}/cpu").partition("/")
             grouped.setdefault(name, {}).setdefault(text.strip(), []).append(int(cpu))
     return {
@@ -212,9 +224,9 @@ def _folded(texts: Mapping[str, str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _folders(paths: tuple[str, ...], noted: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Every folder's names: those noted, and those that the files imply."""
-    folders: dict[str, set[str]] = {path: set(names) for path, names in noted.items()}
+def _folders(paths: tuple[str, ...], recorded: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return the entries of every folder: recorded entries, and those implied by `paths`."""
+    folders: dict[str, set[str]] = {path: set(names) for path, names in recorded.items()}
     for path in paths:
         while path not in ("", "/"):
             parent, _, name = path.rpartition("/")

@@ -1,8 +1,8 @@
-"""What control groups grant: CPUs, CPU time and memory, versions 1 and 2, however they are nested.
+"""CPUs, CPU time and memory granted by control groups (versions 1 and 2).
 
-A group is only as free as the tightest of its ancestors, so every level up to the mount is read.
-In a container the path in /proc/self/cgroup may be the host's while the mount shows only a part of
-the tree; the mount's root, from mountinfo, says which part.
+A group is bound by the tightest limit of its ancestors, so every level up to the mount is read. In
+a container the path in /proc/self/cgroup may be the host's while the mount shows only a subtree;
+the mount's root, from mountinfo, identifies the subtree.
 """
 
 from __future__ import annotations
@@ -17,46 +17,53 @@ if TYPE_CHECKING:
 
     from cputrain.machine.source import Source
 
-    Found = tuple[float, str]
+    BoundAndFile = tuple[float, str]
 
-UNLIMITED = 1 << 60
-"""Version 1 writes "no limit" as the largest page-aligned number."""
+UNLIMITED_BYTES = 1 << 60
+"""Limits from this size on mean "no limit", which version 1 writes as the largest aligned size."""
 
 
 class Grant(Record):
-    """What the control groups of this process leave it."""
+    """CPUs, CPU time and memory that the control groups of this process allow."""
 
     cpus: tuple[int, ...] | None
-    """The cpuset; None where no group restricts it."""
+    """CPUs of the cpuset; None if no group restricts them."""
 
     cpus_from: str
-    """The file that said so, or why nothing is known."""
+    """File from which `cpus` was read; empty if None."""
 
     quota_cpus: float | None
-    """CPU seconds per second, the tightest up the tree; None without a quota."""
+    """CPU seconds per second: the smallest quota up the tree; None without a quota."""
 
     quota_from: str
-    """The file that said so."""
+    """File from which `quota_cpus` was read; empty if None."""
 
     memory_bytes: int | None
-    """The tightest memory limit up the tree; None without one."""
+    """Smallest memory limit up the tree; None without a limit."""
 
     memory_from: str
-    """The file that said so."""
+    """File from which `memory_bytes` was read; empty if None."""
 
 
 class _Mount(Record):
     point: str
+    """Mount point without trailing slash."""
+
     root: str
+    """Folder within the file system that is mounted."""
+
     controllers: frozenset[str]
-    """Version 1 only; empty for version 2."""
+    """Controllers of a version 1 mount; empty for version 2."""
+
     unified: bool
+    """Whether the mount is version 2."""
+
     legacy: bool
-    """The cpuset file system of before control groups, whose files have no prefix."""
+    """Whether it is the cpuset file system older than control groups; its files have no prefix."""
 
 
 def read_grant(source: Source) -> Grant:
-    """The tightest of everything the control groups say."""
+    """Return the cpuset and the tightest CPU quota and memory limit of this process."""
     mounts = _read_mounts(source)
     paths = _read_paths(source)
     cpuset = next(_cpusets(source, mounts, paths), (None, ""))
@@ -73,19 +80,19 @@ def read_grant(source: Source) -> Grant:
 
 
 class MemoryGroup(Record):
-    """A control group that counts this process's memory, as the paths of its files."""
+    """Paths of the memory files of a control group that this process belongs to."""
 
     usage: str
-    """What its processes hold, files in the page cache included."""
+    """File with the memory in use by the group's processes, page cache included."""
 
     limits: tuple[str, ...]
-    """What they may hold; a file may be missing, or say that there is no limit."""
+    """Files with the limits; a file may be absent or contain "no limit"."""
 
     stat: str
-    """What the memory is used for."""
+    """File with the memory in use by purpose."""
 
     pressure: str
-    """How long its processes waited for memory."""
+    """File with the stall times of the group's processes (PSI)."""
 
 
 def memory_groups(source: Source) -> tuple[MemoryGroup, ...]:
@@ -110,7 +117,7 @@ def memory_groups(source: Source) -> tuple[MemoryGroup, ...]:
                 stat=f"{folder}/memory.stat",
                 pressure=f"{folder}/memory.pressure",
             )
-            for folder in _folders(source, mount, path)
+            for folder in _group_folders(source, mount, path)
         ]
     return tuple(groups)
 
@@ -132,23 +139,28 @@ def _read_mounts(source: Source) -> list[_Mount]:
 
 
 def _mount_lines(source: Source) -> Iterator[tuple[str, str, str, str]]:
-    """Mount point, root within the file system, kind and options of every mount."""
-    detailed = text(source, "/proc/self/mountinfo")
-    if detailed:
-        for line in detailed.splitlines():
-            left, dash, right = line.partition(" - ")
-            here, there = left.split(), right.split()
-            if dash and len(here) >= 5 and len(there) >= 3:
-                yield unescaped(here[4]), unescaped(here[3]), there[0], there[2]
+    """Yield mount point, root within the file system, type and options of every mount."""
+    mountinfo = text(source, "/proc/self/mountinfo")
+    if mountinfo:
+        for line in mountinfo.splitlines():
+            left, separator, right = line.partition(" - ")
+            mount_fields, filesystem_fields = left.split(), right.split()
+            if separator and len(mount_fields) >= 5 and len(filesystem_fields) >= 3:
+                yield (
+                    unescape(mount_fields[4]),
+                    unescape(mount_fields[3]),
+                    filesystem_fields[0],
+                    filesystem_fields[2],
+                )
         return
     for line in (text(source, "/proc/mounts") or "").splitlines():
-        words = line.split()
-        if len(words) >= 4:
-            yield unescaped(words[1]), "/", words[2], words[3]
+        fields = line.split()
+        if len(fields) >= 4:
+            yield unescape(fields[1]), "/", fields[2], fields[3]
 
 
-def unescaped(path: str) -> str:
-    """A path of a mount list, where a space is written as its octal code, "\\040"."""
+def unescape(path: str) -> str:
+    """Decode octal escapes in a path of a mount list, such as "\\040" for a space."""
     first, *rest = path.split("\\")
     return first + "".join(
         chr(int(part[:3], 8)) + part[3:] if part[:3].isdecimal() else f"\\{part}" for part in rest
@@ -156,7 +168,7 @@ def unescaped(path: str) -> str:
 
 
 def _read_paths(source: Source) -> dict[str, str]:
-    """The group of each version-1 controller; under "" that of version 2."""
+    """Return the group path of each version 1 controller; the version 2 path has the key ""."""
     paths: dict[str, str] = {}
     for line in (text(source, "/proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -169,57 +181,57 @@ def _read_paths(source: Source) -> dict[str, str]:
     return paths
 
 
-def _folders(source: Source, mount: _Mount, path: str | None) -> list[str]:
-    """The process's group under this mount and every ancestor, the innermost first."""
+def _group_folders(source: Source, mount: _Mount, path: str | None) -> list[str]:
+    """Return the folders of the process's group and its ancestors in a mount, innermost first."""
     if path is None or not path.startswith("/"):
         return []
     if mount.root != "/" and (path == mount.root or path.startswith(mount.root + "/")):
         path = path[len(mount.root) :]
     parts = [part for part in path.split("/") if part and part != ".."]
     chain = ["/".join((mount.point, *parts[:depth])) for depth in range(len(parts), -1, -1)]
-    # a path that is not under this mount belongs to a tree that the container cannot see
+    # A path that is not under this mount belongs to a part of the tree hidden from the container.
     while len(chain) > 1 and not source.names(chain[0]):
         chain.pop(0)
     return chain
 
 
-def _of(mounts: Iterable[_Mount], controller: str) -> Iterator[_Mount]:
+def _with_controller(mounts: Iterable[_Mount], controller: str) -> Iterator[_Mount]:
     return (mount for mount in mounts if controller in mount.controllers)
 
 
 def _cpusets(
     source: Source, mounts: list[_Mount], paths: dict[str, str]
 ) -> Iterator[tuple[tuple[int, ...], str]]:
-    names_of_old = ("cpuset.effective_cpus", "cpuset.cpus", "cpus")
-    trees: list[tuple[_Mount, tuple[str, ...]]] = [
-        *((mount, names_of_old) for mount in _of(mounts, "cpuset")),
+    names_v1 = ("cpuset.effective_cpus", "cpuset.cpus", "cpus")
+    candidates: list[tuple[_Mount, tuple[str, ...]]] = [
+        *((mount, names_v1) for mount in _with_controller(mounts, "cpuset")),
         *((mount, ("cpus",)) for mount in mounts if mount.legacy),
         *((mount, ("cpuset.cpus.effective",)) for mount in mounts if mount.unified),
     ]
-    for mount, names in trees:
+    for mount, names in candidates:
         path = paths.get("cpuset")
         if mount.unified:
             path = paths.get("", path)
-        for folder in _folders(source, mount, path):
+        for folder in _group_folders(source, mount, path):
             for name in names:
-                found = text(source, f"{folder}/{name}")
-                if not found:  # an empty cpuset inherits its parent's
+                cpu_list = text(source, f"{folder}/{name}")
+                if not cpu_list:  # an empty cpuset inherits its parent's CPUs
                     continue
                 try:
-                    yield parse_list(found), f"{folder}/{name}"
+                    yield parse_list(cpu_list), f"{folder}/{name}"
                 except ValueError:
                     continue
 
 
-def _quotas(source: Source, mounts: list[_Mount], paths: dict[str, str]) -> Iterator[Found]:
-    for mount in _of(mounts, "cpu"):
-        for folder in _folders(source, mount, paths.get("cpu")):
+def _quotas(source: Source, mounts: list[_Mount], paths: dict[str, str]) -> Iterator[BoundAndFile]:
+    for mount in _with_controller(mounts, "cpu"):
+        for folder in _group_folders(source, mount, paths.get("cpu")):
             quota = number(source, f"{folder}/cpu.cfs_quota_us")
             period = number(source, f"{folder}/cpu.cfs_period_us")
             if quota is not None and quota > 0 and period:
                 yield quota / period, f"{folder}/cpu.cfs_quota_us"
     for mount in mounts:
-        for folder in _folders(source, mount, paths.get("")) if mount.unified else ():
+        for folder in _group_folders(source, mount, paths.get("")) if mount.unified else ():
             words = (text(source, f"{folder}/cpu.max") or "").split()
             if words and words[0].isdecimal():
                 period = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 100_000
@@ -227,14 +239,16 @@ def _quotas(source: Source, mounts: list[_Mount], paths: dict[str, str]) -> Iter
                     yield int(words[0]) / period, f"{folder}/cpu.max"
 
 
-def _memory_limits(source: Source, mounts: list[_Mount], paths: dict[str, str]) -> Iterator[Found]:
-    for mount in _of(mounts, "memory"):
-        for folder in _folders(source, mount, paths.get("memory")):
+def _memory_limits(
+    source: Source, mounts: list[_Mount], paths: dict[str, str]
+) -> Iterator[BoundAndFile]:
+    for mount in _with_controller(mounts, "memory"):
+        for folder in _group_folders(source, mount, paths.get("memory")):
             limit = number(source, f"{folder}/memory.limit_in_bytes")
-            if limit is not None and 0 < limit < UNLIMITED:
+            if limit is not None and 0 < limit < UNLIMITED_BYTES:
                 yield limit, f"{folder}/memory.limit_in_bytes"
     for mount in mounts:
-        for folder in _folders(source, mount, paths.get("")) if mount.unified else ():
+        for folder in _group_folders(source, mount, paths.get("")) if mount.unified else ():
             for name in ("memory.max", "memory.high"):
                 limit = number(source, f"{folder}/{name}")
                 if limit is not None and limit > 0:

@@ -1,10 +1,10 @@
-"""What each source says of the memory channels: the firmware's table, and the kernel's drivers."""
+"""Populated memory channels according to each source: the SMBIOS table and the EDAC drivers."""
 
 from __future__ import annotations
 
 from cputrain.machine.edac import read_edac
 from cputrain.machine.locators import channels_of, poweredge_channels_of
-from cputrain.machine.smbios import TABLE, read_table
+from cputrain.machine.smbios import TABLE_PATH, read_table
 from cputrain.machine.source import text
 from cputrain.record import Record
 
@@ -17,86 +17,119 @@ CHANNEL_BITS = 64
 
 
 class Module(Record):
-    """A memory module; or, from EDAC without modules, the memory of one channel."""
+    """A memory module; where EDAC lists no modules, the memory of one channel."""
 
     size_bytes: int | None
+    """Size in bytes; None if unknown."""
+
     speed_mt_per_s: int | None
+    """Speed in MT/s; None if unknown."""
+
     ranks: int | None
+    """Number of ranks; None if unknown."""
+
     locator: str
+    """Name of the slot."""
+
     channel: str | None
-    """The name of its channel, as far as the slot's name tells it."""
+    """Name of the module's channel; None if the slot's name does not contain it."""
 
     kind: str | None = None
     """"DDR4", "DDR5", "LPDDR5", …"""
 
     rated_mt_per_s: int | None = None
-    """The speed it is made for; it may run slower."""
+    """Speed that the module is specified for, in MT/s; it may run slower."""
 
 
-class Found(Record):
-    """One source's answer; `populated` is None where it has none, and `why` says why."""
+class ChannelFinding(Record):
+    """Channels according to one source; if `populated` is None, `why` gives the reason."""
 
     modules: tuple[Module, ...] = ()
+    """Installed modules."""
+
     populated: int | None = None
+    """Channels with a module; None if unknown."""
+
     slots: int | None = None
-    at_most: int | None = None
-    """No more channels than this are in use, since each of the modules is on one."""
+    """Module slots of the board; None if unknown."""
+
+    max_populated: int | None = None
+    """Upper bound of the populated channels: the number of modules, each on one channel."""
 
     free_slots: bool = True
     """Whether there may be an empty slot on an unused channel."""
 
     how: str = ""
+    """Sentence on how `populated` was determined."""
+
     why: str = ""
+    """Reason why `populated` is unknown, without capital and period."""
 
 
-def from_smbios(source: Source, per_socket: int | None, possible: int | None) -> Found:
-    """What the firmware says, with the channels that its slot names tell."""
+def from_smbios(source: Source, per_socket: int | None, possible: int | None) -> ChannelFinding:
+    """Return modules from the SMBIOS table, with channels derived from the slot names.
+
+    Args:
+        source: The system to read.
+        per_socket: Channels per socket; None if unknown. Dell's slot names need it.
+        possible: Channels of all sockets; None if unknown.
+    """
     table = read_table(source)
     if table is None:
-        return Found(why=f"{TABLE} cannot be read (only root may, and not every machine has it)")
+        return ChannelFinding(
+            why=f"{TABLE_PATH} cannot be read (it needs root, and some machines have none)"
+        )
     slots = [d for d in table.devices if not d.persistent and not (d.kind or "").startswith("HBM")]
-    held = [device for device in slots if device.populated]
-    if not held:
-        return Found(why=f"the SMBIOS table lists no memory module{_problem(table)}")
+    modules_present = [device for device in slots if device.populated]
+    if not modules_present:
+        return ChannelFinding(
+            why=f"the SMBIOS table lists no memory module{_problem_suffix(table)}"
+        )
     names = [(device.locator, device.bank) for device in slots]
     if _is_poweredge(source):
-        told, why = poweredge_channels_of(names, per_socket)
+        slot_channels, why = poweredge_channels_of(names, per_socket)
     else:
-        told, why = channels_of(names)
-    channels: list[str | None] = list(told) if told else [None] * len(slots)
+        slot_channels, why = channels_of(names)
+    channels: list[str | None] = list(slot_channels) if slot_channels else [None] * len(slots)
     modules = tuple(
         _module(device, channel)
         for device, channel in zip(slots, channels, strict=True)
         if device.populated
     )
-    found = Found(
+    finding = ChannelFinding(
         modules=modules,
         slots=table.slots,
-        # a soldered package may serve several channels
-        at_most=len(held) if table.all_listed and not _narrow(held) else None,
-        free_slots=len(held) < len(slots) or not table.all_listed,
-        why=f"{why}{_problem(table)}",
+        # A soldered LPDDR package may serve several channels.
+        max_populated=len(modules_present)
+        if table.all_listed and not _is_lpddr(modules_present)
+        else None,
+        free_slots=len(modules_present) < len(slots) or not table.all_listed,
+        why=f"{why}{_problem_suffix(table)}",
     )
     if table.problem is not None and not table.all_listed:
-        return found.replace(why=f"the SMBIOS table is damaged: {table.problem}")
-    if told is None:
-        # firmware that names slots alike, or leaves some out, says nothing by their number either
+        return finding.replace(why=f"the SMBIOS table is damaged: {table.problem}")
+    if slot_channels is None:
+        # Slot counts mean something only if each slot is listed once, under a name of its own.
         countable = table.all_listed and len(set(names)) == len(names) == table.slots
         if possible is None or not countable:
-            return found
-        return _by_number(found, len(held), len(slots), possible)
-    populated = _count(held, [c for c in channels if c is not None and c in _used(modules)])
+            return finding
+        return _infer_from_counts(finding, len(modules_present), len(slots), possible)
+    populated = _num_channels(
+        modules_present, [c for c in channels if c is not None and c in _channel_names(modules)]
+    )
     if populated is None:
-        return found.replace(why="the SMBIOS table does not say how wide the LPDDR channels are")
-    how = f"The slot names of SMBIOS, such as {_name(held[0])}, name the channels."
-    return checked(found.replace(populated=populated, how=how), possible)
+        return finding.replace(why="the SMBIOS table does not say how wide the LPDDR channels are")
+    how = (
+        f"The channels are read from SMBIOS slot names, such as {_quoted_name(modules_present[0])}."
+    )
+    return reject_impossible(finding.replace(populated=populated, how=how), possible)
 
 
-def from_edac(source: Source) -> Found:
-    """What the kernel's memory controller drivers say."""
+def from_edac(source: Source) -> ChannelFinding:
+    """Return modules and channels from the kernel's EDAC memory controller drivers."""
     edac = read_edac(source)
     if edac.why_unknown is not None:
-        return Found(why=edac.why_unknown)
+        return ChannelFinding(why=edac.why_unknown)
     modules = tuple(
         Module(
             size_bytes=entry.size_bytes,
@@ -109,43 +142,55 @@ def from_edac(source: Source) -> Found:
         for entry in edac.modules
     )
     how = "The kernel's EDAC driver lists the channels that hold memory."
-    return Found(modules=modules, populated=len(_used(modules)), how=how)
+    return ChannelFinding(modules=modules, populated=len(_channel_names(modules)), how=how)
 
 
-def _by_number(found: Found, held: int, slots: int, possible: int) -> Found:
-    """Without channel names: as many slots as channels, or all slots full, tell it too."""
-    if slots == possible:
-        populated, so = held, "each channel is taken to have one"
-    elif held == slots and slots % possible == 0:
-        populated, so = possible, "all filled, each channel is taken to have its share of them"
+def _infer_from_counts(
+    finding: ChannelFinding, num_modules: int, num_slots: int, possible: int
+) -> ChannelFinding:
+    """Infer populated channels from counts: one slot per channel, or all slots filled."""
+    if num_slots == possible:
+        populated, assumption = num_modules, "each channel is assumed to have one slot"
+    elif num_modules == num_slots and num_slots % possible == 0:
+        populated, assumption = possible, "all are filled, evenly over the channels"
     else:
-        return found
-    how = f"An assumption: there are {slots} slots for {possible} channels, and {so}; {found.why}."
-    return found.replace(populated=populated, how=how)
+        return finding
+    how = (
+        f"An assumption: there are {num_slots} slots for {possible} channels, and {assumption}; "
+        f"{finding.why}."
+    )
+    return finding.replace(populated=populated, how=how)
 
 
-def checked(found: Found, possible: int | None) -> Found:
-    """More channels than the processor has: then the names mean something else."""
-    if found.populated is None or possible is None or found.populated <= possible:
-        return found
-    why = f"{found.populated} channels would be in use by the names given, of {possible} there are"
-    return found.replace(populated=None, why=why)
+def reject_impossible(finding: ChannelFinding, possible: int | None) -> ChannelFinding:
+    """Discard a count above the processor's channels, as the slot names then mean something else.
+
+    Args:
+        finding: Channels according to one source.
+        possible: Channels of all sockets; None if unknown, which accepts every count.
+    """
+    if finding.populated is None or possible is None or finding.populated <= possible:
+        return finding
+    why = (
+        f"{finding.populated} channels would be in use by the slot names, but only {possible} exist"
+    )
+    return finding.replace(populated=None, why=why)
 
 
-def _count(held: list[MemoryDevice], channels: list[str]) -> int | None:
-    """Channels of 64 bits: LPDDR names narrower ones, so its bits are counted."""
-    if not _narrow(held):
+def _num_channels(devices: list[MemoryDevice], channels: list[str]) -> int | None:
+    """Return the number of 64-bit channels; LPDDR's narrower channels are counted by their bits."""
+    if not _is_lpddr(devices):
         return len(set(channels))
-    if any(device.width_bits is None for device in held):
+    if any(device.width_bits is None for device in devices):
         return None
-    return max(1, sum(device.width_bits or 0 for device in held) // CHANNEL_BITS)
+    return max(1, sum(device.width_bits or 0 for device in devices) // CHANNEL_BITS)
 
 
-def _narrow(held: list[MemoryDevice]) -> bool:
-    return any((device.kind or "").startswith("LPDDR") for device in held)
+def _is_lpddr(devices: list[MemoryDevice]) -> bool:
+    return any((device.kind or "").startswith("LPDDR") for device in devices)
 
 
-def _used(modules: tuple[Module, ...]) -> set[str]:
+def _channel_names(modules: tuple[Module, ...]) -> set[str]:
     return {module.channel for module in modules if module.channel is not None}
 
 
@@ -168,9 +213,9 @@ def _is_poweredge(source: Source) -> bool:
     )
 
 
-def _problem(table: MemoryTable) -> str:
+def _problem_suffix(table: MemoryTable) -> str:
     return f" (the table is damaged: {table.problem})" if table.problem else ""
 
 
-def _name(device: MemoryDevice) -> str:
+def _quoted_name(device: MemoryDevice) -> str:
     return f"{device.locator!r}, bank {device.bank!r}" if device.bank else repr(device.locator)

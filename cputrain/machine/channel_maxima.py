@@ -1,9 +1,9 @@
-"""How many memory channels a processor has, for those of which it is known for certain.
+"""Number of memory channels per socket, for processor models where it is certain.
 
-A channel is 64 bits of data wide; processors with LPDDR, which count 16- or 32-bit channels, are
-given here in such channels too. The numbers are the makers' (ark.intel.com, amd.com). Family and
-model separate the dies; where one die is sold with different numbers of channels, the model name
-decides, and where that does not either, nothing is claimed.
+A channel is 64 data bits wide; the 16- or 32-bit channels of LPDDR are converted. The numbers are
+the vendors' (ark.intel.com, amd.com). Family and model identify the die; where one die is sold with
+different numbers of channels, the model name decides. Where that does not either, the number is
+None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
 
-# Intel family 6; the numbers are those of arch/x86/include/asm/intel-family.h in Linux
+# Models of Intel family 6, as in Linux's arch/x86/include/asm/intel-family.h
 _SANDY_TO_BROADWELL_EP = (0x2D, 0x3E, 0x3F, 0x4F)
 _SKYLAKE_SP = 0x55
 _BROADWELL_DE = 0x56
@@ -32,7 +32,14 @@ _STRIX_HALO = tuple((0x1A, model) for model in range(0x70, 0x78))
 def channels_per_socket(
     vendor: str, family: int | None, model: int | None, model_name: str
 ) -> int | None:
-    """The most memory channels that one such processor drives; None where that is not certain."""
+    """Return the memory channels per socket of a processor model; None if uncertain.
+
+    Args:
+        vendor: CPUID vendor, such as "AuthenticAMD".
+        family: x86 family.
+        model: x86 model.
+        model_name: Marketing name, in any case and with or without "(R)".
+    """
     name = " ".join(model_name.upper().replace("(R)", " ").replace("(TM)", " ").split())
     if vendor == "AuthenticAMD":
         return _amd(family, model, name)
@@ -42,7 +49,7 @@ def channels_per_socket(
 
 
 def _match(pattern: str, name: str) -> re.Match[str] | None:
-    """Makers do not stay with one spelling: "XEON(R) PLATINUM 8592+", "RYZEN AI MAX+ 395"."""
+    """Search a model name without case: there are "XEON(R) PLATINUM 8592+" and "Xeon(R) Gold"."""
     import re
 
     return re.search(pattern, name, re.IGNORECASE)
@@ -51,7 +58,7 @@ def _match(pattern: str, name: str) -> re.Match[str] | None:
 def _amd(family: int | None, model: int | None, name: str) -> int | None:
     if _match("Threadripper", name):
         return 8 if _match(r"\bPRO\b", name) else 4
-    # not those that end in H, which carry HBM
+    # EPYC models that end in H have HBM
     epyc = _match(r"\bEPYC (?:Embedded )?([3-9])(\w)(\w)(\w)(?!H)", name)
     if epyc:
         return _epyc(epyc[1], epyc[2], epyc[3], epyc[4])
@@ -64,7 +71,7 @@ def _amd(family: int | None, model: int | None, name: str) -> int | None:
 
 def _epyc(series: str, tier: str, third: str, generation: str) -> int | None:
     if series == "7":
-        return 8  # Naples, Rome, Milan, and the F, H and cloud models among them
+        return 8  # Naples, Rome and Milan, including their F, H and cloud models
     if series == "9" and generation in "45":
         return 12  # Genoa, Bergamo, Turin
     if series == "8" and generation == "4":
@@ -72,7 +79,7 @@ def _epyc(series: str, tier: str, third: str, generation: str) -> int | None:
     if series == "4" and generation in "45":
         return 2
     if series == "3" and third in "05" and generation == "1":
-        return 4 if tier in "34" else 2  # two dies or one
+        return 4 if tier in "34" else 2  # 33xx and 34xx have two dies
     return None
 
 
@@ -89,7 +96,7 @@ def _intel(family: int | None, model: int | None, name: str) -> int | None:
             return 4
         if _match(r"\bE5-[12]4\d\d", name):
             return 3
-        return 4 if _match(r"\bCore i7-", name) else None  # E7: buffers in between
+        return 4 if _match(r"\bCore i7-", name) else None  # E7 has buffers between CPU and memory
     if model == _SKYLAKE_SP:
         if _match(r"\bPlatinum 92\d\d", name):
             return 12
@@ -101,16 +108,21 @@ def _intel(family: int | None, model: int | None, name: str) -> int | None:
     if model in (_ICELAKE_SP, _SAPPHIRE_RAPIDS, _EMERALD_RAPIDS):
         return 8 if _match(r"\b(Bronze|Silver|Gold|Platinum|Max) \d{4}|\bMax\b", name) else None
     if model in (_GRANITE_RAPIDS, _SIERRA_FOREST):
-        six = _match(r"\bXeon (?:CPU )?6([579])\d\d[PE]", name)
-        return None if six is None else 12 if six[1] == "9" else 8
+        number = _match(r"\bXeon (?:CPU )?6([579])\d\d[PE]", name)
+        return None if number is None else 12 if number[1] == "9" else 8
     if model == _ALDER_LAKE_N:
         return 1
     desktop = r"\bCore (i[3579]-|Ultra \d|[3579] )|\bXeon (CPU )?(E3-|E-2)"
-    # before Sandy Bridge (0x2A) some Core i7 have three
+    # Before Sandy Bridge (0x2A) some Core i7 have three channels.
     return 2 if _match(desktop, name) and model >= 0x2A and model != _LAKEFIELD else None
 
 
 def _arm(name: str) -> int | None:
-    """Cores alone do not tell: Neoverse N1 is in Altra, Graviton2 and more. Only names that do."""
-    known = {"Graviton2": 8, "Graviton3": 8, "Graviton4": 12, "Altra": 8}
-    return next((channels for part, channels in known.items() if _match(part, name)), None)
+    """Return the channels of an Arm system-on-chip with a known name; core names do not suffice.
+
+    Neoverse N1, for example, is in Altra, Graviton2 and others.
+    """
+    channels_by_name = {"Graviton2": 8, "Graviton3": 8, "Graviton4": 12, "Altra": 8}
+    return next(
+        (channels for part, channels in channels_by_name.items() if _match(part, name)), None
+    )

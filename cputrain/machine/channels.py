@@ -1,7 +1,7 @@
 """Memory channels: possible, populated, and the modules in them.
 
-Sources in this order: SMBIOS (names of the slots; root only), EDAC (the kernel's drivers for memory
-with error correction; anyone), and the processor's model, which tells only how many are possible.
+Sources in this order: SMBIOS (slot names; root only), EDAC (the kernel's drivers for memory with
+error correction; any user), and the processor's model, which gives only the possible number.
 Unknown values are None, with the reason: a wrong number here would lead a user to buy the wrong
 memory.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from cputrain.machine.channel_findings import Module, checked, from_edac, from_smbios
+from cputrain.machine.channel_findings import Module, from_edac, from_smbios, reject_impossible
 from cputrain.machine.channel_maxima import channels_per_socket
 from cputrain.machine.memory_warnings import memory_warnings
 from cputrain.record import Record
@@ -44,7 +44,11 @@ class Channels(Record):
     """The memory channels of all sockets together."""
 
     populated: int | None = None
+    """Channels with a module; None if unknown."""
+
     possible: int | None = None
+    """Channels that the processors have; None if unknown."""
+
     speed_mt_per_s: int | None = None
     """Speed of the slowest module in MT/s, at which all modules run."""
 
@@ -52,8 +56,14 @@ class Channels(Record):
     """Smallest number of ranks of a populated channel."""
 
     modules: tuple[Module, ...] = ()
+    """Installed modules, as far as they are listed."""
+
     slots: int | None = None
+    """Module slots of the board; None if unknown."""
+
     source: ChannelSource = ChannelSource.NONE
+    """Source of `populated`."""
+
     how: str = ""
     """Sentence on how the number of populated channels was determined; empty if unknown."""
 
@@ -77,48 +87,52 @@ def read_channels(
     """Read the memory channels of the machine."""
     if virtual:
         return Channels(
-            why_unknown="This is a virtual machine: its firmware invents memory modules, and which "
-            "part of the host's channels it gets is not visible from inside."
+            why_unknown="This is a virtual machine: its firmware emulates memory modules, and the "
+            "host's memory channels are not visible from inside."
         )
     per_socket = channels_per_socket(vendor or "", family, model, model_name or "")
     possible = None if per_socket is None else per_socket * max(sockets, 1)
-    firmware = from_smbios(source, per_socket, possible)
-    origin, found = ChannelSource.SMBIOS, firmware
-    if firmware.populated is None:
-        kernel = checked(from_edac(source), possible)
-        if kernel.populated is not None:
-            origin = ChannelSource.EDAC
-            found = kernel.replace(slots=firmware.slots, free_slots=firmware.free_slots)
+    smbios_finding = from_smbios(source, per_socket, possible)
+    channel_source, finding = ChannelSource.SMBIOS, smbios_finding
+    if smbios_finding.populated is None:
+        edac_finding = reject_impossible(from_edac(source), possible)
+        if edac_finding.populated is not None:
+            channel_source = ChannelSource.EDAC
+            finding = edac_finding.replace(
+                slots=smbios_finding.slots, free_slots=smbios_finding.free_slots
+            )
         else:
-            origin = ChannelSource.NONE if possible is None else ChannelSource.CPU_FAMILY
-            found = firmware.replace(why=f"{firmware.why}; {kernel.why}")
-    why = []
-    if found.populated is None:
-        why.append(f"How many channels are in use is not known: {found.why}.")
+            channel_source = ChannelSource.NONE if possible is None else ChannelSource.CPU_FAMILY
+            finding = smbios_finding.replace(why=f"{smbios_finding.why}; {edac_finding.why}")
+    reasons = []
+    if finding.populated is None:
+        reasons.append(f"The number of channels in use is unknown: {finding.why}.")
     if possible is None:
-        why.append(f"How many channels {model_name or 'this processor'} has is not known.")
-    # EDAC knows no speeds: the firmware's modules do
-    speeds = [m.speed_mt_per_s for m in firmware.modules or found.modules if m.speed_mt_per_s]
-    ranks = _fewest_ranks(found.modules)
+        reasons.append(f"The number of channels of {model_name or 'this processor'} is unknown.")
+    # EDAC reports no speeds; SMBIOS does.
+    speeds = [
+        m.speed_mt_per_s for m in smbios_finding.modules or finding.modules if m.speed_mt_per_s
+    ]
+    ranks = _fewest_ranks(finding.modules)
     return Channels(
-        populated=found.populated,
+        populated=finding.populated,
         possible=possible,
         speed_mt_per_s=min(speeds, default=None),
         ranks=ranks,
-        modules=found.modules,
-        slots=found.slots,
-        source=origin,
-        how=found.how if found.populated is not None else "",
-        why_unknown=" ".join(why) or None,
+        modules=finding.modules,
+        slots=finding.slots,
+        source=channel_source,
+        how=finding.how if finding.populated is not None else "",
+        why_unknown=" ".join(reasons) or None,
         warnings=memory_warnings(
-            firmware.modules or found.modules,
-            sizes=_sizes(found.modules),
-            populated=found.populated,
-            at_most=found.at_most,
+            smbios_finding.modules or finding.modules,
+            sizes=_sizes(finding.modules),
+            populated=finding.populated,
+            max_populated=finding.max_populated,
             possible=possible,
             ranks=ranks,
             sockets=max(sockets, 1),
-            free_slots=found.free_slots,
+            free_slots=finding.free_slots,
         ),
     )
 

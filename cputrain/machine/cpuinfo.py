@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
-ISA = (
+ISA_NAMES = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_ne_convert"),
     *("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "avx10"),
@@ -87,46 +87,48 @@ class Identity(Record):
     """x86 model."""
 
     isa: tuple[str, ...]
-    """Supported entries of `ISA`."""
+    """Supported entries of `ISA_NAMES`."""
 
     virtual: bool
     """Whether a hypervisor is detected; sockets, caches and modules may then be emulated."""
 
 
-def read_identity(source: Source, *, whole: bool = True) -> Identity:
+def read_identity(source: Source, *, full: bool = True) -> Identity:
     """Read the CPU identity from /proc/cpuinfo.
 
-    Without `whole` only the file's first 8 KiB are read, since the kernel queries each CPU's
+    Without `full` only the file's first 8 KiB are read, since the kernel queries each CPU's
     frequency while writing it; the name may then lack some core types of an Arm machine.
     """
-    found = text(source, "/proc/cpuinfo", 1 << 24 if whole else 1 << 13) or ""
-    blocks = parse_blocks(found)
-    first: dict[str, str] = {}
+    cpuinfo = text(source, "/proc/cpuinfo", 1 << 24 if full else 1 << 13) or ""
+    blocks = parse_blocks(cpuinfo)
+    first_values: dict[str, str] = {}
     for block in blocks:
         for key, value in block.items():
-            first.setdefault(key, value)
-    words = set()
+            first_values.setdefault(key, value)
+    features = set()
     for key in ("flags", "features"):
-        words.update(first.get(key, "").lower().split())
-    words.update(_words_of_power(first.get("cpu", "")))
-    if "v" in _letters(first.get("isa") or first.get("hart isa") or ""):
-        words.add("rvv")
+        features.update(first_values.get(key, "").lower().split())
+    features.update(_power_features(first_values.get("cpu", "")))
+    if "v" in _single_letter_extensions(
+        first_values.get("isa") or first_values.get("hart isa") or ""
+    ):
+        features.add("rvv")
     return Identity(
-        vendor=_vendor(first),
-        model_name=_model_name(first, blocks),
-        family=_whole(first.get("cpu family")),
-        model=_whole(first.get("model")),
-        isa=tuple(name for name in ISA if name in words),
-        virtual="hypervisor" in words
+        vendor=_vendor(first_values),
+        model_name=_model_name(first_values, blocks),
+        family=_parse_int(first_values.get("cpu family")),
+        model=_parse_int(first_values.get("model")),
+        isa=tuple(name for name in ISA_NAMES if name in features),
+        virtual="hypervisor" in features
         or text(source, "/sys/hypervisor/type") is not None
-        or "emulated" in first.get("platform", "") + first.get("model", ""),
+        or "emulated" in first_values.get("platform", "") + first_values.get("model", ""),
     )
 
 
-def parse_blocks(found: str) -> list[dict[str, str]]:
+def parse_blocks(cpuinfo: str) -> list[dict[str, str]]:
     """Parse the paragraphs of /proc/cpuinfo into dictionaries with lower-case keys."""
     blocks: list[dict[str, str]] = [{}]
-    for line in found.splitlines():
+    for line in cpuinfo.splitlines():
         key, colon, value = line.partition(":")
         if colon:
             blocks[-1].setdefault(key.strip().lower(), value.strip())
@@ -135,18 +137,18 @@ def parse_blocks(found: str) -> list[dict[str, str]]:
     return [block for block in blocks if block]
 
 
-def _letters(isa: str) -> str:
+def _single_letter_extensions(isa: str) -> str:
     """Return one-letter extensions: "imafdc" of "rv64imafdc_zicntr" or "rv64imafdc zba"."""
-    word = "".join(isa.lower().split("_")[0].split()[:1])
-    if not word.startswith(("rv32", "rv64")):
+    extensions = "".join(isa.lower().split("_")[0].split()[:1])
+    if not extensions.startswith(("rv32", "rv64")):
         return ""
     for long_name in "sxz":
-        word = word.partition(long_name)[0]
-    return word[4:]
+        extensions = extensions.partition(long_name)[0]
+    return extensions[4:]
 
 
 def _vendor(first: dict[str, str]) -> str | None:
-    implementer = _whole(first.get("cpu implementer"))
+    implementer = _parse_int(first.get("cpu implementer"))
     if implementer is not None:
         return ARM_VENDORS.get(implementer, f"implementer {implementer:#x}")
     if first.get("cpu", "").upper().startswith(("POWER", "PPC")):
@@ -160,21 +162,21 @@ def _model_name(first: dict[str, str], blocks: list[dict[str, str]]) -> str | No
     parts = dict.fromkeys(
         (implementer, part)
         for block in blocks
-        if (implementer := _whole(block.get("cpu implementer"))) is not None
-        and (part := _whole(block.get("cpu part"))) is not None
+        if (implementer := _parse_int(block.get("cpu implementer"))) is not None
+        and (part := _parse_int(block.get("cpu part"))) is not None
     )
     cores = " + ".join(
         ARM_PARTS.get((implementer, part), f"{ARM_VENDORS.get(implementer, 'Arm')} part {part:#x}")
         for implementer, part in parts
     )
     if parts and all(part in ARM_PARTS for part in parts):
-        return cores  # 32-bit kernels have a model name that only tells the architecture
+        return cores  # the model name of 32-bit kernels contains only the architecture
     names = ("model name", "cpu", "uarch", "cpu model", "processor model")
-    told = first.get("model name") or cores or next((first[n] for n in names if first.get(n)), "")
-    return " ".join(told.split()) or _machine_of_s390(first)
+    name = first.get("model name") or cores or next((first[n] for n in names if first.get(n)), "")
+    return " ".join(name.split()) or _s390_name(first)
 
 
-def _machine_of_s390(first: dict[str, str]) -> str | None:
+def _s390_name(first: dict[str, str]) -> str | None:
     """Return an s390 name, from "processor 0: version = FF, …, machine = 2964"."""
     for key, value in first.items():
         number = value.partition("machine = ")[2]
@@ -183,19 +185,19 @@ def _machine_of_s390(first: dict[str, str]) -> str | None:
     return None
 
 
-def _words_of_power(cpu: str) -> set[str]:
+def _power_features(cpu: str) -> set[str]:
     """Return POWER's instruction sets, from the generation: its cpuinfo lists no flags."""
     if not cpu.upper().startswith("POWER"):
         return {"altivec"} if "altivec" in cpu.lower() else set()
     digits = "".join(char for char in cpu[5:7] if char.isdecimal())
     generation = int(digits) if digits else 0
-    words = {"altivec"} if generation >= 6 else set()
-    words |= {"vsx"} if generation >= 7 else set()
-    return words | ({"mma"} if generation >= 10 else set())
+    features = {"altivec"} if generation >= 6 else set()
+    features |= {"vsx"} if generation >= 7 else set()
+    return features | ({"mma"} if generation >= 10 else set())
 
 
-def _whole(found: str | None) -> int | None:
+def _parse_int(digits: str | None) -> int | None:
     try:
-        return int(found, 0) if found else None
+        return int(digits, 0) if digits else None
     except ValueError:
         return None

@@ -1,10 +1,10 @@
-"""The memory channels as the kernel's error-detection drivers (EDAC) see them.
+"""Memory modules and channels from sysfs files of the kernel's EDAC (error detection) drivers.
 
-Unlike SMBIOS it is read without root, and it names channels; but it is there only for memory with
+Unlike SMBIOS, EDAC is readable without root and names channels; but it exists only for memory with
 error correction, on kernels with a driver for the memory controller.
 
-https://docs.kernel.org/admin-guide/RAS/main.html tells the layout: one folder mcN a controller,
-and in it dimmN (one a module) or rankN (one a rank, where the controller knows no modules).
+https://docs.kernel.org/admin-guide/RAS/main.html describes the layout: a folder mcN for each memory
+controller with a dimmN for each module, or a rankN for each rank if the driver knows no modules.
 """
 
 from __future__ import annotations
@@ -16,60 +16,71 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
-ROOT = "/sys/devices/system/edac/mc"
-# igen6_edac counts the 16- and 32-bit halves of client memory as channels of their own
+EDAC_FOLDER = "/sys/devices/system/edac/mc"
+# igen6_edac counts the 16- and 32-bit halves of client memory as separate channels.
 CLIENT_DRIVER = "Intel_client_SoC"
 
 
 class EdacModule(Record):
-    """A module; or all ranks on one channel, where the driver knows no modules."""
+    """A memory module; if the driver knows no modules, all ranks of one channel."""
 
     label: str
+    """Name of the slot, or its location if the driver has no name."""
+
     channel: str
+    """Name of the channel: "mc0 channel 1"."""
+
     size_bytes: int
+    """Size in bytes."""
+
     ranks: int | None
+    """Number of ranks; None if the driver lists modules without ranks."""
+
     kind: str | None
+    """Memory type: "Registered-DDR4"; None if unknown."""
 
 
 class Edac(Record):
-    """What EDAC says."""
+    """Modules listed by EDAC, or the reason why their channels are unknown."""
 
     modules: tuple[EdacModule, ...] = ()
+    """Modules of all memory controllers."""
+
     why_unknown: str | None = None
-    """Why the channels cannot be told from it; None when they can."""
+    """Reason why EDAC does not give the channels; None if it does."""
 
 
 def read_edac(source: Source) -> Edac:
-    """The modules with their channels, or the reason why they are not known."""
-    controllers = [name for name in source.names(ROOT) if _numbered(name, "mc")]
+    """Return the modules with their channels, or the reason why they are unknown."""
+    controllers = [name for name in source.names(EDAC_FOLDER) if _is_numbered(name, "mc")]
     if not controllers:
         return Edac(why_unknown="no EDAC driver is loaded (it needs memory with error correction)")
     modules: list[EdacModule] = []
     for controller in controllers:
-        folder = f"{ROOT}/{controller}"
+        folder = f"{EDAC_FOLDER}/{controller}"
         if (text(source, f"{folder}/mc_name") or "").startswith(CLIENT_DRIVER):
-            return Edac(why_unknown=f"EDAC's driver {CLIENT_DRIVER} counts parts of channels")
+            return Edac(why_unknown=f"the EDAC driver {CLIENT_DRIVER} counts parts of channels")
         names = source.names(folder)
-        dimms = [name for name in names if _numbered(name, "dimm")]
-        ranks = [name for name in names if _numbered(name, "rank")]
-        if not dimms and not ranks and any(_numbered(name, "csrow") for name in names):
-            return Edac(why_unknown=f"EDAC's {controller} has rows (csrow) only, and no channels")
-        found: list[EdacModule] = []
+        dimms = [name for name in names if _is_numbered(name, "dimm")]
+        ranks = [name for name in names if _is_numbered(name, "rank")]
+        if not dimms and not ranks and any(_is_numbered(name, "csrow") for name in names):
+            return Edac(why_unknown=f"EDAC's {controller} lists rows (csrow) but no channels")
+        controller_modules: list[EdacModule] = []
         for name in dimms or ranks:
             module = _module(source, controller, name)
             if isinstance(module, str):
                 return Edac(why_unknown=module)
             if module is not None:
-                found.append(module)
-        modules += found if dimms else _joined(found)
+                controller_modules.append(module)
+        modules += controller_modules if dimms else _merge_ranks(controller_modules)
     if not modules:
         return Edac(why_unknown="EDAC lists no memory")
     return Edac(modules=tuple(modules))
 
 
 def _module(source: Source, controller: str, name: str) -> EdacModule | str | None:
-    """The module; None for an empty slot or on-package memory; a text for the fault found."""
-    folder = f"{ROOT}/{controller}/{name}"
+    """Return a module; None for an empty slot or on-package memory; an error message as str."""
+    folder = f"{EDAC_FOLDER}/{controller}/{name}"
     size = number(source, f"{folder}/size")
     kind = text(source, f"{folder}/dimm_mem_type")
     if not size or size < 0 or (kind or "").upper().startswith("HBM"):
@@ -77,33 +88,33 @@ def _module(source: Source, controller: str, name: str) -> EdacModule | str | No
     location = text(source, f"{folder}/dimm_location") or ""
     words = location.split()
     # "channel 0 slot 1", "csrow 0 channel 1", "branch 0 channel 1 slot 0"
-    places = dict(zip(words[::2], words[1::2], strict=False))
-    if "channel" not in places:
+    layers = dict(zip(words[::2], words[1::2], strict=False))
+    if "channel" not in layers:
         return f"EDAC's {controller}/{name} gives its location as {location!r}, without a channel"
-    above = [f"{layer} {places[layer]}" for layer in ("branch", "memory") if layer in places]
+    parents = [f"{layer} {layers[layer]}" for layer in ("branch", "memory") if layer in layers]
     return EdacModule(
         label=text(source, f"{folder}/dimm_label") or location,
-        channel=" ".join([controller, *above, f"channel {places['channel']}"]),
+        channel=" ".join([controller, *parents, f"channel {layers['channel']}"]),
         size_bytes=size << 20,
         ranks=1 if name.startswith("rank") else None,
         kind=kind or None,
     )
 
 
-def _joined(ranks: list[EdacModule]) -> list[EdacModule]:
-    """One entry a channel: without modules, only the sums over a channel mean something."""
-    joined: dict[str, EdacModule] = {}
+def _merge_ranks(ranks: list[EdacModule]) -> list[EdacModule]:
+    """Merge the ranks of each channel into one entry; which module a rank is on is unknown."""
+    channels: dict[str, EdacModule] = {}
     for rank in ranks:
-        before = joined.get(rank.channel)
-        joined[rank.channel] = (
+        merged = channels.get(rank.channel)
+        channels[rank.channel] = (
             rank
-            if before is None
-            else before.replace(
-                size_bytes=before.size_bytes + rank.size_bytes, ranks=(before.ranks or 0) + 1
+            if merged is None
+            else merged.replace(
+                size_bytes=merged.size_bytes + rank.size_bytes, ranks=(merged.ranks or 0) + 1
             )
         )
-    return list(joined.values())
+    return list(channels.values())
 
 
-def _numbered(name: str, stem: str) -> bool:
+def _is_numbered(name: str, stem: str) -> bool:
     return name.startswith(stem) and name[len(stem) :].isdigit()

@@ -1,4 +1,4 @@
-"""The machine as one value: what is there, what we may use of it, and how we know."""
+"""All facts about the machine as one value: hardware, limits of this process, and the budget."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from cputrain.errors import SourceError
 from cputrain.machine.budget import Budget, make_budget
 from cputrain.machine.cpuinfo import read_identity
-from cputrain.machine.kinds import Kind, read_kinds
+from cputrain.machine.kinds import CoreGroup, read_kinds
 from cputrain.machine.libraries import read_gpu_driver, read_libc, read_preloads
-from cputrain.machine.limits import Limits, read_limits
-from cputrain.machine.memory import Memory, read_memory
+from cputrain.machine.limits import ProcessLimits, read_limits
+from cputrain.machine.memory import MachineMemory, read_memory
 from cputrain.machine.numa import Node, read_nodes
 from cputrain.machine.source import RootSource
 from cputrain.machine.topology import Topology, read_topology
@@ -29,20 +29,20 @@ SCHEMA_VERSION = 1
 
 
 class Details(Record):
-    """What only a report asks for; a launch does without, to be quick."""
+    """Facts for reports only; a launch skips them to start quickly."""
 
     frequency: Frequency
-    """Clocks and the governor."""
+    """Clock frequencies and the governor."""
 
     accelerators: tuple[Accelerator, ...]
-    """GPUs and the like."""
+    """GPUs and other accelerators."""
 
     opencl_drivers: tuple[OpenCLDriver, ...]
     """Installed OpenCL drivers."""
 
 
 class Machine(Record):
-    """Facts, limits and the budget that follows from them. It decides nothing."""
+    """Hardware facts, limits of this process, and the budget that follows from them."""
 
     system: str
     """"linux", "darwin", "win32": sys.platform of the machine described."""
@@ -57,49 +57,49 @@ class Machine(Record):
     """x86 model."""
 
     model_name: str | None
-    """The name it is sold under."""
+    """Marketing name of the CPU."""
 
     isa: tuple[str, ...]
     """Instruction sets that matter for training."""
 
     virtual: bool
-    """Whether a hypervisor shows itself."""
+    """Whether a hypervisor is detected."""
 
     topology: Topology
-    """CPUs and what they share."""
+    """Logical CPUs with their cores, dies, sockets and caches."""
 
-    kinds: tuple[Kind, ...]
-    """Fast and frugal cores; one kind on most machines."""
+    kinds: tuple[CoreGroup, ...]
+    """Performance and efficiency cores; one group on most machines."""
 
     nodes: tuple[Node, ...]
     """NUMA nodes."""
 
-    memory: Memory
-    """Sizes, paging, channels."""
+    memory: MachineMemory
+    """Main memory: sizes, huge pages and channels."""
 
     libc: tuple[int, int] | None
-    """The version of glibc; None for another C library, or where it cannot be told."""
+    """Version of glibc; None for another C library or if unknown."""
 
     preloads: dict[str, str]
-    """Installed allocators that could be preloaded, by name."""
+    """Paths of installed allocators that can be preloaded, by name."""
 
     gpu_driver: str = ""
-    """The compute driver of a GPU, where one is loaded."""
+    """Compute driver of a GPU that is loaded; empty if there is none."""
 
-    limits: Limits
-    """What restricts this process."""
+    limits: ProcessLimits
+    """CPU and memory limits of this process."""
 
     budget: Budget
-    """What is left once every limit is applied."""
+    """CPUs, cores and memory that remain once every limit is applied."""
 
     unknown: dict[str, str]
-    """What could not be found out, and why."""
+    """Reason for each fact that is unknown, by the fact's name."""
 
     details: Details | None = None
     """Facts for reports; None for a launch."""
 
     def fingerprint(self) -> str:
-        """What a saved plan or measurement is tied to, readable so that a difference explains."""
+        """Return a readable description of the hardware that cached results are valid for."""
         memory = self.memory.total_bytes or 0
         return (
             f"{self.model_name or self.vendor or 'unknown CPU'}, {len(self.topology.cores)} cores, "
@@ -108,9 +108,9 @@ class Machine(Record):
         )
 
     def document(self) -> dict[str, Any]:
-        """The JSON document of `cputrain info --json`."""
+        """Return the JSON document of `cputrain info --json`."""
         topology = self.topology
-        facts: dict[str, Any] = {
+        machine: dict[str, Any] = {
             "system": self.system,
             "vendor": self.vendor,
             "family": self.family,
@@ -135,22 +135,22 @@ class Machine(Record):
             "unknown": self.unknown,
         }
         if self.details is not None:
-            facts.update(self.details.as_json())
-        whole = _Document(
-            schema_version=SCHEMA_VERSION, machine=facts, limits=self.limits, budget=self.budget
+            machine.update(self.details.as_json())
+        report = _Document(
+            schema_version=SCHEMA_VERSION, machine=machine, limits=self.limits, budget=self.budget
         )
-        return whole.as_json()
+        return report.as_json()
 
 
 class _Document(Record):
     schema_version: int
     machine: dict[str, Any]
-    limits: Limits
+    limits: ProcessLimits
     budget: Budget
 
 
-def _memory_document(memory: Memory) -> dict[str, Any]:
-    """Sizes and modes with the channels laid flat beside them."""
+def _memory_document(memory: MachineMemory) -> dict[str, Any]:
+    """Return the memory's JSON object with the fields of its channels merged into it."""
     document = memory.as_json()
     channels = document.pop("channels") or {}
     return {
@@ -162,24 +162,29 @@ def _memory_document(memory: Memory) -> dict[str, Any]:
 
 
 def read_machine(source: Source | None = None, *, detail: bool = True) -> Machine:
-    """The machine behind `source`, the one we run on by default.
+    """Read the machine behind `source`.
 
-    Without `detail` only what the policies of a launch ask for is read.
+    Args:
+        source: The system to read; by default the running machine.
+        detail: Whether to read the facts that only reports need.
+
+    Raises:
+        SourceError: `source` has no CPUs.
     """
     source = source or RootSource()
     if source.live and not sys.platform.startswith("linux"):
-        from cputrain.machine.elsewhere import machine_elsewhere
+        from cputrain.machine.portable_machine import read_portable_machine
 
-        return machine_elsewhere(detail=detail)
+        return read_portable_machine(detail=detail)
     topology = read_topology(source, caches=detail)
     if not topology.online:
         raise SourceError(
             "the machine's root",
-            "must hold /sys/devices/system/cpu or /proc/cpuinfo",
+            "must contain /sys/devices/system/cpu or /proc/cpuinfo",
             found="neither",
-            do="Give the folder that has sys/ and proc/ in it.",
+            do="Give the folder that contains sys/ and proc/.",
         )
-    identity = read_identity(source, whole=detail)
+    identity = read_identity(source, full=detail)
     limits = read_limits(source, topology.online)
     memory, details = read_memory(source, None), None
     if detail:
@@ -206,7 +211,9 @@ def read_machine(source: Source | None = None, *, detail: bool = True) -> Machin
     )
 
 
-def _read_details(source: Source, topology: Topology, memory: Memory) -> tuple[Memory, Details]:
+def _read_details(
+    source: Source, topology: Topology, memory: MachineMemory
+) -> tuple[MachineMemory, Details]:
     from cputrain.machine.accelerators import read_accelerators
     from cputrain.machine.channels import read_channels
     from cputrain.machine.frequency import read_frequency

@@ -1,4 +1,4 @@
-"""Clock frequencies and the governor that moves them."""
+"""Clock frequencies of the CPUs, and the cpufreq governor."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
 
 
 class Frequency(Record):
-    """Frequencies in hertz; None where the kernel or a hypervisor keeps them to itself."""
+    """Frequencies in hertz; None if the kernel or a hypervisor does not report them."""
 
     current_hz: int | None
-    """The mean over all CPUs at the time of asking."""
+    """Mean frequency of all CPUs when it was read."""
 
     max_hz: int | None
-    """The highest any core may reach."""
+    """Highest frequency of any core."""
 
     governor: str | None
-    """What steers it: "performance", "powersave", "schedutil", …"""
+    """cpufreq governor: "performance", "powersave", "schedutil", …"""
 
 
-CLOCKS = ("cpu mhz", "clock", "cpu mhz dynamic")
-"""How /proc/cpuinfo calls it on x86 and LoongArch, on POWER ("3000.000000MHz") and on s390."""
+CLOCK_KEYS = ("cpu mhz", "clock", "cpu mhz dynamic")
+"""Keys of the clock in /proc/cpuinfo on x86 and LoongArch, POWER ("3000.000000MHz") and s390."""
 
 
 def clock_of(block: Mapping[str, str]) -> int | None:
-    """Hertz in a paragraph of /proc/cpuinfo."""
-    found = next((block[name] for name in CLOCKS if name in block), "").removesuffix("MHz")
-    return round(float(found) * 1e6) if found.replace(".", "", 1).isdecimal() else None
+    """Return the clock in hertz from a paragraph of /proc/cpuinfo; None if absent."""
+    megahertz = next((block[name] for name in CLOCK_KEYS if name in block), "").removesuffix("MHz")
+    return round(float(megahertz) * 1e6) if megahertz.replace(".", "", 1).isdecimal() else None
 
 
 def read_frequency(source: Source, online: Cpus) -> Frequency:
-    """Frequencies from cpufreq, the current one else from /proc/cpuinfo."""
+    """Read frequencies from cpufreq; read the current one from /proc/cpuinfo without cpufreq."""
     folders = [f"{CPU_FOLDER}/cpu{cpu}/cpufreq" for cpu in online]
-    current = [
+    current_clocks_hz = [
         value * 1000
         for folder in folders
         if (value := number(source, f"{folder}/scaling_cur_freq")) is not None
     ]
-    if not current:
+    if not current_clocks_hz:
         blocks = parse_blocks(text(source, "/proc/cpuinfo", 1 << 24) or "")
-        current = [clock for block in blocks if (clock := clock_of(block)) is not None]
-    highest = [
+        current_clocks_hz = [clock for block in blocks if (clock := clock_of(block)) is not None]
+    max_clocks_hz = [
         value * 1000
         for folder in folders
         if (value := number(source, f"{folder}/cpuinfo_max_freq")) is not None
@@ -57,7 +57,7 @@ def read_frequency(source: Source, online: Cpus) -> Frequency:
         word for folder in folders if (word := text(source, f"{folder}/scaling_governor"))
     )
     return Frequency(
-        current_hz=sum(current) // len(current) if current else None,
-        max_hz=max(highest, default=None),
+        current_hz=sum(current_clocks_hz) // len(current_clocks_hz) if current_clocks_hz else None,
+        max_hz=max(max_clocks_hz, default=None),
         governor=" and ".join(governors) or None,
     )

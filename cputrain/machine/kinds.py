@@ -1,8 +1,8 @@
-"""Kinds of core: which are fast and which are frugal, on CPUs that have both.
+"""Performance and efficiency cores of hybrid CPUs.
 
-Two names suffice, because threads of equal work wait for the slowest core: "performance" for the
-fastest cores and those close to them, "efficiency" for the rest. The kernel's capacity is asked
-first, then Intel's lists, then the maximum frequency.
+Two kinds suffice, because threads with equal work wait for the slowest core: "performance" for the
+fastest cores and those close to them, "efficiency" for the rest. They are told apart by the
+kernel's cpu_capacity, else by Intel's lists, else by the maximum frequency.
 """
 
 from __future__ import annotations
@@ -20,56 +20,61 @@ if TYPE_CHECKING:
 
     from cputrain.machine.source import Source
 
-CLOSE_IN_CAPACITY = 0.75
-"""Cortex-A710 beside X3 is 0.83 and works with it; Intel's E-cores are 0.6, Arm's little 0.3."""
+MIN_CAPACITY_RATIO = 0.75
+"""Least capacity of a performance core, relative to the fastest core.
 
-CLOSE_IN_FREQUENCY = 0.85
-"""Favoured cores differ by up to 8 %; E-cores run at 0.73 to 0.82 of their P-cores' maximum."""
+A Cortex-A710 beside an X3 has 0.83 and counts as fast; Intel's E-cores have 0.6, Arm's little cores
+0.3."""
+
+MIN_FREQUENCY_RATIO = 0.85
+"""Least maximum frequency of a performance core, relative to the fastest core.
+
+P-cores differ by up to 8 %; E-cores have 0.73 to 0.82 of the P-cores' maximum."""
 
 
 class CoreKind(StrEnum):
-    """What a kind of core is made for."""
+    """Kind of core of a hybrid CPU."""
 
     PERFORMANCE = "performance"
     """Compute threads run here: CPUs 0-11 of a Core i7-1370P."""
 
     EFFICIENCY = "efficiency"
-    """Room for loader workers: CPUs 12-19 of a Core i7-1370P."""
+    """Loader workers run here: CPUs 12-19 of a Core i7-1370P."""
 
 
-class Kind(Record):
-    """The logical CPUs of one kind of core."""
+class CoreGroup(Record):
+    """Logical CPUs that have the same kind of core."""
 
     kind: CoreKind
-    """Fast or frugal."""
+    """Kind of these cores."""
 
     cpus: Cpus
-    """Its logical CPUs, online ones only."""
+    """Online logical CPUs of this kind."""
 
     max_frequency_hz: int | None
-    """The highest frequency any of them may reach; None where it is not told."""
+    """Highest frequency of these cores in hertz; None if unknown."""
 
 
-def read_kinds(source: Source, online: Cpus) -> tuple[Kind, ...]:
-    """One kind on most machines; fast before frugal on hybrid ones."""
+def read_kinds(source: Source, online: Cpus) -> tuple[CoreGroup, ...]:
+    """Return the groups of cores, performance cores first; one group on most machines."""
     capacity = _per_cpu(source, online, "cpu_capacity")
     frequency = _per_cpu(source, online, "cpufreq/cpuinfo_max_freq")
-    slow = (
-        _slow(capacity, online, CLOSE_IN_CAPACITY)
+    slow_cpus = (
+        _slow_cpus(capacity, online, MIN_CAPACITY_RATIO)
         if len(capacity) == len(online)
-        else _listed_atoms(source, online)
+        else _intel_efficiency_cpus(source, online)
         or (
-            _slow(frequency, online, CLOSE_IN_FREQUENCY)
+            _slow_cpus(frequency, online, MIN_FREQUENCY_RATIO)
             if len(frequency) == len(online)
             else frozenset()
         )
     )
     groups = (
-        (CoreKind.PERFORMANCE, tuple(cpu for cpu in online if cpu not in slow)),
-        (CoreKind.EFFICIENCY, tuple(cpu for cpu in online if cpu in slow)),
+        (CoreKind.PERFORMANCE, tuple(cpu for cpu in online if cpu not in slow_cpus)),
+        (CoreKind.EFFICIENCY, tuple(cpu for cpu in online if cpu in slow_cpus)),
     )
     return tuple(
-        Kind(
+        CoreGroup(
             kind=kind,
             cpus=cpus,
             max_frequency_hz=max(frequency.get(cpu, 0) for cpu in cpus) * 1000 or None,
@@ -80,25 +85,25 @@ def read_kinds(source: Source, online: Cpus) -> tuple[Kind, ...]:
 
 
 def _per_cpu(source: Source, online: Cpus, name: str) -> dict[int, int]:
-    found = {}
+    values = {}
     for cpu in online:
         value = number(source, f"{CPU_FOLDER}/cpu{cpu}/{name}")
         if value is None:
-            break  # the kernel has the file for every CPU or for none
-        found[cpu] = value
-    return found
+            break  # the kernel creates the file for all CPUs or for none
+        values[cpu] = value
+    return values
 
 
-def _slow(values: Mapping[int, int], online: Cpus, close: float) -> frozenset[int]:
+def _slow_cpus(values: Mapping[int, int], online: Cpus, min_ratio: float) -> frozenset[int]:
     fastest = max(values.values(), default=0)
-    return frozenset(cpu for cpu in online if values[cpu] < close * fastest)
+    return frozenset(cpu for cpu in online if values[cpu] < min_ratio * fastest)
 
 
-def _listed_atoms(source: Source, online: Cpus) -> frozenset[int]:
-    fast = text(source, "/sys/devices/cpu_core/cpus")
-    if not fast:
+def _intel_efficiency_cpus(source: Source, online: Cpus) -> frozenset[int]:
+    performance_list = text(source, "/sys/devices/cpu_core/cpus")
+    if not performance_list:
         return frozenset()
     try:
-        return frozenset(online) - frozenset(parse_list(fast))
+        return frozenset(online) - frozenset(parse_list(performance_list))
     except ValueError:
         return frozenset()

@@ -1,4 +1,4 @@
-"""The C library and the allocators that could be loaded before it."""
+"""C library, allocators that can be preloaded, and compute drivers of GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
-FOLDERS = (
+LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib/powerpc64le-linux-gnu",
@@ -24,7 +24,7 @@ ALLOCATORS = {
 
 
 def read_libc(source: Source) -> tuple[int, int] | None:
-    """The version of glibc; None for another C library."""
+    """Return the version of glibc; None for another C library or if unknown."""
     name, _, version = (source.libc() or "").partition(" ")
     parts = version.split(".")
     if name != "glibc" or len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
@@ -33,24 +33,24 @@ def read_libc(source: Source) -> tuple[int, int] | None:
 
 
 def read_preloads(source: Source) -> dict[str, str]:
-    """Allocators in the usual folders, the one the loader would find first."""
-    # distributions install the versioned name alone: looking for ".so" finds nothing on Debian
-    folders = [*FOLDERS]
+    """Return the path of each installed allocator, the first that the dynamic linker would find."""
+    # Debian installs only the versioned name; the plain ".so" comes with development packages.
+    folders = [*LIBRARY_FOLDERS]
     for variable in ("CONDA_PREFIX", "VIRTUAL_ENV"):
         prefix = source.environment().get(variable)
         if prefix:
             folders.insert(0, f"{prefix}/lib")
-    found = {}
+    paths = {}
     for name, files in ALLOCATORS.items():
         for path in (f"{folder}/{file}" for folder in folders for file in files):
             if source.raw(path, 4) == b"\x7fELF":
-                found[name] = path
+                paths[name] = path
                 break
-    return found
+    return paths
 
 
 def read_gpu_driver(source: Source) -> str:
-    """The compute driver of a GPU that is loaded, or nothing; cheaper than asking which GPU."""
+    """Return the loaded compute driver of a GPU, or "" without one; cheaper than listing GPUs."""
     if source.raw("/proc/driver/nvidia/version", 1) is not None:
         return "NVIDIA's driver"
     if source.names("/sys/class/kfd/kfd/topology/nodes")[1:]:

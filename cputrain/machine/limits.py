@@ -1,4 +1,4 @@
-"""What this process may use of the machine, and who said so."""
+"""CPU and memory limits of this process, each with its source."""
 
 from __future__ import annotations
 
@@ -17,45 +17,47 @@ if TYPE_CHECKING:
     from cputrain.machine.topology import Cpus
 
 
-class Limits(Record):
-    """Restrictions as they were found, each beside the place that imposes it."""
+class ProcessLimits(Record):
+    """CPU and memory limits of this process, each with the file or variable that sets it."""
 
     affinity: Cpus | None
-    """The CPUs of the process's affinity mask; None where there is no such thing."""
+    """CPUs of the affinity mask; None if the system has none."""
 
     cpuset: Cpus | None
-    """The CPUs its control group grants; None where no group restricts them."""
+    """CPUs of the control group's cpuset; None if no group restricts them."""
 
     cpuset_from: str = ""
-    """The file behind `cpuset`."""
+    """File that sets `cpuset`."""
 
     quota_cpus: float | None
-    """CPU seconds per second of its control groups, the tightest up the tree."""
+    """CPU quota in CPU seconds per second: the smallest of its control groups."""
 
     quota_from: str = ""
-    """The file behind `quota_cpus`."""
+    """File that sets `quota_cpus`."""
 
     slurm_cpus: int | None = None
-    """CPUs that Slurm granted to this task."""
+    """CPUs that Slurm grants to this task; None outside Slurm."""
 
     slurm_from: str = ""
-    """The variable behind `slurm_cpus`."""
+    """Environment variable that sets `slurm_cpus`."""
 
     memory_bytes: int | None
-    """What its control groups let it hold, the tightest up the tree."""
+    """Memory limit in bytes: the smallest of its control groups."""
 
     memory_from: str = ""
-    """The file behind `memory_bytes`."""
+    """File that sets `memory_bytes`."""
 
 
-def read_limits(source: Source, online: Cpus) -> Limits:
-    """The limits of this process, or of the one whose /proc/self was captured."""
+def read_limits(source: Source, online: Cpus) -> ProcessLimits:
+    """Read the limits of this process, or of the process that captured `source`."""
     grant = read_grant(source)
-    there = frozenset(online)
+    online_set = frozenset(online)
     slurm_cpus, slurm_from = _read_slurm(source.environment())
-    return Limits(
-        affinity=_read_affinity(source, there),
-        cpuset=None if grant.cpus is None else tuple(cpu for cpu in grant.cpus if cpu in there),
+    return ProcessLimits(
+        affinity=_read_affinity(source, online_set),
+        cpuset=None
+        if grant.cpus is None
+        else tuple(cpu for cpu in grant.cpus if cpu in online_set),
         cpuset_from=grant.cpus_from,
         quota_cpus=grant.quota_cpus,
         quota_from=grant.quota_from,
@@ -81,9 +83,9 @@ def _read_affinity(source: Source, online: frozenset[int]) -> Cpus | None:
 
 
 def _read_slurm(environment: Mapping[str, str]) -> tuple[int | None, str]:
-    """Slurm's grant: per task where it was asked for, else what the step has on this node."""
+    """Return Slurm's CPUs per task if requested, else the step's CPUs on this node."""
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
-        found = environment.get(name, "")
-        if found.isdecimal() and int(found) > 0:
-            return int(found), name
+        value = environment.get(name, "")
+        if value.isdecimal() and int(value) > 0:
+            return int(value), name
     return None, ""

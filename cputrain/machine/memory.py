@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 HUGE_PAGE_FOLDER = "/sys/kernel/mm/transparent_hugepage"
 
 
-class Memory(Record):
+class MachineMemory(Record):
     """Facts about main memory."""
 
     total_bytes: int | None
@@ -33,19 +33,19 @@ class Memory(Record):
     """Modules and channels; None if not requested."""
 
 
-def read_memory(source: Source, channels: Channels | None) -> Memory:
+def read_memory(source: Source, channels: Channels | None) -> MachineMemory:
     """Read memory sizes and huge page modes; `channels` are read separately, from more files."""
     sizes = meminfo(source)
-    return Memory(
+    return MachineMemory(
         total_bytes=sizes.get("MemTotal"),
         available_bytes=sizes.get("MemAvailable"),
-        huge_pages=_chosen(text(source, f"{HUGE_PAGE_FOLDER}/enabled")),
-        shared_huge_pages=_chosen(text(source, f"{HUGE_PAGE_FOLDER}/shmem_enabled")),
+        huge_pages=_selected_mode(text(source, f"{HUGE_PAGE_FOLDER}/enabled")),
+        shared_huge_pages=_selected_mode(text(source, f"{HUGE_PAGE_FOLDER}/shmem_enabled")),
         channels=channels,
     )
 
 
-def _chosen(found: str | None) -> str | None:
+def _selected_mode(modes: str | None) -> str | None:
     """Return the word in brackets: "always [madvise] never" gives "madvise"."""
-    _, bracket, rest = (found or "").partition("[")
+    _, bracket, rest = (modes or "").partition("[")
     return rest.partition("]")[0] or None if bracket else None

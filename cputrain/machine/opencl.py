@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-VARIABLE = "OCL_ICD_VENDORS"
+VENDORS_VARIABLE = "OCL_ICD_VENDORS"
 """Environment variable of the ICD loader: the vendors folder. A value set by the user is kept."""
 
-SYSTEMS = "/etc/OpenCL/vendors"
+SYSTEM_VENDORS_FOLDER = "/etc/OpenCL/vendors"
 
-BARE = (
+UNLISTED_LIBRARIES = (
     "libnvidia-opencl.so.1",
     "libamdocl64.so",
     "libigdrcl.so",
@@ -45,9 +45,9 @@ def cl() -> ModuleType:
             "cputrain.opencl", "needs PyOpenCL", found="an environment without it",
             do='pip install "cputrain[opencl]"',
         )  # fmt: skip
-    if "PYOPENCL_LOADED" not in _done:
-        _done.add("PYOPENCL_LOADED")
-        _name_drivers()
+    if "PYOPENCL_LOADED" not in _initialized:
+        _initialized.add("PYOPENCL_LOADED")
+        _write_vendors_folder()
     import pyopencl
 
     # some drivers print build output for every program
@@ -55,36 +55,43 @@ def cl() -> ModuleType:
     return pyopencl
 
 
-_done: set[str] = set()
+_initialized: set[str] = set()
 
 
-def _name_drivers() -> None:
+def _write_vendors_folder() -> None:
     """Write the vendors folder, unless the system's folder lists every driver."""
-    if VARIABLE in os.environ:
+    if VENDORS_VARIABLE in os.environ:
         return
-    named = {name: _line(os.path.join(SYSTEMS, name)) for name in _listed(SYSTEMS)}
-    others = [name for name in BARE if not _is_named(name, named.values()) and _loads(name)]
-    if not others:
-        return  # the loader finds the drivers of the system and of pip without help
+    listed = {
+        name: _read_line(os.path.join(SYSTEM_VENDORS_FOLDER, name))
+        for name in _icd_files(SYSTEM_VENDORS_FOLDER)
+    }
+    unlisted = [
+        name
+        for name in UNLISTED_LIBRARIES
+        if not _is_listed(name, listed.values()) and _can_load(name)
+    ]
+    if not unlisted:
+        return  # the ICD loader finds the drivers of the system and of pip by itself
     folder = os.path.join(cache_folder(), "opencl", "vendors")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    wanted = {**named, **{f"{name}.icd": name for name in others}}
-    for stale in set(_listed(folder)) - wanted.keys():
+    lines = {**listed, **{f"{name}.icd": name for name in unlisted}}
+    for stale in set(_icd_files(folder)) - lines.keys():
         os.unlink(os.path.join(folder, stale))
-    for name, line in wanted.items():
+    for name, line in lines.items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(line + "\n")
-    os.environ[VARIABLE] = folder
+    os.environ[VENDORS_VARIABLE] = folder
 
 
-def _listed(folder: str) -> list[str]:
+def _icd_files(folder: str) -> list[str]:
     try:
         return sorted(name for name in os.listdir(folder) if name.endswith(".icd"))
     except OSError:
         return []
 
 
-def _line(path: str) -> str:
+def _read_line(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().strip()
@@ -92,12 +99,12 @@ def _line(path: str) -> str:
         return ""
 
 
-def _is_named(library: str, lines: object) -> bool:
+def _is_listed(library: str, lines: object) -> bool:
     stem = library.partition(".so")[0]
     return any(stem in line for line in lines)  # type: ignore[attr-defined]
 
 
-def _loads(library: str) -> bool:
+def _can_load(library: str) -> bool:
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -109,15 +116,23 @@ class OpenCLDevice(Record):
     """Properties of an OpenCL device; its list index is its index as torch's "ocl" device."""
 
     name: str
+    """Name given by the driver."""
+
     platform: str
+    """Name of the OpenCL platform."""
+
     version: str
     """The OpenCL version and the driver version."""
 
     kind: str
-    """ "GPU", "CPU" or "accelerator"."""
+    """Kind of device: "GPU", "CPU" or "accelerator"."""
 
     units: int
+    """Number of compute units."""
+
     memory_bytes: int
+    """Global memory in bytes."""
+
     largest_tensor_bytes: int
     """The largest size of one allocation (CL_DEVICE_MAX_MEM_ALLOC_SIZE), in bytes."""
 
@@ -128,10 +143,13 @@ class OpenCLDevice(Record):
     """Whether the device uses host memory, so that no transfers are needed."""
 
     float64: bool
+    """Whether the device supports double precision."""
+
     float16: bool
+    """Whether the device supports half precision."""
 
 
-LONGEST = 60.0
+LIST_TIMEOUT_S = 60.0
 """Timeout for listing devices, in seconds."""
 
 
@@ -143,31 +161,31 @@ def read_opencl_devices() -> tuple[list[OpenCLDevice], str]:
     if find_spec("pyopencl") is None:
         return [], 'PyOpenCL is not installed: pip install "cputrain[opencl]"'
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "cputrain.machine.opencl"],
-            capture_output=True, text=True, timeout=LONGEST, check=False,
+            capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return [], f"drivers did not answer in {LONGEST:.0f} seconds"
-    if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or ["no word of it"])[-1]
-        return [], f"asking drivers ended with {asked.returncode}: {last}"
-    return [OpenCLDevice(**one) for one in json.loads(asked.stdout)], ""
+        return [], f"OpenCL drivers did not list their devices within {LIST_TIMEOUT_S:.0f} s"
+    if process.returncode:
+        last_line = (process.stderr.strip().splitlines() or ["no error message"])[-1]
+        return [], f"listing OpenCL devices failed with exit code {process.returncode}: {last_line}"
+    return [OpenCLDevice(**fields) for fields in json.loads(process.stdout)], ""
 
 
-def found_devices() -> list[Any]:
+def list_devices() -> list[Any]:
     """Return PyOpenCL's device objects, GPUs first."""
     try:
         platforms = cl().get_platforms()
-    except cl().LogicError:  # there is none
+    except cl().LogicError:  # no platform is installed
         platforms = []
-    found = []
+    devices = []
     for platform in platforms:
         try:
-            found += platform.get_devices()
+            devices += platform.get_devices()
         except cl().RuntimeError:  # a driver without a device
             continue
-    return sorted(found, key=lambda one: not one.type & cl().device_type.GPU)
+    return sorted(devices, key=lambda device: not device.type & cl().device_type.GPU)
 
 
 def shares_memory(device: Any) -> bool:
@@ -175,7 +193,7 @@ def shares_memory(device: Any) -> bool:
     return bool(device.type & cl().device_type.CPU) or bool(device.host_unified_memory)
 
 
-def _told(device: Any) -> OpenCLDevice:
+def _describe(device: Any) -> OpenCLDevice:
     kinds = cl().device_type
     extensions = device.extensions.split()
     return OpenCLDevice(
@@ -195,4 +213,4 @@ def _told(device: Any) -> OpenCLDevice:
 
 
 if __name__ == "__main__":
-    print(json.dumps([_told(one).as_json() for one in found_devices()]))
+    print(json.dumps([_describe(device).as_json() for device in list_devices()]))

@@ -1,12 +1,12 @@
-"""Which OpenCL drivers are installed, read as an ICD loader reads them, without loading one.
+"""Installed OpenCL drivers, found as an ICD loader finds them, without loading a driver.
 
-A loader (libOpenCL.so) finds its drivers in three places:
+An ICD loader (libOpenCL.so) finds drivers in three places:
 
-    OCL_ICD_FILENAMES       libraries between colons, before all others (Khronos's loader)
-    OCL_ICD_VENDORS         another folder, one .icd file or one library (ocl-icd) instead of:
-    /etc/OpenCL/vendors     files ending in .icd; the first line of each names a library
+    OCL_ICD_FILENAMES       libraries separated by colons, first of all (Khronos's loader)
+    OCL_ICD_VENDORS         a folder, an .icd file or a library (ocl-icd) to use instead of:
+    /etc/OpenCL/vendors     .icd files; the first line of each names a library
 
-A library named without a folder is searched for where the dynamic linker would look.
+A library named without a folder is searched for in the dynamic linker's folders.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIBRARY_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib",
 
 
 class Implementation(StrEnum):
-    """Whose OpenCL a library holds, guessed from its name."""
+    """OpenCL implementation of a driver library, guessed from the library's name."""
 
     POCL = "pocl"
     """The CPU itself: libpocl.so.2."""
@@ -51,7 +51,7 @@ class Implementation(StrEnum):
     """None of these: libxilinxopencl.so."""
 
 
-GUESSES = (
+IMPLEMENTATIONS = (
     ("pocl", Implementation.POCL),
     ("nvidia", Implementation.NVIDIA),
     ("amdocl", Implementation.AMD),
@@ -63,48 +63,48 @@ GUESSES = (
 
 
 class OpenCLDriver(Record):
-    """One OpenCL driver that is installed, or that something says is."""
+    """An OpenCL driver that an .icd file or environment variable names, installed or not."""
 
     name: str | None
-    """The file name of its .icd file; None where none names it."""
+    """Name of the .icd file; None if no .icd file names the driver."""
 
     library: str
-    """The library, as it is named: with its folder, or to be searched for."""
+    """Library as named: a path, or a file name that the dynamic linker searches for."""
 
     found: bool
-    """Whether the library is there."""
+    """Whether the library exists."""
 
     guess: Implementation
-    """Whose it is, guessed from the library's name."""
+    """Implementation, guessed from the library's name."""
 
     note: str = ""
-    """What is out of the ordinary: what is missing, or where it is named instead."""
+    """What is missing, or where the driver is named if not in an .icd file; else empty."""
 
 
 def read_opencl_drivers(source: Source) -> tuple[OpenCLDriver, ...]:
-    """Every OpenCL driver, in the order in which a loader meets them."""
+    """Return the OpenCL drivers in the order in which an ICD loader finds them."""
     libraries = _Libraries(source)
     environment = source.environment()
-    found = [
+    drivers = [
         _driver(libraries, None, library, "named by OCL_ICD_FILENAMES")
         for library in environment.get("OCL_ICD_FILENAMES", "").split(":")
         if library
     ]
     # OPENCL_VENDOR_PATH is ocl-icd's older name for the same folder.
     vendors = environment.get("OCL_ICD_VENDORS") or environment.get("OPENCL_VENDOR_PATH")
-    found.extend(_from_vendors(source, libraries, vendors or ICD_FOLDER))
-    named = {driver.library.rpartition("/")[2] for driver in found}
-    if not any(name.startswith("libnvidia-opencl.so") for name in named):
-        found.extend(_nvidia_without_file(libraries))
-    return tuple(found)
+    drivers.extend(_drivers_of_vendors(source, libraries, vendors or ICD_FOLDER))
+    names = {driver.library.rpartition("/")[2] for driver in drivers}
+    if not any(name.startswith("libnvidia-opencl.so") for name in names):
+        drivers.extend(_unlisted_nvidia_driver(libraries))
+    return tuple(drivers)
 
 
 class _Libraries:
-    """The folders in which the dynamic linker looks, each listed once and when first needed."""
+    """Library search in the dynamic linker's folders, each listed once, on first use."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.listed: dict[str, frozenset[str]] = {}
+        self.entries: dict[str, frozenset[str]] = {}
         self.folders = tuple(dict.fromkeys(self._folders()))
 
     def _folders(self) -> Iterator[str]:
@@ -117,90 +117,95 @@ class _Libraries:
                     yield line.strip()
         yield from LIBRARY_FOLDERS
         for name in self.source.names("/usr/lib"):
-            if name.endswith("-linux-gnu") and not name.startswith("i"):  # i386: not for us
+            if name.endswith("-linux-gnu") and not name.startswith("i"):  # skip i386
                 yield f"/usr/lib/{name}"
 
-    def hold(self, path: str, hops: int = 8) -> bool:
-        """Whether there is a file at this absolute path, symbolic links followed."""
+    def contains(self, path: str, hops: int = 8) -> bool:
+        """Return whether a file exists at an absolute path, following up to `hops` links."""
         folder, _, name = path.rpartition("/")
-        if folder not in self.listed:
-            self.listed[folder] = frozenset(self.source.names(folder or "/"))
-        if name not in self.listed[folder]:
+        if folder not in self.entries:
+            self.entries[folder] = frozenset(self.source.names(folder or "/"))
+        if name not in self.entries[folder]:
             return False
         target = self.source.link(path)
         if target is None:
             return True
-        return hops > 0 and self.hold(os.path.normpath(os.path.join(folder, target)), hops - 1)
+        return hops > 0 and self.contains(os.path.normpath(os.path.join(folder, target)), hops - 1)
 
-    def where(self, name: str) -> str | None:
-        """The folder in which the linker would find a library."""
-        return next((folder for folder in self.folders if self.hold(f"{folder}/{name}")), None)
+    def folder_of(self, name: str) -> str | None:
+        """Return the folder in which the linker would find a library; None without one."""
+        return next((folder for folder in self.folders if self.contains(f"{folder}/{name}")), None)
 
 
-def _from_vendors(source: Source, libraries: _Libraries, vendors: str) -> Iterator[OpenCLDriver]:
-    """The drivers of a folder; or of one file, or one library, as ocl-icd reads the variable."""
+def _drivers_of_vendors(
+    source: Source, libraries: _Libraries, vendors: str
+) -> Iterator[OpenCLDriver]:
+    """Yield the drivers of OCL_ICD_VENDORS: a folder, an .icd file or a library, as in ocl-icd."""
     last = vendors.rpartition("/")[2]
     if vendors.endswith(".icd"):
         path = vendors if "/" in vendors else f"{ICD_FOLDER}/{vendors}"
-        yield _from_file(source, libraries, path)
+        yield _driver_of_file(source, libraries, path)
     elif ".so" in last and not (vendors.startswith("/") and source.names(vendors)):
         yield _driver(libraries, None, vendors, "named by OCL_ICD_VENDORS")
     elif vendors.startswith("/") and vendors.isprintable():
         folder = vendors.rstrip("/")
         for name in source.names(folder):
             if name.endswith(".icd"):
-                yield _from_file(source, libraries, f"{folder}/{name}")
+                yield _driver_of_file(source, libraries, f"{folder}/{name}")
 
 
-def _from_file(source: Source, libraries: _Libraries, path: str) -> OpenCLDriver:
+def _driver_of_file(source: Source, libraries: _Libraries, path: str) -> OpenCLDriver:
     name = path.rpartition("/")[2]
     content = text(source, path, 1 << 12) if path.startswith("/") else None
     if content is None:
-        return _absent(name, f"{path} cannot be read")
+        return _missing_driver(name, f"{path} cannot be read")
     if not content:
-        return _absent(name, f"{path} is empty: it should name a library")
+        return _missing_driver(name, f"{path} is empty: it should name a library")
     return _driver(libraries, name, content.splitlines()[0].strip())
 
 
-def _absent(name: str, note: str) -> OpenCLDriver:
+def _missing_driver(name: str, note: str) -> OpenCLDriver:
     return OpenCLDriver(name=name, library="", found=False, guess=Implementation.OTHER, note=note)
 
 
 def _driver(libraries: _Libraries, name: str | None, library: str, note: str = "") -> OpenCLDriver:
     if not library.isprintable():
-        found, missing = False, "what is named is no library's name"
+        is_found, problem = False, "the name contains unprintable characters"
     elif library.startswith("/"):
-        found, missing = libraries.hold(library), "the file it names is absent"
+        is_found, problem = libraries.contains(library), "the file it names is absent"
     elif "/" in library:
-        found, missing = False, "the path it names is relative, so it depends on where one stands"
+        is_found, problem = False, "the path it names is relative to the working directory"
     else:
-        found = libraries.where(library) is not None
-        missing = "the library it names is in none of the linker's folders"
+        is_found = libraries.folder_of(library) is not None
+        problem = "the library it names is in none of the linker's folders"
     return OpenCLDriver(
         name=name,
         library=library,
-        found=found,
-        guess=_guess(library),
-        note=note if found else "; ".join(filter(None, (note, missing))),
+        found=is_found,
+        guess=_guess_implementation(library),
+        note=note if is_found else "; ".join(filter(None, (note, problem))),
     )
 
 
-def _guess(library: str) -> Implementation:
+def _guess_implementation(library: str) -> Implementation:
     name = library.rpartition("/")[2].lower()
-    return next((whose for part, whose in GUESSES if part in name), Implementation.OTHER)
+    return next(
+        (implementation for part, implementation in IMPLEMENTATIONS if part in name),
+        Implementation.OTHER,
+    )
 
 
-def _nvidia_without_file(libraries: _Libraries) -> Iterator[OpenCLDriver]:
-    """NVIDIA's driver where its library was mounted and its .icd file was not, as in containers."""
-    folder, library = libraries.where(NVIDIA_LIBRARY), NVIDIA_LIBRARY
+def _unlisted_nvidia_driver(libraries: _Libraries) -> Iterator[OpenCLDriver]:
+    """Yield NVIDIA's driver if its library exists without an .icd file, as in containers."""
+    folder, library = libraries.folder_of(NVIDIA_LIBRARY), NVIDIA_LIBRARY
     if folder is None:
         folder, library = NVIDIA_FOLDER, "libOpenCL.so.1"
-        if not libraries.hold(f"{folder}/{library}"):
+        if not libraries.contains(f"{folder}/{library}"):
             return
     yield OpenCLDriver(
         name=None,
         library=f"{folder}/{library}",
         found=True,
         guess=Implementation.NVIDIA,
-        note="no .icd file names it: set OCL_ICD_FILENAMES to it, or write one",
+        note="no .icd file names it: set OCL_ICD_FILENAMES to its path, or write an .icd file",
     )

@@ -1,4 +1,4 @@
-"""Whether something that starts one process per rank has started this one, and which rank it is."""
+"""Rank of this process, from the environment variables of torchrun, MPI and Slurm."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 AGENT_PID = "CPUTRAIN_AGENT"
-"""The process of our own agent, which tells its ranks so."""
+"""Environment variable with the process id of cputrain's agent, set in its ranks."""
 
 AGENT_THREADS = "CPUTRAIN_AGENT_THREADS"
-"""There where that agent has set OMP_NUM_THREADS, not the user."""
+"""Environment variable that is set if the agent, not the user, has set OMP_NUM_THREADS."""
 
 SEAT = "CPUTRAIN_SEAT"
-"""A rank's number on its node, where LOCAL_RANK tells another: it sees one GPU only."""
+"""Environment variable with the rank on this node, for ranks whose LOCAL_RANK is always 0.
+
+LOCAL_RANK is 0 in ranks that see a single GPU each."""
 
 LAUNCHERS = (
-    # name, rank on this node, ranks on this node, whether it is known to bind ranks to CPUs
+    # launcher, variable of the local rank, variable of the number of local ranks, binds to CPUs
     ("torchrun", SEAT, "LOCAL_WORLD_SIZE", False),
     ("torchrun", "LOCAL_RANK", "LOCAL_WORLD_SIZE", False),
     ("Open MPI", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", True),
@@ -29,27 +31,27 @@ LAUNCHERS = (
 
 
 class Rank(Record):
-    """This process's place among those that share the machine."""
+    """Rank of this process among the ranks on this machine."""
 
     launcher: str
-    """Who started the ranks: "torchrun", "Slurm", …"""
+    """Program that started the ranks: "torchrun", "Slurm", …"""
 
     index: int
-    """This rank's number on this machine, from 0."""
+    """Rank on this machine, from 0."""
 
     count: int
-    """How many ranks this machine has."""
+    """Number of ranks on this machine."""
 
     binds: bool
-    """Whether that launcher may already have given each rank CPUs of its own."""
+    """Whether the launcher may have bound each rank to separate CPUs."""
 
 
 def read_rank(environment: Mapping[str, str]) -> Rank | None:
-    """The rank, or None for a process that has the machine to itself."""
+    """Return this process's rank; None for a process that is alone on the machine."""
     for launcher, index_name, count_name, binds in LAUNCHERS:
         index = environment.get(index_name, "")
-        # Slurm writes "2(x3),1" when nodes differ; the first number is this node's often enough
-        # for a step, and a wrong one only makes the share smaller or larger, never invalid
+        # Slurm writes "2(x3),1" if nodes differ. The first number is usually this node's; a wrong
+        # one makes the rank's CPUs too few or too many, but never invalid.
         count = environment.get(count_name, "").partition("(")[0].partition(",")[0]
         if not all(value.isdecimal() and len(value) < 7 for value in (index, count)):
             continue
@@ -61,14 +63,14 @@ def read_rank(environment: Mapping[str, str]) -> Rank | None:
 
 
 def threads_set_by_launcher(environment: Mapping[str, str]) -> bool:
-    """Whether OMP_NUM_THREADS=1 is a launcher's caution rather than the user's wish.
+    """Return whether a launcher, not the user, has set OMP_NUM_THREADS=1.
 
-    torchrun exports it for every rank of several, and `accelerate launch` even for a single
-    process, when nobody set it.
+    Unless the user sets the variable, torchrun exports it for each of several ranks, and
+    `accelerate launch` even for a single process.
     """
     if AGENT_PID in environment:
         return AGENT_THREADS in environment
-    started_by = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")
+    launcher_variables = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")
     return environment.get("OMP_NUM_THREADS") == "1" and any(
-        name in environment for name in started_by
+        name in environment for name in launcher_variables
     )

@@ -46,8 +46,9 @@ class RootSource:
         self._prefix = "" if self.live else self.root
 
     def raw(self, path: str, limit: int = 1 << 20) -> bytes | None:
+        """Return the first `limit` bytes of a file; None if it is unreadable."""
         try:
-            # os.open and one read: a fifth of the time of open(), and there are thousands of files
+            # os.open takes a fifth of the time of open(), and there are thousands of files.
             descriptor = os.open(self._prefix + path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError:
             return None
@@ -60,32 +61,36 @@ class RootSource:
                 parts.append(part)
                 limit -= len(part)
             return b"".join(parts)
-        except OSError:  # sysfs answers EINVAL or ENODEV for values it does not have
+        except OSError:  # sysfs fails with EINVAL or ENODEV for unavailable values
             return None
         finally:
             os.close(descriptor)
 
     def names(self, path: str) -> tuple[str, ...]:
+        """Return the sorted entries of a folder; empty if it is unreadable."""
         try:
             return tuple(sorted(os.listdir(self._prefix + path)))
         except OSError:
             return ()
 
     def link(self, path: str) -> str | None:
+        """Return the target of a symbolic link; None if it is unreadable."""
         try:
             return os.readlink(self._prefix + path)
         except OSError:
             return None
 
     def environment(self) -> Mapping[str, str]:
+        """Return this process's environment variables; empty for a sysroot."""
         return os.environ if self.live else {}
 
     def libc(self) -> str | None:
+        """Return this process's C library, such as "glibc 2.36"; None if unknown."""
         if not self.live or not hasattr(os, "confstr"):
             return None
         try:
             return os.confstr("CS_GNU_LIBC_VERSION")
-        except ValueError:  # musl and macOS do not know the name
+        except ValueError:  # musl and macOS lack CS_GNU_LIBC_VERSION
             return None
 
 
@@ -97,10 +102,10 @@ def text(source: Source, path: str, limit: int = 1 << 20) -> str | None:
 
 def number(source: Source, path: str) -> int | None:
     """Return the integer in a file; None if it is unreadable or not an integer."""
-    found = text(source, path, 64)
-    if not found:
+    digits = text(source, path, 64)
+    if not digits:
         return None
     try:
-        return int(found)
+        return int(digits)
     except ValueError:
         return None

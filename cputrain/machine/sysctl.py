@@ -7,26 +7,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SYSCTL = "/usr/sbin/sysctl"
-SYSCTL_SECONDS = 5.0
+SYSCTL_TIMEOUT_S = 5.0
 SYSCTL_NAMES = (
     *("machdep.cpu.brand_string", "hw.memsize", "hw.physicalcpu", "hw.logicalcpu"),
     *("hw.l2cachesize", "hw.l3cachesize", "hw.optional"),
     *(f"hw.perflevel{level}.physicalcpu" for level in range(3)),
     "hw.perflevel0.l2cachesize",
 )
-UNITS = {"b": 1, "kb": 1 << 10, "kib": 1 << 10, "mb": 1 << 20, "mib": 1 << 20, "gb": 1 << 30}
+UNIT_BYTES = {"b": 1, "kb": 1 << 10, "kib": 1 << 10, "mb": 1 << 20, "mib": 1 << 20, "gb": 1 << 30}
 
 
-def whole(found: object) -> int | None:
+def parse_positive_int(value: object) -> int | None:
     """Parse a positive integer, also from "512 KiB" as py-cpuinfo writes some sizes."""
-    if isinstance(found, int):
-        return found if found > 0 else None
-    if not isinstance(found, str):
+    if isinstance(value, int):
+        return value if value > 0 else None
+    if not isinstance(value, str):
         return None
-    digits, _, unit = found.strip().lower().partition(" ")
+    digits, _, unit = value.strip().lower().partition(" ")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
         return None
-    return int(digits) * UNITS.get(unit, 0 if unit else 1) or None
+    return int(digits) * UNIT_BYTES.get(unit, 0 if unit else 1) or None
 
 
 def read_sysctl(unknown: dict[str, str]) -> dict[str, str]:
@@ -34,16 +34,16 @@ def read_sysctl(unknown: dict[str, str]) -> dict[str, str]:
     import subprocess
 
     try:
-        ran = subprocess.run(
+        process = subprocess.run(
             [SYSCTL, *SYSCTL_NAMES],
             capture_output=True,
-            check=False,  # it exits with 1 when one name is unknown, and prints the others
-            timeout=SYSCTL_SECONDS,
+            check=False,  # sysctl exits with 1 if a name is unknown, and prints the others
+            timeout=SYSCTL_TIMEOUT_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
         unknown["performance_cores"] = unknown["efficiency_cores"] = f"sysctl failed: {error}"
         return {}
-    lines = ran.stdout.decode("utf-8", "replace").splitlines()
+    lines = process.stdout.decode("utf-8", "replace").splitlines()
     split = (line.partition(": ") for line in lines)
     return {name: value.strip() for name, colon, value in split if colon}
 
@@ -52,9 +52,11 @@ def count_kinds(
     unknown: dict[str, str], sysctl: Mapping[str, str]
 ) -> tuple[int | None, int | None]:
     """Return the numbers of performance and other cores; level 0 is the fastest."""
-    levels = [whole(sysctl.get(f"hw.perflevel{level}.physicalcpu")) for level in range(3)]
+    levels = [
+        parse_positive_int(sysctl.get(f"hw.perflevel{level}.physicalcpu")) for level in range(3)
+    ]
     if levels[0] is None:
-        reason = "sysctl names no kinds of cores" if sysctl else "only macOS is asked for it"
+        reason = "sysctl lists no kinds of cores" if sysctl else "it is read only on macOS"
         unknown.setdefault("performance_cores", reason)
         unknown.setdefault("efficiency_cores", reason)
         return None, None

@@ -63,18 +63,18 @@ class Topology(Record):
     """Level-3 caches; empty where there are none or a hypervisor hides them."""
 
 
-def read_cpus_of(source: Source, mask_path: str, list_path: str) -> Cpus | None:
+def read_cpus(source: Source, mask_path: str, list_path: str) -> Cpus | None:
     """Read CPUs from a mask file, else from a list file; return None without either.
 
     The mask comes first: every kernel has it, and other tools read it too.
     """
     for path, parse in ((mask_path, parse_mask), (list_path, parse_list)):
-        found = text(source, path) if path else None
-        if found:
+        content = text(source, path) if path else None
+        if content:
             try:
-                return parse(found)
+                return parse(content)
             except ValueError:
-                continue  # a file that holds something else tells as much as one that is absent
+                continue  # an invalid file is treated like an absent one
     return None
 
 
@@ -104,46 +104,46 @@ def read_topology(source: Source, *, caches: bool = True) -> Topology:
 
 
 def _read_online(source: Source) -> tuple[Cpus, Cpus]:
-    listed = _read_list(source, "online")
+    online = _read_list(source, "online")
     folders = sorted(
         int(name[3:])
         for name in source.names(CPU_FOLDER)
         if name.startswith("cpu") and name[3:].isdecimal()
     )
     present = _read_list(source, "present") or tuple(folders)
-    if listed is None:
-        # before Linux 2.6.26 only each CPU's own file told, and the boot CPU has none
-        listed = tuple(
+    if online is None:
+        # Before Linux 2.6.26 only per-CPU files exist, and the boot CPU has none.
+        online = tuple(
             cpu for cpu in folders if number(source, f"{CPU_FOLDER}/cpu{cpu}/online") in (None, 1)
         )
-    if not listed:
-        listed = _listed_in_cpuinfo(source)
-    return listed, tuple(cpu for cpu in present if cpu not in set(listed))
+    if not online:
+        online = _read_cpuinfo_cpus(source)
+    return online, tuple(cpu for cpu in present if cpu not in set(online))
 
 
 def _read_list(source: Source, name: str) -> Cpus | None:
-    return read_cpus_of(source, "", f"{CPU_FOLDER}/{name}")
+    return read_cpus(source, "", f"{CPU_FOLDER}/{name}")
 
 
-def _listed_in_cpuinfo(source: Source) -> Cpus:
-    found = set()
+def _read_cpuinfo_cpus(source: Source) -> Cpus:
+    cpus = set()
     for line in (text(source, "/proc/cpuinfo", 1 << 24) or "").splitlines():
         key, _, value = line.partition(":")
         if key.startswith("processor"):  # "processor : 0", on s390 "processor 0: version = FF, …"
             digits = key[9:].strip() or value.strip()
             if digits.isdecimal():
-                found.add(int(digits))
-    return tuple(sorted(found))
+                cpus.add(int(digits))
+    return tuple(sorted(cpus))
 
 
 def _read_cores(source: Source, online: Cpus) -> tuple[Cpus, ...]:
     def siblings(folder: str) -> Cpus | None:
-        return _read_either(source, folder, "core_cpus", "thread_siblings")
+        return _read_first(source, folder, "core_cpus", "thread_siblings")
 
-    cores = _groups(online, siblings)
+    cores = _group_by_mask(online, siblings)
     if len(cores) == len(online) or not _has_modules(source):
         return cores
-    return tuple(sorted(cpus for core in cores for cpus in _grouped_by_id(source, core, "core_id")))
+    return tuple(sorted(cpus for core in cores for cpus in _group_by_id(source, core, "core_id")))
 
 
 def _has_modules(source: Source) -> bool:
@@ -155,55 +155,55 @@ def _has_modules(source: Source) -> bool:
     )
 
 
-def _grouped_by_id(source: Source, cpus: Cpus, name: str) -> tuple[Cpus, ...]:
+def _group_by_id(source: Source, cpus: Cpus, name: str) -> tuple[Cpus, ...]:
     """Group CPUs by the integer in their topology file `name`."""
     groups: dict[int | None, list[int]] = {}
     for cpu in cpus:
-        found = number(source, f"{CPU_FOLDER}/cpu{cpu}/topology/{name}")
-        groups.setdefault(found, []).append(cpu)
+        group_id = number(source, f"{CPU_FOLDER}/cpu{cpu}/topology/{name}")
+        groups.setdefault(group_id, []).append(cpu)
     return tuple(sorted(tuple(group) for group in groups.values()))
 
 
 def _read_sockets(source: Source, online: Cpus) -> tuple[Cpus, ...]:
     def package(folder: str) -> Cpus | None:
-        return _read_either(source, folder, "package_cpus", "core_siblings")
+        return _read_first(source, folder, "package_cpus", "core_siblings")
 
     if online and package(f"{CPU_FOLDER}/cpu{online[0]}/topology") is None:
-        return _grouped_by_id(source, online, "physical_package_id")
-    return _groups(online, package)
+        return _group_by_id(source, online, "physical_package_id")
+    return _group_by_mask(online, package)
 
 
 def _read_dies(source: Source, online: Cpus) -> tuple[Cpus, ...]:
     def die(folder: str) -> Cpus | None:
-        # an id of -1 means that the firmware tells nothing, though a mask is there
+        # With a die_id of -1 the firmware reports no dies, and the mask is meaningless.
         die_id = number(source, f"{folder}/die_id")
-        return _read_either(source, folder, "die_cpus") if (die_id or 0) >= 0 else None
+        return _read_first(source, folder, "die_cpus") if (die_id or 0) >= 0 else None
 
     if not online or die(f"{CPU_FOLDER}/cpu{online[0]}/topology") is None:
         return ()
-    dies = _groups(online, die)
+    dies = _group_by_mask(online, die)
     return dies if any(len(cpus) > 1 for cpus in dies) else ()
 
 
-def _read_either(source: Source, folder: str, *names: str) -> Cpus | None:
+def _read_first(source: Source, folder: str, *names: str) -> Cpus | None:
     """Read the first CPU mask that exists among newer and older file names."""
     for name in names:
-        found = read_cpus_of(source, f"{folder}/{name}", f"{folder}/{name}_list")
-        if found:
-            return found
+        cpus = read_cpus(source, f"{folder}/{name}", f"{folder}/{name}_list")
+        if cpus:
+            return cpus
     return None
 
 
-def _groups(online: Cpus, read: Callable[[str], Cpus | None]) -> tuple[Cpus, ...]:
+def _group_by_mask(online: Cpus, read: Callable[[str], Cpus | None]) -> tuple[Cpus, ...]:
     """Partition the online CPUs by each CPU's mask; a CPU without a mask is a group of one."""
-    everything = set(online)
-    left = set(online)
+    online_set = set(online)
+    remaining = set(online)
     groups = []
     for cpu in online:
-        if cpu not in left:
+        if cpu not in remaining:
             continue
         mask = read(f"{CPU_FOLDER}/cpu{cpu}/topology")
-        group = {cpu}.union(mask or ()) & everything & left
-        left -= group
+        group = {cpu}.union(mask or ()) & online_set & remaining
+        remaining -= group
         groups.append(tuple(sorted(group)))
     return tuple(sorted(groups))

@@ -13,7 +13,7 @@ from sys import is_finalizing
 import numpy as np
 
 from cputrain.errors import CputrainError
-from cputrain.machine.opencl import cl, found_devices, shares_memory
+from cputrain.machine.opencl import cl, list_devices, shares_memory
 from cputrain.opencl.pocl import name_processor
 from cputrain.opencl.trace import TRACING, break_trace
 from cputrain.record import Record
@@ -423,7 +423,7 @@ def rounded_block_size(size: int) -> int:
 @cache
 def devices() -> tuple[Device, ...]:
     """Return all OpenCL devices, GPUs first."""
-    cl_devices = found_devices()
+    cl_devices = list_devices()
     if not cl_devices:
         raise CputrainError(
             "cputrain.opencl", "needs an OpenCL device", found="none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.backends import chosen
+from cputrain.backends import choose_backend
 from cputrain.report.terminal import show_table
 
 TYPE_CHECKING = False
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cputrain.backends import Finding, Judged
+    from cputrain.backends import BackendFinding, ModeVerdict
 
 NOTHING = "–"
 
 LAYER_COLUMNS = ("layer", "output", "loss", "gradient", "weight", "after a change", "speed", "")
 
 
-def show_backends(out: Console, found: Sequence[Finding]) -> None:
+def show_backends(out: Console, found: Sequence[BackendFinding]) -> None:
     """Print each backend with its verdict and measurements, and the backends to choose."""
     show_table(
         out,
@@ -41,7 +41,7 @@ def show_backends(out: Console, found: Sequence[Finding]) -> None:
                 show_table(out, LAYER_COLUMNS, layer_rows(judged), title=title)
     if any(not one.probed.reason and one.verdict is None for one in found[1:]):
         _say(out, "Not examined yet: cputrain info --backends --measure")
-    names = [chosen(found, training=training) for training in (True, False)]
+    names = [choose_backend(found, training=training) for training in (True, False)]
     if all(names):
         out.print(f"Right here, and fastest: {names[0]} for training, {names[1]} for evaluation.")
 
@@ -50,7 +50,7 @@ def _say(out: Console, text: str) -> None:
     out.print(text, style="dim", markup=False, soft_wrap=True)
 
 
-def layer_rows(judged: Judged) -> list[tuple[str, ...]]:
+def layer_rows(judged: ModeVerdict) -> list[tuple[str, ...]]:
     """Return a table row for each measured layer: numerical differences and speed-up."""
     return [
         (
@@ -70,7 +70,7 @@ def _far(differences: dict[str, float | None], kind: str) -> str:
     return "no number" if far is None else f"{far:.0e}"
 
 
-def _row(one: Finding) -> tuple[str, ...]:
+def _row(one: BackendFinding) -> tuple[str, ...]:
     probed = one.probed
     version = probed.version or NOTHING
     if probed.reason:

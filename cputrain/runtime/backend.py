@@ -55,11 +55,11 @@ class BackendModels:
         asked: bool,
         unsafe: bool,
     ) -> None:
-        from cputrain.backends.registry import backend_called
+        from cputrain.backends.registry import load_backend
 
         self._torch = torch
-        self._training = None if training is None else backend_called(training)
-        self._evaluation = None if evaluation is None else backend_called(evaluation)
+        self._training = None if training is None else load_backend(training)
+        self._evaluation = None if evaluation is None else load_backend(evaluation)
         self._asked = asked
         self._unsafe = unsafe
         self._num_steps = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.machine.cgroups import UNLIMITED, memory_groups
+from cputrain.machine.cgroups import UNLIMITED_BYTES, memory_groups
 from cputrain.machine.numa import meminfo
 from cputrain.machine.source import RootSource, number, text
 
@@ -40,7 +40,7 @@ class MemoryPressure:
         limits = [
             limit
             for path in group.limits
-            if (limit := number(self._source, path)) and limit < UNLIMITED
+            if (limit := number(self._source, path)) and limit < UNLIMITED_BYTES
         ]
         if used is None or not limits:
             return False

@@ -88,16 +88,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _backends(*, measure: bool, as_json: bool) -> int:
-    from cputrain.backends import chosen, findings
+    from cputrain.backends import choose_backend, collect_findings
 
-    found = findings(read_machine(detail=False), examine=measure)
+    found = collect_findings(read_machine(detail=False), examine=measure)
     if as_json:
         document = {
             "schema_version": 1,
             "backends": [one.as_json() for one in found],
             "chosen": {
-                "training": chosen(found, training=True),
-                "evaluation": chosen(found, training=False),
+                "training": choose_backend(found, training=True),
+                "evaluation": choose_backend(found, training=False),
             },
         }
         print(json.dumps(document, indent=1))

@@ -24,7 +24,7 @@ def installed(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(probing, "PATIENCE", 10.0)  # the machine may be busy
+    monkeypatch.setattr(probing, "IMPORT_TIMEOUT_S", 10.0)  # the machine may be busy
 
     def install(*backends, package="planted", version="1.0", module="", points=()):
         info = folder / f"{package.replace('-', '_')}-{version}.dist-info"

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from cputrain.backends.findings import circumstances
-from cputrain.backends.probing import host_of, probe_all
-from cputrain.backends.verdict import Judged, LayerFound, Verdict, save
+from cputrain.backends.findings import verdict_circumstances
+from cputrain.backends.probing import describe_host, probe_all
+from cputrain.backends.verdict import BackendVerdict, LayerResult, ModeVerdict, save_verdict
 from cputrain.machine import read_machine
 from tests.launch.programs import PYTHON, complaint, launch, plain, script, verb
 
@@ -46,17 +46,17 @@ def here(tmp_path, installed):
 def verdict_on(name, *, training, evaluation):
     """One that is kept, as if it had been measured here."""
     machine = read_machine(detail=False)
-    host = host_of(machine)
+    host = describe_host(machine)
     (probed,) = probe_all(host, name)
     judged = [
-        None if found is None else Judged(layers=(LayerFound(layer="linear", **found),))
+        None if found is None else ModeVerdict(layers=(LayerResult(layer="linear", **found),))
         for found in (training, evaluation)
     ]
-    found = Verdict(
+    found = BackendVerdict(
         backend=name, version=probed.version, when="2026-01-01",
         training=judged[0], evaluation=judged[1],
     )  # fmt: skip
-    save(found, circumstances(machine, host, probed))
+    save_verdict(found, verdict_circumstances(machine, host, probed))
 
 
 RIGHT = {"speedup": 1.5}
@@ -70,13 +70,13 @@ def test_who_is_asked_for_is_examined_once_and_used(here):
     assert done.returncode == 0, done.stderr
     assert done.stdout == right.stdout
     assert "remembers is examined first, once for this machine" in done.stderr
-    assert "remembers, evaluation: lstm is the same" in done.stderr
+    assert "remembers, evaluation: lstm agrees" in done.stderr
     assert "used in evaluation alone: training: it does not claim to train" in done.stderr
     assert "a model evaluated by remembers, 0e+00 from torch's" in done.stderr
     again = here("--backend", "remembers", "x.py")
     assert again.stdout == right.stdout
     assert "examined" not in again.stderr
-    assert "right, " in planned(here, "--json")
+    assert "correct, " in planned(here, "--json")
 
 
 def planned(here, *words):
@@ -92,7 +92,7 @@ def test_a_verdict_that_holds_is_acted_upon(here):
     done = here("x.py")
     assert done.stdout == here("x.py", verb_=plain).stdout
     assert "counts in evaluation" in planned(here, "--json")
-    assert "for evaluation, counts was right, 1.50 times as fast" in planned(here, "--json")
+    assert "for evaluation, counts was correct, 1.50 times as fast" in planned(here, "--json")
     assert "counts" not in here("--backend", "default", "x.py").stderr
     verdict_on("counts", training=WRONG, evaluation={"speedup": 0.9})
     assert "gradient is not a number" in planned(here, "--why-not", "counts")
@@ -127,9 +127,9 @@ def test_what_is_wrong_needs_another_word(here):
     ("words", "says"),
     [
         (("--backend", "countz"), "Did you mean counts?"),
-        (("--backend", "ipex"), "ipex, and it ended with torch 2.8"),
+        (("--backend", "ipex"), "ipex, and its last release is for torch 2.8"),
         (("--backend", "not-here"), "not-here, and it is not for Linux. Wait for it."),
-        (("--backend", "crashes"), "crashes, and asking for it was ended by SIGSEGV"),
+        (("--backend", "crashes"), "crashes, and its probe was killed by SIGSEGV"),
         (("--backend", "counts", "--compile", "on"), "does not go with --compile on"),
         (("--unsafe",), "--unsafe goes with the name of a backend"),
     ],

@@ -132,7 +132,7 @@ def test_a_server_with_two_h200_shows_them_with_their_nodes_and_leaves_its_conso
         driver="nvidia",
         numa_node=0,
         near_cpus=(*range(48), *range(96, 144)),
-        usable="NVIDIA's driver is loaded and /dev/nvidia0 is there: CUDA can be used",
+        usable="NVIDIA's driver is loaded and /dev/nvidia0 exists: CUDA can be used",
     )
     assert (second.pci_address, second.numa_node) == ("0000:9b:00.0", 1)
     assert "/dev/nvidia1" in second.usable
@@ -141,7 +141,7 @@ def test_a_server_with_two_h200_shows_them_with_their_nodes_and_leaves_its_conso
 def test_a_gpu_of_the_host_that_the_container_was_not_given_says_so(machine: Sysroot) -> None:
     h200_server(machine, given=(1,))
     first, second = read_accelerators(machine)
-    assert first.usable.endswith("it was not given to us")
+    assert first.usable.endswith("it is not assigned to this container")
     assert second.usable.endswith("CUDA can be used")
 
 
@@ -165,7 +165,7 @@ def test_a_container_whose_pci_bus_is_hidden_is_known_by_the_drivers_own_list(
         name="NVIDIA H200",
         pci_address="0000:19:00.0",
         driver="nvidia",
-        usable="NVIDIA's driver is loaded and /dev/nvidia3 is there: CUDA can be used",
+        usable="NVIDIA's driver is loaded and /dev/nvidia3 exists: CUDA can be used",
     )
 
 
@@ -189,9 +189,9 @@ def test_wsl_lends_the_gpu_of_windows(machine: Sysroot) -> None:
 @pytest.mark.parametrize(
     ("driver", "said"),
     [
-        ("nouveau", "the nouveau driver is loaded: CUDA needs NVIDIA's own"),
+        ("nouveau", "the nouveau driver is loaded: CUDA needs NVIDIA's driver"),
         ("", "no driver is bound"),
-        ("vfio-pci", "the vfio-pci driver holds it for a virtual machine"),
+        ("vfio-pci", "the vfio-pci driver reserves it for a virtual machine"),
     ],
 )
 def test_a_geforce_without_nvidias_driver_says_what_is_missing(
@@ -230,7 +230,7 @@ def test_a_radeon_on_amdgpu_with_its_compute_node_can_be_used(machine: Sysroot) 
     [
         ("/dev/kfd", "/dev/kfd is absent: ROCm cannot be used"),
         ("/dev/dri/renderD128", "/dev/dri/renderD128 is absent: ROCm cannot be used"),
-        ("/sys/class/kfd/kfd/topology/nodes/1/properties", "shows no node for it"),
+        ("/sys/class/kfd/kfd/topology/nodes/1/properties", "has no node for it"),
     ],
 )
 def test_a_radeon_names_the_first_thing_that_rocm_misses(
@@ -311,7 +311,7 @@ def test_an_arc_card_is_not_called_integrated_and_an_npu_is_no_gpu(machine: Sysr
     machine.pci("0000:00:0b.0", "0x120000", "0x8086", "0x7d1d", driver="intel_vpu")
     npu, arc = read_accelerators(machine)
     assert (npu.name, npu.usable) == (
-        "NPU", "the intel_vpu driver is loaded: what it serves is not known",
+        "NPU", "the intel_vpu driver is loaded: no known API uses it",
     )  # fmt: skip
     assert arc.integrated is None
     assert arc.usable.endswith("XPU and OpenCL need i915 or xe")
@@ -407,7 +407,7 @@ def test_pocl_named_by_its_file_is_found_among_the_system_libraries(machine: Sys
         ("libpocl.so.2\n", "the library it names is in none of the linker's folders"),
         ("../lib/libpocl.so\n", "is relative"),
         ("", "is empty: it should name a library"),
-        ("lib\0pocl.so\n", "no library's name"),
+        ("lib\0pocl.so\n", "unprintable"),
     ],
 )
 def test_a_broken_pocl_file_says_what_is_wrong(machine: Sysroot, content: str, said: str) -> None:

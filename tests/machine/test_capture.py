@@ -135,13 +135,13 @@ def test_a_capture_that_was_cut_short_is_refused(tmp_path: Path, length: int) ->
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "must be a capture that can be read"),
-        ("{", "must be a capture that can be read"),
+        ("", "must be a readable capture"),
+        ("{", "must be a readable capture"),
         ("[]", "must be a capture of a machine; found kind 'list'"),
         ("{}", "must be a capture of a machine; found kind None"),
         ('{"kind": "a plan"}', "must be a capture of a machine; found kind 'a plan'"),
         ('{"kind": "cputrain capture", "schema_version": 99}', "schema_version 1; found 99"),
-        ('{"kind": "cputrain capture", "schema_version": 1}', "must be a capture that cputrain"),
+        ('{"kind": "cputrain capture", "schema_version": 1}', "must be a capture written by"),
     ],
 )
 def test_what_is_no_capture_is_refused_in_four_parts(

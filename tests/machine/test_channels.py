@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cputrain.machine.channel_maxima import channels_per_socket
 from cputrain.machine.channels import Channels, ChannelSource, read_channels
-from cputrain.machine.edac import ROOT
+from cputrain.machine.edac import EDAC_FOLDER
 from cputrain.machine.locators import channel_of, channels_of
-from cputrain.machine.smbios import TABLE
+from cputrain.machine.smbios import TABLE_PATH
 from cputrain.machine.source import RootSource
 from tests.machine.smbios_tables import (
     DDR4,
@@ -64,17 +64,17 @@ def edac(*modules: tuple[str, str, str, str], name: str = "Skylake Socket#0 IMC#
     """The files of EDAC modules: (controller, folder, location, MiB)."""
     files: dict[str, bytes | str] = {}
     for controller, folder, location, size in modules:
-        files[f"{ROOT}/{controller}/mc_name"] = f"{name}\n"
-        files[f"{ROOT}/{controller}/{folder}/size"] = f"{size}\n"
-        files[f"{ROOT}/{controller}/{folder}/dimm_location"] = f"{location} \n"
-        files[f"{ROOT}/{controller}/{folder}/dimm_label"] = f"{controller} {location}\n"
-        files[f"{ROOT}/{controller}/{folder}/dimm_mem_type"] = "Registered-DDR4\n"
+        files[f"{EDAC_FOLDER}/{controller}/mc_name"] = f"{name}\n"
+        files[f"{EDAC_FOLDER}/{controller}/{folder}/size"] = f"{size}\n"
+        files[f"{EDAC_FOLDER}/{controller}/{folder}/dimm_location"] = f"{location} \n"
+        files[f"{EDAC_FOLDER}/{controller}/{folder}/dimm_label"] = f"{controller} {location}\n"
+        files[f"{EDAC_FOLDER}/{controller}/{folder}/dimm_mem_type"] = "Registered-DDR4\n"
     return files
 
 
 def test_an_epyc_with_half_its_channels_is_told_and_warned_of(tmp_path: Path) -> None:
     """Four modules on channels A, C, E and G of eight: the loss and the remedy are said."""
-    found = read(tmp_path, EPYC_7542, {TABLE: epyc_half()})
+    found = read(tmp_path, EPYC_7542, {TABLE_PATH: epyc_half()})
     assert (found.populated, found.possible, found.source) == (4, 8, ChannelSource.SMBIOS)
     assert (found.speed_mt_per_s, found.ranks, found.slots) == (2933, 2, 16)
     assert [module.channel for module in found.modules] == [f"P0 CHANNEL {c}" for c in "ACEG"]
@@ -87,15 +87,15 @@ def test_an_epyc_with_half_its_channels_is_told_and_warned_of(tmp_path: Path) ->
 
 def test_single_rank_modules_are_warned_of(tmp_path: Path) -> None:
     """Both channels are in use, with one rank each."""
-    found = read(tmp_path, RYZEN, {TABLE: desktop_single_rank()})
+    found = read(tmp_path, RYZEN, {TABLE_PATH: desktop_single_rank()})
     assert (found.populated, found.possible, found.ranks) == (2, 2, 1)
     (warning,) = found.warnings
-    assert "about 5 %" in warning
+    assert "about +5 %" in warning
 
 
 def test_mixed_speeds_and_uneven_channels_are_warned_of(tmp_path: Path) -> None:
     """Three modules on two channels, one of them slower."""
-    found = read(tmp_path, RYZEN, {TABLE: uneven()})
+    found = read(tmp_path, RYZEN, {TABLE_PATH: uneven()})
     assert (found.populated, found.speed_mt_per_s) == (2, 2666)
     mixed, amount = found.warnings
     assert "2666 and 3200 MT/s" in mixed
@@ -112,7 +112,7 @@ def test_sockets_with_unequal_channels_are_warned_of(tmp_path: Path) -> None:
             for letter in "ABCDEF"
         )
     )
-    found = read(tmp_path, GOLD, {TABLE: slots}, sockets=2)
+    found = read(tmp_path, GOLD, {TABLE_PATH: slots}, sockets=2)
     assert (found.populated, found.possible) == (11, 12)
     assert any("over 2 sockets" in warning for warning in found.warnings)
 
@@ -120,13 +120,13 @@ def test_sockets_with_unequal_channels_are_warned_of(tmp_path: Path) -> None:
 def test_a_board_without_free_slots_needs_another_board(tmp_path: Path) -> None:
     """Telling somebody to fill slots that are not there helps nobody."""
     full = table(*(device(f"DIMM_{letter}1") for letter in "ABCD"))
-    (warning,) = read(tmp_path, EPYC_7542, {TABLE: full}).warnings
+    (warning,) = read(tmp_path, EPYC_7542, {TABLE_PATH: full}).warnings
     assert "another board" in warning
 
 
 def test_a_virtual_machine_is_not_believed(tmp_path: Path) -> None:
     """The modules of QEMU are inventions, and the host's channels are not the guest's."""
-    found = read(tmp_path, EPYC_7542, {TABLE: qemu()}, virtual=True)
+    found = read(tmp_path, EPYC_7542, {TABLE_PATH: qemu()}, virtual=True)
     assert (found.populated, found.possible, found.modules) == (None, None, ())
     assert found.source is ChannelSource.NONE
     assert found.why_unknown is not None
@@ -146,7 +146,7 @@ def test_without_any_table_only_the_maximum_is_known(tmp_path: Path) -> None:
 
 def test_an_unknown_processor_is_not_given_a_maximum(tmp_path: Path) -> None:
     """The channels in use are known from the slots, the possible ones are not."""
-    found = read(tmp_path, UNHEARD_OF, {TABLE: epyc_half()})
+    found = read(tmp_path, UNHEARD_OF, {TABLE_PATH: epyc_half()})
     assert (found.populated, found.possible) == (4, None)
     assert found.why_unknown is not None
     assert "Unheard Of 9000" in found.why_unknown
@@ -172,7 +172,7 @@ def test_slot_numbers_are_not_taken_for_channels(tmp_path: Path) -> None:
     slots = table(
         *(device(f"PROC 1 DIMM {n}", gib=32 if n in (8, 10) else 0) for n in range(1, 13))
     )
-    found = read(tmp_path, GOLD, {TABLE: slots})
+    found = read(tmp_path, GOLD, {TABLE_PATH: slots})
     assert (found.populated, found.possible, len(found.modules)) == (None, 6, 2)
     assert found.why_unknown is not None
     assert "PROC 1 DIMM 1" in found.why_unknown
@@ -185,7 +185,7 @@ def test_as_many_slots_as_channels_are_one_on_each_and_the_assumption_is_said(
 ) -> None:
     """Where every channel can take only one module, modules count channels."""
     slots = table(*(device(f"DIMM{n}", gib=32 if n < 4 else 0) for n in range(1, 7)))
-    found = read(tmp_path, GOLD, {TABLE: slots})
+    found = read(tmp_path, GOLD, {TABLE_PATH: slots})
     assert (found.populated, found.possible) == (3, 6)
     assert found.how.startswith("An assumption")
 
@@ -193,13 +193,13 @@ def test_as_many_slots_as_channels_are_one_on_each_and_the_assumption_is_said(
 def test_a_board_filled_to_the_last_slot_uses_all_channels(tmp_path: Path) -> None:
     """Whatever the slots are called."""
     slots = table(*(device(f"PROC 1 DIMM {n}") for n in range(1, 13)))
-    assert read(tmp_path, GOLD, {TABLE: slots}).populated == 6
+    assert read(tmp_path, GOLD, {TABLE_PATH: slots}).populated == 6
 
 
 def test_slots_that_all_have_one_name_tell_nothing(tmp_path: Path) -> None:
     """Two modules of the same name may be on one channel, even if there are two channels."""
     found = read(
-        tmp_path, RYZEN, {TABLE: table(device("Channel-0-DIMM-0"), device("Channel-0-DIMM-0"))}
+        tmp_path, RYZEN, {TABLE_PATH: table(device("Channel-0-DIMM-0"), device("Channel-0-DIMM-0"))}
     )
     assert found.populated is None
     assert found.why_unknown is not None
@@ -209,7 +209,7 @@ def test_slots_that_all_have_one_name_tell_nothing(tmp_path: Path) -> None:
 def test_more_channels_than_the_processor_has_are_not_believed(tmp_path: Path) -> None:
     """Then the letters mean something else than channels."""
     slots = table(*(device(f"DIMM_{letter}1") for letter in "ABCD"))
-    found = read(tmp_path, RYZEN, {TABLE: slots})
+    found = read(tmp_path, RYZEN, {TABLE_PATH: slots})
     assert found.populated is None
     assert found.why_unknown is not None
     assert "4 channels would be in use" in found.why_unknown
@@ -228,7 +228,7 @@ def test_poweredge_letters_are_processors_and_numbers_go_round_the_channels(
         )
     )
     files: dict[str, bytes | str] = {
-        TABLE: slots,
+        TABLE_PATH: slots,
         "/sys/class/dmi/id/sys_vendor": "Dell Inc.\n",
         "/sys/class/dmi/id/product_name": "PowerEdge R740\n",
     }
@@ -245,7 +245,7 @@ def test_lpddr_is_counted_by_its_bits(tmp_path: Path) -> None:
         *(device("DIMM 0", f"P0 CHANNEL {c}", kind=LPDDR5, width=32, ranks=1) for c in "ABCDEFGH")
     )
     cpu = (AMD, 0x1A, 0x70, "AMD RYZEN AI MAX+ 395 w/ Radeon 8060S")
-    found = read(tmp_path, cpu, {TABLE: packages})
+    found = read(tmp_path, cpu, {TABLE_PATH: packages})
     assert (found.populated, found.possible, found.warnings) == (4, 4, ())
 
 
@@ -256,14 +256,14 @@ def test_persistent_and_on_package_memory_are_no_modules(tmp_path: Path) -> None
         device("DIMM_A2", technology=0x07),
         device("HBM 0", kind=0x21),
     )
-    found = read(tmp_path, GOLD, {TABLE: slots})
+    found = read(tmp_path, GOLD, {TABLE_PATH: slots})
     assert (found.populated, len(found.modules)) == (1, 1)
 
 
 def test_a_damaged_table_leaves_the_channels_open(tmp_path: Path) -> None:
     """A module may have been in the part that is lost."""
     whole = epyc_half()
-    found = read(tmp_path, EPYC_7542, {TABLE: whole[: len(whole) // 2]})
+    found = read(tmp_path, EPYC_7542, {TABLE_PATH: whole[: len(whole) // 2]})
     assert found.populated is None
     assert found.why_unknown is not None
     assert "offset" in found.why_unknown
@@ -308,7 +308,7 @@ def test_edac_helps_out_where_slot_names_do_not_tell(tmp_path: Path) -> None:
     files = edac(
         ("mc0", "dimm0", "channel 0 slot 0", "32768"), ("mc0", "dimm2", "channel 1 slot 0", "32768")
     )
-    found = read(tmp_path, GOLD, {TABLE: slots, **files})
+    found = read(tmp_path, GOLD, {TABLE_PATH: slots, **files})
     assert (found.populated, found.source) == (2, ChannelSource.EDAC)
     assert (found.speed_mt_per_s, found.slots) == (3200, 12)
 
@@ -437,6 +437,6 @@ def test_the_maximum_is_known_for_known_processors_only(cpu: Cpu, channels: int 
 
 def test_the_value_goes_into_json_as_it_is(tmp_path: Path) -> None:
     """Records, tuples and the source's name become objects, lists and text."""
-    document = read(tmp_path, RYZEN, {TABLE: table(device("DIMM_A1", kind=DDR5))}).as_json()
+    document = read(tmp_path, RYZEN, {TABLE_PATH: table(device("DIMM_A1", kind=DDR5))}).as_json()
     assert document["source"] == "smbios"
     assert document["modules"][0]["kind"] == "DDR5"

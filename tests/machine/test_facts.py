@@ -17,7 +17,9 @@ def test_a_root_without_a_machine_is_refused(tmp_path: Path) -> None:
     """With what is wanted and what to do."""
     with pytest.raises(SourceError) as caught:
         read_machine(RootSource(str(tmp_path)))
-    assert "must hold /sys/devices/system/cpu or /proc/cpuinfo; found neither" in str(caught.value)
+    assert "must contain /sys/devices/system/cpu or /proc/cpuinfo; found neither" in str(
+        caught.value
+    )
     assert caught.value.exit_code == 2
 
 

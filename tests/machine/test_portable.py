@@ -14,7 +14,7 @@ import pytest
 
 from cputrain.machine import portable
 from cputrain.machine.portable import PortableFacts, read_portable
-from cputrain.machine.sysctl import whole
+from cputrain.machine.sysctl import parse_positive_int
 
 M2_MAX = """\
 machdep.cpu.brand_string: Apple M2 Max
@@ -71,7 +71,7 @@ class BoundProcess:
 
 @pytest.fixture(autouse=True)
 def not_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portable, "_cpuinfo_answer", None)
+    monkeypatch.setattr(portable, "_cached_cpuinfo", None)
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ def test_apples_chips_tell_their_kinds_of_cores_and_their_flags(
     assert facts.isa == ("FEAT_BF16", "FEAT_I8MM", "neon")
     assert facts.l2_bytes == 16 << 20  # that of the performance cores, not hw.l2cachesize
     assert facts.affinity is None
-    assert facts.unknown["affinity"] == "darwin binds no process to CPUs"
-    assert facts.unknown["l3_bytes"] == "nothing on darwin tells it"
+    assert facts.unknown["affinity"] == "darwin does not bind processes to CPUs"
+    assert facts.unknown["l3_bytes"] == "no source for it on darwin"
     assert len(ran) == 1
     assert ran[0][0] == "/usr/sbin/sysctl"
     assert "hw.perflevel1.physicalcpu" in ran[0]
@@ -140,7 +140,7 @@ def test_an_intel_mac_has_no_kinds_of_cores_and_says_so(
     cpuinfo.answer = {"vendor_id_raw": "GenuineIntel", "flags": ["avx2"], "family": 6, "model": 158}
     facts = read_portable()
     assert facts.performance_cores is None
-    assert facts.unknown["performance_cores"] == "sysctl names no kinds of cores"
+    assert facts.unknown["performance_cores"] == "sysctl lists no kinds of cores"
     assert (facts.vendor, facts.isa, facts.model) == ("GenuineIntel", ("avx2",), 158)
     assert (facts.l2_bytes, facts.l3_bytes) == (256 << 10, 16 << 20)
 
@@ -190,7 +190,7 @@ def test_windows_is_read_by_psutil_and_py_cpuinfo(
     assert (facts.vendor, facts.family, facts.model) == ("GenuineIntel", 6, 183)
     assert facts.isa == ("avx2", "fma", "sse4_2")
     assert (facts.l2_bytes, facts.l3_bytes) == (32 << 20, 36 << 20)
-    assert facts.unknown["performance_cores"] == "only macOS is asked for it"
+    assert facts.unknown["performance_cores"] == "it is read only on macOS"
 
 
 def test_without_psutil_and_py_cpuinfo_each_missing_fact_has_its_reason(
@@ -230,12 +230,12 @@ def test_py_cpuinfos_bare_exception_becomes_the_reason(
         raise Exception(text)
 
     cpuinfo.get_cpu_info = give_up
-    assert read_portable().unknown["model_name"] == f"py-cpuinfo gave up: {text}"
+    assert read_portable().unknown["model_name"] == f"py-cpuinfo failed: {text}"
 
 
 def test_py_cpuinfos_empty_answer_is_a_reason_too(cpuinfo: SimpleNamespace) -> None:
     cpuinfo.answer = {}
-    assert read_portable().unknown["vendor"] == "py-cpuinfo answered nothing"
+    assert read_portable().unknown["vendor"] == "py-cpuinfo returned nothing"
 
 
 def test_py_cpuinfo_is_asked_once(cpuinfo: SimpleNamespace) -> None:
@@ -291,7 +291,7 @@ def test_this_machine_can_be_read_and_written_as_json(cpuinfo: SimpleNamespace) 
     ],
 )
 def test_sizes_are_whole_positive_numbers_or_unknown(found: object, expected: int | None) -> None:
-    assert whole(found) == expected
+    assert parse_positive_int(found) == expected
 
 
 def test_importing_it_loads_nothing_heavy() -> None:

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cputrain.machine.opencl import cl, found_devices
+from cputrain.machine.opencl import cl, list_devices
 from cputrain.opencl import pocl
 
 
 @pytest.fixture
 def device():
-    for one in found_devices():
+    for one in list_devices():
         if one.platform.name == pocl.PLATFORM and one.type & cl().device_type.CPU:
             return one
     pytest.skip("needs an OpenCL device of PoCL's")

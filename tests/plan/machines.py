@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cputrain.machine import CoreKind, Machine
 from cputrain.machine.budget import make_budget
-from cputrain.machine.kinds import Kind
-from cputrain.machine.limits import Limits
-from cputrain.machine.memory import Memory
+from cputrain.machine.kinds import CoreGroup
+from cputrain.machine.limits import ProcessLimits
+from cputrain.machine.memory import MachineMemory
 from cputrain.machine.numa import Node
 from cputrain.machine.ranks import LAUNCHERS, Rank
 from cputrain.machine.topology import Domain, Topology
@@ -51,7 +51,9 @@ def machines(draw: Any) -> Machine:
     )
     frugal = draw(st.integers(0, count))
     kinds = tuple(
-        Kind(kind=kind, cpus=tuple(sorted(c for core in part for c in core)), max_frequency_hz=None)
+        CoreGroup(
+            kind=kind, cpus=tuple(sorted(c for core in part for c in core)), max_frequency_hz=None
+        )
         for kind, part in (
             (CoreKind.PERFORMANCE, cores[frugal:]),
             (CoreKind.EFFICIENCY, cores[:frugal]),
@@ -63,7 +65,7 @@ def machines(draw: Any) -> Machine:
         l2_domains=(), l3_domains=tuple(Domain(cpus=cpus, size_bytes=None) for cpus in groups),
     )  # fmt: skip
     total = draw(st.none() | st.integers(1 << 20, 4096 * GIB))
-    limits = Limits(
+    limits = ProcessLimits(
         affinity=subset(draw, online),
         cpuset=subset(draw, online),
         quota_cpus=draw(st.none() | st.floats(0.01, 2.0 * len(online))),
@@ -75,7 +77,7 @@ def machines(draw: Any) -> Machine:
         topology=topology,
         kinds=kinds if len(kinds) > 1 else (),
         nodes=nodes,
-        memory=Memory(
+        memory=MachineMemory(
             total_bytes=total, available_bytes=total, shared_huge_pages=None, channels=None,
             huge_pages=draw(st.sampled_from((None, "always", "madvise", "never"))),
         ),

@@ -20,7 +20,7 @@ def runs(applied, monkeypatch):
     """Applies the transform with a planted backend."""
 
     def start(one, *, training=False, asked=True, unsafe=False):
-        monkeypatch.setattr(registry, "backend_called", lambda name: {one.name: one}[name])
+        monkeypatch.setattr(registry, "load_backend", lambda name: {one.name: one}[name])
         value = {
             "training": one.name if training else None,
             "evaluation": None if training else one.name,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cputrain.machine import elsewhere
+from cputrain.machine import portable_machine
 from cputrain.machine.facts import Machine, read_machine
 from cputrain.machine.kinds import CoreKind
 from cputrain.machine.portable import PortableFacts
@@ -32,14 +32,14 @@ MAC: dict[str, Any] = {
     "max_frequency_hz": None,
     "l2_bytes": None,
     "l3_bytes": None,
-    "unknown": {"affinity": "darwin binds no process to CPUs"},
+    "unknown": {"affinity": "darwin does not bind processes to CPUs"},
 }
 
 
 def machine_with(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Machine:
     """A machine on which portable means tell this."""
     facts = PortableFacts(**{**MAC, **changes})
-    monkeypatch.setattr(elsewhere, "read_portable", lambda **_asked: facts)
+    monkeypatch.setattr(portable_machine, "read_portable", lambda **_asked: facts)
     monkeypatch.setattr(sys, "platform", facts.system)
     return read_machine()
 
@@ -53,7 +53,7 @@ def test_a_mac_has_fast_and_frugal_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
     assert found.system == "darwin"
     assert found.budget.physical_cores == 12
-    assert found.unknown["affinity"] == "darwin binds no process to CPUs"
+    assert found.unknown["affinity"] == "darwin does not bind processes to CPUs"
 
 
 def test_windows_puts_neighbours_together_in_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,5 +95,5 @@ def test_this_machine_is_told_by_portable_means_alone(
     document = json.loads(json.dumps(found.document()))
     assert document["machine"]["system"] == system
     assert document["machine"]["online_cpus"]
-    assert document["machine"]["unknown"]["caches"] == "only Linux tells it"
+    assert document["machine"]["unknown"]["caches"] == "it is read only on Linux"
     assert document["budget"]["physical_cores"] >= 1
