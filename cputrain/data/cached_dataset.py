@@ -51,7 +51,7 @@ class CachedDataset:
         self._attributes = attributes_of(self.dataset)
         self._store.open(slot)
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Learn of the samples that other processes have kept."""
         self._store.refresh()
 
@@ -115,7 +115,7 @@ class CachedDataset:
 
     def refuse(self, reason: str) -> None:
         """Have no process keep or read samples from now on."""
-        text = f"the samples of {type(self.dataset).__name__} are not kept: {reason}"
+        text = f"the samples of {type(self.dataset).__name__} are not cached: {reason}"
         if self._store.refuse(text):
             say(text)
 
@@ -133,7 +133,7 @@ uncounted(CachedDataset._made)
 uncounted(CachedDataset._made_again)
 
 
-class WorkerInit:
+class CachedWorkerInit:
     """A `worker_init_fn` that sees the script's own dataset, and begins to read what is kept."""
 
     def __init__(self, cached: CachedDataset, init_fn: Any) -> None:
@@ -154,4 +154,4 @@ class WorkerInit:
                 self._cached.refuse(f"worker_init_fn changes {name}")
 
 
-uncounted(WorkerInit.__call__)
+uncounted(CachedWorkerInit.__call__)

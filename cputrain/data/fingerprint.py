@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cputrain.data.epoch_prefetch import is_live
+from cputrain.data.epoch_prefetch import is_volatile
 from cputrain.data.sample_format import VERSION
 from cputrain.data.sample_watch import file_state
 
@@ -108,7 +108,7 @@ class Fingerprint:
 
     def _add(self, value: Any, where: str) -> None:
         kind = type(value)
-        if is_live(value) and not isinstance(value, GENERATORS) and not _is_unusual(value):
+        if is_volatile(value) and not isinstance(value, GENERATORS) and not _is_unusual(value):
             raise _shared(where)
         if kind in _NUMBERS:
             self._put(kind.__name__, value if kind is bytes else repr(value))
@@ -227,7 +227,7 @@ class Fingerprint:
     def _add_array(self, array: np.ndarray[Any, Any], where: str) -> None:
         base: Any = array.base
         while base is not None:
-            if is_live(base):
+            if is_volatile(base):
                 raise _shared(where)
             base = getattr(base, "base", getattr(base, "obj", None))
         self._put("array", array.dtype.str, array.shape)

@@ -88,7 +88,7 @@ class _Rows:
         sample = self._handed[row] = self._decode(encoded)
         return sample
 
-    def settle(self) -> None:
+    def release(self) -> None:
         """Keep the samples that would differ, were they rebuilt."""
         samples, encoded = list(self._handed.values()), self._handed_bytes
         rows = list(self._handed)
@@ -120,10 +120,10 @@ class _Rows:
 _unsettled: list[_Rows] = []
 
 
-def settle() -> None:
+def release_samples() -> None:
     """A batch has been made and sent: forget its samples, but for those that were changed."""
     while _unsettled:
-        _unsettled.pop().settle()
+        _unsettled.pop().release()
 
 
 class PackedList(list[Any]):

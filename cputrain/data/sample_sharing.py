@@ -207,31 +207,31 @@ def _is_pickled_plainly(kind: Any) -> bool:
 
 
 @contextmanager
-def collections_paused(replacements: Sequence[Replacement]) -> Iterator[None]:
+def gc_paused(replacements: Sequence[Replacement]) -> Iterator[None]:
     """Have no garbage collected while a process is forked, nor in that process after it."""
     if not replacements or not gc.isenabled():
         yield
         return
     gc.disable()
     try:
-        _paused.append(True)
+        _is_gc_paused.append(True)
         yield
     finally:
-        _paused.clear()
+        _is_gc_paused.clear()
         gc.enable()
 
 
-_paused: list[bool] = []
+_is_gc_paused: list[bool] = []
 
 
-def leave_objects_alone(replacements: Sequence[Replacement]) -> None:
+def freeze_objects(replacements: Sequence[Replacement]) -> None:
     """In a forked worker: have collections pass over the objects of the script.
 
     A collection writes to every object that it looks at.
     """
     if replacements:
         gc.freeze()
-        if _paused:
+        if _is_gc_paused:
             gc.enable()
 
 

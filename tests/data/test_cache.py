@@ -301,7 +301,7 @@ def test_what_is_refused_is_told_and_is_as_torch_has_it(
         if loader is DataLoader:
             (note,) = made.stats().notes
             assert reason in note
-            assert "are not kept" in note
+            assert "are not cached" in note
         return None if name in ("the time", "an object", "a global") else batches
 
     assert_same(work)
@@ -564,7 +564,7 @@ def test_a_full_disk_ends_the_writing_and_nothing_else(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert_alike(epochs, [expected] * 3)
     assert 0 < loader.stats().cached < COUNT
-    assert "no more samples are kept" in loader.stats().notes[0]
+    assert "no more samples are cached" in loader.stats().notes[0]
     assert_alike([list(DataLoader(Samples(_large), cache=tmp_path))], [expected])
 
 
