@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, Subset
 
 from cputrain.data.cached_dataset import CachedDataset
-from cputrain.data.fingerprint import Fingerprint, Known, NoKeyError
+from cputrain.data.fingerprint import Fingerprint, HashedList, NoKeyError
 from cputrain.data.messages import say
-from cputrain.data.sample_store import Board, SampleStore
+from cputrain.data.sample_store import SampleStore, SharedCacheState
 from cputrain.errors import UsageError
 from cputrain.machine import read_machine
 
@@ -54,10 +54,10 @@ class SampleCache:
                 do="cache_bytes=8 << 30 keeps 8 GiB.",
             )
         self._max_bytes = max_bytes if max_bytes is not None else _default_bytes(self._folder)
-        self._known_lists: dict[int, Known] = {}
+        self._known_lists: dict[int, HashedList] = {}
         self._key = ""
         self._store: SampleStore | None = None
-        self._board: Board | None = None
+        self._state: SharedCacheState | None = None
         self._num_earlier_hits = 0
         """Hits in stores of earlier keys."""
         self._refusal = ""
@@ -86,15 +86,17 @@ class SampleCache:
         except Exception as error:  # of the script's objects, or RecursionError
             reason = f"reading its attributes raises {type(error).__name__}: {error}"
         if reason:
-            self._refuse(f"the samples of {type(dataset).__name__} are not cached: {reason}", notes)
+            self._disable(
+                f"the samples of {type(dataset).__name__} are not cached: {reason}", notes
+            )
             return None
         try:
             if self._store is None or fingerprint.key != self._key:
                 self._open_store(dataset, fingerprint.key, num_slots)
             assert self._store is not None
-            self._store.make_room(num_slots)
+            self._store.prepare(num_slots)
         except OSError as error:
-            self._refuse(f"samples are not cached: {error}", notes)
+            self._disable(f"samples are not cached: {error}", notes)
             return None
         return CachedDataset(dataset, self._store, fingerprint.generators)
 
@@ -103,26 +105,26 @@ class SampleCache:
         folder = None
         if self._folder is not None:
             folder = os.path.join(self._folder, f"{type(dataset).__name__}-{key}")
-        if self._board is not None:
-            self._num_earlier_hits += self._board.num_hits
-        self._board = Board.create(max(_MAX_PROCESSES, num_slots))
+        if self._state is not None:
+            self._num_earlier_hits += self._state.num_hits
+        self._state = SharedCacheState.create(max(_MAX_PROCESSES, num_slots))
         self._key = key
-        self._store = SampleStore(len(dataset), self._max_bytes, self._board, folder)
+        self._store = SampleStore(len(dataset), self._max_bytes, self._state, folder)
 
-    def _refuse(self, text: str, notes: list[str]) -> None:
+    def _disable(self, text: str, notes: list[str]) -> None:
         self._refusal = text
         notes.append(text)
         say(text)
 
     def update_statistics(self, statistics: Statistics) -> None:
         """Write the number of hits, the size and the notes of the cache to the statistics."""
-        board, store = self._board, self._store
-        if board is None or store is None:
+        state, store = self._state, self._store
+        if state is None or store is None:
             return
-        statistics.cached = self._num_earlier_hits + board.num_hits
+        statistics.cached = self._num_earlier_hits + state.num_hits
         statistics.cache_bytes = store.num_bytes()
-        notes = [board.reason] if board.is_refused else []
-        if board.is_full:
+        notes = [state.reason] if state.is_disabled else []
+        if state.is_full:
             notes.append(
                 f"no more samples are cached: the memory or disk is full, or {self._max_bytes:,} "
                 "bytes (cache_bytes) are reached"

@@ -21,7 +21,7 @@ import torch
 
 from cputrain.data.sample_files import SampleFile
 from cputrain.data.sample_memory import SampleMemory
-from cputrain.data.sample_store import Board
+from cputrain.data.sample_store import SharedCacheState
 from cputrain.ipc import create_memfd
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ _OUT_OF_BAND_TYPES = (
     connection.Connection,
     SampleMemory,
     SampleFile,
-    Board,
+    SharedCacheState,
 )
 """Types that are pickled in each worker's message, as they contain a descriptor.
 

@@ -43,7 +43,7 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
     ) -> None:
         super().__init__(loader)
         if cached is not None:
-            cached.open(0, is_scripts=True)
+            cached.open(0, is_in_script=True)
             self._dataset_fetcher.dataset = cached
         self._profile_name = profile_name(_SingleProcessDataLoaderIter)
         self._statistics = statistics
