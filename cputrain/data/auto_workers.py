@@ -33,7 +33,7 @@ def initial_num_workers(loader: DataLoader[Any]) -> tuple[int, str]:
     """
     num_cores = _num_cores()
     if loader._dataset_kind == _DatasetKind.Iterable:
-        return 1, "an iterable dataset would be read once by each worker; one cannot repeat it"
+        return 1, "each worker would yield all samples of an iterable dataset"
     if strategy.columns_of_loader(loader) is not None:
         return 0, "the data is in memory, and rows are gathered in one call"
     batch_s = _measure_batch_s(loader)

@@ -112,6 +112,7 @@ class SampleCache:
         self._store = SampleStore(len(dataset), self._max_bytes, self._state, folder)
 
     def _disable(self, text: str, notes: list[str]) -> None:
+        """Disable the cache of this loader, and report why."""
         self._refusal = text
         notes.append(text)
         say(text)

@@ -116,7 +116,7 @@ class CachedDataset:
         """Load a cached sample again, and disable the cache if the two differ."""
         sample, reason, _ = self._watch.load(self.dataset, index)
         if not _is_equal(sample, reason, cached):
-            self.disable(reason or "a cached sample differs from the same one loaded again")
+            self.disable(reason or "a cached sample differs from the same sample loaded again")
         return sample
 
     def disable(self, reason: str) -> None:

@@ -91,7 +91,7 @@ def can_gather_every_part(dataset: Any) -> bool:
             return False
         try:
             batch = columns.gather(range(1))
-        except Exception:  # whatever it is: torch's workers make such batches
+        except Exception:  # torch's workers load such batches
             return False
         if batch is None:
             return False
@@ -218,19 +218,19 @@ class _ConcatColumns(Columns):
             if int(index.min()) < 0:
                 return None
         part_of_row = torch.searchsorted(self._ends, index, right=True)
-        places: Any = range(len(self._sizes))
-        if len(places) > MANY_PARTS:
-            places = part_of_row.unique().tolist()
+        part_indices: Any = range(len(self._sizes))
+        if len(part_indices) > MANY_PARTS:
+            part_indices = part_of_row.unique().tolist()
         if int(part_of_row.max()) >= len(self._sizes):
             return None
         order: list[torch.Tensor] = []
         parts: list[Any] = []
-        for place in places:
-            positions = (part_of_row == place).nonzero().view(-1)
+        for part_index in part_indices:
+            positions = (part_of_row == part_index).nonzero().view(-1)
             if not len(positions):
                 continue
-            begin = self._sizes[place - 1] if place else 0
-            part = self._gather_part(place, index.index_select(0, positions) - begin)
+            begin = self._sizes[part_index - 1] if part_index else 0
+            part = self._gather_part(part_index, index.index_select(0, positions) - begin)
             if part is None:
                 return None
             order.append(positions)
@@ -238,18 +238,19 @@ class _ConcatColumns(Columns):
         if len(parts) == 1:
             return parts[0]
         if type(parts[0]) is list:
-            places = torch.cat(order).argsort()
+            row_order = torch.cat(order).argsort()
             if len({len(part) for part in parts}) > 1:
                 return None
-            columns = [_merge(column, places) for column in zip(*parts, strict=True)]
+            columns = [_merge(column, row_order) for column in zip(*parts, strict=True)]
             return None if any(column is None for column in columns) else columns
         return _merge(parts, torch.cat(order).argsort())
 
-    def _gather_part(self, place: int, index: torch.Tensor) -> Any:
-        dataset = self._dataset.datasets[place]
-        entry = self._parts.get(place)
+    def _gather_part(self, part_index: int, index: torch.Tensor) -> Any:
+        """Gather rows of one part; return None if torch must load them."""
+        dataset = self._dataset.datasets[part_index]
+        entry = self._parts.get(part_index)
         if entry is None or entry[0] is not dataset:
-            entry = self._parts[place] = dataset, columns_of(dataset)
+            entry = self._parts[part_index] = dataset, columns_of(dataset)
         return None if entry[1] is None else entry[1].gather(index)
 
 
@@ -258,8 +259,13 @@ def _is_changed(dataset: Any, kind: type) -> bool:
     return type(dataset) is not kind or "__getitems__" in vars(dataset)
 
 
-def _merge(parts: Sequence[Any], places: torch.Tensor) -> torch.Tensor | None:
-    """Return the rows of several parts in one tensor; None if dtypes or shapes differ."""
+def _merge(parts: Sequence[Any], row_order: torch.Tensor) -> torch.Tensor | None:
+    """Return the rows of several parts in one tensor; None if dtypes or shapes differ.
+
+    Args:
+        parts: The rows of each part.
+        row_order: For each row of the batch, its index in the concatenated parts.
+    """
     first = parts[0]
     for part in parts:
         if (
@@ -268,7 +274,7 @@ def _merge(parts: Sequence[Any], places: torch.Tensor) -> torch.Tensor | None:
             or part.shape[1:] != first.shape[1:]
         ):
             return None
-    return torch.cat(list(parts)).index_select(0, places)
+    return torch.cat(list(parts)).index_select(0, row_order)
 
 
 def _indexes_as(dataset: Any, base: type, *attributes: str) -> bool:
@@ -308,10 +314,12 @@ def is_plain(tensor: Any) -> bool:
 
 
 def _can_gather(tensor: torch.Tensor) -> bool:
+    """Return whether a plain tensor has rows of a dtype that can be gathered."""
     return tensor.dim() > 0 and tensor.shape[0] > 0 and _gathers_as_stack(tensor.dtype)
 
 
 def _is_usable(tensor: Any) -> bool:
+    """Return whether a value is a plain tensor whose rows can be gathered."""
     return is_plain(tensor) and _can_gather(tensor)
 
 
@@ -329,6 +337,7 @@ def _gathers_as_stack(dtype: torch.dtype) -> bool:
 
 
 def _is_plain_array(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether torch collates the rows of an array as tensors of the same dtype."""
     # elements of a one-dimensional array are NumPy scalars, which torch collates by type; for a
     # read-only array torch warns
     if array.ndim < 2 or not len(array) or not array.flags.writeable:
@@ -340,6 +349,7 @@ def _is_plain_array(array: np.ndarray[Any, Any]) -> bool:
 
 
 def _are_supported_indices(indices: Any) -> bool:
+    """Return whether the indices of a Subset have a type that `_select` supports."""
     kind = type(indices)
     if kind is torch.Tensor:
         return is_plain(indices) and indices.dim() == 1 and indices.dtype is torch.int64
@@ -401,4 +411,5 @@ def _gather_rows(tensor: torch.Tensor, rows: range | torch.Tensor) -> torch.Tens
 
 
 def _none_if_empty(batch: torch.Tensor) -> torch.Tensor | None:
+    """Return a batch; None if it has no elements, as such batches are left to torch."""
     return batch if batch.numel() else None

@@ -247,6 +247,7 @@ class Fingerprint:
         self._digest.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def _add_function(self, function: types.FunctionType, where: str) -> None:
+        """Hash a function's bytecode, defaults, closure, and the globals that it uses."""
         module = str(function.__globals__.get("__name__", ""))
         if _is_installed(module):
             self._put("function", module, function.__qualname__)
@@ -269,6 +270,7 @@ class Fingerprint:
             self._add(constant, where)
 
     def _add_class(self, kind: type, where: str) -> None:
+        """Hash a class's bases, attributes and methods; of a library's class, only its version."""
         self._put("class", kind.__module__, kind.__qualname__)
         if not kind.__flags__ & _HEAP_TYPE or _is_installed(kind.__module__):
             self._put(_version(kind.__module__.partition(".")[0]))
@@ -380,6 +382,7 @@ _SITE_PACKAGES = tuple(
 
 @cache
 def _version(name: str) -> str:
+    """Return the version of an installed package; empty if it is unknown."""
     try:
         return metadata.version("Pillow" if name == "PIL" else name)
     except metadata.PackageNotFoundError:

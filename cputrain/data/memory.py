@@ -160,6 +160,7 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
             self._batch_rows = iter_batch_rows(self._index_sampler)
 
     def _record_batch(self, begin: float) -> None:
+        """Count a batch and its time in the statistics."""
         self._statistics.waited_s += perf_counter() - begin
         self._statistics.batches += 1
 
@@ -212,6 +213,7 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Start an epoch with a new trial of the prefetch thread."""
         self._tasks.clear()
         self._thread, self._is_thread_used = None, False
         self._trial = PrefetchTrial(self._statistics)
@@ -242,14 +244,15 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
         return batch
 
     def _get_data(self) -> tuple[Any, Any]:
+        """Run the next task, and return its number and its batch or error."""
         task, batch = self._next_result()
         if isinstance(task, _ResumeIteration):
             return task, None
         number, rows = task
         if batch is None:
-            place = self._task_info[number][0]
+            worker_id = self._task_info[number][0]
             worker = WorkerIdentity(
-                place, self._num_workers, self._base_seed + place, self._snapshot,
+                worker_id, self._num_workers, self._base_seed + worker_id, self._snapshot,
                 self._is_grad_enabled,
             )  # fmt: skip
             with torch._C.DisableTorchFunction(), _disable_current_modes():

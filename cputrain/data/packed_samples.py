@@ -50,6 +50,7 @@ class SharedSamples(NamedTuple):
 
 
 def _open(*fields: Any) -> Any:
+    """Return the opened container of shared samples, when these are unpickled."""
     return SharedSamples(*fields).open()
 
 

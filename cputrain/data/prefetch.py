@@ -30,19 +30,19 @@ class BatchThread:
     """A thread that computes a batch from each task, in order.
 
     Args:
-        make: Returns the batch of a task; called in the thread.
+        load_batch: Returns the batch of a task; called in the thread.
     """
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
+    def __init__(self, load_batch: Callable[[Any], Any]) -> None:
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         self._pending: deque[Any] = deque()
         """Tasks whose results `get` has not returned."""
-        self._make = make
+        self._load_batch = load_batch
         self._process = os.getpid()
         self._thread = threading.Thread(
             target=_run,
-            args=(make, self._tasks, self._results),
+            args=(load_batch, self._tasks, self._results),
             name="cputrain-prefetch",
             daemon=True,
         )
@@ -62,10 +62,10 @@ class BatchThread:
         self._tasks.put(task)
 
     def get(self) -> tuple[Any, Any]:
-        """Wait for the oldest task; return it with its batch, or raise the error of `make`."""
+        """Wait for the oldest task; return it and its batch, or raise the error of `load_batch`."""
         task = self._pending.popleft()
         if os.getpid() != self._process:  # a forked child has a copy of the queues, but no thread
-            return task, self._make(task)
+            return task, self._load_batch(task)
         is_ok, batch = self._results.get()
         if is_ok:
             return task, batch
@@ -91,7 +91,7 @@ def _stop_all() -> None:
 
 
 def _run(
-    make: Callable[[Any], Any],
+    load_batch: Callable[[Any], Any],
     tasks: queue.SimpleQueue[Any],
     results: queue.SimpleQueue[tuple[bool, Any]],
 ) -> None:
@@ -99,7 +99,7 @@ def _run(
     _use_one_openmp_thread()
     while (task := tasks.get()) is not None:
         try:
-            results.put((True, make(task)))
+            results.put((True, load_batch(task)))
         except BaseException as error:  # raised in `get`
             results.put((False, error))
         del task

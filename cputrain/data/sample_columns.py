@@ -177,8 +177,8 @@ def write_column(rows: Sequence[Any], writer: SampleWriter, *, is_builtin: bool)
 
 def _transposed(rows: Sequence[Any], width: int) -> Iterable[list[Any]]:
     """Yield the fields of tuples as lists, one list at a time to save memory."""
-    for place in range(width):
-        yield [row[place] for row in rows]
+    for index in range(width):
+        yield [row[index] for row in rows]
 
 
 def _write_strings(rows: Sequence[str], writer: SampleWriter) -> StringColumn:
@@ -192,7 +192,7 @@ def _write_strings(rows: Sequence[str], writer: SampleWriter) -> StringColumn:
 def write_encoded(rows: Sequence[Any], writer: SampleWriter, *, is_builtin: bool) -> EncodedColumn:
     """Write objects to shared memory, each encoded by itself; raise any error of pickling."""
     lengths = array("Q")
-    begin = writer.begin()
+    begin = writer.align()
     for first in range(0, len(rows), _CHUNK_ROWS):
         chunk = rows[first : first + _CHUNK_ROWS]
         encoded = encode_each(chunk, is_builtin=is_builtin)

@@ -161,6 +161,7 @@ class _SampleEncoder:
         self._put_data(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
 
     def _require_first_use(self, address: int, size: int) -> None:
+        """Raise NotEncodableError if memory at this address has been encoded before."""
         if size and address in self._addresses:
             raise NotEncodableError("the same array or tensor twice")
         self._addresses.add(address)
@@ -185,6 +186,7 @@ class _SampleEncoder:
         self._put(_INTEGER.pack(len(numbers)) + struct.pack(f"<{len(numbers)}q", *numbers))
 
     def _put_data(self, data: bytes) -> None:
+        """Append the size and the aligned bytes of an array."""
         self._put(_INTEGER.pack(len(data)))
         self._put(bytes(-self._size % _ALIGNMENT))
         if len(data) < _LARGE:
@@ -253,6 +255,7 @@ class _SampleDecoder:
         return complex(*_COMPLEX.unpack_from(self._view, self._offset - 16))
 
     def _data(self) -> np.ndarray[Any, Any]:
+        """Return the aligned bytes of an array, as a view of the buffer."""
         size = self._integer()
         begin = self._offset + -self._offset % _ALIGNMENT
         self._offset = begin + size

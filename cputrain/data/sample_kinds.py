@@ -122,6 +122,7 @@ def _classify(kind: type) -> tuple[bool, bool]:
 
 
 def _is_namedtuple(kind: Any) -> bool:
+    """Return whether a class is a named tuple that is pickled in the usual way."""
     attributes = vars(kind)
     return (
         kind.__bases__ == (tuple,)
@@ -158,6 +159,7 @@ def _has_slots(kind: type) -> bool:
 
 
 def _require_plain_arrays(values: Iterable[Any]) -> None:
+    """Raise NotSharableError if an array among the values cannot be rebuilt exactly."""
     for value in values:
         if type(value) is not np.ndarray:
             continue

@@ -55,12 +55,12 @@ class SampleWriter:
 
     def add(self, buffer: bytes | array[Any]) -> Span:
         """Append a buffer and return its position."""
-        begin = self.begin()
+        begin = self.align()
         view = memoryview(buffer)
         self.extend(view.cast("B"))
         return self.span_from(begin)._replace(format=view.format)
 
-    def begin(self) -> int:
+    def align(self) -> int:
         """Add padding, and return the offset of the next buffer."""
         if padding := -self._memory.size % _ALIGNMENT:
             self.extend(bytes(padding))
@@ -80,7 +80,7 @@ class SampleWriter:
 
     def finish(self) -> SampleMemory:
         """Return the memory."""
-        self.begin()
+        self.align()
         if not self._memory.size:
             self.extend(bytes(_ALIGNMENT))
         return self._memory

@@ -170,6 +170,7 @@ class _TaskReceiver:
         """A prefetched epoch, and the random states before its first task."""
 
     def get(self, timeout: float | None = None) -> Any:
+        """Return the next task; None at the end, or if the loader's process has exited."""
         while True:
             try:
                 if not self._connection.poll(timeout):

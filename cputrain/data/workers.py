@@ -146,6 +146,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             raise
 
     def _next_data(self) -> Any:
+        """Return the next batch, and record the time that the script waits for it."""
         begin = time.perf_counter()
         try:
             data = super()._next_data()
@@ -158,6 +159,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return data
 
     def _try_get_data(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+        """Return the next result of this epoch; store results of the prefetched epoch."""
         while True:
             is_received, result = super()._try_get_data(*args, **kwargs)
             if is_received and isinstance(result[0], PrefetchTask):
@@ -172,6 +174,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                 return is_received, result
 
     def _try_put_index(self) -> None:
+        """Send the next task of this epoch, or else of the next one."""
         sent = self._send_idx
         super()._try_put_index()
         if self._can_prefetch_epochs and self._send_idx == sent:
@@ -202,6 +205,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._num_resuming += 1
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Start an epoch, with its prefetched batches if they match the sampler's order."""
         epoch = None if first_iter else self._next_epoch
         self.is_over = False
         self._next_epoch = None

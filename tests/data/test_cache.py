@@ -450,8 +450,8 @@ def test_a_sample_that_changes_for_no_reason_is_found_out(
         assert set(torch.cat(list(loader)).tolist()) == {len("sun")}
     finally:
         del os.environ["WEATHER"]
-    assert "differs from the same one loaded again" in loader.stats().notes[0]
-    assert "differs from the same one loaded again" in capfd.readouterr().err
+    assert "differs from the same sample loaded again" in loader.stats().notes[0]
+    assert "differs from the same sample loaded again" in capfd.readouterr().err
 
 
 def _of_the_weather(index: int) -> int:
