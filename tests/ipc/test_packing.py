@@ -298,9 +298,9 @@ def test_any_batch_comes_back(batch: Any) -> None:
 )
 @settings(deadline=None)
 def test_any_result_is_read_as_it_was_written(
-    making: float, packing: float, in_block: bool, lent: list[Lent], data: bytes
+    samples_s: float, packing_s: float, is_in_block: bool, lent: list[Lent], data: bytes
 ) -> None:
-    sent = Result(making, 0.5, packing, in_block, lent, data)
+    sent = Result(samples_s, 0.5, packing_s, is_in_block, lent, data)
     got = Result.decode(sent.encode())
     assert got._replace(data=bytes(got.data)) == sent
 

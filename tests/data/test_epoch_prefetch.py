@@ -1,4 +1,4 @@
-"""With persistent workers the next epoch begins early, and nobody could tell from the batches."""
+"""Prefetching the next epoch with persistent workers leaves batches and random states as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that makes batches ahead: where it pays, and never longer than it is wanted."""
+"""The prefetch thread: its order, its errors, its end, and the trial that decides on it."""
 
 from __future__ import annotations
 
