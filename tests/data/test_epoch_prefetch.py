@@ -1,4 +1,4 @@
-"""Prefetching the next epoch with persistent workers leaves batches and random states as they are."""
+"""Prefetching the next epoch with persistent workers does not change batches or random states."""
 
 from __future__ import annotations
 
