@@ -212,7 +212,7 @@ class Fingerprint:
             value.__self__, (types.ModuleType, type(None), type)
         ):
             self._put("builtin", value.__module__, value.__qualname__)
-        elif _is_made_of_attributes(value):
+        elif _has_attribute_state(value):
             self._put("object")
             self._add(type(value), where)
             for name, attribute in sorted(_attributes_of(value).items()):
@@ -309,7 +309,7 @@ def _sort_key(element: Any) -> str:
     return f"{module}.{name}" if isinstance(name, str) else ""
 
 
-def _is_made_of_attributes(value: Any) -> bool:
+def _has_attribute_state(value: Any) -> bool:
     """Return whether an object's class is written in Python, so that attributes are its state."""
     kind = type(value)
     if not all(

@@ -159,8 +159,8 @@ class Transport:
             forkserver.ensure_running()
         # a forked copy of the script must not be interrupted before it runs worker code. A Ctrl-C
         # also ends a fork server that is starting; it is raised instead of the resulting error
-        with deferred_signals(), interrupt_blocked() as takes_interrupts:
-            process = self._context.Process(target=run_worker, args=(takes_interrupts, *args))
+        with deferred_signals(), interrupt_blocked() as should_unblock_sigint:
+            process = self._context.Process(target=run_worker, args=(should_unblock_sigint, *args))
             process._name = _WorkerName(process._name)
             process.daemon = True
             try:

@@ -43,12 +43,15 @@ READY = b"\1"
 
 
 def run_worker(
-    takes_interrupts: bool, ends: LoaderWorkerEnds, replacements: Sequence[Replacement], *job: Any
+    should_unblock_sigint: bool,
+    ends: LoaderWorkerEnds,
+    replacements: Sequence[Replacement],
+    *job: Any,
 ) -> None:
     """Load batches until the loader is done, its process exits, or Ctrl-C is pressed.
 
     Args:
-        takes_interrupts: Whether SIGINT was unblocked in the process that started this one.
+        should_unblock_sigint: Whether SIGINT was unblocked in the process that started this one.
         ends: The worker's ends of its link.
         replacements: Containers that a forked worker replaces by shared samples.
         job: torch's worker loop, its arguments, their roles, and a payload or None.
@@ -57,7 +60,7 @@ def run_worker(
     exit_with_owner(ends.owner)
     ends.close_loader_ends()
     try:
-        if takes_interrupts:  # SIGINT was blocked while this process started
+        if should_unblock_sigint:  # SIGINT was blocked while this process started
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         with suppress(BrokenPipeError):  # the loader is closed: reading the first task shows it
             ends.results.send_bytes(READY)
