@@ -1,4 +1,4 @@
-"""Loading data without waiting for it."""
+"""The DataLoader: torch's batches in torch's order, with less time spent waiting for them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the methods of a dataset that run in a worker do with an attribute, by their source.
+"""Static analysis of how a dataset's methods use its attributes.
 
-A list may be replaced by something that only takes samples if nothing else is done with it. So the
-methods are read: the object must not be passed on, and the attribute only be indexed, or its length
-taken. What cannot be read is not trusted.
+A list can be replaced by shared samples if workers only index it or take its length. So the source
+of the methods that workers call is checked: it must not pass `self` to other code, nor use the
+attribute in another way. Methods without source make the analysis fail.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ _NEVER_CALLED = frozenset(
     ("__init__", "__new__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__",
      "__reduce_ex__", "__getstate__", "__setstate__", "__init_subclass__", "__add__")
 )  # fmt: skip
-"""Special methods that no worker calls while it makes samples."""
+"""Special methods that workers do not call."""
 
 _WHOLE_STATE = frozenset(("__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__slots__"))
 
 
 class UnknownUseError(Exception):
-    """More may be done with the attributes of an object than to index them; the text says why."""
+    """A class's use of its attributes cannot be determined; the text says why."""
 
 
 class AttributeUse:
-    """Which attributes the methods of one class index, and which they use in other ways."""
+    """The attributes that a class's methods index, and those that they use in other ways.
+
+    Args:
+        kind: The class. Raises UnknownUseError if it cannot be analyzed.
+    """
 
     def __init__(self, kind: type) -> None:
         self._indexed: set[str] = set()
-        self._others: set[str] = set()
+        self._other_uses: set[str] = set()
         pending = [*_CALLED_BY_TORCH]
         for base in kind.__mro__:
             pending += [
@@ -56,19 +60,19 @@ class AttributeUse:
             if name not in seen:
                 seen.add(name)
                 for base in kind.__mro__:
-                    if base not in _BASES and name in vars(base):
+                    if base not in _TRUSTED_BASES and name in vars(base):
                         pending += self._read(base, name, vars(base)[name])
 
     def is_indexed(self, name: str) -> bool:
-        """Return whether an attribute is indexed, or its length taken."""
+        """Return whether a method indexes an attribute or takes its length."""
         return name in self._indexed
 
-    def is_used_otherwise(self, name: str) -> bool:
-        """Return whether anything else is done with an attribute."""
-        return name in self._others
+    def has_other_use(self, name: str) -> bool:
+        """Return whether a method uses an attribute in another way."""
+        return name in self._other_uses
 
     def _read(self, base: type, name: str, value: Any) -> set[str]:
-        """Read one method, and return the names of all attributes that it uses."""
+        """Analyze a method, and return the names of all attributes that it uses."""
         where = f"{base.__qualname__}.{name}"
         if isinstance(value, (staticmethod, classmethod)):
             value = value.__func__
@@ -79,21 +83,21 @@ class AttributeUse:
         for function in functions:
             if type(function) is not FunctionType:
                 if callable(value) or hasattr(type(value), "__get__"):
-                    raise UnknownUseError(f"{where} is no plain method")
-                return used  # a constant of the class
+                    raise UnknownUseError(f"{where} is not a plain method")
+                return used  # a class attribute that is not callable
             used |= self._read_function(where, function)
         return used
 
     def _read_function(self, where: str, function: FunctionType) -> set[str]:
         tree = _parsed(where, function)
         code = function.__code__
-        myself = code.co_varnames[0] if code.co_argcount else None
+        self_name = code.co_varnames[0] if code.co_argcount else None
         parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         used: set[str] = set()
         for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and node.id == myself:
-                if not _keeps_to_itself(node, parents[node]):
-                    raise UnknownUseError(f"{where} passes {myself} on")
+            if isinstance(node, ast.Name) and node.id == self_name:
+                if not _is_local_use(node, parents[node]):
+                    raise UnknownUseError(f"{where} passes {self_name} to other code")
             elif isinstance(node, ast.Name) and node.id in ("locals", "eval", "exec"):
                 raise UnknownUseError(f"{where} calls {node.id}()")
             elif isinstance(node, ast.Attribute):
@@ -101,21 +105,22 @@ class AttributeUse:
                     raise UnknownUseError(f"{where} uses {node.attr}")
                 used.add(node.attr)
                 is_indexed = _is_indexed(node, parents[node])
-                (self._indexed if is_indexed else self._others).add(node.attr)
+                (self._indexed if is_indexed else self._other_uses).add(node.attr)
         return used
 
 
-_BASES = (object, torch.utils.data.Dataset)
+_TRUSTED_BASES = (object, torch.utils.data.Dataset)
 
 
-def _keeps_to_itself(node: ast.Name, parent: ast.AST) -> bool:
-    """Return whether the object is asked for an attribute, its length or its type."""
+def _is_local_use(node: ast.Name, parent: ast.AST) -> bool:
+    """Return whether `self` is only used for an attribute, its length, its type or `super`."""
     if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name):
         return parent.func.id in ("len", "type", "super") and node in parent.args
     return isinstance(parent, ast.Attribute)
 
 
 def _is_indexed(node: ast.Attribute, parent: ast.AST) -> bool:
+    """Return whether an attribute is read by an index or passed to `len`."""
     if isinstance(parent, ast.Subscript):
         return parent.value is node and isinstance(parent.ctx, ast.Load)
     return (
@@ -127,16 +132,17 @@ def _is_indexed(node: ast.Attribute, parent: ast.AST) -> bool:
 
 
 def _parsed(where: str, function: FunctionType) -> ast.AST:
+    """Return the syntax tree of a function; raise UnknownUseError if its source is not reliable."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         raise UnknownUseError(f"the source of {where} cannot be read") from None
     (definition,) = tree.body
     if not isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        raise UnknownUseError(f"{where} is no plain method")
+        raise UnknownUseError(f"{where} is not a plain method")
     names = {node.attr for node in ast.walk(definition) if isinstance(node, ast.Attribute)}
     if definition.decorator_list:
-        # what a decorator makes of a function is another function, but for these
+        # other decorators may replace the function by another one
         allowed = ("property", "staticmethod", "classmethod")
         if not all(getattr(item, "id", "") in allowed for item in definition.decorator_list):
             raise UnknownUseError(f"{where} has a decorator")
@@ -146,7 +152,7 @@ def _parsed(where: str, function: FunctionType) -> ast.AST:
 
 
 def _attributes_in(code: CodeType) -> Iterator[str]:
-    """Yield the attributes that bytecode loads."""
+    """Yield the names of attributes that bytecode uses, nested functions included."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"):
             yield str(instruction.argval)

@@ -1,7 +1,7 @@
-"""The next epoch's first batches, made while the last ones of this epoch are consumed.
+"""Prefetching the first batches of the next epoch while the script consumes the last of this one.
 
-Which rows they hold is foretold from copies of the random states, so nothing is drawn twice; when
-the epoch begins, the sampler is asked as ever, and what was made is used only if it says the same.
+Their rows are predicted: the sampler runs early, and then its random states are restored. The
+sampler runs again when the epoch begins, and prefetched batches are used only if rows are equal.
 """
 
 from __future__ import annotations
@@ -32,58 +32,64 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# NumPy loads it when it is first used, and drops an interrupt that arrives meanwhile
+# NumPy imports it at its first use, and loses an interrupt that arrives during the import
 with deferred_signals():
     importlib.import_module("numpy.random")
 
 
-class Ahead(NamedTuple):
-    """Stands for the number of a task that was sent before its epoch began."""
+class PrefetchTask(NamedTuple):
+    """The number of a task that is sent before its epoch begins."""
 
     epoch: int
     number: int
 
 
-class Forget(NamedTuple):
-    """Told to a worker whose batches of an epoch are not wanted."""
+class DiscardEpoch(NamedTuple):
+    """A message to workers: the prefetched batches of an epoch are not used."""
 
     epoch: int
 
 
 class EpochPrefetch:
-    """What has been foretold, sent and received of it."""
+    """The state of a prefetched epoch: its predicted rows, tasks sent, and results received."""
 
     def __init__(self, number: int, rows: list[Any]) -> None:
         self.number = number
         self.rows = rows
-        """Of its first batches, as the sampler would list them now."""
-        self.sent = 0
-        """How many of those workers have been asked for."""
-        self.made: dict[int, Any] = {}
-        """Those that have come."""
+        """The predicted rows of its first batches."""
+        self.num_sent = 0
+        """The number of these batches whose tasks have been sent to workers."""
+        self.results: dict[int, Any] = {}
+        """Batches that have been received, by number."""
 
-    def is_as_foretold(self, rows: list[Any]) -> bool:
-        """Whether the sampler, now that the epoch begins, lists what has been sent."""
-        return rows == self.rows[: self.sent]
+    def matches(self, rows: list[Any]) -> bool:
+        """Return whether the rows that were sent equal those of the epoch that begins."""
+        return rows == self.rows[: self.num_sent]
 
 
-def foretell(sampler: Any, number: int, count: int) -> EpochPrefetch | None:
-    """The epoch after this one; None if it is not certain, or asking could be noticed."""
-    if type(sampler) is not BatchSampler or not _is_certain(sampler.sampler):
+def predict_next_epoch(sampler: Any, number: int, max_batches: int) -> EpochPrefetch | None:
+    """Return the next epoch's predicted rows; None if they are uncertain or the sampler is unknown.
+
+    Args:
+        sampler: The loader's batch sampler.
+        number: The epoch's number.
+        max_batches: The largest number of batches to predict.
+    """
+    if type(sampler) is not BatchSampler or not _has_predictable_order(sampler.sampler):
         return None
     states = SamplerStates(sampler)
     try:
-        rows = list(islice(iter(sampler), count))
+        rows = list(islice(iter(sampler), max_batches))
     finally:
         states.restore()
-    plain = all(type(row) is int for batch in rows for row in batch)
-    return EpochPrefetch(number, rows) if plain else None
+    are_ints = all(type(row) is int for batch in rows for row in batch)
+    return EpochPrefetch(number, rows) if are_ints else None
 
 
-def _is_certain(sampler: Any) -> bool:
-    """Whether nothing a script usually does between two epochs changes what a sampler lists.
+def _has_predictable_order(sampler: Any) -> bool:
+    """Return whether the usual steps of a script between epochs leave a sampler's order unchanged.
 
-    One without a generator of its own draws from torch's, as dropout on the CPU does too.
+    A sampler without a generator draws from torch's default generator, as dropout on the CPU does.
     """
     kind = type(sampler)
     if kind is DistributedSampler:
@@ -93,57 +99,61 @@ def _is_certain(sampler: Any) -> bool:
     return kind is SequentialSampler
 
 
-def may_change_between_epochs(*things: Any) -> bool:
-    """Whether a worker's copies hold what makes an early epoch differ from a timely one.
+def may_change_between_epochs(*roots: Any) -> bool:
+    """Return whether objects may hold something that makes a prefetched epoch differ.
 
-    What the script does to its own between two epochs does not reach the copies, unless they share
-    memory, as scripts do to tell workers the epoch. And random numbers that a dataset draws from a
-    generator of its own could not be put back, were the early epoch not wanted.
+    A script that changes its dataset between epochs does not change the workers' copies, unless
+    they share memory, by which some scripts tell workers the epoch. A dataset's generator counts
+    too: its state could not be restored if the prefetched epoch were discarded.
+
+    Args:
+        roots: The dataset and the functions that workers call.
     """
     seen: set[int] = set()
-    level = list(things)
+    level = list(roots)
     while level:
-        if any(is_live(thing) for thing in level):
+        if any(is_volatile(value) for value in level):
             return True
         seen.update(map(id, level))
-        if len(seen) > _MOST:
-            return True  # too much to look through
+        if len(seen) > _MAX_OBJECTS:
+            return True  # too many objects to check
         parts = list(chain.from_iterable(map(_parts, level)))
         level = list({id(part): part for part in parts if id(part) not in seen}.values())
     return False
 
 
-_MOST = 10_000
-"""Parts that are looked at."""
+_MAX_OBJECTS = 10_000
+"""Objects that are checked at most."""
 
-_ASKED = ("__getitem__", "__getitems__", "__call__")
+_WORKER_METHODS = ("__getitem__", "__getitems__", "__call__")
 """Methods that workers call."""
 
 
-def _parts(thing: Any) -> Iterable[Any]:
-    if isinstance(thing, _LEAVES):
+def _parts(value: Any) -> Iterable[Any]:
+    """Return objects that a value refers to, and that may matter to workers."""
+    if isinstance(value, _LEAVES):
         return ()
-    if isinstance(thing, dict):
-        return islice(thing.values(), 32)
-    if isinstance(thing, (list, tuple, set, deque)):
-        return islice(thing, 32)
-    if isinstance(thing, np.ndarray):
-        return (thing.base,)
-    if isinstance(thing, memoryview):
-        return (thing.obj,)
-    if isinstance(thing, MethodType):
-        return thing.__self__, thing.__func__
-    if isinstance(thing, FunctionType):
-        named = (thing.__globals__.get(name) for name in thing.__code__.co_names)
-        cells = (cell.cell_contents for cell in thing.__closure__ or () if cell != CellType())
-        return chain(named, cells, thing.__defaults__ or ())
-    if isinstance(thing, partial):
-        return thing.func, thing.args, thing.keywords
-    kind = type(thing)
+    if isinstance(value, dict):
+        return islice(value.values(), 32)
+    if isinstance(value, (list, tuple, set, deque)):
+        return islice(value, 32)
+    if isinstance(value, np.ndarray):
+        return (value.base,)
+    if isinstance(value, memoryview):
+        return (value.obj,)
+    if isinstance(value, MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, FunctionType):
+        global_values = (value.__globals__.get(name) for name in value.__code__.co_names)
+        cells = (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
+        return chain(global_values, cells, value.__defaults__ or ())
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    kind = type(value)
     slots = chain.from_iterable(getattr(base, "__slots__", ()) for base in kind.__mro__)
-    held = (getattr(thing, name, None) for name in slots if isinstance(name, str))
-    methods = (vars(base).get(name) for base in kind.__mro__ for name in _ASKED)
-    return chain(getattr(thing, "__dict__", {}).values(), held, methods)
+    slot_values = (getattr(value, name, None) for name in slots if isinstance(name, str))
+    methods = (vars(base).get(name) for base in kind.__mro__ for name in _WORKER_METHODS)
+    return chain(getattr(value, "__dict__", {}).values(), slot_values, methods)
 
 
 _LEAVES = (torch.Tensor, str, bytes, int, float, type, type(None), ModuleType)
@@ -151,11 +161,11 @@ _LEAVES = (torch.Tensor, str, bytes, int, float, type, type(None), ModuleType)
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
-def is_live(thing: Any) -> bool:
-    """Whether it changes by itself, or by what another process does."""
-    if isinstance(thing, torch.Tensor):
-        return thing.layout is not torch.strided or thing.is_shared()
-    if isinstance(thing, type):
+def is_volatile(value: Any) -> bool:
+    """Return whether a value is a generator, or is in memory that processes may share."""
+    if isinstance(value, torch.Tensor):
+        return value.layout is not torch.strided or value.is_shared()
+    if isinstance(value, type):
         return False
-    home = type(thing).__module__.partition(".")[0]
-    return isinstance(thing, _GENERATORS) or home in ("multiprocessing", "ctypes", "mmap")
+    root_module = type(value).__module__.partition(".")[0]
+    return isinstance(value, _GENERATORS) or root_module in ("multiprocessing", "ctypes", "mmap")

@@ -1,4 +1,4 @@
-"""A DataLoader in the place of torch's."""
+"""The public `DataLoader`: torch's arguments, plus automatic worker counts and a sample cache."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch.utils.data
 
-from cputrain.data import strategy as paths
+from cputrain.data import strategy
+from cputrain.data.auto_workers import initial_num_workers, updated_num_workers
 from cputrain.data.cache import SampleCache
-from cputrain.data.choose import first_choice, next_choice
 from cputrain.data.resume import Position
 from cputrain.data.sample_sharing import SampleSharing
 from cputrain.data.torch_step import hide_frames
@@ -30,29 +30,30 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
-    """torch's DataLoader: the same arguments, the same batches in the same order, less waiting.
+    """A faster `torch.utils.data.DataLoader`, with the same batches in the same order.
 
-    Beyond torch's arguments, `num_workers` may be "auto", and samples that come out the same each
-    time may be kept.
+    It takes torch's arguments. In addition, `num_workers` may be "auto", and samples that are the
+    same in each epoch may be cached.
 
     Args:
-        cache: "memory", or a folder: where samples are kept. None to make them in each epoch.
-        cache_bytes: that may be kept; by default a quarter of the memory, or half of what is free
-            where the folder lies.
+        cache: Where samples are cached: "memory" or a folder. None computes them in each epoch.
+        cache_bytes: The largest size of the cache in bytes; by default a quarter of the memory, or
+            half of the free space of the folder's file system.
     """
 
     begins_early = True
-    """With persistent workers, whether the next epoch may begin while this one ends.
+    """Whether persistent workers may prefetch batches of the next epoch before it begins.
 
-    It does where its order is certain, and nothing is seen that workers share with the script. Set
-    it to False where workers read what changes between epochs unseen: from a file, say.
+    They do so where the next epoch's order is known, and the dataset shares no memory with the
+    script. Set it to False if workers read something that changes between epochs in a way that
+    cannot be detected, such as a file.
     """
 
     shares_samples = True
-    """Whether samples in a list, dict or array of objects are laid out once in shared memory.
+    """Whether a dataset's list, dict or array of objects is copied into shared memory once.
 
-    They are where workers would need more memory without. Set it to False where laying them out
-    takes longer than the memory is worth.
+    This is done where each worker would otherwise need a copy. Set it to False where the time that
+    copying takes matters more than the memory.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        plain: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "batch_size": batch_size,
             "shuffle": shuffle,
             "sampler": sampler,
@@ -91,24 +92,26 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "pin_memory_device": pin_memory_device,
             "in_order": in_order,
         }
-        for_workers: dict[str, Any] = {
+        worker_arguments: dict[str, Any] = {
             "timeout": timeout,
             "multiprocessing_context": multiprocessing_context,
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
         }
-        self._auto: _Epoch | None = None
+        self._epoch_start: _EpochStart | None = None
         reason = ""
         if num_workers == "auto":
-            probe: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(dataset, **plain)
-            num_workers, reason = first_choice(probe)
+            probe: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+                dataset, **arguments
+            )
+            num_workers, reason = initial_num_workers(probe)
             if num_workers == 0:
-                for_workers = {}
-            self._auto = _Epoch()
-        super().__init__(dataset, num_workers=num_workers, **plain, **for_workers)
-        self._latest: weakref.ref[Any] | None = None
-        self._resume_at: Position | None = None
-        self._epoch_at: Position | None = None
+                worker_arguments = {}
+            self._epoch_start = _EpochStart()
+        super().__init__(dataset, num_workers=num_workers, **arguments, **worker_arguments)
+        self._iterator_ref: weakref.ref[Any] | None = None
+        self._resume_position: Position | None = None
+        self._epoch_position: Position | None = None
         self._sharing = SampleSharing()
         self._cache: SampleCache | None = None
         if cache is not None:
@@ -121,72 +124,76 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.stats().workers_reason = reason
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        if self._auto is not None and not self.persistent_workers:
-            self._choose_again(self._auto)
-        resumed = self._resume_at
-        if resumed is not None:
-            self._iterator = None  # workers of the epoch that is left have gone another way
-        self._epoch_at = resumed or Position.before_epoch(self)
+        if self._epoch_start is not None and not self.persistent_workers:
+            self._update_num_workers(self._epoch_start)
+        position = self._resume_position
+        if position is not None:
+            self._iterator = None  # persistent workers are in the state of the abandoned epoch
+        self._epoch_position = position or Position.before_epoch(self)
         iterator = super().__iter__()
-        self._resume_at = None
-        self._latest = weakref.ref(iterator)
+        self._resume_position = None
+        self._iterator_ref = weakref.ref(iterator)
         return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        if paths.why_not():
+        if strategy.unsupported_reason():
             return super()._get_iterator()
         if self.num_workers:
             self.check_worker_number_rationality()
         try:
-            return paths.iterator_of(self, resume=self._resume_at)
+            return strategy.iterator_of(self, resume=self._resume_position)
         except BaseException as error:
             hide_frames(error)
             raise
 
     def stats(self) -> Statistics:
-        """Where the time went since this loader was made."""
-        statistics = paths.statistics_of(self)
+        """Return the time and counts recorded since this loader was created."""
+        statistics = strategy.statistics_of(self)
         if self._cache is not None:
-            self._cache.tell(statistics)
+            self._cache.update_statistics(statistics)
         return statistics
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader is, for `load_state_dict` of one that is made alike."""
-        position = self._resume_at
-        iterator = None if self._latest is None else self._latest()
-        if position is None and self._epoch_at is not None and iterator is not None:
-            position = copy.copy(self._epoch_at)
-            position.batches = iterator._num_yielded
-            if paths.is_over(iterator):
-                position = None  # the next epoch is yet to begin
+        """Return the position for `load_state_dict` of a loader with the same arguments."""
+        position = self._resume_position
+        iterator = None if self._iterator_ref is None else self._iterator_ref()
+        if position is None and self._epoch_position is not None and iterator is not None:
+            position = copy.copy(self._epoch_position)
+            position.num_batches = iterator._num_yielded
+            if strategy.is_over(iterator):
+                position = None  # the next epoch has not begun
         if position is None:
             position = Position.before_epoch(self)
-        if hasattr(self.dataset, "state_dict") and self.num_workers == 0 and position.batches:
-            position.dataset = self.dataset.state_dict()
-        return position.document()
+        if hasattr(self.dataset, "state_dict") and self.num_workers == 0 and position.num_batches:
+            position.dataset_state = self.dataset.state_dict()
+        return position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next epoch where `state` was taken: in its middle, with the same batches."""
-        self._resume_at = Position.read(state, self)
+        """Start the next epoch at a position that `state_dict` returned."""
+        self._resume_position = Position.from_state_dict(state, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None, "_sharing": SampleSharing()}
+        return {**self.__dict__, "_iterator_ref": None, "_sharing": SampleSharing()}
 
-    def _choose_again(self, epoch: _Epoch) -> None:
+    def _update_num_workers(self, epoch: _EpochStart) -> None:
+        """Set `num_workers` by how fast the last epoch's batches were produced and consumed."""
         now = time.perf_counter()
-        if epoch.before is not None:
-            chosen = next_choice(self.num_workers, epoch.before, self.stats(), now - epoch.begun)
-            if chosen != self.num_workers:
+        if epoch.statistics is not None:
+            num_workers = updated_num_workers(
+                self.num_workers, epoch.statistics, self.stats(), now - epoch.time_s
+            )
+            if num_workers != self.num_workers:
                 self.stats().workers_reason = (
-                    f"{chosen} instead of {self.num_workers}, by how fast batches were consumed"
+                    f"{num_workers} instead of {self.num_workers}, "
+                    "by how fast batches were consumed"
                 )
-                self.num_workers = chosen
-        epoch.before, epoch.begun = copy.copy(self.stats()), now
+                self.num_workers = num_workers
+        epoch.statistics, epoch.time_s = copy.copy(self.stats()), now
 
 
-class _Epoch:
-    """When the latest one began, and what had been done by then."""
+class _EpochStart:
+    """The time at which the latest epoch began, and the loader's statistics at that time."""
 
     def __init__(self) -> None:
-        self.before: Statistics | None = None
-        self.begun = 0.0
+        self.statistics: Statistics | None = None
+        self.time_s = 0.0

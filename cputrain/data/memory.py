@@ -1,4 +1,4 @@
-"""Batches gathered from data that lies in memory."""
+"""Iterators that gather batches from datasets in memory, in the script's process."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from torch.utils.data.dataloader import (
 )
 
 from cputrain.data.columns import columns_of
-from cputrain.data.order import as_list, is_known, known_batches
-from cputrain.data.prefetch import DEPTH, BatchThread, Trial
+from cputrain.data.order import as_list, has_known_order, iter_batch_rows
+from cputrain.data.prefetch import DEPTH, BatchThread, PrefetchTrial
 from cputrain.data.snapshot import snapshot_of
 from cputrain.data.torch_step import (
+    has_torch_mode,
     hide_frames,
-    is_profiled,
-    is_watched,
+    is_observed,
     next_batch,
     profile_name,
     refusal_to_pickle,
 )
-from cputrain.data.worker_errors import Worker, fetch_as_worker
+from cputrain.data.worker_errors import WorkerIdentity, fetch_as_worker
 from cputrain.runtime.patching import uncounted
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from cputrain.data.statistics import Statistics
 
 MAX_REFUSALS = 3
-"""Batches in a row that columns do not know, after which they are not asked any more."""
+"""Consecutive batches that columns cannot gather, after which they are not tried again."""
 
 
-def collates_as_torch() -> bool:
-    """Return whether default_collate stacks tensors and arrays, and nothing else is registered."""
+def has_default_collation() -> bool:
+    """Return whether default_collate's table of collation functions is torch's own."""
     table = collate.default_collate_fn_map
     return (
         table.get(torch.Tensor) is collate.collate_tensor_fn
@@ -62,8 +62,8 @@ _COLLATED_TYPES: frozenset[Any] = frozenset(
 )
 
 
-class Gatherer:
-    """Makes the batches that columns know."""
+class BatchGatherer:
+    """A callable that gathers batches from columns, or returns None for torch to load them."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -71,38 +71,38 @@ class Gatherer:
         self._num_refusals = 0
 
     def __call__(self, rows: Any) -> Any:
-        """Return the batch of these rows; None if torch must make it."""
+        """Return the batch of these rows; None if torch must load it."""
         if (
             self._num_refusals > MAX_REFUSALS
             or collate.default_collate_fn_map != self._collations
-            or is_watched()
+            or has_torch_mode()
         ):
             return None
         try:
             batch = self._columns.gather(rows)
-        except Exception:  # whatever it is: torch makes this batch, and says what is wrong
+        except Exception:  # torch loads this batch instead, and raises the proper error
             batch = None
         self._num_refusals = 0 if batch is not None else self._num_refusals + 1
         return batch
 
 
 class _Fetcher:
-    """Stands in the place of torch's fetcher: gathers a batch, or has torch's make it."""
+    """Replacement of torch's fetcher: gathers a batch, and falls back on torch's fetcher."""
 
-    def __init__(self, gather: Gatherer, torchs: Any) -> None:
+    def __init__(self, gather: BatchGatherer, torch_fetcher: Any) -> None:
         self._gather = gather
-        self._torchs = torchs
+        self._torch_fetcher = torch_fetcher
 
     def fetch(self, rows: Any) -> Any:
         batch = self._gather(rows)
-        return self._torchs.fetch(rows) if batch is None else batch
+        return self._torch_fetcher.fetch(rows) if batch is None else batch
 
 
 uncounted(_Fetcher.fetch)
 
 
 class MemoryIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, with one gather for each tensor of a batch."""
+    """torch's single-process iterator, with one gather for each tensor of a batch."""
 
     is_over = False
 
@@ -110,56 +110,57 @@ class MemoryIterator(_SingleProcessDataLoaderIter):
         super().__init__(loader)
         self._profile_name = profile_name(_SingleProcessDataLoaderIter)
         self._statistics = statistics
-        self._gather = Gatherer(columns)
+        self._gather = BatchGatherer(columns)
         self._dataset_fetcher = _Fetcher(self._gather, self._dataset_fetcher)
-        self._known: Iterator[Any] | None = None
-        """The rows of each batch, where they are known without asking the sampler for a list."""
+        self._batch_rows: Iterator[Any] | None = None
+        """The rows of each batch, where they are computed without torch's sampler."""
         self._has_begun = self._pin_memory
 
     def draw_first(self) -> None:
-        """Have the first rows drawn now."""
+        """Draw the first batch's rows at once instead of at the first `next`."""
         self._sampler_iter = chain(list(islice(self._sampler_iter, 1)), self._sampler_iter)
         self._has_begun = True
 
     def __next__(self) -> Any:
         begin = perf_counter()
         if not self._has_begun:
-            self._begin()
+            self._begin_order()
         try:
-            if self._known is not None:
-                rows = self._next_rows(self._known)
-                if rows is not None and not is_profiled():
+            if self._batch_rows is not None:
+                rows = self._next_rows(self._batch_rows)
+                if rows is not None and not is_observed():
                     batch = self._gather(rows)
                     if batch is not None:
                         self._num_yielded += 1
-                        self._count(begin)
+                        self._record_batch(begin)
                         return batch
-                if self._known is not None:
+                if self._batch_rows is not None:
                     self._sampler_iter = iter(() if rows is None else (as_list(rows),))
             batch = super().__next__()
         except BaseException as error:
             self.is_over = isinstance(error, StopIteration)
             hide_frames(error)
             raise
-        self._count(begin)
+        self._record_batch(begin)
         return batch
 
-    def _next_rows(self, known: Iterator[Any]) -> Any:
-        """Return the next batch's rows; None at the end, or where torch's step raises an error."""
+    def _next_rows(self, batch_rows: Iterator[Any]) -> Any:
+        """Return the next batch's rows; None at the end, or if torch's `__next__` must raise."""
         try:
-            return next(known, None)
-        except Exception as error:  # of the script's data set: raised where a sampler would
-            # once, and then it has ended, as a sampler that is a generator has
-            self._known, self._sampler_iter = None, map(_raise, (error,))
+            return next(batch_rows, None)
+        except Exception as error:  # of the script's dataset
+            # torch's iterator raises it once from its sampler, which has then ended, as a generator
+            self._batch_rows, self._sampler_iter = None, map(_raise, (error,))
             return None
 
-    def _begin(self) -> None:
-        """Torch's sampler begins to draw now."""
+    def _begin_order(self) -> None:
+        """Start the epoch's order, at the time at which torch's sampler starts it."""
         self._has_begun = True
-        if is_known(self._index_sampler) and not is_watched():
-            self._known = known_batches(self._index_sampler)
+        if has_known_order(self._index_sampler) and not has_torch_mode():
+            self._batch_rows = iter_batch_rows(self._index_sampler)
 
-    def _count(self, begin: float) -> None:
+    def _record_batch(self, begin: float) -> None:
+        """Count a batch and its time in the statistics."""
         self._statistics.waited_s += perf_counter() - begin
         self._statistics.batches += 1
 
@@ -174,16 +175,16 @@ def _raise(error: Exception) -> Any:
 
 
 class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
-    """torch's iterator over workers, whose tasks are done in this process.
+    """torch's multi-process iterator without processes: tasks run in the script's process.
 
-    It is torch's engine that says when a sampler is asked, which worker would make a batch, and
-    what follows an error. A task is done when the engine waits for it.
+    torch's code decides when rows are drawn, which worker a batch belongs to, and what follows an
+    error. A task runs when that code waits for its result, or earlier in a prefetch thread.
     """
 
     is_over = False
 
     def __init__(self, loader: Any, statistics: Statistics) -> None:
-        self._shutdown = True  # nothing to shut down, should this fail
+        self._shutdown = True  # if this constructor raises, there is nothing to shut down
         _BaseDataLoaderIter.__init__(self, loader)
         # workers have a copy of the dataset from when they start
         dataset = snapshot_of(loader.dataset)
@@ -195,29 +196,30 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
         self._worker_init_fn = loader.worker_init_fn
         self._statistics = statistics
         self._workers: list[Any] = []
-        """None, for those who look."""
+        """Always empty; scripts may read this attribute of torch's iterator."""
         self._tasks: deque[Any] = deque()
         queue: Any = _TaskQueue(self._tasks)
         self._index_queues = [queue] * loader.num_workers
         self._snapshot = dataset
-        self._gather = Gatherer(columns)
-        self._torchs_fetcher = _DatasetKind.create_fetcher(
+        self._gather = BatchGatherer(columns)
+        self._torch_fetcher = _DatasetKind.create_fetcher(
             _DatasetKind.Map, dataset, True, self._collate_fn, False
         )
-        self._has_gradients = torch.is_grad_enabled()
+        self._is_grad_enabled = torch.is_grad_enabled()
         self._thread: BatchThread | None = None
         self._is_thread_used = False
-        self._trial: Trial | None = None
+        self._trial: PrefetchTrial | None = None
         self._shutdown = False
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Start an epoch with a new trial of the prefetch thread."""
         self._tasks.clear()
         self._thread, self._is_thread_used = None, False
-        self._trial = Trial(self._statistics)
+        self._trial = PrefetchTrial(self._statistics)
         self.is_over = False
         sampler = self._index_sampler
-        self._index_sampler = _Listed(sampler)
+        self._index_sampler = _BatchRowsSampler(sampler)
         try:
             super()._reset(loader, first_iter)
         except BaseException as error:
@@ -238,28 +240,29 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
         self._statistics.waited_s += end - begin
         self._statistics.batches += 1
         if self._trial is not None:
-            self._try_thread(self._trial, begin, end)
+            self._update_trial(self._trial, begin, end)
         return batch
 
     def _get_data(self) -> tuple[Any, Any]:
+        """Run the next task, and return its number and its batch or error."""
         task, batch = self._next_result()
         if isinstance(task, _ResumeIteration):
             return task, None
         number, rows = task
         if batch is None:
-            place = self._task_info[number][0]
-            worker = Worker(
-                place, self._num_workers, self._base_seed + place, self._snapshot,
-                self._has_gradients,
+            worker_id = self._task_info[number][0]
+            worker = WorkerIdentity(
+                worker_id, self._num_workers, self._base_seed + worker_id, self._snapshot,
+                self._is_grad_enabled,
             )  # fmt: skip
             with torch._C.DisableTorchFunction(), _disable_current_modes():
-                batch = fetch_as_worker(worker, self._torchs_fetcher, as_list(rows))
+                batch = fetch_as_worker(worker, self._torch_fetcher, as_list(rows))
         if self._pin_memory and not isinstance(batch, ExceptionWrapper):
             batch = _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
         return number, batch
 
     def _next_result(self) -> tuple[Any, Any]:
-        """Return the next task, and its batch unless torch must make it."""
+        """Return the next task and its batch; None instead of the batch if torch must load it."""
         thread = self._thread
         if thread is not None:
             while self._is_thread_used and self._tasks and len(thread) <= DEPTH:
@@ -272,21 +275,22 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
         task = self._tasks.popleft()
         if isinstance(task, _ResumeIteration):
             return task, None
-        if not is_watched():
-            return task, _make(self._gather, task)
-        # who watches this process does not see what is done in workers
+        if not has_torch_mode():
+            return task, _gather_task(self._gather, task)
+        # torch modes of this process do not see the operators of workers
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            return task, _make(self._gather, task)
+            return task, _gather_task(self._gather, task)
 
-    def _try_thread(self, trial: Trial, begin: float, end: float) -> None:
+    def _update_trial(self, trial: PrefetchTrial, begin: float, end: float) -> None:
+        """Record a step, and start or stop using the prefetch thread as the trial says."""
         trial.step(begin, end)
-        self._is_thread_used = trial.ahead
-        if trial.ahead and self._thread is None:
+        self._is_thread_used = trial.is_prefetching
+        if trial.is_prefetching and self._thread is None:
             try:
-                self._thread = BatchThread(partial(_make, self._gather))
-            except RuntimeError:  # the system has no more threads for us
+                self._thread = BatchThread(partial(_gather_task, self._gather))
+            except RuntimeError:  # the system refuses another thread
                 self._trial = None
-        if trial.over:
+        if trial.is_over:
             self._trial = None
 
     def _shutdown_workers(self) -> None:
@@ -299,24 +303,24 @@ class MemoryWorkersIterator(_MultiProcessingDataLoaderIter):
 uncounted(MemoryWorkersIterator.__next__)
 
 
-def _make(gather: Gatherer, task: tuple[int, Any]) -> Any:
+def _gather_task(gather: BatchGatherer, task: tuple[int, Any]) -> Any:
     return gather(task[1])
 
 
 class _TaskQueue:
-    """What the engine takes for a worker's queue; all workers have one."""
+    """Stand-in for the index queues of all workers: `put` appends to one deque."""
 
     def __init__(self, tasks: deque[Any]) -> None:
         self.put = tasks.append
 
 
-class _Listed:
-    """A sampler whose batches are listed as ranges or tensors, where they are known."""
+class _BatchRowsSampler:
+    """A batch sampler that yields ranges or tensors of rows where the order can be computed."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
 
     def __iter__(self) -> Iterator[Any]:
-        if is_known(self._sampler) and not is_watched():
-            return known_batches(self._sampler)
+        if has_known_order(self._sampler) and not has_torch_mode():
+            return iter_batch_rows(self._sampler)
         return iter(self._sampler)

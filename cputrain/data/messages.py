@@ -1,4 +1,4 @@
-"""What a loader says without being asked: once, in one line."""
+"""Messages of loaders to the user: each is printed once, as one line."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_said: set[str] = set()
+_reported: set[str] = set()
 
 _listener: Callable[[str], None] | None = None
 
 
 def listen(listener: Callable[[str], None]) -> None:
-    """Have notices told to somebody else; under the launcher, the line at the end of the run."""
+    """Have `listener` called with messages instead of printing them; the launcher does so."""
     global _listener
     _listener = listener
 
 
 def say(message: str) -> None:
-    """Tell the user, unless this has been told."""
-    if message in _said:
+    """Print a message to standard error, or pass it to the listener, unless it is a repetition."""
+    if message in _reported:
         return
-    _said.add(message)
+    _reported.add(message)
     if _listener is not None:
         _listener(message)
     elif sys.stderr is not None:
         try:
             print(f"cputrain: {message}", file=sys.stderr)
-        except (OSError, ValueError):  # standard error is closed: nobody is listening
+        except (OSError, ValueError):  # standard error is closed
             return

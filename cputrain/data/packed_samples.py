@@ -1,11 +1,10 @@
-"""What a dataset's `__getitem__` finds in a worker in place of its list, dict or array of objects.
+"""The list, dict and array that replace a dataset's container in workers, on shared memory.
 
-Samples are rebuilt from shared memory when they are asked for. One that can be changed is the same
-object for as long as its batch is made. After that it is compared with what is in shared memory: if
-it was changed, or something holds it, it is kept, as a worker's own list would have kept it.
+Indexing rebuilds a sample. A mutable sample remains the same object until its batch is done. It is
+then compared with the encoded sample: if it was changed, or if something refers to it, it is kept,
+as a list would have kept it.
 
-Code that does anything but take a sample gets what it would have got: all samples are rebuilt then,
-and the list or dict has them as any other.
+Any other operation rebuilds all samples first, and then acts on an ordinary list, dict or array.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cputrain.data.sample_columns import Encoded, encode_each
+from cputrain.data.sample_columns import EncodedColumn, encode_each
 from cputrain.data.sample_kinds import NotSharableError, require_sharable
 
 if TYPE_CHECKING:
@@ -26,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class SharedSamples(NamedTuple):
-    """Samples that were laid out in shared memory; a worker opens them, or unpickles them open."""
+    """Samples in shared memory; unpickling returns the opened container."""
 
     memory: SampleMemory
     column: Column
     num_rows: int
-    can_change: bool
-    """Whether a sample can be changed by whoever takes it."""
+    is_mutable: bool
+    """Whether samples can be changed."""
     container: type
-    """What holds them in the script: list, dict or numpy.ndarray."""
+    """The type of the script's container: list, dict or numpy.ndarray."""
     keys: KeyIndex | None
-    """Of a dict."""
+    """The keys, if the container is a dict."""
 
     def open(self) -> PackedList | PackedDict | PackedArray:
-        """Return what takes the place of the container in a worker."""
+        """Map the memory, and return the container for a worker."""
         memory = self.memory.open()
-        rows = _Rows(self.column, memory, self.num_rows, self.can_change)
+        rows = _SharedRows(self.column, memory, self.num_rows, self.is_mutable)
         if self.keys is not None:
             return PackedDict(rows, self.keys.finder(memory))
         return PackedArray(rows) if self.container is np.ndarray else PackedList(rows)
@@ -51,88 +50,90 @@ class SharedSamples(NamedTuple):
 
 
 def _open(*fields: Any) -> Any:
+    """Return the opened container of shared samples, when these are unpickled."""
     return SharedSamples(*fields).open()
 
 
-class _Rows:
-    """Samples by their row numbers, each the same object while a batch is made."""
+class _SharedRows:
+    """Rebuilds samples by row; returns the same object for a row while a batch is loaded."""
 
-    def __init__(self, column: Column, memory: memoryview, num_rows: int, can_change: bool) -> None:
+    def __init__(self, column: Column, memory: memoryview, num_rows: int, is_mutable: bool) -> None:
         self.num_rows = num_rows
-        self._can_change = can_change
-        if isinstance(column, Encoded) and can_change:
+        self._is_mutable = is_mutable
+        if isinstance(column, EncodedColumn) and is_mutable:
             self._encoded = column.bytes_reader(memory)
             self._decode = column.decoder
             self._is_builtin = column.is_builtin
         else:
             self._read = column.reader(memory)
-        self._handed: dict[int, Any] = {}
-        """Of the batch that is being made."""
-        self._handed_bytes: list[bytes] = []
-        """The same samples as they were encoded."""
+        self._current: dict[int, Any] = {}
+        """Mutable samples of the current batch, by row."""
+        self._current_bytes: list[bytes] = []
+        """The same samples, encoded."""
         self._kept: dict[int, Any] = {}
-        """Changed by the worker, or held by something in it."""
+        """Samples that the worker has changed or still refers to, by row."""
 
     def sample(self, row: int) -> Any:
         """Return the sample in a row, from 0 to `num_rows - 1`."""
-        if not self._can_change:
+        if not self._is_mutable:
             return self._read(row)
-        if row in self._handed:
-            return self._handed[row]
+        if row in self._current:
+            return self._current[row]
         if row in self._kept:
             return self._kept[row]
-        if not self._handed:
-            _unsettled.append(self)
+        if not self._current:
+            _unreleased.append(self)
         encoded = self._encoded(row)
-        self._handed_bytes.append(encoded)
-        sample = self._handed[row] = self._decode(encoded)
+        self._current_bytes.append(encoded)
+        sample = self._current[row] = self._decode(encoded)
         return sample
 
-    def settle(self) -> None:
-        """Keep the samples that would differ, were they rebuilt."""
-        samples, encoded = list(self._handed.values()), self._handed_bytes
-        rows = list(self._handed)
-        self._handed.clear()
-        self._handed_bytes = []
-        if self._are_alone(samples) and self._encode(samples) == encoded:
+    def release(self) -> None:
+        """Release the samples of the batch, except those that differ from the encoded ones."""
+        samples, encoded = list(self._current.values()), self._current_bytes
+        rows = list(self._current)
+        self._current.clear()
+        self._current_bytes = []
+        if self._are_unreferenced(samples) and self._encode(samples) == encoded:
             return
         while rows:
             row, sample, before = rows.pop(), [samples.pop()], encoded.pop()
-            if not self._are_alone(sample) or self._is_changed(sample, before):
+            if not self._are_unreferenced(sample) or self._is_changed(sample, before):
                 self._kept[row] = sample[0]
 
     def _is_changed(self, sample: list[Any], before: bytes) -> bool:
+        """Return whether the sample in a list of length 1 differs from its encoding."""
         after = self._encode(sample)
         return after != [before] and after != self._encode([self._decode(before)])
 
     def _encode(self, samples: list[Any]) -> list[bytes]:
         return encode_each(samples, is_builtin=self._is_builtin)
 
-    def _are_alone(self, samples: list[Any]) -> bool:
-        """Return whether nothing but this list holds what can be changed of samples."""
+    def _are_unreferenced(self, samples: list[Any]) -> bool:
+        """Return whether this list alone refers to the mutable objects in samples."""
         try:
-            kinds = require_sharable(samples, num_holders=1)
+            traits = require_sharable(samples, num_references=1)
         except NotSharableError:
             return False
-        return kinds.is_builtin or not self._is_builtin
+        return traits.is_builtin or not self._is_builtin
 
 
-_unsettled: list[_Rows] = []
+_unreleased: list[_SharedRows] = []
 
 
-def settle() -> None:
-    """A batch has been made and sent: forget its samples, but for those that were changed."""
-    while _unsettled:
-        _unsettled.pop().settle()
+def release_samples() -> None:
+    """Release the samples of the last batch in all containers, except changed ones."""
+    while _unreleased:
+        _unreleased.pop().release()
 
 
 class PackedList(list[Any]):
-    """A list whose samples are rebuilt when they are taken."""
+    """A list that rebuilds samples when they are indexed."""
 
     __slots__ = ("_rows",)
 
-    def __init__(self, rows: _Rows) -> None:
-        self._rows: _Rows | None = rows
+    def __init__(self, rows: _SharedRows) -> None:
+        self._rows: _SharedRows | None = rows
 
     def __getitem__(self, index: Any) -> Any:
         rows = self._rows
@@ -143,7 +144,7 @@ class PackedList(list[Any]):
             if isinstance(index, slice):
                 return [rows.sample(row) for row in range(*index.indices(rows.num_rows))]
             if not hasattr(type(index), "__index__"):
-                return _EMPTY[index]  # raises what a list raises
+                return _EMPTY[index]  # raises the error of a list
             row = index.__index__()
         if row < 0:
             row += rows.num_rows
@@ -164,7 +165,8 @@ class PackedList(list[Any]):
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return list, (list(self),)
 
-    def _thaw(self) -> None:
+    def _materialize(self) -> None:
+        """Rebuild all samples, and become an ordinary list."""
         rows, self._rows = self._rows, None
         if rows is not None:
             list.extend(self, map(rows.sample, range(rows.num_rows)))
@@ -174,19 +176,19 @@ _EMPTY: list[Any] = []
 
 
 class PackedDict(dict[Any, Any]):
-    """A dict whose samples are rebuilt when they are taken by their keys."""
+    """A dict that rebuilds samples when they are indexed."""
 
     __slots__ = ("_find", "_rows")
 
-    def __init__(self, rows: _Rows, find: Callable[[Any], int | None]) -> None:
-        self._rows: _Rows | None = rows
+    def __init__(self, rows: _SharedRows, find: Callable[[Any], int | None]) -> None:
+        self._rows: _SharedRows | None = rows
         self._find = find
 
     def __getitem__(self, key: Any) -> Any:
         rows = self._rows
         row = None if rows is None else self._find(key)
         if rows is None or row is None:
-            self._thaw()  # another type of key may be equal to one of ours
+            self._materialize()  # a key of another type may equal one of the keys
             return dict.__getitem__(self, key)
         if row < 0:
             raise KeyError(key)
@@ -195,50 +197,52 @@ class PackedDict(dict[Any, Any]):
     def __contains__(self, key: Any) -> bool:
         row = None if self._rows is None else self._find(key)
         if row is None:
-            self._thaw()
+            self._materialize()
             return dict.__contains__(self, key)
         return row >= 0
 
     def get(self, key: Any, default: Any = None, /) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401 (it is what that calls)
+        return self[key] if key in self else default  # noqa: SIM401 (`get` would call itself)
 
     def __len__(self) -> int:
         return dict.__len__(self) if self._rows is None else self._rows.num_rows
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        self._thaw()
+        self._materialize()
         return dict, (list(dict.items(self)),)
 
-    def _thaw(self) -> None:
+    def _materialize(self) -> None:
+        """Rebuild all samples, and become an ordinary dict."""
         rows, self._rows = self._rows, None
         if rows is not None:
             keys = self._find.keys()  # type: ignore[attr-defined]
             dict.update(self, zip(keys, map(rows.sample, range(rows.num_rows)), strict=True))
 
 
-def _thawing(kind: type, name: str) -> Any:
+def _materializing(kind: type, name: str) -> Any:
+    """Return the method of a base class, preceded by the rebuilding of all samples."""
     method = getattr(kind, name)
 
-    def thawed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._thaw()
+    def materialized(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._materialize()
         return method(self, *args, **kwargs)
 
-    thawed.__name__ = name
-    return thawed
+    materialized.__name__ = name
+    return materialized
 
 
-_AS_THEY_ARE = ("__new__", "__init__", "__getattribute__", "__class_getitem__", "fromkeys")
+_UNCHANGED_METHODS = ("__new__", "__init__", "__getattribute__", "__class_getitem__", "fromkeys")
 
 for _kind, _base in ((PackedList, list), (PackedDict, dict)):
     for _name, _method in vars(_base).items():
-        if callable(_method) and _name not in (*vars(_kind), *_AS_THEY_ARE):
-            setattr(_kind, _name, _thawing(_base, _name))
+        if callable(_method) and _name not in (*vars(_kind), *_UNCHANGED_METHODS):
+            setattr(_kind, _name, _materializing(_base, _name))
 
 
 class PackedArray:
-    """Stands for an array of objects: a sample is rebuilt when it is taken by its number."""
+    """A stand-in for an array of objects that rebuilds samples when they are indexed."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _SharedRows) -> None:
         self._rows = rows
         self._array: Any = None
 
@@ -250,29 +254,30 @@ class PackedArray:
                 row += rows.num_rows
             if 0 <= row < rows.num_rows and index is not False:
                 return rows.sample(row)
-        return self._thawed()[index]
+        return self._materialized()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._thawed()[index] = value
+        self._materialized()[index] = value
 
     def __len__(self) -> int:
         return self._rows.num_rows
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._thawed())
+        return iter(self._materialized())
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.asarray(self._thawed(), *args, **kwargs)
+        return np.asarray(self._materialized(), *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._thawed(), name)
+        return getattr(self._materialized(), name)
 
     def __reduce__(self) -> Any:
-        return self._thawed().__reduce__()
+        return self._materialized().__reduce__()
 
-    def _thawed(self) -> Any:
+    def _materialized(self) -> Any:
+        """Return the array with all samples, which is created at the first call."""
         if self._array is None:
             array = np.empty(self._rows.num_rows, dtype=object)
             for row in range(self._rows.num_rows):

@@ -1,9 +1,9 @@
-"""What every worker needs, pickled once, while the first of them starts.
+"""The arguments of spawned workers, pickled once into shared memory while the first worker starts.
 
-multiprocessing pickles a process's arguments for each process and writes them into a pipe that the
-child empties only once it has imported its modules: workers start one after another. Here a process
-is started with little more than the descriptor of anonymous memory; what it needs is pickled into
-that memory meanwhile, and all workers read it at the same time.
+multiprocessing pickles a process's arguments for each process, and writes them into a pipe that the
+child reads only after it has imported its modules: workers start one after another. Here a process
+starts with the descriptor of anonymous memory instead. The arguments are pickled into that memory
+meanwhile, and all workers read it at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from cputrain.data.sample_files import SampleFile
 from cputrain.data.sample_memory import SampleMemory
-from cputrain.data.sample_store import Board
+from cputrain.data.sample_store import SharedCacheState
 from cputrain.ipc import create_memfd
 
 if TYPE_CHECKING:
@@ -30,8 +30,13 @@ if TYPE_CHECKING:
     from cputrain.data.sample_sharing import Replacement
 
 
-class Payload:
-    """Arguments by their place, in anonymous memory."""
+class WorkerPayload:
+    """Pickled arguments of the worker loop, by index, in anonymous memory.
+
+    Args:
+        descriptor: Of the memory.
+        replacements: Containers that are pickled as shared samples.
+    """
 
     _close = staticmethod(os.close)
 
@@ -39,18 +44,18 @@ class Payload:
         self._descriptor = descriptor
         self._replacements = replacements
         self._size = 0
-        self._apart: list[Any] = []
+        self._out_of_band_objects: list[Any] = []
 
     @classmethod
-    def reserve(cls, replacements: Sequence[Replacement]) -> Payload | None:
-        """An empty one; None if the system refuses."""
+    def create(cls, replacements: Sequence[Replacement]) -> WorkerPayload | None:
+        """Create an empty payload; return None if the system refuses the memory."""
         try:
             return cls(create_memfd(), replacements)
         except OSError:
             return None
 
     def fill(self, arguments: dict[int, Any]) -> bool:
-        """Whether they could be pickled; if not, multiprocessing may try, and tell."""
+        """Pickle the arguments into the memory; return False if that fails."""
         file = io.BytesIO()
         pickler = _Pickler(file, self._replacements)
         try:
@@ -59,26 +64,26 @@ class Payload:
             written = 0
             while written < len(data):
                 written += os.write(self._descriptor, data[written : written + (1 << 30)])
-            self._size, self._apart = len(data), pickler.apart
-        except Exception:  # whatever it is, multiprocessing raises it where torch expects it
+            self._size, self._out_of_band_objects = len(data), pickler.out_of_band
+        except Exception:  # multiprocessing pickles them then, and raises the error in `start`
             return False
         return True
 
-    def notice(self) -> bytes:
-        """What a worker must be told to read it; once for each worker."""
-        return bytes(ForkingPickler.dumps((self._size, self._apart)))
+    def message(self) -> bytes:
+        """Return the message that a worker needs for `load`; call it once for each worker."""
+        return bytes(ForkingPickler.dumps((self._size, self._out_of_band_objects)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _receive, (reduction.DupFd(self._descriptor),)
 
-    def load(self, notice: bytes) -> dict[int, Any]:
-        """The arguments, in a worker."""
-        size, apart = ForkingPickler.loads(notice)
+    def load(self, message: bytes) -> dict[int, Any]:
+        """Return the arguments, in a worker."""
+        size, out_of_band = ForkingPickler.loads(message)
         with mmap.mmap(self._descriptor, size, prot=mmap.PROT_READ) as data:
-            return dict(_Unpickler(data, apart).load())
+            return dict(_Unpickler(data, out_of_band).load())
 
     def close(self) -> None:
-        """Forget it; workers that have been started have their own descriptor."""
+        """Close the descriptor of this process."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._close(descriptor)
@@ -86,36 +91,36 @@ class Payload:
     __del__ = close
 
 
-def _receive(duplicate: Any) -> Payload:
-    return Payload(duplicate.detach())
+def _receive(duplicate: Any) -> WorkerPayload:
+    return WorkerPayload(duplicate.detach())
 
 
 class _Pickler(ForkingPickler):
-    """Leaves out what is sent by a descriptor: each worker is given its own."""
+    """A pickler that leaves out objects with a descriptor, as each worker needs its own."""
 
     def __init__(self, file: io.BytesIO, replacements: Sequence[Replacement]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.apart: list[Any] = []
+        self.out_of_band: list[Any] = []
         self._shared: dict[int, dict[str, Any]] = {}
-        """By the identity of an object: attributes that hold samples in shared memory."""
+        """The attributes that are replaced by shared samples, by the `id` of their object."""
         for holder, names, _, shared in replacements:
             if holder is not None:
                 self._shared.setdefault(id(holder), {}).update(dict.fromkeys(names, shared))
 
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, _APART):
-            self.apart.append(thing)
-            return _Apart, (len(self.apart) - 1,)
-        shared = self._shared.get(id(thing))
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, _OUT_OF_BAND_TYPES):
+            self.out_of_band.append(value)
+            return _out_of_band, (len(self.out_of_band) - 1,)
+        shared = self._shared.get(id(value))
         if shared is not None:
-            make, args, state, *others = thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            constructor, args, state, *rest = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             attributes, *slots = state if type(state) is tuple else (state,)
             attributes = {**attributes, **shared}
-            return make, args, (attributes, *slots) if slots else attributes, *others
+            return constructor, args, (attributes, *slots) if slots else attributes, *rest
         return NotImplemented
 
 
-_APART = (
+_OUT_OF_BAND_TYPES = (
     torch.Tensor,
     torch.UntypedStorage,
     torch.TypedStorage,
@@ -123,21 +128,27 @@ _APART = (
     connection.Connection,
     SampleMemory,
     SampleFile,
-    Board,
+    SharedCacheState,
 )
-"""What is sent by a descriptor. What only a process's start can share, as locks, says so itself."""
+"""Types that are pickled in each worker's message, as they contain a descriptor.
+
+Objects that can be shared only while a process starts, such as locks, raise an error themselves.
+"""
 
 
-def _Apart(place: int) -> Any:  # noqa: N802
-    raise pickle.UnpicklingError(f"part {place} of a payload, read outside of it")
+def _out_of_band(index: int) -> Any:
+    """Stand in a pickle for an object of the message; `_Unpickler` resolves it."""
+    raise pickle.UnpicklingError(f"object {index} of a worker's payload, read without its message")
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: mmap.mmap, apart: list[Any]) -> None:
+    """An unpickler that puts the objects of the message in their places."""
+
+    def __init__(self, data: mmap.mmap, out_of_band: list[Any]) -> None:
         super().__init__(data)
-        self._apart = apart
+        self._out_of_band_objects = out_of_band
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == "_Apart":
-            return self._apart.__getitem__
+        if module == __name__ and name == "_out_of_band":
+            return self._out_of_band_objects.__getitem__
         return super().find_class(module, name)

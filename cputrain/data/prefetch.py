@@ -1,4 +1,4 @@
-"""Batches made by a thread while the script computes, where a trial on the spot says it pays."""
+"""A thread that prefetches batches, and a trial that measures whether it shortens steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import atexit
 import ctypes
 import os
 import queue
-import statistics as mathematics
+import statistics
 import threading
 import weakref
 from collections import deque
@@ -20,57 +20,62 @@ if TYPE_CHECKING:
     from cputrain.data.statistics import Statistics
 
 DEPTH = 2
-"""Batches made ahead."""
+"""Batches that are prefetched at the same time."""
 
-WORTHWHILE = 1e-3
-"""Seconds that a batch must take before a thread is tried: handing over costs a tenth of that."""
+MIN_BATCH_S = 1e-3
+"""Seconds that a batch must take for a trial; receiving one from a thread costs a tenth of that."""
 
 
 class BatchThread:
-    """A thread that makes a batch of each task, in order."""
+    """A thread that computes a batch from each task, in order.
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
+    Args:
+        load_batch: Returns the batch of a task; called in the thread.
+    """
+
+    def __init__(self, load_batch: Callable[[Any], Any]) -> None:
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         self._pending: deque[Any] = deque()
-        """Tasks whose results have not been taken."""
-        self._make = make
+        """Tasks whose results `get` has not returned."""
+        self._load_batch = load_batch
         self._process = os.getpid()
         self._thread = threading.Thread(
-            target=_serve,
-            args=(make, self._tasks, self._results),
-            name="cputrain-ahead",
+            target=_run,
+            args=(load_batch, self._tasks, self._results),
+            name="cputrain-prefetch",
             daemon=True,
         )
         self._thread.start()
-        # (it must not hold what it ends: a loader left early lets go of its batches at once)
+        # the finalizer refers to the queue alone: a reference to self would keep the batches of an
+        # abandoned loader
         weakref.finalize(self, self._tasks.put, None)
         _running.add(self)
 
     def __len__(self) -> int:
-        """Return the number of tasks whose results have not been taken."""
+        """Return the number of tasks whose results `get` has not returned."""
         return len(self._pending)
 
     def put(self, task: Any) -> None:
-        """Have a batch made."""
+        """Enqueue a task."""
         self._pending.append(task)
         self._tasks.put(task)
 
     def get(self) -> tuple[Any, Any]:
-        """Return the first task and its batch, or raise what was raised where it was made."""
+        """Wait for the oldest task; return it and its batch, or raise the error of `load_batch`."""
         task = self._pending.popleft()
-        if os.getpid() != self._process:  # a forked process has a copy of this, and no thread
-            return task, self._make(task)
-        is_good, batch = self._results.get()
-        if is_good:
+        if os.getpid() != self._process:  # a forked child has a copy of the queues, but no thread
+            return task, self._load_batch(task)
+        is_ok, batch = self._results.get()
+        if is_ok:
             return task, batch
         try:
             raise batch
         finally:
-            del batch  # its traceback holds this frame, and all that the frame holds
+            del batch  # the error's traceback refers to this frame: break the cycle
 
-    def end(self) -> None:
-        """End the thread when it has made what it has been asked for."""
+    def stop(self) -> None:
+        """Finish the enqueued tasks and end the thread."""
         self._tasks.put(None)
         self._thread.join()
 
@@ -79,74 +84,86 @@ _running: weakref.WeakSet[BatchThread] = weakref.WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
-    """A thread that is inside of torch while the interpreter is taken down brings it down."""
+def _stop_all() -> None:
+    """End all threads before the interpreter finalizes; a thread inside torch would crash then."""
     for thread in list(_running):
-        thread.end()
+        thread.stop()
 
 
-def _serve(
-    make: Callable[[Any], Any],
+def _run(
+    load_batch: Callable[[Any], Any],
     tasks: queue.SimpleQueue[Any],
     results: queue.SimpleQueue[tuple[bool, Any]],
 ) -> None:
-    _compute_alone()
+    """Run tasks until None comes; the thread's main function."""
+    _use_one_openmp_thread()
     while (task := tasks.get()) is not None:
         try:
-            results.put((True, make(task)))
-        except BaseException as error:  # raised where the script waits for the batch
+            results.put((True, load_batch(task)))
+        except BaseException as error:  # raised in `get`
             results.put((False, error))
         del task
 
 
-def _compute_alone() -> None:
-    """One OpenMP thread for this thread alone: torch's own setting would reach the script's."""
-    torch.get_num_threads()  # torch sets a new thread's number when it first asks for it
+def _use_one_openmp_thread() -> None:
+    """Limit this thread to one OpenMP thread; `torch.set_num_threads` would limit all threads."""
+    torch.get_num_threads()  # torch initializes a new thread's number at the first call
     try:
         ctypes.CDLL(None).omp_set_num_threads(1)
-    except (AttributeError, OSError):  # OpenMP under another name, or none at all
+    except (AttributeError, OSError):  # no OpenMP library, or one without this name
         return
 
 
-class Trial:
-    """Whether a thread makes steps shorter: some without, some with, and the median decides."""
+class PrefetchTrial:
+    """A comparison of median step times without and with a prefetch thread."""
 
-    STEPS = 6
-    SETTLING = 3
+    NUM_STEPS = 6
+    """Steps that are measured in each phase."""
+    NUM_WARMUP_STEPS = 3
+    """Steps at the beginning of a phase that are not measured."""
 
-    def __init__(self, statistics: Statistics) -> None:
-        self.ahead = False
-        """Whether the thread is to be used now."""
-        self.over = False
-        self._statistics = statistics
-        self._periods: dict[bool, list[float]] = {False: [], True: []}
-        self._making: list[float] = []
-        self._before = 0.0
-        self._settle = self.SETTLING
+    def __init__(self, loader_statistics: Statistics) -> None:
+        self.is_prefetching = False
+        """Whether batches should be prefetched at this time."""
+        self.is_over = False
+        """Whether the trial has decided."""
+        self._loader_statistics = loader_statistics
+        self._step_times_s: dict[bool, list[float]] = {False: [], True: []}
+        """Measured step times in seconds, without and with the thread."""
+        self._batch_times_s: list[float] = []
+        """Seconds that batches took without the thread."""
+        self._last_end = 0.0
+        self._num_skipped_left = self.NUM_WARMUP_STEPS
 
     def step(self, begin: float, end: float) -> None:
-        """A batch was asked for and given."""
-        period, self._before = end - self._before, end
-        if self._settle:
-            self._settle -= 1
+        """Record one step.
+
+        Args:
+            begin: When the script asked for the batch, by `time.perf_counter`.
+            end: When the batch was returned.
+        """
+        step_s, self._last_end = end - self._last_end, end
+        if self._num_skipped_left:
+            self._num_skipped_left -= 1
             return
-        self._periods[self.ahead].append(period)
-        if not self.ahead:
-            self._making.append(end - begin)
-        if len(self._periods[self.ahead]) < self.STEPS:
+        self._step_times_s[self.is_prefetching].append(step_s)
+        if not self.is_prefetching:
+            self._batch_times_s.append(end - begin)
+        if len(self._step_times_s[self.is_prefetching]) < self.NUM_STEPS:
             return
-        if not self.ahead and mathematics.median(self._making) >= WORTHWHILE:
-            self.ahead, self._settle = True, self.SETTLING
+        if not self.is_prefetching and statistics.median(self._batch_times_s) >= MIN_BATCH_S:
+            self.is_prefetching, self._num_skipped_left = True, self.NUM_WARMUP_STEPS
         else:
             self._decide()
 
     def _decide(self) -> None:
-        self.over = True
-        if not self.ahead:
+        """End the trial; keep the thread if the median step is at least 5 % shorter with it."""
+        self.is_over = True
+        if not self.is_prefetching:
             return
-        alone, ahead = (mathematics.median(self._periods[way]) for way in (False, True))
-        self.ahead = ahead < 0.95 * alone
-        self._statistics.notes.append(
-            f"a thread {'makes' if self.ahead else 'does not make'} batches ahead: a step took "
-            f"{ahead * 1e3:.1f} ms with it and {alone * 1e3:.1f} ms without"
+        without_s, with_s = (statistics.median(self._step_times_s[key]) for key in (False, True))
+        self.is_prefetching = with_s < 0.95 * without_s
+        self._loader_statistics.notes.append(
+            f"a thread {'prefetches' if self.is_prefetching else 'does not prefetch'} batches: "
+            f"a step took {with_s * 1e3:.1f} ms with it and {without_s * 1e3:.1f} ms without"
         )

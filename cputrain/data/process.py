@@ -1,4 +1,4 @@
-"""Batches made in the script's own process, sample by sample."""
+"""The iterator that loads batches in the script's process, sample by sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _TimedCollation:
-    """A collate_fn, and the time that its last call took."""
+    """A collate_fn that measures the time of its last call."""
 
     def __init__(self, collate_fn: Any) -> None:
         self._collate_fn = collate_fn
@@ -34,7 +34,7 @@ uncounted(_TimedCollation.__call__)
 
 
 class ProcessIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator, with a clock in the place of what tells a profiler of each batch."""
+    """torch's single-process iterator, with timing and without the overhead of profiler records."""
 
     is_over = False
 
@@ -43,20 +43,20 @@ class ProcessIterator(_SingleProcessDataLoaderIter):
     ) -> None:
         super().__init__(loader)
         if cached is not None:
-            cached.open(0, is_scripts=True)
+            cached.open(0, is_in_script=True)
             self._dataset_fetcher.dataset = cached
         self._profile_name = profile_name(_SingleProcessDataLoaderIter)
         self._statistics = statistics
         self._collation = _TimedCollation(self._dataset_fetcher.collate_fn)
         self._dataset_fetcher.collate_fn = self._collation
-        # of an iterable dataset torch counts the batches, and warns
+        # torch counts the batches of an iterable dataset with a length, and warns of too many
         self._is_counted = self._IterableDataset_len_called is not None
 
     def draw_first(self) -> None:
-        """Have the first rows drawn now."""
+        """Draw the first batch's rows at once instead of at the first `next`."""
         self._sampler_iter = chain(list(islice(self._sampler_iter, 1)), self._sampler_iter)
 
-    # (a frame in the place of torch's: what counts frames, as warnings do, is not led astray)
+    # this frame takes the place of that of torch's `__next__`: a `stacklevel` of warnings is right
     def __next__(self) -> Any:
         begin = perf_counter()
         try:

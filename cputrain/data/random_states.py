@@ -1,4 +1,4 @@
-"""Random states as they were, to be put back."""
+"""Saved states of random number generators, and their restoration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class ProcessStates:
-    """Those of this process: torch's, Python's and NumPy's."""
+    """The states of the default generators of torch, Python and NumPy in this process."""
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
@@ -19,7 +19,7 @@ class ProcessStates:
         self._numpy = None if numpy is None else numpy.random.get_state()
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore the states that were current when this object was created."""
         torch.set_rng_state(self._torch)
         random.setstate(self._python)
         if self._numpy is not None:
@@ -27,16 +27,16 @@ class ProcessStates:
 
 
 class SamplerStates:
-    """Those that a sampler draws from, as they were."""
+    """The states of the generators that a batch sampler draws from."""
 
     def __init__(self, sampler: Any) -> None:
         generator = getattr(getattr(sampler, "sampler", None), "generator", None)
         self._generator = generator if isinstance(generator, torch.Generator) else None
-        self._own = None if self._generator is None else self._generator.get_state()
-        self._state = torch.get_rng_state()
+        self._generator_state = None if self._generator is None else self._generator.get_state()
+        self._torch_state = torch.get_rng_state()
 
     def restore(self) -> None:
-        """Put them back."""
-        torch.set_rng_state(self._state)
-        if self._generator is not None and self._own is not None:
-            self._generator.set_state(self._own)
+        """Restore the states that were current when this object was created."""
+        torch.set_rng_state(self._torch_state)
+        if self._generator is not None and self._generator_state is not None:
+            self._generator.set_state(self._generator_state)

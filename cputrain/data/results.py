@@ -1,4 +1,4 @@
-"""A worker's result as it goes through the pipe."""
+"""The message that carries a worker's batch through the pipe to the loader."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ _HEADER = struct.Struct("<ddd?I")
 
 
 class Result(NamedTuple):
-    """What a worker made of one task."""
+    """A worker's result of one task, with its timings."""
 
-    making: float
-    """Seconds in the dataset."""
-    collating: float
-    """Seconds in collate_fn."""
-    packing: float
-    """Seconds to lay it out for the loader."""
-    in_block: bool
-    """Whether the pickle lies in the last block."""
+    samples_s: float
+    """Seconds spent in the dataset."""
+    collate_s: float
+    """Seconds spent in collate_fn."""
+    packing_s: float
+    """Seconds spent on pickling and copying to shared memory."""
+    is_in_block: bool
+    """Whether the pickle is in the last block."""
     lent: list[Lent]
-    """The blocks that hold it."""
+    """The blocks of the worker's memory that hold the batch."""
     data: bytes | memoryview
-    """The pickle, unless it lies in a block."""
+    """The pickle; empty if it is in a block."""
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Return the message as bytes."""
         header = _HEADER.pack(
-            self.making, self.collating, self.packing, self.in_block, len(self.lent)
+            self.samples_s, self.collate_s, self.packing_s, self.is_in_block, len(self.lent)
         )
-        return b"".join((header, *(LENT.pack(*one) for one in self.lent), self.data))
+        return b"".join((header, *(LENT.pack(*block) for block in self.lent), self.data))
 
     @classmethod
     def decode(cls, message: bytes) -> Result:
-        """From bytes."""
-        making, collating, packing, in_block, count = _HEADER.unpack_from(message)
-        end = _HEADER.size + count * LENT.size
-        lent = [Lent(*one) for one in LENT.iter_unpack(message[_HEADER.size : end])]
-        return cls(making, collating, packing, in_block, lent, memoryview(message)[end:])
+        """Read a message from bytes."""
+        samples_s, collate_s, packing_s, is_in_block, num_lent = _HEADER.unpack_from(message)
+        end = _HEADER.size + num_lent * LENT.size
+        lent = [Lent(*block) for block in LENT.iter_unpack(message[_HEADER.size : end])]
+        return cls(samples_s, collate_s, packing_s, is_in_block, lent, memoryview(message)[end:])

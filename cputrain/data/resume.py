@@ -1,4 +1,4 @@
-"""Going on in the middle of an epoch, without making again what has been consumed."""
+"""Positions of a loader within an epoch, and samplers that resume there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cputrain.data.order import as_list, is_known, known_batches
+from cputrain.data.order import as_list, has_known_order, iter_batch_rows
 from cputrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,105 +19,107 @@ VERSION = 1
 
 
 class Position:
-    """Where a loader is: how many batches of which epoch it has handed out."""
+    """A position of a loader: the number of batches yielded, and the random states of the epoch."""
 
     def __init__(
         self,
         *,
-        batches: int,
-        random: torch.Tensor,
-        generators: list[torch.Tensor],
-        begins: bool,
-        dataset: Any = None,
+        num_batches: int,
+        torch_state: torch.Tensor,
+        generator_states: list[torch.Tensor],
+        is_new_iterator: bool,
+        dataset_state: Any = None,
     ) -> None:
-        self.batches = batches
-        self.random = random
-        """torch's random state before the epoch."""
-        self.generators = generators
-        """Those of the loader and its samplers."""
-        self.begins = begins
-        """Whether the epoch began with new workers, for which torch draws a seed."""
-        self.dataset = dataset
-        """What an iterable dataset says of itself."""
+        self.num_batches = num_batches
+        self.torch_state = torch_state
+        """The state of torch's default generator before the epoch."""
+        self.generator_states = generator_states
+        """The states of the generators of the loader and its samplers before the epoch."""
+        self.is_new_iterator = is_new_iterator
+        """Whether the epoch created a new iterator, for which torch draws a seed."""
+        self.dataset_state = dataset_state
+        """The `state_dict` of an iterable dataset that has this method."""
 
     @classmethod
     def before_epoch(cls, loader: DataLoader[Any]) -> Position:
-        """Where a loader is when an epoch is about to begin."""
+        """Return the position of a loader before its next epoch."""
         return cls(
-            batches=0,
-            random=torch.get_rng_state(),
-            generators=[generator.get_state() for generator in _generators(loader)],
-            begins=loader._iterator is None,
+            num_batches=0,
+            torch_state=torch.get_rng_state(),
+            generator_states=[generator.get_state() for generator in _generators(loader)],
+            is_new_iterator=loader._iterator is None,
         )
 
     def rewind(self, loader: DataLoader[Any]) -> None:
-        """Set the random states to where the epoch's rows were drawn."""
-        torch.set_rng_state(self.random)
-        for generator, state in zip(_generators(loader), self.generators, strict=True):
+        """Restore the random states that the epoch's rows were drawn with."""
+        torch.set_rng_state(self.torch_state)
+        for generator, state in zip(_generators(loader), self.generator_states, strict=True):
             generator.set_state(state)
-        if self.begins:
+        if self.is_new_iterator:
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
-    def document(self) -> dict[str, Any]:
-        """As a state that torch.save can write."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as a dict that `torch.save` can write."""
         return {
             "version": VERSION,
-            "batches": self.batches,
-            "random": self.random,
-            "generators": list(self.generators),
-            "begins": self.begins,
-            "dataset": self.dataset,
+            "batches": self.num_batches,
+            "random": self.torch_state,
+            "generators": list(self.generator_states),
+            "begins": self.is_new_iterator,
+            "dataset": self.dataset_state,
         }
 
     @classmethod
-    def read(cls, document: Any, loader: DataLoader[Any]) -> Position:
-        """From a state; an error that says what is wrong with it."""
+    def from_state_dict(cls, state: Any, loader: DataLoader[Any]) -> Position:
+        """Return the position of a state; raise UsageError if it is invalid or does not fit."""
         advice = "Pass what state_dict() of a loader with the same arguments returned."
-        if not isinstance(document, dict) or document.get("version") != VERSION:
+        if not isinstance(state, dict) or state.get("version") != VERSION:
             raise UsageError(
                 "load_state_dict(state)",
                 f"must be a state of version {VERSION}",
-                found=repr(document)[:60],
+                found=repr(state)[:60],
                 do=advice,
             )
         try:
             position = cls(
-                batches=int(document["batches"]),
-                random=torch.as_tensor(document["random"], dtype=torch.uint8),
-                generators=[torch.as_tensor(s, dtype=torch.uint8) for s in document["generators"]],
-                begins=bool(document["begins"]),
-                dataset=document["dataset"],
+                num_batches=int(state["batches"]),
+                torch_state=torch.as_tensor(state["random"], dtype=torch.uint8),
+                generator_states=[
+                    torch.as_tensor(s, dtype=torch.uint8) for s in state["generators"]
+                ],
+                is_new_iterator=bool(state["begins"]),
+                dataset_state=state["dataset"],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 "load_state_dict(state)", "is incomplete", found=repr(error), do=advice
             ) from None
-        if len(position.generators) != len(_generators(loader)) or position.batches < 0:
+        if len(position.generator_states) != len(_generators(loader)) or position.num_batches < 0:
             raise UsageError(
                 "load_state_dict(state)",
                 "must fit the loader",
-                found=f"{len(position.generators)} generators and {position.batches} batches, for "
-                f"a loader with {len(_generators(loader))} generators",
+                found=f"{len(position.generator_states)} generators and {position.num_batches} "
+                f"batches, for a loader with {len(_generators(loader))} generators",
                 do=advice,
             )
         return position
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """The loader's own and its samplers', once each."""
-    found: list[torch.Generator] = []
+    """Return the distinct generators of a loader and its samplers."""
+    generators: list[torch.Generator] = []
     for owner in (loader, loader.batch_sampler, loader.sampler):
-        for thing in (owner, getattr(owner, "sampler", None)):
-            generator = getattr(thing, "generator", None)
+        for holder in (owner, getattr(owner, "sampler", None)):
+            generator = getattr(holder, "generator", None)
             if generator is None or not isinstance(generator, torch.Generator):
                 continue
-            if all(generator is not known for known in found):
-                found.append(generator)
-    return found
+            if all(generator is not previous for previous in generators):
+                generators.append(generator)
+    return generators
 
 
 class ResumedSampler:
-    """Lists rows from the middle of an epoch on, the first time; afterwards whole epochs."""
+    """A batch sampler whose first epoch starts at a position; later epochs are complete."""
 
     def __init__(self, loader: DataLoader[Any], position: Position) -> None:
         self._loader = loader
@@ -133,18 +135,23 @@ class ResumedSampler:
             yield from self._sampler
             return
         position.rewind(self._loader)
-        if not is_known(self._sampler):
-            yield from islice(iter(self._sampler), position.batches, None)
+        if not has_known_order(self._sampler):
+            yield from islice(iter(self._sampler), position.num_batches, None)
             return
-        for rows in islice(known_batches(self._sampler), position.batches, None):
+        for rows in islice(iter_batch_rows(self._sampler), position.num_batches, None):
             yield as_list(rows)
 
 
-class StandIn:
-    """A loader with some attributes changed, for the making of an iterator."""
+class LoaderProxy:
+    """A loader with some attributes replaced, to create an iterator from.
 
-    def __init__(self, loader: DataLoader[Any], **changed: Any) -> None:
-        self.__dict__.update(changed)
+    Args:
+        loader: The loader; other attributes are read from it.
+        attributes: The replaced attributes.
+    """
+
+    def __init__(self, loader: DataLoader[Any], **attributes: Any) -> None:
+        self.__dict__.update(attributes)
         self.__dict__["_loader"] = loader
 
     def __getattr__(self, name: str) -> Any:

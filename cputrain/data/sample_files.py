@@ -1,8 +1,8 @@
-"""Files of packed samples: each is written by one process, and read by all.
+"""Files of encoded samples: each is written by one process and read by all.
 
-A writer appends to two files: a packed sample to one, and then an entry that says where it is to
-the other. So an entry tells of a sample that is whole, whenever the writer ends. Entries and
-samples carry checksums: what a crash or a full disk has left half-written is passed over.
+A writer appends an encoded sample to one file, and then an entry with its position to a second. So
+an entry always refers to a complete sample, whenever the writer is killed. Entries and samples have
+checksums, by which a reader skips what a crash or a full disk has left incomplete.
 """
 
 from __future__ import annotations
@@ -22,27 +22,32 @@ if TYPE_CHECKING:
 ENTRY = np.dtype(
     [("row", "<i8"), ("begin", "<i8"), ("size", "<i8"), ("checksum", "<u4"), ("entry", "<u4")]
 )
-"""Of a sample: its row, where it lies, its checksum, and the entry's own."""
+"""An entry: a sample's row, offset and size in bytes, its checksum, and the entry's checksum."""
 
-_CHECKED = ENTRY.itemsize - 4
-"""Bytes of an entry that its own checksum is of."""
+_NUM_CHECKED = ENTRY.itemsize - 4
+"""The number of bytes of an entry that its own checksum covers."""
 
 
 class SampleFile:
-    """The two files of one writer, open in this process."""
+    """The open files of one writer, in this process.
+
+    Args:
+        samples: The descriptor of the file of encoded samples.
+        entries: The descriptor of the file of entries.
+        has_checksums: Whether samples have checksums.
+    """
 
     _close = staticmethod(os.close)
 
     def __init__(self, samples: int, entries: int, *, has_checksums: bool) -> None:
         self.samples, self.entries = samples, entries
-        """Descriptors."""
         self.has_checksums = has_checksums
-        """Whether samples have: not in memory, which ends with those who write to it."""
-        self._num_read = 0
+        """Whether samples have checksums; those in memory have none."""
+        self._num_entries_read = 0
 
     @classmethod
     def in_memfd(cls) -> SampleFile:
-        """Make both in memory. Raises OSError."""
+        """Create both files in memory. Raises OSError."""
         samples = create_memfd()
         try:
             return cls(samples, create_memfd(), has_checksums=False)
@@ -52,7 +57,7 @@ class SampleFile:
 
     @classmethod
     def open(cls, path: str) -> SampleFile:
-        """Open those of another process to read them. Raises OSError."""
+        """Open another process's files for reading. Raises OSError."""
         samples = os.open(path + SAMPLES, os.O_RDONLY | os.O_CLOEXEC)
         try:
             entries = os.open(path + ENTRIES, os.O_RDONLY | os.O_CLOEXEC)
@@ -63,7 +68,7 @@ class SampleFile:
 
     @classmethod
     def create(cls, path: str) -> SampleFile:
-        """Make new ones. Raises OSError."""
+        """Create new files. Raises OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         samples = os.open(path + SAMPLES, flags, 0o644)
         try:
@@ -78,39 +83,46 @@ class SampleFile:
         return _receive, (*descriptors, self.has_checksums)
 
     def rewind(self) -> None:
-        """Have all entries be new again."""
-        self._num_read = 0
+        """Have `new_entries` start at the first entry again."""
+        self._num_entries_read = 0
 
     def new_entries(self) -> np.ndarray[Any, Any]:
-        """Return the entries that have been added since this was last asked."""
+        """Return the entries that have been added since the last call."""
         size = os.fstat(self.entries).st_size // ENTRY.itemsize
-        if size <= self._num_read:
+        if size <= self._num_entries_read:
             return np.empty(0, ENTRY)
         data = os.pread(
-            self.entries, (size - self._num_read) * ENTRY.itemsize, self._num_read * ENTRY.itemsize
+            self.entries,
+            (size - self._num_entries_read) * ENTRY.itemsize,
+            self._num_entries_read * ENTRY.itemsize,
         )
-        self._num_read += len(data) // ENTRY.itemsize
+        self._num_entries_read += len(data) // ENTRY.itemsize
         return np.frombuffer(data, ENTRY, len(data) // ENTRY.itemsize)
 
-    def read(self, entry: np.void, *, checked: bool) -> np.ndarray[Any, Any] | None:
-        """Return the bytes of a sample; None if they are not those that were written."""
-        if not checked and _entry(entry)["entry"] != entry["entry"]:
+    def read(self, entry: np.void, *, is_verified: bool) -> np.ndarray[Any, Any] | None:
+        """Return the bytes of a sample; None if they are incomplete or a checksum differs.
+
+        Args:
+            entry: The sample's entry.
+            is_verified: Whether an earlier call has compared the checksums.
+        """
+        if not is_verified and _with_checksum(entry)["entry"] != entry["entry"]:
             return None
         begin, size = int(entry["begin"]), int(entry["size"])
         if os.fstat(self.samples).st_size < begin + size:
             return None
         buffer = np.empty(size, np.uint8)
-        view, done = memoryview(buffer.data), 0
-        while done < size:
-            count = os.preadv(self.samples, [view[done:]], begin + done)
+        view, num_read = memoryview(buffer.data), 0
+        while num_read < size:
+            count = os.preadv(self.samples, [view[num_read:]], begin + num_read)
             if not count:
                 return None
-            done += count
-        checked = checked or not self.has_checksums
-        return None if not checked and zlib.crc32(view) != entry["checksum"] else buffer
+            num_read += count
+        is_verified = is_verified or not self.has_checksums
+        return None if not is_verified and zlib.crc32(view) != entry["checksum"] else buffer
 
     def close(self) -> None:
-        """Close both."""
+        """Close both files."""
         for name in ("samples", "entries"):
             descriptor = getattr(self, name)
             setattr(self, name, -1)
@@ -126,42 +138,48 @@ def _receive(samples: Any, entries: Any, has_checksums: bool) -> SampleFile:
 
 
 SAMPLES, ENTRIES = ".samples", ".entries"
-"""What the names of the two files end in."""
+"""The suffixes of the names of the two files."""
 
 
 class SampleFileWriter:
-    """Appends samples to files that nobody else writes to. Raises OSError."""
+    """Appends samples to the files of this process. Raises OSError."""
 
     def __init__(self, file: SampleFile) -> None:
         self._file = file
-        self._end = os.fstat(file.samples).st_size
+        self._samples_end = os.fstat(file.samples).st_size
         num_entries = os.fstat(file.entries).st_size // ENTRY.itemsize
         os.ftruncate(file.entries, num_entries * ENTRY.itemsize)
         self._entries_end = num_entries * ENTRY.itemsize
 
     def add(self, row: int, parts: Sequence[bytes]) -> None:
-        """Append a sample, which is in parts, and then its entry."""
-        begin, checksum = self._end, 0
+        """Append a sample and then its entry.
+
+        Args:
+            row: The sample's index in the dataset.
+            parts: The bytes of the encoded sample, in several parts.
+        """
+        begin, checksum = self._samples_end, 0
         for part in parts:
             if self._file.has_checksums:
                 checksum = zlib.crc32(part, checksum)
-            self._end += _write_all(self._file.samples, part, self._end)
+            self._samples_end += _write_all(self._file.samples, part, self._samples_end)
         entry = np.zeros((), ENTRY)
-        entry["row"], entry["begin"], entry["size"] = row, begin, self._end - begin
+        entry["row"], entry["begin"], entry["size"] = row, begin, self._samples_end - begin
         entry["checksum"] = checksum
-        whole = _entry(entry).tobytes()
-        self._entries_end += _write_all(self._file.entries, whole, self._entries_end)
+        data = _with_checksum(entry).tobytes()
+        self._entries_end += _write_all(self._file.entries, data, self._entries_end)
 
 
-def _entry(entry: Any) -> Any:
-    """Return the entry with its own checksum."""
-    checked = np.array(entry, ENTRY)
-    checked["entry"] = zlib.crc32(checked.tobytes()[:_CHECKED])
-    return checked
+def _with_checksum(entry: Any) -> Any:
+    """Return a copy of an entry with its own checksum."""
+    copy = np.array(entry, ENTRY)
+    copy["entry"] = zlib.crc32(copy.tobytes()[:_NUM_CHECKED])
+    return copy
 
 
 def _write_all(descriptor: int, data: bytes, begin: int) -> int:
-    view, done = memoryview(data), 0
-    while done < len(data):
-        done += os.pwrite(descriptor, view[done:], begin + done)
-    return done
+    """Write bytes at an offset, in several writes if need be; return their number."""
+    view, num_written = memoryview(data), 0
+    while num_written < len(data):
+        num_written += os.pwrite(descriptor, view[num_written:], begin + num_written)
+    return num_written

@@ -1,4 +1,4 @@
-"""The keys of a dict in shared memory, and how one of them is found."""
+"""The keys of a dict in shared memory, and a binary search for them by hash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class KeyIndex(NamedTuple):
-    """Keys that are all strings, or all integers, and their rows in the order of their hashes."""
+    """A dict's keys, all strings or all integers, with their rows sorted by hash."""
 
     is_string: bool
     keys: Column
@@ -28,11 +28,12 @@ class KeyIndex(NamedTuple):
     rows: Span
 
     def finder(self, memory: memoryview) -> KeyFinder:
+        """Return a function that finds keys."""
         return KeyFinder(self, memory)
 
 
 class KeyFinder:
-    """Finds the row of a key."""
+    """A function from a key to its row."""
 
     def __init__(self, index: KeyIndex, memory: memoryview) -> None:
         self._is_string = index.is_string
@@ -45,17 +46,17 @@ class KeyFinder:
         if self._is_string:
             if type(key) is not str:
                 return None
-            wanted = _hash(key)
+            key_hash = _hash(key)
         elif isinstance(key, (int, np.integer)):
-            key = wanted = int(key)
+            key = key_hash = int(key)
         else:
             return None
-        place = bisect_left(self._hashes, wanted)
-        while place < len(self._hashes) and self._hashes[place] == wanted:
-            row = self._rows[place]
+        position = bisect_left(self._hashes, key_hash)
+        while position < len(self._hashes) and self._hashes[position] == key_hash:
+            row = self._rows[position]
             if self._read(row) == key:
                 return row
-            place += 1
+            position += 1
         return -1
 
     def keys(self) -> Iterator[Any]:
@@ -82,5 +83,5 @@ def write_keys(keys: Sequence[Any], writer: SampleWriter) -> KeyIndex:
 
 
 def _hash(key: str) -> int:
-    # (Python's own differs from process to process)
+    # unlike `hash`, the same in all processes
     return crc32(key.encode("utf-8", "surrogatepass"))

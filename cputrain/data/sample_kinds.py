@@ -1,8 +1,8 @@
-"""Which samples can be rebuilt in a worker so that nobody can tell them from the originals.
+"""Checks of whether samples can be rebuilt from shared memory without a visible difference.
 
-An object rebuilt from shared memory is equal to the original, and another object. For an object
-that nothing can change, nobody can tell. One that can be changed must be held by its sample alone;
-what a worker changes then stays with that worker (see `packed_samples`).
+A rebuilt object is equal to the original, but not identical. For an immutable object this makes no
+difference. A mutable object must be referenced by its sample only; what a worker changes then stays
+in that worker (see `packed_samples`).
 """
 
 from __future__ import annotations
@@ -22,80 +22,90 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MAX_DEPTH = 8
-"""Containers within containers that are looked through."""
+"""The largest nesting depth of containers that is checked."""
 
 _MAX_PARTS = 256
-"""Objects of each sample, on average, that are looked through."""
+"""The largest average number of objects in a sample that are checked."""
 
-_SINGLE = frozenset(
+_ATOMIC_TYPES = frozenset(
     (int, float, complex, bool, str, bytes, type(None), date, timedelta, Decimal)
 ) | {PosixPath, PurePosixPath}
-"""Types that hold no other objects, and cannot be changed."""
+"""Immutable types that refer to no other objects."""
 
-_MARSHALED = frozenset((int, float, complex, bool, str, bytes, type(None), tuple, list, dict))
+_MARSHAL_TYPES = frozenset((int, float, complex, bool, str, bytes, type(None), tuple, list, dict))
 
 _HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: a class made by a script or a module, rather than by the interpreter."""
+"""Py_TPFLAGS_HEAPTYPE: the class was created at run time, such as by a `class` statement."""
 
 _NUM_PROBES = 256
-"""Samples whose bytes are counted, to tell how many all of them take."""
+"""The number of samples whose sizes are added up for an estimate of all."""
 
 
 class NotSharableError(Exception):
-    """Samples of this kind stay where they are; the text says why."""
+    """Samples cannot be rebuilt from shared memory; the text says why."""
 
 
-class Kinds(NamedTuple):
-    """What samples are made of."""
+class SampleTraits(NamedTuple):
+    """Properties of the objects that samples consist of."""
 
-    can_change: bool
-    """Whether whoever takes one can change it."""
+    is_mutable: bool
+    """Whether some of the objects can be changed."""
     is_builtin: bool
-    """Whether they are of types of Python's own that `marshal` knows."""
+    """Whether all objects are of built-in types that `marshal` supports."""
 
 
-def require_sharable(samples: Sequence[Any], num_holders: int) -> Kinds:
-    """Return what samples are made of; raise NotSharableError if some cannot be rebuilt.
+def require_sharable(samples: Sequence[Any], num_references: int) -> SampleTraits:
+    """Return the traits of samples; raise NotSharableError if some cannot be rebuilt.
 
     Args:
-        samples: what is to be rebuilt.
-        num_holders: how many references to each sample the caller has.
+        samples: The samples to rebuild.
+        num_references: The number of the caller's references to each sample.
     """
-    can_change, is_builtin = False, True
+    is_mutable, is_builtin = False, True
     level = list(samples)
     depth = 0
-    counted_alone = next(map(sys.getrefcount, [object()]))  # in `held`
-    expected = counted_alone + 1 + num_holders  # and in `level`
+    base_count = next(map(sys.getrefcount, [object()]))  # in `objects`
+    max_count = base_count + 1 + num_references  # and in `level`
     while level:
         if depth > MAX_DEPTH:
             raise NotSharableError(f"they are nested deeper than {MAX_DEPTH} containers")
         if len(level) > _MAX_PARTS * len(samples):
             raise NotSharableError(f"they hold more than {_MAX_PARTS} objects each")
-        kinds = {kind: _kind(kind) for kind in set(map(type, level))}
-        is_builtin = is_builtin and _MARSHALED.issuperset(kinds)
-        mutable = {kind for kind, (is_mutable, _) in kinds.items() if is_mutable}
-        containers = {kind for kind, (_, is_container) in kinds.items() if is_container}
-        held = [thing for thing in level if type(thing) in mutable] if mutable else []
-        if held:
-            can_change = True
-            if max(map(sys.getrefcount, held)) > expected:
-                raise NotSharableError("something else holds them too, and could change them")
-            if np.ndarray in mutable:
-                _require_plain_arrays(held)
-        if containers != mutable:
-            held = [thing for thing in level if type(thing) in containers] if containers else []
-        level = gc.get_referents(*held)
-        expected = counted_alone + 2  # in `level` and in its container
-        del held
-        if any(kind.__flags__ & _HEAP_TYPE for kind in containers):  # which hold their class
-            level = [thing for thing in level if not isinstance(thing, type)]
+        kinds = {kind: _classify(kind) for kind in set(map(type, level))}
+        is_builtin = is_builtin and _MARSHAL_TYPES.issuperset(kinds)
+        mutable_kinds = {kind for kind, (can_change, _) in kinds.items() if can_change}
+        container_kinds = {kind for kind, (_, is_container) in kinds.items() if is_container}
+        objects = (
+            [value for value in level if type(value) in mutable_kinds] if mutable_kinds else []
+        )
+        if objects:
+            is_mutable = True
+            if max(map(sys.getrefcount, objects)) > max_count:
+                raise NotSharableError("other objects refer to them too, and could change them")
+            if np.ndarray in mutable_kinds:
+                _require_plain_arrays(objects)
+        if container_kinds != mutable_kinds:
+            objects = (
+                [value for value in level if type(value) in container_kinds]
+                if container_kinds
+                else []
+            )
+        level = gc.get_referents(*objects)
+        max_count = base_count + 2  # in `level` and in its container
+        del objects
+        # instances of such classes refer to their class
+        if any(kind.__flags__ & _HEAP_TYPE for kind in container_kinds):
+            level = [value for value in level if not isinstance(value, type)]
         depth += 1
-    return Kinds(can_change, is_builtin)
+    return SampleTraits(is_mutable, is_builtin)
 
 
-def _kind(kind: type) -> tuple[bool, bool]:
-    """Return whether objects of a type can be changed, and whether they hold others."""
-    if kind in _SINGLE or isinstance(kind, EnumMeta):
+def _classify(kind: type) -> tuple[bool, bool]:
+    """Return whether objects of a type are mutable, and whether they refer to others.
+
+    Raise NotSharableError for an unsupported type.
+    """
+    if kind in _ATOMIC_TYPES or isinstance(kind, EnumMeta):
         return False, False
     if kind is tuple or _is_namedtuple(kind):
         return False, True
@@ -108,23 +118,24 @@ def _kind(kind: type) -> tuple[bool, bool]:
             return False, False
     elif _is_instance(kind):
         return True, True
-    raise NotSharableError(f"an object of type {kind.__module__}.{kind.__qualname__} is among them")
+    raise NotSharableError(f"they contain an object of type {kind.__module__}.{kind.__qualname__}")
 
 
 def _is_namedtuple(kind: Any) -> bool:
-    held = vars(kind)
+    """Return whether a class is a named tuple that is pickled in the usual way."""
+    attributes = vars(kind)
     return (
         kind.__bases__ == (tuple,)
-        and held.get("__slots__") == ()
-        and "_make" in held
+        and attributes.get("__slots__") == ()
+        and "_make" in attributes
         and kind.__reduce_ex__ is object.__reduce_ex__
-        and isinstance(held.get("__getnewargs__"), FunctionType)
-        and "__reduce__" not in held
+        and isinstance(attributes.get("__getnewargs__"), FunctionType)
+        and "__reduce__" not in attributes
     )
 
 
 def _is_instance(kind: type) -> bool:
-    """Return whether objects of a class are what their attributes are, and no more."""
+    """Return whether objects of a class are fully described by their attributes."""
     plain: Any = object
     return (
         type(kind) is type
@@ -138,7 +149,7 @@ def _is_instance(kind: type) -> bool:
                 "__getattr__",
             )
         )
-        # (attributes of slots are set one by one)
+        # unpickling sets slots by `__setattr__`
         and (kind.__setattr__ is plain.__setattr__ or not _has_slots(kind))
     )  # fmt: skip
 
@@ -147,36 +158,37 @@ def _has_slots(kind: type) -> bool:
     return any(vars(base).get("__slots__") for base in kind.__mro__)
 
 
-def _require_plain_arrays(things: Iterable[Any]) -> None:
-    for thing in things:
-        if type(thing) is not np.ndarray:
+def _require_plain_arrays(values: Iterable[Any]) -> None:
+    """Raise NotSharableError if an array among the values cannot be rebuilt exactly."""
+    for value in values:
+        if type(value) is not np.ndarray:
             continue
-        flags = thing.flags
+        flags = value.flags
         if not (flags.owndata and flags.c_contiguous and flags.writeable and flags.aligned):
-            raise NotSharableError("an array is among them that is a view, or cannot be written to")
-        if thing.dtype.hasobject or thing.dtype.names or not thing.dtype.isnative:
-            raise NotSharableError(f"an array of {thing.dtype} is among them")
+            raise NotSharableError("they contain an array that is a view or read-only")
+        if value.dtype.hasobject or value.dtype.names or not value.dtype.isnative:
+            raise NotSharableError(f"they contain an array of dtype {value.dtype}")
 
 
 def estimated_bytes(samples: Sequence[Any]) -> int:
-    """Return about how many bytes the objects take, by looking at some of them."""
+    """Estimate the bytes of memory that objects take, by adding up some of them."""
     step = max(1, len(samples) // _NUM_PROBES)
     probes = [samples[row] for row in range(0, len(samples), step)]
     total = 0
     seen: set[int] = set()
     level: list[Any] = probes
     for _ in range(MAX_DEPTH):
-        fresh = {id(thing): thing for thing in level if id(thing) not in seen}
+        fresh = {id(value): value for value in level if id(value) not in seen}
         seen.update(fresh)
-        holders = []
-        for thing in fresh.values():
+        containers = []
+        for value in fresh.values():
             try:
-                _, is_container = _kind(type(thing))
-            except NotSharableError:  # whatever it is: nothing is asked of it
+                _, is_container = _classify(type(value))
+            except NotSharableError:  # do not call methods of an unknown type
                 continue
-            if not (type(thing) is int and -6 < thing < 257):  # which are there once
-                total += sys.getsizeof(thing)
+            if not (type(value) is int and -6 < value < 257):  # CPython's cached small integers
+                total += sys.getsizeof(value)
             if is_container:
-                holders.append(thing)
-        level = gc.get_referents(*holders)
+                containers.append(value)
+        level = gc.get_referents(*containers)
     return total * len(samples) // max(1, len(probes))

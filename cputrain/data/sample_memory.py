@@ -1,4 +1,4 @@
-"""Shared memory that holds samples: written once by the loader, mapped by its workers."""
+"""Shared memory for samples: the loader writes it once, and workers map it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ _ALIGNMENT = 64
 
 
 class SampleMemory:
-    """Anonymous memory that workers map to read."""
+    """Anonymous memory that workers map for reading.
+
+    Args:
+        descriptor: Of the memory.
+        size: In bytes.
+    """
 
     _close = staticmethod(os.close)
 
@@ -26,7 +31,7 @@ class SampleMemory:
         self.size = size
 
     def open(self) -> memoryview:
-        """Map the memory, and return its bytes."""
+        """Map the memory and return a view of its bytes."""
         return memoryview(mmap.mmap(self._descriptor, self.size, prot=mmap.PROT_READ))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -43,26 +48,26 @@ def _receive(duplicate: Any, size: int) -> SampleMemory:
 
 
 class SampleWriter:
-    """Writes buffers, one behind the other, into memory of their own. Raises OSError."""
+    """Appends buffers to new shared memory; raises OSError if the system refuses."""
 
     def __init__(self) -> None:
         self._memory = SampleMemory(create_memfd(), 0)
 
     def add(self, buffer: bytes | array[Any]) -> Span:
-        """Write a buffer, and return where it is."""
-        begin = self.begin()
+        """Append a buffer and return its position."""
+        begin = self.align()
         view = memoryview(buffer)
         self.extend(view.cast("B"))
         return self.span_from(begin)._replace(format=view.format)
 
-    def begin(self) -> int:
-        """Return where the next buffer begins."""
+    def align(self) -> int:
+        """Add padding, and return the offset of the next buffer."""
         if padding := -self._memory.size % _ALIGNMENT:
             self.extend(bytes(padding))
         return self._memory.size
 
     def extend(self, data: bytes | memoryview) -> None:
-        """Write bytes behind the last ones."""
+        """Append bytes without padding."""
         view = memoryview(data)
         while view:
             written = os.write(self._memory._descriptor, view[: 1 << 30])
@@ -70,12 +75,12 @@ class SampleWriter:
             view = view[written:]
 
     def span_from(self, begin: int) -> Span:
-        """Return the bytes from `begin` to here."""
+        """Return the position of the bytes since `begin`."""
         return Span(begin, self._memory.size, "B")
 
     def finish(self) -> SampleMemory:
-        """Return the memory with all that was written."""
-        self.begin()
+        """Return the memory."""
+        self.align()
         if not self._memory.size:
             self.extend(bytes(_ALIGNMENT))
         return self._memory

@@ -1,4 +1,4 @@
-"""Samples in a list, dict or array of objects of a dataset, laid out once for all workers."""
+"""Copying a dataset's list, dict or array of objects into shared memory, once for all workers."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MIN_ROWS = 4096
-"""Samples below which nothing is laid out."""
+"""The smallest number of samples that are shared."""
 
 MIN_BYTES = 4 << 20
-"""Bytes of objects below which a worker's copies cost less than looking at them."""
+"""The smallest size of the objects that are shared; for less, checking them costs too much."""
 
 _MAX_PARTS = 1000
-"""Parts of a concatenated dataset that are looked at."""
+"""The largest number of elements of a list that are searched for datasets."""
 
 
 class Replacement(NamedTuple):
-    """What takes the place of a container in workers."""
+    """The replacement of a container by shared samples in workers."""
 
     holder: Any
-    """The object whose attributes the container is; None if it is the dataset itself."""
+    """The object that has the container as an attribute; None if it is the dataset itself."""
     names: tuple[str, ...]
+    """The names of the attributes that are the container."""
     container: Any
     shared: SharedSamples
 
 
 class _Layout(NamedTuple):
-    """What was laid out of a container, and of which keys and samples."""
+    """A container's shared samples, and the keys and samples that they were written from."""
 
     container: Any
     keys: list[Any]
@@ -51,30 +52,30 @@ class _Layout(NamedTuple):
 
 
 class SampleSharing:
-    """What one loader has laid out. It is used again for as long as the samples are the same."""
+    """The shared samples of one loader, which are reused while the samples are identical."""
 
     def __init__(self) -> None:
         self._layouts: dict[int, _Layout] = {}
 
     def replacements(self, dataset: Any, notes: list[str], *, is_forked: bool) -> list[Replacement]:
-        """Lay out the samples of a dataset, where workers would need more memory without.
+        """Write a dataset's samples to shared memory where this saves memory.
 
         Args:
-            dataset: of the loader.
-            notes: gets what was laid out, and why something was not.
-            is_forked: whether workers have a copy of what the script has, or of its pickle.
+            dataset: The loader's dataset.
+            notes: Gets what is shared, and the reasons for what is not.
+            is_forked: Whether workers are forked, rather than spawned.
         """
         replacements = []
         layouts: dict[int, _Layout] = {}
         for holder, names, container in _containers(dataset, notes, is_forked=is_forked):
             where = "the dataset" if holder is None else f"{type(holder).__name__}.{names[0]}"
             try:
-                layout = self._laid_out(container)
+                layout = self._layout_of(container)
             except NotSharableError as error:
-                _note(notes, f"the samples in {where} stay as they are: {error}")
+                _note(notes, f"the samples in {where} are not put into shared memory: {error}")
                 continue
-            except Exception as error:  # of a class that is pickled, or of the system
-                _note(notes, f"the samples in {where} stay as they are: {error!r}")
+            except Exception as error:  # of pickling, or of the system
+                _note(notes, f"the samples in {where} are not put into shared memory: {error!r}")
                 continue
             layouts[id(container)] = layout
             shared = layout.shared
@@ -84,53 +85,55 @@ class SampleSharing:
                 f"in {shared.memory.size / (1 << 20):.0f} MiB",
             )
             replacements.append(Replacement(holder, names, container, shared))
-        # (samples that can be changed may have been, by the next epoch)
+        # mutable samples may change before the next epoch
         self._layouts = {
-            key: layout for key, layout in layouts.items() if not layout.shared.can_change
+            key: layout for key, layout in layouts.items() if not layout.shared.is_mutable
         }
         return replacements
 
-    def _laid_out(self, container: Any) -> _Layout:
+    def _layout_of(self, container: Any) -> _Layout:
+        """Return the shared samples of a container; raise NotSharableError if it must be copied."""
         keys = list(container) if type(container) is dict else []
         samples = list(container.values() if type(container) is dict else container)
         layout = self._layouts.get(id(container))
         if (
             layout is not None
             and layout.container is container
-            and _are_same(layout.keys, keys)
-            and _are_same(layout.samples, samples)
+            and _are_identical(layout.keys, keys)
+            and _are_identical(layout.samples, samples)
         ):
             return layout
-        kinds = require_sharable(samples, num_holders=2)
+        traits = require_sharable(samples, num_references=2)
         writer = SampleWriter()
         index = write_keys(keys, writer) if type(container) is dict else None
-        write = write_encoded if kinds.can_change else write_column
-        column = write(samples, writer, is_builtin=kinds.is_builtin)
+        write = write_encoded if traits.is_mutable else write_column
+        column = write(samples, writer, is_builtin=traits.is_builtin)
         memory = writer.finish()
         if memory.size >= (estimate := estimated_bytes(samples) + estimated_bytes(keys)):
             raise NotSharableError(
                 f"they take {estimate / (1 << 20):.0f} MiB, and would take "
-                f"{memory.size / (1 << 20):.0f} MiB there"
+                f"{memory.size / (1 << 20):.0f} MiB in shared memory"
             )
         shared = SharedSamples(
-            memory, column, len(samples), kinds.can_change, type(container), index
+            memory, column, len(samples), traits.is_mutable, type(container), index
         )
-        return _Layout(container, keys, [] if kinds.can_change else samples, shared)
+        return _Layout(container, keys, [] if traits.is_mutable else samples, shared)
 
 
 def _note(notes: list[str], text: str) -> None:
-    if text not in notes:  # it is the same at each epoch
+    """Append a note, unless an earlier epoch has."""
+    if text not in notes:
         notes.append(text)
 
 
-def _are_same(before: Sequence[Any], after: Sequence[Any]) -> bool:
+def _are_identical(before: Sequence[Any], after: Sequence[Any]) -> bool:
     return len(before) == len(after) and all(map(operator.is_, before, after))
 
 
 def _containers(
     dataset: Any, notes: list[str], *, is_forked: bool
 ) -> Iterator[tuple[Any, tuple[str, ...], Any]]:
-    """Yield each container that is only indexed in workers, who holds it, and by which names."""
+    """Yield holder, attribute names and container for each container that workers only index."""
     if _is_large(dataset):
         yield None, (), dataset
         return
@@ -145,24 +148,25 @@ def _containers(
         try:
             use = _use_of(kind)
         except UnknownUseError as error:
-            _note(notes, f"the samples of {kind.__name__} stay as they are: {error}")
+            _note(notes, f"the samples of {kind.__name__} are not put into shared memory: {error}")
             continue
         if not is_forked and not _is_pickled_plainly(kind):
             continue
         for names, container in large.values():
-            others = [name for name in names if use.is_used_otherwise(name) or hasattr(kind, name)]
-            if others:
+            other_names = [name for name in names if use.has_other_use(name) or hasattr(kind, name)]
+            if other_names:
                 _note(
                     notes,
-                    f"the samples in {kind.__name__}.{others[0]} stay as they are: more is done "
-                    "with it than to take samples and its length",
+                    f"the samples in {kind.__name__}.{other_names[0]} are not put into shared "
+                    "memory: the dataset does more with it than index it and take its length",
                 )
-            # of what no method uses, a forked worker makes no copies
+            # a forked worker copies no pages of a container that no method uses
             elif not is_forked or any(map(use.is_indexed, names)):
                 yield holder, tuple(names), container
 
 
 def _datasets_within(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and the datasets that its attributes hold, recursively."""
     seen: set[int] = set()
     pending = [dataset]
     while pending:
@@ -179,6 +183,7 @@ def _datasets_within(dataset: Any) -> Iterator[Any]:
 
 
 def _is_large(container: Any) -> bool:
+    """Return whether an object is a list, dict or array of objects that is worth sharing."""
     kind = type(container)
     if kind is np.ndarray:
         if container.ndim != 1 or container.dtype != object:
@@ -199,6 +204,7 @@ def _use_of(kind: Any) -> AttributeUse:
 
 
 def _is_pickled_plainly(kind: Any) -> bool:
+    """Return whether pickling an object of a class pickles its attributes."""
     plain: Any = object
     return all(
         getattr(kind, name, None) is getattr(plain, name, None)
@@ -207,37 +213,37 @@ def _is_pickled_plainly(kind: Any) -> bool:
 
 
 @contextmanager
-def collections_paused(replacements: Sequence[Replacement]) -> Iterator[None]:
-    """Have no garbage collected while a process is forked, nor in that process after it."""
+def gc_paused(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Disable garbage collection while a process is forked; `freeze_objects` enables it there."""
     if not replacements or not gc.isenabled():
         yield
         return
     gc.disable()
     try:
-        _paused.append(True)
+        _is_gc_paused.append(True)
         yield
     finally:
-        _paused.clear()
+        _is_gc_paused.clear()
         gc.enable()
 
 
-_paused: list[bool] = []
+_is_gc_paused: list[bool] = []
 
 
-def leave_objects_alone(replacements: Sequence[Replacement]) -> None:
-    """In a forked worker: have collections pass over the objects of the script.
+def freeze_objects(replacements: Sequence[Replacement]) -> None:
+    """Exclude inherited objects from garbage collection, in a forked worker.
 
-    A collection writes to every object that it looks at.
+    A collection writes to each object that it visits, which would copy its memory page.
     """
     if replacements:
         gc.freeze()
-        if _paused:
+        if _is_gc_paused:
             gc.enable()
 
 
 def replace_in_worker(replacements: Sequence[Replacement], dataset: Any) -> Any:
-    """Put shared samples in the place of a forked worker's containers; return its dataset."""
-    _replaced.extend(replacements)
+    """Replace containers by shared samples in a forked worker; return its dataset."""
+    _replaced_containers.extend(replacements)
     for holder, names, _, shared in replacements:
         samples = shared.open()
         if holder is None:
@@ -246,5 +252,5 @@ def replace_in_worker(replacements: Sequence[Replacement], dataset: Any) -> Any:
     return dataset
 
 
-_replaced: list[Replacement] = []
-"""What holds the containers: freeing one would write to each of its objects."""
+_replaced_containers: list[Replacement] = []
+"""References to the containers: freeing one would write to each of its objects."""

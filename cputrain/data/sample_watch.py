@@ -1,4 +1,4 @@
-"""What a dataset does while it makes a sample, beyond making it."""
+"""Detection of side effects of loading a sample: random numbers, attributes and opened files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from types import FrameType
 
 FileState = tuple[str, int, int]
-"""A file's path, when it was changed, in nanoseconds, and its size in bytes."""
+"""A file's path, its modification time in nanoseconds, and its size in bytes."""
 
 
 DRAWS = "random numbers are drawn for them"
+"""The reason that `SampleWatch.load` returns for a sample that draws random numbers."""
 
 
 class SampleWatch:
-    """Watches the calls that make samples.
+    """Loads samples and compares random states and attributes before and after.
 
     Args:
-        generators: of random numbers that the dataset holds, beside those of the process.
+        generators: Random number generators that the dataset holds, beside the default ones.
     """
 
     def __init__(self, generators: Sequence[Any]) -> None:
@@ -39,64 +40,62 @@ class SampleWatch:
             *generators,
         ]
         self.attributes: dict[str, Any] = {}
-        """Of the dataset, after the latest sample."""
+        """The summary of the dataset's attributes after the latest sample."""
 
-    def make(self, dataset: Any, index: int) -> tuple[Any, str, tuple[FileState, ...]]:
-        """Make a sample; return it, what makes it another one each time, and the files it is of.
-
-        The second is empty if nothing is known to.
-        """
-        before, self.attributes = self._states(), attributes_of(dataset)
-        _install()
-        opened = _watching.opened = []
+    def load(self, dataset: Any, index: int) -> tuple[Any, str, tuple[FileState, ...]]:
+        """Return a sample, a reason not to cache it or "", and the files that were read."""
+        before, self.attributes = self._states(), attribute_summary(dataset)
+        _install_audit_hook()
+        opened = _file_log.opened = []
         try:
             sample = dataset[index]
         finally:
-            _watching.opened = None
-        attributes, self.attributes = self.attributes, attributes_of(dataset)
-        if not self._are_at(before):
+            _file_log.opened = None
+        attributes, self.attributes = self.attributes, attribute_summary(dataset)
+        if not self._have_states(before):
             return sample, DRAWS, ()
         changed = _first_change(attributes, self.attributes)
         if changed:
-            return sample, f"making one changes {changed}", ()
+            return sample, f"loading a sample changes {changed}", ()
         return sample, "", tuple(map(file_state, dict.fromkeys(opened)))
 
-    def who_draws(self, dataset: Any, index: int) -> str:
-        """Make a sample to see which function draws random numbers; return a sentence, or ""."""
+    def find_draw(self, dataset: Any, index: int) -> str:
+        """Load a sample again to find what draws random numbers; return a sentence or ""."""
         before = self._states()
-        found: list[str] = []
+        sentences: list[str] = []
 
-        def look(frame: FrameType, event: str, _: Any) -> None:
-            if event not in ("return", "c_return") or found or self._are_at(before):
+        def profile(frame: FrameType, event: str, _: Any) -> None:
+            if event not in ("return", "c_return") or sentences or self._have_states(before):
                 return
             if not str(frame.f_globals.get("__name__")).startswith("cputrain."):
-                # (in place of torch's own, there may be functions of ours, which split draws)
+                # functions of this package may be patches of torch's, which draw for replicas
                 owner = frame.f_locals.get("self")
                 name = frame.f_code.co_qualname if owner is None else type(owner).__name__
-                found.append(f"{name} draws random numbers")
+                sentences.append(f"{name} draws random numbers")
 
-        with self.restored():
+        with self.preserved_states():
             profiler = sys.getprofile()
-            sys.setprofile(look)
+            sys.setprofile(profile)
             try:
                 dataset[index]
-            except Exception as error:  # the first time it went well: whatever differs is random
-                found.append(f"making one again raises {type(error).__name__}")
+            except Exception as error:  # it did not raise the first time, so it is random
+                sentences.append(f"loading a sample again raises {type(error).__name__}")
             finally:
                 sys.setprofile(profiler)
-        return found[0] if found else ""
+        return sentences[0] if sentences else ""
 
-    def _are_at(self, states: list[Any]) -> bool:
+    def _have_states(self, states: list[Any]) -> bool:
+        """Return whether the generators are in these states."""
         return _are_equal(states, self._states())
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Leave random states as they are now."""
+    def preserved_states(self) -> Iterator[None]:
+        """Restore the random states at the end of the block."""
         before = self._states()
         try:
             yield
         finally:
-            if not self._are_at(before):
+            if not self._have_states(before):
                 for generator, state in zip(self._generators, before, strict=True):
                     _set_state(generator, state)
 
@@ -105,7 +104,7 @@ class SampleWatch:
 
 
 def file_state(path: str) -> FileState:
-    """Return a file's path, and what changes when it does."""
+    """Return a file's path, modification time and size; size -1 if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -132,64 +131,67 @@ def _set_state(generator: Any, state: Any) -> None:
         generator.setstate(state)
 
 
-def _are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return all(map(_are_equal, one, other))
-    if isinstance(one, np.ndarray):
-        return bool((one == other).all())
-    if isinstance(one, torch.Tensor):
-        return bool(torch.equal(one, other))
-    return bool(one == other)
+def _are_equal(a: Any, b: Any) -> bool:
+    """Return whether two random states are equal."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_are_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return all(map(_are_equal, a, b))
+    if isinstance(a, np.ndarray):
+        return bool((a == b).all())
+    if isinstance(a, torch.Tensor):
+        return bool(torch.equal(a, b))
+    return bool(a == b)
 
 
-def attributes_of(dataset: Any) -> dict[str, Any]:
-    """Return what a dataset holds, and the datasets that it holds, for a quick look at changes.
+def attribute_summary(dataset: Any) -> dict[str, Any]:
+    """Return a summary of the attributes of a dataset and of the objects in it, to detect changes.
 
-    Numbers and strings are as they are; of all else it is told which object it is, and how long.
+    The keys are paths such as `Photos.transform.size`. The values are numbers and strings
+    themselves; for other objects, their `id` and length.
     """
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     pending, seen = [(type(dataset).__name__, dataset)], set()
     while pending:
-        where, holder = pending.pop()
+        path, holder = pending.pop()
         if id(holder) in seen:
             continue
         seen.add(id(holder))
         for name, value in list(getattr(holder, "__dict__", {}).items()):
-            at = f"{where}.{name}"
+            value_path = f"{path}.{name}"
             if isinstance(value, (bool, int, float, str, bytes, type(None))):
-                found[at] = value
+                summary[value_path] = value
                 continue
-            found[at] = id(value), _length(value)
+            summary[value_path] = id(value), _length(value)
             if isinstance(value, _WITHOUT_PARTS):
                 continue
-            if hasattr(value, "__dict__") and len(seen) < _MAX_SEEN:
-                pending.append((at, value))
-    return found
+            if hasattr(value, "__dict__") and len(seen) < _MAX_OBJECTS:
+                pending.append((value_path, value))
+    return summary
 
 
-_MAX_SEEN = 100
-"""Objects that a dataset holds that are looked at."""
+_MAX_OBJECTS = 100
+"""Objects in a dataset whose attributes are summarized."""
 
 
 _WITHOUT_PARTS = (type, ModuleType, FunctionType, torch.Tensor, np.ndarray, list, dict)
 
 
 def _length(value: Any) -> int:
-    """Return what changes with what a container holds."""
+    """Return a container's length or a tensor's version: a number that most changes change."""
     if isinstance(value, torch.Tensor):
         return -1 if value.is_inference() else value._version
     return len(value) if isinstance(value, (list, tuple, dict, set, np.ndarray)) else 0
 
 
 def _first_change(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Return the path of the first attribute that differs between two summaries, or ""."""
     for name in (*before, *after):
         if name not in before:
-            if any(name.startswith(one + ".") and before[one] is None for one in before):
+            if any(name.startswith(path + ".") and before[path] is None for path in before):
                 continue
             return name
-        # (what was None may have been opened)
+        # an attribute that was None may hold a file or a library that is opened on first use
         if before[name] != after.get(name) and not (
             before[name] is None and isinstance(after.get(name), tuple)
         ):
@@ -197,23 +199,25 @@ def _first_change(before: dict[str, Any], after: dict[str, Any]) -> str:
     return ""
 
 
-class _Watching:
-    """The files that this process opens while a sample is made."""
+class _FileLog:
+    """The paths of files that this process opens while a sample is loaded."""
 
     opened: list[str] | None = None
+    """None while no sample is loaded."""
     is_installed = False
+    """Whether the audit hook is installed."""
 
 
-_watching = _Watching()
+_file_log = _FileLog()
 
 
-def _install() -> None:
-    if not _watching.is_installed:
-        _watching.is_installed = True
-        sys.addaudithook(_hear)  # it stays for as long as the process runs
+def _install_audit_hook() -> None:
+    if not _file_log.is_installed:
+        _file_log.is_installed = True
+        sys.addaudithook(_on_audit_event)  # audit hooks cannot be removed
 
 
-def _hear(event: str, args: tuple[Any, ...]) -> None:
-    opened = _watching.opened
+def _on_audit_event(event: str, args: tuple[Any, ...]) -> None:
+    opened = _file_log.opened
     if opened is not None and event == "open" and isinstance(args[0], (str, bytes, os.PathLike)):
         opened.append(os.path.abspath(os.fsdecode(args[0])))

@@ -1,8 +1,8 @@
-"""A dataset as its workers would have it: what the script replaces later does not reach it.
+"""Shallow copies of datasets, which stand for the copies that workers would have.
 
-torch's workers have a copy of the dataset from when they start. Here the containers are copied, and
-the row numbers of subsets; tensors and arrays of rows are not: they stay those of the script, as
-tensors in shared memory do in torch's workers.
+torch's workers copy the dataset when they start: what the script assigns later does not reach them.
+A snapshot copies containers and the indices of subsets. It shares the memory of tensors and arrays
+with the script, as torch's workers do for tensors in shared memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cputrain.data.columns import is_plain
 
 
 def snapshot_of(dataset: Any) -> Any:
-    """Return a copy of a dataset that has columns."""
+    """Return a shallow copy of a dataset that `columns_of` supports."""
     kind = type(dataset)
     if kind is torch.Tensor:
         return dataset.detach()
@@ -25,29 +25,30 @@ def snapshot_of(dataset: Any) -> Any:
         return dataset.view()
     if kind is list:
         return list(dataset)
-    changed: dict[str, Any] = {}
+    replaced_attributes: dict[str, Any] = {}
     if isinstance(dataset, TensorDataset):
-        changed["tensors"] = tuple(map(_detached, dataset.tensors))
+        replaced_attributes["tensors"] = tuple(map(_detached, dataset.tensors))
     elif isinstance(dataset, Subset):
-        changed["dataset"] = snapshot_of(dataset.dataset)
-        changed["indices"] = _copied(dataset.indices)
+        replaced_attributes["dataset"] = snapshot_of(dataset.dataset)
+        replaced_attributes["indices"] = _copied(dataset.indices)
     elif isinstance(dataset, ConcatDataset):
-        changed["datasets"] = [snapshot_of(part) for part in dataset.datasets]
-        changed["cumulative_sizes"] = list(dataset.cumulative_sizes)
+        replaced_attributes["datasets"] = [snapshot_of(part) for part in dataset.datasets]
+        replaced_attributes["cumulative_sizes"] = list(dataset.cumulative_sizes)
     else:
         return dataset
-    # (copy.copy would ask the class, which may do anything)
-    copied = object.__new__(kind)
-    vars(copied).update(vars(dataset), **changed)
-    return copied
+    # copy.copy would call the class's own methods
+    copy = object.__new__(kind)
+    vars(copy).update(vars(dataset), **replaced_attributes)
+    return copy
 
 
 def _detached(tensor: Any) -> Any:
-    """Return a tensor on the same memory, whose shape the script does not change."""
+    """Return an alias of a tensor; in-place changes of the original's shape do not affect it."""
     return tensor.detach() if is_plain(tensor) else tensor
 
 
 def _copied(indices: Any) -> Any:
+    """Return a copy of the indices of a Subset."""
     if isinstance(indices, torch.Tensor):
         return indices.clone()
     return indices.copy() if isinstance(indices, list | np.ndarray) else indices

@@ -1,4 +1,4 @@
-"""Where a loader's time went."""
+"""The record of a loader's decisions, times and counts."""
 
 from __future__ import annotations
 
@@ -11,47 +11,50 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Statistics:
-    """What a loader did since it was made. Times are in seconds, those of workers added up."""
+    """Decisions, times and counts of a loader since its creation.
+
+    Times are in seconds; those of several workers are added up.
+    """
 
     path: str = ""
-    """How batches are made: "memory", "process" or "workers"."""
+    """How batches are loaded: gathered from "memory", in "process", or by "workers"."""
     reason: str = ""
-    """Why that way."""
+    """Why this path was chosen."""
     workers: int = 0
-    """Worker processes of the latest epoch."""
+    """The number of worker processes in the latest epoch."""
     workers_reason: str = ""
-    """Why so many workers, where it was left to the loader."""
+    """Why this number of workers was chosen; empty unless `num_workers` is "auto"."""
     spared: int = 0
-    """Worker processes that were asked for and not needed."""
+    """The number of requested worker processes that were not started."""
     epochs: int = 0
-    """Iterators made."""
+    """The number of iterators created."""
     batches: int = 0
-    """Batches handed out."""
+    """The number of batches yielded."""
     waited_s: float = 0.0
-    """In which the script waited for a batch; the time to make it, where no worker does."""
+    """Time that the script spent in `next`; without workers this includes loading the batch."""
     starting_s: float = 0.0
-    """Until the workers were started."""
+    """Time to start the workers."""
     samples_s: float = 0.0
-    """In the dataset."""
+    """Time spent in the dataset."""
     collate_s: float = 0.0
-    """In collate_fn."""
+    """Time spent in collate_fn."""
     packing_s: float = 0.0
-    """In workers, laying batches out for the loader."""
+    """Time spent in workers on pickling batches and copying them to shared memory."""
     unpacking_s: float = 0.0
-    """In the loader, taking them over."""
+    """Time spent in the loader's process on receiving batches from workers."""
     bytes_moved: int = 0
-    """From workers to the loader."""
+    """Bytes sent from workers to the loader's process."""
     cached: int = 0
-    """Samples that were read from the cache."""
+    """The number of samples read from the cache."""
     cache_bytes: int = 0
-    """In the cache."""
+    """The size of the cache in bytes."""
     notes: list[str] = field(default_factory=list)
-    """Decisions taken on the way."""
+    """Decisions that a user may want to know of, as sentences."""
 
-    def count(self, result: Result, unpacking: float) -> None:
-        """A batch that a worker made."""
-        self.samples_s += result.making
-        self.collate_s += result.collating
-        self.packing_s += result.packing
-        self.unpacking_s += unpacking
-        self.bytes_moved += sum(one.size for one in result.lent) + len(result.data)
+    def add_result(self, result: Result, unpacking_s: float) -> None:
+        """Add the timings and the size of a worker's batch."""
+        self.samples_s += result.samples_s
+        self.collate_s += result.collate_s
+        self.packing_s += result.packing_s
+        self.unpacking_s += unpacking_s
+        self.bytes_moved += sum(block.size for block in result.lent) + len(result.data)

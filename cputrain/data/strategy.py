@@ -1,4 +1,4 @@
-"""Which way a loader's batches are made."""
+"""The choice of an iterator for a loader: gather from memory, load in process, or use workers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch.utils.data._utils import collate
 from torch.utils.data.dataloader import _DatasetKind
 
-from cputrain.data.columns import columns_of, is_gathered_throughout
-from cputrain.data.memory import MemoryIterator, MemoryWorkersIterator, collates_as_torch
+from cputrain.data.columns import can_gather_every_part, columns_of
+from cputrain.data.memory import MemoryIterator, MemoryWorkersIterator, has_default_collation
 from cputrain.data.messages import say
 from cputrain.data.process import ProcessIterator
-from cputrain.data.resume import ResumedSampler, StandIn
+from cputrain.data.resume import LoaderProxy, ResumedSampler
 from cputrain.data.statistics import Statistics
-from cputrain.data.torch_step import is_watched
+from cputrain.data.torch_step import has_torch_mode
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -31,58 +31,64 @@ if TYPE_CHECKING:
 
 
 def iterator_of(loader: Any, *, resume: Position | None = None) -> _BaseDataLoaderIter:
-    """An iterator over the loader's batches, made the fastest way that gives torch's batches.
+    """Return the fastest iterator that yields the same batches as torch's.
 
-    With a position to resume at, what was handed out before it is not made again.
+    Args:
+        loader: A DataLoader of torch, or of this package.
+        resume: Where in an epoch to start; the batches before this position are not yielded again.
     """
     if resume is None:
-        return _begin(loader, statistics_of(loader))
+        return _create_iterator(loader, statistics_of(loader))
     state = torch.get_rng_state()
-    torch.set_rng_state(resume.random)
+    torch.set_rng_state(resume.torch_state)
     try:
         if loader._dataset_kind == _DatasetKind.Map:
-            return _resumed(loader, resume)
-        return _replayed(loader, resume)
+            return _resume_map_style(loader, resume)
+        return _resume_iterable(loader, resume)
     finally:
-        torch.set_rng_state(state)  # the script's own random numbers go on as they were
+        torch.set_rng_state(state)  # resuming does not change the script's random numbers
 
 
-def _resumed(loader: Any, position: Position) -> _BaseDataLoaderIter:
+def _resume_map_style(loader: Any, position: Position) -> _BaseDataLoaderIter:
+    """Return an iterator whose sampler skips the rows of the batches before `position`."""
     sampler = ResumedSampler(loader, position)
-    iterator = _begin(StandIn(loader, _index_sampler=sampler), statistics_of(loader))
-    if not loader.num_workers:  # workers have been sent their first rows; here they are drawn now
+    iterator = _create_iterator(LoaderProxy(loader, _index_sampler=sampler), statistics_of(loader))
+    if not loader.num_workers:  # with workers, the constructor has drawn the first rows
         iterator.draw_first()
     iterator._index_sampler = loader._index_sampler
-    iterator._num_yielded = position.batches
+    iterator._num_yielded = position.num_batches
     return iterator
 
 
-def _replayed(loader: Any, position: Position) -> _BaseDataLoaderIter:
+def _resume_iterable(loader: Any, position: Position) -> _BaseDataLoaderIter:
+    """Restore the dataset's state if it has one; otherwise load and discard the first batches."""
     statistics = statistics_of(loader)
-    if position.dataset is not None:
-        loader.dataset.load_state_dict(position.dataset)
-        iterator = _begin(loader, statistics)
-        iterator._num_yielded = position.batches
+    if position.dataset_state is not None:
+        loader.dataset.load_state_dict(position.dataset_state)
+        iterator = _create_iterator(loader, statistics)
+        iterator._num_yielded = position.num_batches
         return iterator
-    iterator = _begin(loader, statistics)
-    for _ in islice(iterator, position.batches):
+    iterator = _create_iterator(loader, statistics)
+    for _ in islice(iterator, position.num_batches):
         pass
     statistics.notes.append(
-        f"{position.batches} batches of an iterable dataset were made again to resume after them; "
-        "a dataset with state_dict and load_state_dict goes on at once, without workers"
+        f"{position.num_batches} batches of an iterable dataset were loaded again and discarded to "
+        "resume after them; a dataset with state_dict and load_state_dict resumes directly if "
+        "num_workers is 0"
     )
     return iterator
 
 
-def _begin(loader: Any, statistics: Statistics) -> Any:
+def _create_iterator(loader: Any, statistics: Statistics) -> Any:
+    """Create the iterator of an epoch, and record which one and why."""
     statistics.epochs += 1
     columns = columns_of_loader(loader)
     if columns is not None:
         statistics.path, statistics.workers = "memory", 0
         statistics.reason = "the data is in memory, and rows are gathered in one call"
         statistics.spared = loader.num_workers
-        if getattr(loader, "_cache", None) is not None and _NEEDS_NONE not in statistics.notes:
-            statistics.notes.append(_NEEDS_NONE)
+        if getattr(loader, "_cache", None) is not None and _NO_CACHE_NOTE not in statistics.notes:
+            statistics.notes.append(_NO_CACHE_NOTE)
         if not loader.num_workers:
             return MemoryIterator(loader, columns, statistics)
         statistics.reason += f"; {loader.num_workers} workers would only make it slower"
@@ -94,44 +100,45 @@ def _begin(loader: Any, statistics: Statistics) -> Any:
     if loader.num_workers == 0:
         statistics.path, statistics.workers = "process", 0
         statistics.reason = "num_workers is 0"
-        return ProcessIterator(loader, statistics, _cached(loader, statistics))
+        return ProcessIterator(loader, statistics, _cached_dataset(loader, statistics))
     from cputrain.data.workers import WorkersIterator
 
     statistics.path, statistics.workers = "workers", loader.num_workers
     statistics.reason = f"num_workers is {loader.num_workers}"
-    # a script that does not know of them has no way to say that it minds
+    # torch's own DataLoader has no attributes that allow these two optimizations
     return WorkersIterator(
         loader,
         statistics,
-        looks_ahead=getattr(loader, "begins_early", False),
+        can_prefetch_epochs=getattr(loader, "begins_early", False),
         sharing=loader._sharing if getattr(loader, "shares_samples", False) else None,
-        cached=_cached(loader, statistics),
+        cached=_cached_dataset(loader, statistics),
     )
 
 
-_NEEDS_NONE = "the samples need no cache: the data is in memory"
+_NO_CACHE_NOTE = "the samples need no cache: the data is in memory"
 
 
-def _cached(loader: Any, statistics: Statistics) -> CachedDataset | None:
+def _cached_dataset(loader: Any, statistics: Statistics) -> CachedDataset | None:
+    """Return the dataset that reads and writes the loader's cache; None without a cache."""
     cache: SampleCache | None = getattr(loader, "_cache", None)
     return None if cache is None else cache.dataset_for(loader, statistics.notes)
 
 
 def is_over(iterator: Any) -> bool:
-    """Whether it has handed out its last batch, and said so."""
+    """Return whether an iterator of this package has raised StopIteration."""
     return bool(getattr(iterator, "is_over", False))
 
 
 def statistics_of(loader: DataLoader[Any]) -> Statistics:
-    """Return the loader's record.
+    """Return the statistics of a loader; they are created at the first call.
 
-    It is no attribute of the loader: what a script pickles is read where cputrain is not installed,
-    and a class of the script's may compare loaders, or refuse attributes.
+    They are not an attribute of the loader: a script may pickle loaders and read them where
+    cputrain is not installed, and a subclass may compare loaders or reject attributes.
     """
     key = id(loader)
-    known = _records.get(key)
-    if known is not None and known[0]() is loader:
-        return known[1]
+    record = _records.get(key)
+    if record is not None and record[0]() is loader:
+        return record[1]
 
     def forget(reference: weakref.ref[Any]) -> None:
         if key in _records and _records[key][0] is reference:
@@ -143,49 +150,53 @@ def statistics_of(loader: DataLoader[Any]) -> Statistics:
 
 
 _records: dict[int, tuple[weakref.ref[Any], Statistics]] = {}
-"""Of every loader there is, by its identity."""
+"""A weak reference to each loader and its statistics, by the loader's `id`."""
 
 
-def why_not() -> str:
-    """Why loaders are left to torch on this system; nothing if they are not."""
+def unsupported_reason() -> str:
+    """Return why this system cannot use this package's iterators; empty if it can."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
-        return "shared memory without a name needs Linux"
+        return "shared memory by memfd_create needs Linux"
     return ""
 
 
 def columns_of_loader(loader: DataLoader[Any]) -> Columns | None:
-    """Return the dataset's columns, where gathering them is all that torch would do."""
+    """Return the dataset's columns if a gather gives torch's batches; None otherwise."""
     if (
         loader._dataset_kind != _DatasetKind.Map
         or not loader._auto_collation
         or loader.collate_fn is not collate.default_collate
-        or (loader.num_workers and not _may_spare_workers(loader))
+        or (loader.num_workers and not _can_omit_workers(loader))
         or (not loader.num_workers and loader.timeout)
         or torch.utils.data.get_worker_info() is not None
-        or not collates_as_torch()
+        or not has_default_collation()
     ):
         return None
     columns = columns_of(loader.dataset, with_lists=loader.num_workers > 0)
-    if columns is None or (loader.num_workers and not is_gathered_throughout(loader.dataset)):
+    if columns is None or (loader.num_workers and not can_gather_every_part(loader.dataset)):
         return None
     return columns
 
 
-def _may_spare_workers(loader: Any) -> bool:
-    """Return whether workers would do nothing but make batches."""
-    return bool(loader.prefetch_factor) and _only_seeds(loader.worker_init_fn) and not is_watched()
+def _can_omit_workers(loader: Any) -> bool:
+    """Return whether workers would have no effect except producing batches."""
+    return (
+        bool(loader.prefetch_factor)
+        and _is_seeding_only(loader.worker_init_fn)
+        and not has_torch_mode()
+    )
 
 
-_SEEDERS = {
+_SEEDING_FUNCTIONS = {
     ("lightning_fabric", "pl_worker_init_function"),
     ("lightning", "pl_worker_init_function"),
     ("transformers", "seed_worker"),
 }
 
 
-def _only_seeds(worker_init_fn: Any) -> bool:
-    """Whether workers would start with nothing but random states, which gathering does not use."""
+def _is_seeding_only(worker_init_fn: Any) -> bool:
+    """Return whether a worker_init_fn only seeds generators, which a gather does not use."""
     function = getattr(worker_init_fn, "func", worker_init_fn)  # of a partial
     root = getattr(function, "__module__", None) or ""
     name = getattr(function, "__name__", "")
-    return function is None or (root.partition(".")[0], name) in _SEEDERS
+    return function is None or (root.partition(".")[0], name) in _SEEDING_FUNCTIONS

@@ -1,4 +1,4 @@
-"""The step of torch's iterators, without the time that it takes to tell a profiler of it."""
+"""`__next__` of torch's loader iterators without the profiler's overhead, and clean tracebacks."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-def is_watched() -> bool:
-    """Return whether a mode sees each operator of torch: then it sees those of torch's loader."""
+def has_torch_mode() -> bool:
+    """Return whether a torch function or dispatch mode is active; it sees a loader's operators."""
     return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
 
 
-def is_profiled() -> bool:
-    """Return whether somebody is told when a batch begins and ends."""
-    return profiler._is_profiler_enabled or is_watched()
+def is_observed() -> bool:
+    """Return whether a profiler or a torch mode would see the beginning and end of a batch."""
+    return profiler._is_profiler_enabled or has_torch_mode()
 
 
 def profile_name(kind: type) -> str:
-    """Return what torch calls a batch of this iterator when it tells a profiler."""
+    """Return the name under which torch's profiler records the batches of an iterator class."""
     return f"enumerate(DataLoader)#{kind.__name__}.__next__"
 
 
 def next_batch(iterator: Any, *, is_counted: bool = False) -> Any:
-    """Return the next batch of one of torch's iterators, telling a profiler only if there is one.
+    """Return the next batch of an iterator of torch, without the cost of inactive profiling.
 
     Args:
-        iterator: The iterator that is asked.
-        is_counted: Whether torch counts its batches, and warns of too many.
+        iterator: An instance of a subclass of `_BaseDataLoaderIter`.
+        is_counted: Whether torch must count the batches to warn of too many.
     """
-    if is_counted or is_profiled():
+    if is_counted or is_observed():
         return _BaseDataLoaderIter.__next__(iterator)
     try:
         batch = iterator._next_data()
@@ -51,12 +51,12 @@ uncounted(next_batch)
 
 
 def raise_as_torch(iterator: Any, error: BaseException) -> None:
-    """Raise an error of `iterator._next_data()` with the frames that it has in torch's iterator."""
+    """Raise an error of `iterator._next_data()` through torch's `__next__`, to have its frames."""
 
     def raise_error() -> None:
         raise error
 
-    iterator._next_data = raise_error  # before the method of its class
+    iterator._next_data = raise_error  # hides the method of its class
     try:
         _BaseDataLoaderIter.__next__(iterator)
     finally:
@@ -64,7 +64,7 @@ def raise_as_torch(iterator: Any, error: BaseException) -> None:
 
 
 def refusal_to_pickle(kind: type) -> Callable[[Any], Any]:
-    """Return a `__getstate__` that raises what torch's iterator of this kind raises."""
+    """Return a `__getstate__` that raises the error of torch's iterator class `kind`."""
 
     def __getstate__(_iterator: Any) -> Any:  # noqa: N807
         try:
@@ -77,29 +77,29 @@ def refusal_to_pickle(kind: type) -> Callable[[Any], Any]:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Take the frames of this package out of an error's traceback, unless the fault is its own."""
+    """Remove this package's frames from an error's traceback, unless this package raised it."""
     frames: list[TracebackType] = []
     trace = error.__traceback__
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    if not frames or (_is_ours(frames[-1]) and not _is_patch(frames[-1])):
+    if not frames or (_is_of_this_package(frames[-1]) and not _is_patch(frames[-1])):
         return
-    kept: TracebackType | None = None
+    remaining: TracebackType | None = None
     for frame in reversed(frames):
-        if not _is_ours(frame):
-            frame.tb_next = kept
-            kept = frame
-    error.__traceback__ = kept
+        if not _is_of_this_package(frame):
+            frame.tb_next = remaining
+            remaining = frame
+    error.__traceback__ = remaining
 
 
-def _is_ours(frame: TracebackType) -> bool:
+def _is_of_this_package(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def _is_patch(frame: TracebackType) -> bool:
-    """Return whether this is the frame of a patch, a function of ours in place of one of torch's.
+    """Return whether a frame is of a patch: a function that replaces one of torch's.
 
-    Where a traceback ends with one, torch's C function has raised the error, and that has no frame.
+    If a traceback ends with such a frame, the C function that it called raised the error.
     """
     return frame.tb_frame.f_code.co_filename.endswith(UNCOUNTED)

@@ -1,4 +1,4 @@
-"""Batches that fail in this process, and are told of as torch's worker processes tell of theirs."""
+"""Batches that are loaded in this process, with the errors that torch's workers would send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import worker as torchs
+from torch.utils.data._utils import worker as torch_worker
 
 from cputrain.runtime.patching import PACKAGE, without_ours
 
@@ -18,61 +18,67 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Worker(NamedTuple):
-    """The worker process that would make a batch."""
+class WorkerIdentity(NamedTuple):
+    """The worker process that would load a batch."""
 
     id: int
     num_workers: int
     seed: int
     dataset: Any
-    has_gradients: bool
-    """Whether gradients were enabled where the process would have been started."""
+    is_grad_enabled: bool
+    """Whether gradients were enabled when the process would have been started."""
 
 
-def fetch_as_worker(worker: Worker, fetcher: Any, rows: Any) -> Any:
-    """Return the batch that torch's worker loop would send, or the error that it would send.
+def fetch_as_worker(worker: WorkerIdentity, fetcher: Any, rows: Any) -> Any:
+    """Return the batch or the ExceptionWrapper that torch's worker loop would send.
 
-    While it is made, this process is a worker to whoever asks: torch's collation does.
+    While the batch is loaded, `get_worker_info` returns the worker's; torch's collation calls it.
+
+    Args:
+        worker: The worker that the batch belongs to.
+        fetcher: torch's fetcher, which loads the batch.
+        rows: The rows of the batch.
     """
-    before = torchs._worker_info
-    info: Any = torchs.WorkerInfo
-    torchs._worker_info = info(
+    previous_info = torch_worker._worker_info
+    worker_info: Any = torch_worker.WorkerInfo
+    torch_worker._worker_info = worker_info(
         id=worker.id, num_workers=worker.num_workers, seed=worker.seed, dataset=worker.dataset
     )
     try:
-        with torch.set_grad_enabled(worker.has_gradients):
+        with torch.set_grad_enabled(worker.is_grad_enabled):
             return _loop_step()(fetcher, rows)
     except Exception as error:
         trace = without_ours(error)
         where = f"in DataLoader worker process {worker.id}"
         return ExceptionWrapper((type(error), error, trace), where=where)
     finally:
-        torchs._worker_info = before
+        torch_worker._worker_info = previous_info
 
 
 @cache
 def _loop_step() -> Callable[[Any, Any], Any]:
-    """Return the statement of torch's worker loop that makes a batch, as a function.
+    """Return the statement of torch's worker loop that loads a batch, as a function.
 
-    It is compiled from torch's own source, so that tracebacks show the line they show there.
+    It is compiled from torch's source, so that tracebacks show the same file, line and function.
     """
-    path = inspect.getsourcefile(torchs)
+    path = inspect.getsourcefile(torch_worker)
     assert path is not None
     with open(path, encoding="utf-8") as file:
         module = ast.parse(file.read())
     for function in module.body:
         if isinstance(function, ast.FunctionDef) and function.name == "_worker_loop":
             for statement in ast.walk(function):
-                if isinstance(statement, ast.Assign) and _makes_a_batch(statement):
-                    return _compiled(statement, torchs._worker_loop.__code__.co_filename)
-    return lambda fetcher, index: fetcher.fetch(index)  # a torch whose loop is another
+                if isinstance(statement, ast.Assign) and _loads_batch(statement):
+                    return _compiled(statement, torch_worker._worker_loop.__code__.co_filename)
+    return lambda fetcher, index: fetcher.fetch(index)  # a torch with another worker loop
 
 
-def _makes_a_batch(statement: ast.Assign) -> bool:
+def _loads_batch(statement: ast.Assign) -> bool:
     return ast.unparse(statement) == "data = fetcher.fetch(index)"
 
 
 def _compiled(statement: ast.Assign, file: str) -> Callable[[Any, Any], Any]:
+    """Return a function that runs the statement and returns `data`."""
     shell = ast.parse("def _worker_loop(fetcher, index):\n    return data")
     function = shell.body[0]
     assert isinstance(function, ast.FunctionDef)

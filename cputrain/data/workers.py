@@ -1,4 +1,4 @@
-"""Batches made by worker processes."""
+"""The iterator that loads batches in worker processes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
 )
 
-from cputrain.data.cached_dataset import WorkerInit
+from cputrain.data.cached_dataset import CachedWorkerInit
 from cputrain.data.epoch_prefetch import (
-    Ahead,
+    DiscardEpoch,
     EpochPrefetch,
-    Forget,
-    foretell,
+    PrefetchTask,
     may_change_between_epochs,
+    predict_next_epoch,
 )
 from cputrain.data.random_states import SamplerStates
-from cputrain.data.resume import StandIn
+from cputrain.data.resume import LoaderProxy
 from cputrain.data.torch_step import hide_frames
 from cputrain.data.transport import Transport
 from cputrain.errors import UnguardedMain
@@ -43,40 +43,47 @@ if TYPE_CHECKING:
 
 
 class WorkersIterator(_MultiProcessingDataLoaderIter):
-    """torch's iterator, with our ways between the processes."""
+    """torch's multi-process iterator on `Transport`, which may also prefetch the next epoch.
+
+    Args:
+        loader: The loader.
+        statistics: Gets decisions and times.
+        can_prefetch_epochs: Whether the loader allows batches of the next epoch to be prefetched.
+        sharing: Copies containers of samples into shared memory; None to leave them as they are.
+        cached: The dataset that reads and writes the loader's cache, if it has one.
+    """
 
     is_over = False
 
-    # an iterator may be interrupted at any line of `__init__`, and is collected all the same
+    # defaults for finalization after an interrupt at any line of `__init__`
     _shutdown = True
     _workers: list[Any] = []
-    _owner = -1
-    """The process that made it; a forked one has a copy, and nothing to say to its workers."""
+    _owner_pid = -1
+    """The id of the process that created the iterator; forked copies leave its workers alone."""
     _transport: Transport | None = None
-    _interrupted = False
-    """Whether Ctrl-C was pressed while the script waited for a batch, or workers were started."""
+    _is_interrupted = False
+    """Whether Ctrl-C was pressed while workers started or the script waited for a batch."""
     _sigchld_handler: Any = None
-    """The script's handler, while workers are killed."""
+    """The SIGCHLD handler to restore after workers have been killed."""
 
     def __init__(
         self,
         loader: Any,
         statistics: Statistics,
         *,
-        looks_ahead: bool,
+        can_prefetch_epochs: bool,
         sharing: SampleSharing | None,
         cached: CachedDataset | None,
     ) -> None:
         begin = time.perf_counter()
-        self._workers_status = [
-            True
-        ] * loader.num_workers  # torch's end looks, should it come early
-        self._owner = os.getpid()
+        # torch's shutdown reads it, even if its constructor has not run
+        self._workers_status = [True] * loader.num_workers
+        self._owner_pid = os.getpid()
         keep_interrupts()
         _iterators.add(self)
-        if not _forgets_at_exit:
-            atexit.register(_forget_workers)
-            _forgets_at_exit.append(True)
+        if not _is_registered_at_exit:
+            atexit.register(_unregister_worker_pids)
+            _is_registered_at_exit.append(True)
         self._statistics = statistics
         context = loader.multiprocessing_context or torch.multiprocessing
         replacements = []
@@ -90,11 +97,11 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         )
         self._next_epoch: EpochPrefetch | None = None
         self._epoch = 0
-        """The number of this epoch, if any of it was sent before it began."""
-        self._resumed = 0
-        """Workers that have been told of the next epoch, and whose answer has not been heard."""
-        self._looks_ahead = (
-            looks_ahead
+        """The number of the latest epoch that was prefetched."""
+        self._num_resuming = 0
+        """Workers that have been sent the next epoch's start and have not confirmed it yet."""
+        self._can_prefetch_epochs = (
+            can_prefetch_epochs
             and loader.persistent_workers
             and loader._dataset_kind == _DatasetKind.Map
             and not may_change_between_epochs(
@@ -102,27 +109,27 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             )
         )
         try:
-            changed: dict[str, Any] = {"multiprocessing_context": transport}
+            attributes: dict[str, Any] = {"multiprocessing_context": transport}
             if cached is not None:
-                changed["dataset"] = cached
-                changed["worker_init_fn"] = WorkerInit(cached, loader.worker_init_fn)
-            super().__init__(StandIn(loader, **changed))
+                attributes["dataset"] = cached
+                attributes["worker_init_fn"] = CachedWorkerInit(cached, loader.worker_init_fn)
+            super().__init__(LoaderProxy(loader, **attributes))
         except KeyboardInterrupt:
-            self._interrupted = True
+            self._is_interrupted = True
             raise
-        transport.started()
+        transport.finish_start()
         statistics.starting_s += time.perf_counter() - begin
 
     def __next__(self) -> Any:
         try:
             return super().__next__()
         except RuntimeError as error:
-            # found when torch looked at its workers, or by its handler of SIGCHLD, anywhere in here
+            # raised by torch's check of its workers, or at any line by its SIGCHLD handler
             if not str(error).startswith("DataLoader worker (pid"):
                 hide_frames(error)
                 raise
             if self._transport is not None and self._transport.has_unguarded_main():
-                self._interrupted = True  # those that still import the script have nothing to end
+                self._is_interrupted = True  # workers that still import the script can be killed
                 self._shutdown_workers()
                 raise UnguardedMain(
                     "a DataLoader with workers that are spawned",
@@ -132,13 +139,14 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                     "that is called under it; or fork workers: "
                     'DataLoader(…, multiprocessing_context="fork").',
                 ) from None
-            raise RuntimeError(f"{error}: {self._deaths()}") from error.__cause__
+            raise RuntimeError(f"{error}: {self._describe_exits()}") from error.__cause__
         except BaseException as error:
-            self._interrupted = isinstance(error, KeyboardInterrupt)
+            self._is_interrupted = isinstance(error, KeyboardInterrupt)
             hide_frames(error)
             raise
 
     def _next_data(self) -> Any:
+        """Return the next batch, and record the time that the script waits for it."""
         begin = time.perf_counter()
         try:
             data = super()._next_data()
@@ -151,126 +159,132 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return data
 
     def _try_get_data(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+        """Return the next result of this epoch; store results of the prefetched epoch."""
         while True:
-            came, result = super()._try_get_data(*args, **kwargs)
-            if came and isinstance(result[0], Ahead):
+            is_received, result = super()._try_get_data(*args, **kwargs)
+            if is_received and isinstance(result[0], PrefetchTask):
                 epoch, number = result[0]
                 if self._next_epoch is not None and epoch == self._next_epoch.number:
-                    self._next_epoch.made[number] = result[1]
+                    self._next_epoch.results[number] = result[1]
                 elif epoch == self._epoch:
                     return True, (number, result[1])
-            elif came and isinstance(result[0], _ResumeIteration) and self._resumed:
-                self._resumed -= 1
+            elif is_received and isinstance(result[0], _ResumeIteration) and self._num_resuming:
+                self._num_resuming -= 1
             else:
-                return came, result
+                return is_received, result
 
     def _try_put_index(self) -> None:
+        """Send the next task of this epoch, or else of the next one."""
         sent = self._send_idx
         super()._try_put_index()
-        if self._looks_ahead and self._send_idx == sent:
-            self._look_ahead()
+        if self._can_prefetch_epochs and self._send_idx == sent:
+            self._send_prefetch_task()
 
-    def _look_ahead(self) -> None:
-        """This epoch's rows are all sent: ask for one more batch of the next."""
-        most = self._prefetch_factor * self._num_workers
+    def _send_prefetch_task(self) -> None:
+        """Send one more task of the next epoch; called after the last task of this epoch."""
+        max_batches = self._prefetch_factor * self._num_workers
         if self._next_epoch is None:
-            self._next_epoch = foretell(self._index_sampler, self._epoch + 1, most)
+            self._next_epoch = predict_next_epoch(self._index_sampler, self._epoch + 1, max_batches)
             if self._next_epoch is None:
-                self._looks_ahead = False
+                self._can_prefetch_epochs = False
                 return
-        coming = self._next_epoch
-        if coming.sent == len(coming.rows):
+        epoch = self._next_epoch
+        if epoch.num_sent == len(epoch.rows):
             return
-        place = coming.sent % self._num_workers
-        if coming.sent < self._num_workers:
-            self._resume(place)
-        self._index_queues[place].put((Ahead(coming.number, coming.sent), coming.rows[coming.sent]))
-        coming.sent += 1
+        worker_id = epoch.num_sent % self._num_workers
+        if epoch.num_sent < self._num_workers:
+            self._resume_worker(worker_id)
+        self._index_queues[worker_id].put(
+            (PrefetchTask(epoch.number, epoch.num_sent), epoch.rows[epoch.num_sent])
+        )
+        epoch.num_sent += 1
 
-    def _resume(self, place: int) -> None:
-        self._index_queues[place].put(_ResumeIteration(self._shared_seed))
-        self._resumed += 1
+    def _resume_worker(self, worker_id: int) -> None:
+        """Send a worker torch's message that an epoch begins."""
+        self._index_queues[worker_id].put(_ResumeIteration(self._shared_seed))
+        self._num_resuming += 1
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        coming = None if first_iter else self._next_epoch
+        """Start an epoch, with its prefetched batches if they match the sampler's order."""
+        epoch = None if first_iter else self._next_epoch
         self.is_over = False
         self._next_epoch = None
-        if coming is None or not coming.sent:
+        if epoch is None or not epoch.num_sent:
             super()._reset(loader, first_iter)
             return
-        if self._tasks_outstanding:  # the script has left this epoch before its end
-            self._forget(coming, "the last epoch was left early")
+        if self._tasks_outstanding:  # the script has abandoned the last epoch
+            self._discard(epoch, "the script left the last epoch before its end")
             super()._reset(loader, first_iter)
             return
         states = SamplerStates(self._index_sampler)
         _BaseDataLoaderIter._reset(self, loader, first_iter)
-        rows = list(itertools.islice(self._sampler_iter, coming.sent))
-        if coming.is_as_foretold(rows):
-            self._adopt(coming)
+        rows = list(itertools.islice(self._sampler_iter, epoch.num_sent))
+        if epoch.matches(rows):
+            self._start_prefetched(epoch)
             return
         states.restore()
-        self._forget(coming, "its order was not as foretold")
+        self._discard(epoch, "its order was not as predicted")
         super()._reset(loader, first_iter)
 
-    def _adopt(self, coming: EpochPrefetch) -> None:
-        """Begin the epoch with what has been sent and made of it."""
-        self._epoch = coming.number
-        workers = self._num_workers
-        places = [number % workers for number in range(coming.sent)]
-        for place in range(coming.sent, workers):
-            self._resume(place)
-        self._send_idx, self._rcvd_idx = coming.sent, 0
+    def _start_prefetched(self, epoch: EpochPrefetch) -> None:
+        """Start an epoch with the tasks that have been sent, and the results received."""
+        self._epoch = epoch.number
+        num_workers = self._num_workers
+        worker_ids = [number % num_workers for number in range(epoch.num_sent)]
+        for worker_id in range(epoch.num_sent, num_workers):
+            self._resume_worker(worker_id)
+        self._send_idx, self._rcvd_idx = epoch.num_sent, 0
         self._task_info = {
-            number: (place, coming.made[number]) if number in coming.made else (place,)
-            for number, place in enumerate(places)
+            number: (worker_id, epoch.results[number]) if number in epoch.results else (worker_id,)
+            for number, worker_id in enumerate(worker_ids)
         }
-        self._tasks_outstanding = coming.sent - len(coming.made)
-        self._workers_status = [True] * workers
-        self._workers_num_tasks = [places.count(place) for place in range(workers)]
-        self._worker_queue_idx_cycle = itertools.cycle(range(workers))
-        for _ in range(coming.sent % workers):
+        self._tasks_outstanding = epoch.num_sent - len(epoch.results)
+        self._workers_status = [True] * num_workers
+        self._workers_num_tasks = [worker_ids.count(i) for i in range(num_workers)]
+        self._worker_queue_idx_cycle = itertools.cycle(range(num_workers))
+        for _ in range(epoch.num_sent % num_workers):
             next(self._worker_queue_idx_cycle)
-        for _ in range(self._prefetch_factor * workers - coming.sent):
+        for _ in range(self._prefetch_factor * num_workers - epoch.num_sent):
             self._try_put_index()
 
-    def _forget(self, coming: EpochPrefetch, why: str) -> None:
-        """Have workers go back to where they were before the next epoch's first task."""
-        self._looks_ahead = False
-        self._statistics.notes.append(f"the next epoch is no longer begun early: {why}")
-        self._epoch = coming.number + 1
+    def _discard(self, epoch: EpochPrefetch, reason: str) -> None:
+        """Stop prefetching epochs, and have workers restore their states before this epoch."""
+        self._can_prefetch_epochs = False
+        self._statistics.notes.append(f"the next epoch is no longer prefetched: {reason}")
+        self._epoch = epoch.number + 1
         assert self._transport is not None
-        self._transport.done.skip(coming.number)
-        for place in range(min(coming.sent, self._num_workers)):
-            self._index_queues[place].put(Forget(coming.number))
+        self._transport.done.skip(epoch.number)
+        for worker_id in range(min(epoch.num_sent, self._num_workers)):
+            self._index_queues[worker_id].put(DiscardEpoch(epoch.number))
 
     def _shutdown_workers(self) -> None:
         with deferred_signals(self._kill_workers):
             self._end_workers()
 
     def _end_workers(self) -> None:
-        """Wait until the workers have ended; kill them if the script has been interrupted."""
-        if os.getpid() != self._owner:
+        """Wait for the workers to exit; kill them if the script has been interrupted."""
+        if os.getpid() != self._owner_pid:
             return
-        # (at the interpreter's end multiprocessing does so, before modules are taken down)
+        # when the interpreter exits, multiprocessing ends the workers before modules are finalized
         is_exiting = getattr(_utils, "python_exit_status", None) is not False
-        if self._interrupted and not self._shutdown and not is_exiting:
+        if self._is_interrupted and not self._shutdown and not is_exiting:
             self._kill_workers()
         try:
             super()._shutdown_workers()
         finally:
             if self._shutdown and self._transport is not None:
-                # kills those that torch does not know of: a start may have been interrupted
+                # kill workers that torch does not know of, after an interrupted start
                 self._transport.owner.close()
             if self._sigchld_handler is not None:
                 signal.signal(signal.SIGCHLD, self._sigchld_handler)
                 self._sigchld_handler = None
 
     def _kill_workers(self) -> None:
-        """End the workers at once: nobody waits for what they are doing any more."""
+        """Kill the workers, if this is the main thread; it alone can set a signal handler."""
         if threading.current_thread() is not threading.main_thread():
             return
         if self._sigchld_handler is None:
-            # torch's handler would tell of workers that were killed
+            # torch's handler would raise an error for killed workers
             self._sigchld_handler = signal.signal(signal.SIGCHLD, _ignore)
         for worker in self._workers:
             worker.kill()
@@ -281,32 +295,33 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         """Raise torch's error, with the name of torch's class."""
         raise NotImplementedError("{} cannot be pickled", _MultiProcessingDataLoaderIter.__name__)
 
-    def _deaths(self) -> str:
-        """How each worker that is gone ended."""
+    def _describe_exits(self) -> str:
+        """Return how each worker that has exited did so."""
         return ", ".join(
-            f"worker {place} (pid {worker.pid}) {_ending(worker.exitcode)}"
-            for place, worker in enumerate(self._workers)
+            f"worker {worker_id} (pid {worker.pid}) {_describe_exit(worker.exitcode)}"
+            for worker_id, worker in enumerate(self._workers)
             if not worker.is_alive()
         )
 
 
 _iterators: weakref.WeakSet[WorkersIterator] = weakref.WeakSet()
-_forgets_at_exit: list[bool] = []
+_is_registered_at_exit: list[bool] = []
 
 
-def _forget_workers() -> None:
-    """Have torch's handler of SIGCHLD silent: multiprocessing ends the workers that are left."""
+def _unregister_worker_pids() -> None:
+    """Unregister workers from torch's SIGCHLD handler before multiprocessing ends them at exit."""
     for iterator in list(_iterators):
-        if iterator._owner == os.getpid() and getattr(iterator, "_worker_pids_set", False):
+        if iterator._owner_pid == os.getpid() and getattr(iterator, "_worker_pids_set", False):
             iterator._worker_pids_set = False
             _remove_worker_pids(id(iterator))
 
 
 def _ignore(*_: object) -> None:
-    """Do nothing, as the system does with this signal by itself; it is noticed otherwise."""
+    """Do nothing; unlike with SIG_IGN, children can still be waited for."""
 
 
-def _ending(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
+    """Return how a process with this exit code of `multiprocessing` ended."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     try:

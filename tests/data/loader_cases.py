@@ -394,7 +394,10 @@ def _run(lines: Lines, loader: Any) -> list[tuple[str, str]]:
     names: dict[str, Any] = {
         "LOADER": loader, "kept": [], "first": _first, "fork": _fork, "resize": _resize,
         "note": lambda thing: said.append(notes.describe(thing)),
-        "OURS": {"_auto", "_latest", "_resume_at", "_epoch_at", "_sharing", "_cache"},
+        "OURS": {
+            "_epoch_start", "_iterator_ref", "_resume_position", "_epoch_position", "_sharing",
+            "_cache",
+        },
     }  # fmt: skip
     exec(HEADER, names)
     result = []

@@ -13,7 +13,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset, TensorDataset
 
-from cputrain.data import DataLoader, choose
+from cputrain.data import DataLoader, auto_workers
 from cputrain.data.statistics import Statistics
 
 
@@ -60,9 +60,9 @@ def test_a_stream_gets_one_which_cannot_repeat_it() -> None:
 def test_a_slow_dataset_gets_a_share_of_the_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, expected: int
 ) -> None:
-    monkeypatch.setattr(choose, "_cores", lambda: cores)
+    monkeypatch.setattr(auto_workers, "_num_cores", lambda: cores)
     probe: Any = torch.utils.data.DataLoader(Rows(0.002), 4)
-    count, reason = choose.first_choice(probe)
+    count, reason = auto_workers.initial_num_workers(probe)
     assert count == expected
     assert "ms" in reason
 
@@ -91,21 +91,24 @@ def test_measuring_leaves_every_random_state_as_it_was() -> None:
 def test_an_epoch_shows_how_many_are_needed(
     monkeypatch: pytest.MonkeyPatch, making: float, seconds: float, expected: int
 ) -> None:
-    monkeypatch.setattr(choose, "_cores", lambda: 16)
+    monkeypatch.setattr(auto_workers, "_num_cores", lambda: 16)
     after = Statistics(batches=100, samples_s=making)
-    assert choose.next_choice(4, Statistics(), after, seconds) == expected
+    assert auto_workers.updated_num_workers(4, Statistics(), after, seconds) == expected
 
 
 def test_too_short_an_epoch_shows_nothing() -> None:
-    assert choose.next_choice(4, Statistics(), Statistics(batches=9, samples_s=50), 1.0) == 4
+    assert (
+        auto_workers.updated_num_workers(4, Statistics(), Statistics(batches=9, samples_s=50), 1.0)
+        == 4
+    )
 
 
 def test_the_next_epoch_has_as_many_as_the_last_one_showed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choose, "_cores", lambda: 3)
-    monkeypatch.setattr(choose, "first_choice", lambda _: (1, "for a start"))
-    monkeypatch.setattr("cputrain.data.loader.first_choice", lambda _: (1, "for a start"))
+    monkeypatch.setattr(auto_workers, "_num_cores", lambda: 3)
+    monkeypatch.setattr(auto_workers, "initial_num_workers", lambda _: (1, "for a start"))
+    monkeypatch.setattr("cputrain.data.loader.initial_num_workers", lambda _: (1, "for a start"))
     loader = DataLoader(Rows(0.005), 4, num_workers="auto")
     for _ in loader:  # consumed at once: made slower than consumed
         time.sleep(0.001)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from cputrain.data import DataLoader, cached_dataset, sample_format, sample_sharing
-from cputrain.data.sample_watch import attributes_of
+from cputrain.data.sample_watch import attribute_summary
 from cputrain.errors import UsageError
 from tests.data.alike import assert_alike
 from tests.data.both import Loader, assert_same
@@ -159,7 +159,7 @@ def _num_made(work: Callable[[], Any]) -> int:
 def test_what_is_kept_is_not_made_again(
     workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cached_dataset, "CHECKED_EVERY", 1 << 30)
+    monkeypatch.setattr(cached_dataset, "RECHECK_EVERY", 1 << 30)
     for cache in ("memory", tmp_path):
         loader = DataLoader(Samples(_counted_image), cache=cache, num_workers=workers)
         assert _num_made(lambda: list(loader)) >= COUNT  # noqa: B023
@@ -266,14 +266,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a generator": (lambda: Flipped(OWN.random), "RandomFlip draws random numbers"),
     "a global generator": (lambda: Flipped(_own_draw), "_own_draw draws random numbers"),
     "rarely": (lambda: Rarely(_image), "Rarely draws random numbers"),
-    "counting": (lambda: Counting(_image), "making one changes Counting.calls"),
+    "counting": (lambda: Counting(_image), "loading a sample changes Counting.calls"),
     "asking": (lambda: Asking(_image), "get_worker_info"),
-    "the time": (lambda: Timed(_image), "two that were made of one index differ"),
+    "the time": (lambda: Timed(_image), "loading a sample twice gives different values"),
     "batched": (lambda: Batched(_image), "__getitems__"),
-    "a global": (lambda: Samples(_from_a_global), "two that were made of one index differ"),
+    "a global": (lambda: Samples(_from_a_global), "loading a sample twice gives different values"),
     "an object": (lambda: Samples(_odd), "Odd"),
     "shared": (lambda: Samples(torch.zeros(COUNT).share_memory_().__getitem__), "shared"),
-    "views": (lambda: Samples(_view), "views with gaps"),
+    "views": (lambda: Samples(_view), "not dense in memory"),
 }
 
 
@@ -301,7 +301,7 @@ def test_what_is_refused_is_told_and_is_as_torch_has_it(
         if loader is DataLoader:
             (note,) = made.stats().notes
             assert reason in note
-            assert "are not kept" in note
+            assert "are not cached" in note
         return None if name in ("the time", "an object", "a global") else batches
 
     assert_same(work)
@@ -440,7 +440,7 @@ def test_a_file_that_changes_is_read_again(where: str, workers: int, tmp_path: P
 def test_a_sample_that_changes_for_no_reason_is_found_out(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached_dataset, "CHECKED_EVERY", 4)
+    monkeypatch.setattr(cached_dataset, "RECHECK_EVERY", 4)
     loader = DataLoader(Samples(_of_the_weather), cache="memory")
     list(loader)
     os.environ["WEATHER"] = "sun"
@@ -450,8 +450,8 @@ def test_a_sample_that_changes_for_no_reason_is_found_out(
         assert set(torch.cat(list(loader)).tolist()) == {len("sun")}
     finally:
         del os.environ["WEATHER"]
-    assert "differs from the same one made again" in loader.stats().notes[0]
-    assert "differs from the same one made again" in capfd.readouterr().err
+    assert "differs from the same sample loaded again" in loader.stats().notes[0]
+    assert "differs from the same sample loaded again" in capfd.readouterr().err
 
 
 def _of_the_weather(index: int) -> int:
@@ -564,7 +564,7 @@ def test_a_full_disk_ends_the_writing_and_nothing_else(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert_alike(epochs, [expected] * 3)
     assert 0 < loader.stats().cached < COUNT
-    assert "no more samples are kept" in loader.stats().notes[0]
+    assert "no more samples are cached" in loader.stats().notes[0]
     assert_alike([list(DataLoader(Samples(_large), cache=tmp_path))], [expected])
 
 
@@ -627,7 +627,7 @@ def test_whatever_a_dataset_holds(workers: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sample_sharing, "MIN_ROWS", COUNT)
     monkeypatch.setattr(sample_sharing, "MIN_BYTES", 0)
     dataset = Holder()
-    assert not [name for name in attributes_of(dataset) if name.startswith("Holder.module.")]
+    assert not [name for name in attribute_summary(dataset) if name.startswith("Holder.module.")]
 
     def work(loader: Loader) -> Any:
         own = {"cache": "memory"} if loader is DataLoader else {}
@@ -733,9 +733,9 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_what_is_packed_comes_back(value: Any) -> None:
     try:
-        data = sample_format.packed(value)
-    except sample_format.NotPackableError:
+        data = sample_format.encode_sample(value)
+    except sample_format.NotEncodableError:
         return
-    back = sample_format.unpacked(np.frombuffer(bytearray(data), np.uint8))
+    back = sample_format.decode_sample(np.frombuffer(bytearray(data), np.uint8))
     assert_alike(back, value)
-    assert sample_format.packed(back) == data
+    assert sample_format.encode_sample(back) == data

@@ -85,7 +85,7 @@ def _find(limit: int = 500) -> bool:
         (columns, "_is_changed", lambda *_: False),
         (columns, "is_plain", lambda tensor: isinstance(tensor, torch.Tensor)),
         (memory, "hide_frames", lambda _: None),
-        (columns, "_unless_empty", lambda batch: batch.t()),
+        (columns, "_none_if_empty", lambda batch: batch.t()),
     ],
     ids=["replaced", "kinds", "frames", "strides"],
 )

@@ -152,7 +152,7 @@ def test_a_stream_is_read_again_and_it_is_said(workers: int) -> None:
     other = DataLoader(Stream(), BATCH, num_workers=workers)
     other.load_state_dict(state)
     assert [values(batch) for batch in other] == rest
-    assert any("made again" in note for note in other.stats().notes)
+    assert any("loaded again" in note for note in other.stats().notes)
 
 
 def test_a_stream_that_can_be_set_is_not_read_again() -> None:

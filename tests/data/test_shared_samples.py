@@ -373,8 +373,8 @@ def test_other_uses_are_left_alone(kind: type[Held]) -> None:
     ("sample", "reason"),
     [
         (lambda row: {_text(row)}, "builtins.set"),
-        (lambda row: [SHARED, _text(row)], "something else holds them"),
-        (lambda row: [np.zeros(300)[2:], _text(row)], "an array is among them that is a view"),
+        (lambda row: [SHARED, _text(row)], "other objects refer to them"),
+        (lambda row: [np.zeros(300)[2:], _text(row)], "an array that is a view"),
         (lambda row: (torch.full((300,), row), _text(row)), "torch.Tensor"),
         (lambda row: (_text(row), lambda: row), "builtins.function"),
     ],
@@ -384,7 +384,7 @@ def test_samples_that_cannot_be_rebuilt_stay(sample: Callable[[int], Any], reaso
     loader = DataLoader(dataset, num_workers=1, sampler=[1, 2, 3])
     assert len(list(loader)) == 3
     (note,) = loader.stats().notes
-    assert "Held.samples stay as they are" in note
+    assert "Held.samples are not put into shared memory" in note
     assert reason in note
 
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cputrain.data.payload import Payload
+from cputrain.data.payload import WorkerPayload
 from cputrain.data.results import Result
 from cputrain.ipc.arena import SMALLEST, Lent, Memory, Reader, Writer
 from cputrain.ipc.links import Inbox, Outbox, pipe
@@ -298,9 +298,9 @@ def test_any_batch_comes_back(batch: Any) -> None:
 )
 @settings(deadline=None)
 def test_any_result_is_read_as_it_was_written(
-    making: float, packing: float, in_block: bool, lent: list[Lent], data: bytes
+    samples_s: float, packing_s: float, is_in_block: bool, lent: list[Lent], data: bytes
 ) -> None:
-    sent = Result(making, 0.5, packing, in_block, lent, data)
+    sent = Result(samples_s, 0.5, packing_s, is_in_block, lent, data)
     got = Result.decode(sent.encode())
     assert got._replace(data=bytes(got.data)) == sent
 
@@ -422,14 +422,14 @@ def test_an_end_is_closed_once_however_often_it_is_told() -> None:
 def test_ends_that_are_forgotten_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
     read, write = pipe()
-    both = [Inbox(read), Outbox(write), Memory.create(8192), Payload.reserve(())]
+    both = [Inbox(read), Outbox(write), Memory.create(8192), WorkerPayload.create(())]
     assert len(os.listdir("/proc/self/fd")) == before + 5
     both.clear()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def filled(arguments: dict[int, Any]) -> Payload:
-    payload = Payload.reserve(())
+def filled(arguments: dict[int, Any]) -> WorkerPayload:
+    payload = WorkerPayload.create(())
     assert payload is not None
     assert payload.fill(arguments)
     return payload
@@ -439,7 +439,7 @@ def test_a_payload_brings_what_was_put_in() -> None:
     arguments = {1: [np.arange(5), "text"], 4: {"key": (1, 2.5)}, 9: None}
     payload = filled(arguments)
     for _ in range(2):
-        assert_alike(payload.load(payload.notice()), arguments)
+        assert_alike(payload.load(payload.message()), arguments)
     payload.close()
     payload.close()
 
@@ -447,7 +447,7 @@ def test_a_payload_brings_what_was_put_in() -> None:
 def test_a_payload_shares_the_memory_of_tensors() -> None:
     tensor = torch.arange(4)
     payload = filled({0: [tensor, {"again": tensor}]})
-    loaded = payload.load(payload.notice())[0]
+    loaded = payload.load(payload.message())[0]
     assert loaded[0] is loaded[1]["again"]
     tensor[2] = 7
     assert loaded[0].tolist() == [0, 1, 7, 3]
@@ -457,7 +457,7 @@ def test_a_payload_shares_the_memory_of_tensors() -> None:
 def test_what_cannot_be_pickled_or_only_be_inherited_makes_no_payload() -> None:
     lock = torch.multiprocessing.get_context("spawn").Lock()
     for arguments in ({0: lambda: None}, {0: [{"lock": lock}]}):
-        payload = Payload.reserve(())
+        payload = WorkerPayload.create(())
         assert payload is not None
         assert not payload.fill(arguments)
         payload.close()
@@ -467,6 +467,6 @@ def test_a_payload_leaves_no_descriptor_behind() -> None:
     before = len(os.listdir("/proc/self/fd"))
     payload = filled({0: "x" * 100_000})
     assert len(os.listdir("/proc/self/fd")) == before + 1
-    assert payload.load(payload.notice()) == {0: "x" * 100_000}
+    assert payload.load(payload.message()) == {0: "x" * 100_000}
     payload.close()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""With persistent workers the next epoch begins early, and nobody could tell from the batches."""
+"""Prefetching the next epoch with persistent workers does not change batches or random states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.utils.data
 from torch.utils.data import RandomSampler, SequentialSampler, default_collate
 
 from cputrain.data import DataLoader
-from cputrain.data.epoch_prefetch import foretell, may_change_between_epochs
+from cputrain.data.epoch_prefetch import may_change_between_epochs, predict_next_epoch
 
 EPOCHS = 4
 
@@ -96,7 +96,7 @@ def test_batches_and_chance_are_as_under_torch(
     theirs, _ = epochs(torch.utils.data.DataLoader, Augmented(rows), **how)
     ours, loader = epochs(DataLoader, Augmented(rows), **how)
     assert ours == theirs
-    stopped = any("no longer begun early" in note for note in loader.stats().notes)
+    stopped = any("no longer prefetched" in note for note in loader.stats().notes)
     assert stopped <= (leaves is not None)
 
 
@@ -120,7 +120,7 @@ def asked_for(dataset: Noted, arguments: dict[str, Any]) -> int:
     """Rows made once an epoch of 16 is over, and its workers have had time to go on."""
     loader = DataLoader(dataset, batch_size=2, num_workers=2, persistent_workers=True, **arguments)
     assert len(list(loader)) == 8
-    deadline = time.monotonic() + (20 if loader._iterator._looks_ahead else 0.3)  # type: ignore[union-attr]
+    deadline = time.monotonic() + (20 if loader._iterator._can_prefetch_epochs else 0.3)  # type: ignore[union-attr]
     path = Path(dataset.path)
     while path.stat().st_size < 24 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -148,7 +148,7 @@ def test_nothing_is_made_early_by_a_loader_that_may_not(tmp_path: Path) -> None:
 
     loader = Timely(Noted(tmp_path / "asked"), num_workers=1, persistent_workers=True)
     assert len(list(loader)) == 16
-    assert not loader._iterator._looks_ahead  # type: ignore[union-attr]
+    assert not loader._iterator._can_prefetch_epochs  # type: ignore[union-attr]
 
 
 SHARED = multiprocessing.Value("i", 0)
@@ -216,7 +216,7 @@ def test_foretelling_leaves_no_trace() -> None:
     ):
         sampler = torch.utils.data.BatchSampler(inner, 2, False)
         before = torch.get_rng_state(), generator.get_state()
-        coming = foretell(sampler, 1, 3)
+        coming = predict_next_epoch(sampler, 1, 3)
         assert torch.equal(before[0], torch.get_rng_state())
         assert torch.equal(before[1], generator.get_state())
         assert coming is not None
@@ -227,7 +227,10 @@ def test_a_sampler_that_could_notice_is_not_asked_early() -> None:
     class Noticing(SequentialSampler):
         pass
 
-    assert foretell(torch.utils.data.BatchSampler(Noticing(range(4)), 2, False), 1, 2) is None
-    assert foretell(RandomSampler(range(4)), 1, 2) is None
+    assert (
+        predict_next_epoch(torch.utils.data.BatchSampler(Noticing(range(4)), 2, False), 1, 2)
+        is None
+    )
+    assert predict_next_epoch(RandomSampler(range(4)), 1, 2) is None
     drawn = RandomSampler(range(4))
-    assert foretell(torch.utils.data.BatchSampler(drawn, 2, False), 1, 2) is None
+    assert predict_next_epoch(torch.utils.data.BatchSampler(drawn, 2, False), 1, 2) is None

@@ -1,4 +1,4 @@
-"""A thread that makes batches ahead: where it pays, and never longer than it is wanted."""
+"""The prefetch thread: its order, its errors, its end, and the trial that decides on it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from cputrain.data import DataLoader
-from cputrain.data import prefetch as ahead
-from cputrain.data.prefetch import BatchThread, Trial
+from cputrain.data import DataLoader, prefetch
+from cputrain.data.prefetch import BatchThread, PrefetchTrial
 from cputrain.data.statistics import Statistics
 
 
@@ -83,19 +82,19 @@ def test_the_thread_computes_alone_and_the_script_as_before() -> None:
     assert torch.get_num_threads() == threads
 
 
-def trial(monkeypatch: pytest.MonkeyPatch, alone: float, ahead_: float, making: float) -> Trial:
-    """A trial whose steps take as long as is said."""
-    one, now = Trial(Statistics()), 0.0
+def run_trial(alone_s: float, prefetching_s: float, batch_s: float) -> PrefetchTrial:
+    """Return a trial after steps of the given lengths."""
+    trial, now = PrefetchTrial(Statistics()), 0.0
     for _ in range(100):
-        if one.over:
+        if trial.is_over:
             break
-        now += ahead_ if one.ahead else alone
-        one.step(now - making, now)
-    return one
+        now += prefetching_s if trial.is_prefetching else alone_s
+        trial.step(now - batch_s, now)
+    return trial
 
 
 @pytest.mark.parametrize(
-    ("alone", "with_it", "making", "expected"),
+    ("alone_s", "prefetching_s", "batch_s", "expected"),
     [
         (0.010, 0.006, 0.004, True),
         (0.010, 0.0099, 0.004, False),  # too little to be more than chance
@@ -104,28 +103,28 @@ def trial(monkeypatch: pytest.MonkeyPatch, alone: float, ahead_: float, making: 
     ],
 )
 def test_the_median_step_decides(
-    monkeypatch: pytest.MonkeyPatch, alone: float, with_it: float, making: float, expected: bool
+    alone_s: float, prefetching_s: float, batch_s: float, expected: bool
 ) -> None:
-    decided = trial(monkeypatch, alone, with_it, making)
-    assert decided.over
-    assert decided.ahead is expected
-    notes = decided._statistics.notes
-    assert len(notes) == (making >= ahead.WORTHWHILE)
+    trial = run_trial(alone_s, prefetching_s, batch_s)
+    assert trial.is_over
+    assert trial.is_prefetching is expected
+    notes = trial._loader_statistics.notes
+    assert len(notes) == (batch_s >= prefetch.MIN_BATCH_S)
 
 
 @pytest.mark.parametrize("wins", [True, False])
 def test_a_loader_hands_out_the_same_batches_either_way(
     monkeypatch: pytest.MonkeyPatch, wins: bool
 ) -> None:
-    monkeypatch.setattr(ahead, "WORTHWHILE", 0.0)
-    decide = Trial._decide
+    monkeypatch.setattr(prefetch, "MIN_BATCH_S", 0.0)
+    decide = PrefetchTrial._decide
 
-    def decided(self: Trial) -> None:
-        if self.ahead:
-            self._periods = {wins: [1.0], not wins: [2.0]}
+    def decided(self: PrefetchTrial) -> None:
+        if self.is_prefetching:
+            self._step_times_s = {wins: [1.0], not wins: [2.0]}
         decide(self)
 
-    monkeypatch.setattr(Trial, "_decide", decided)
+    monkeypatch.setattr(PrefetchTrial, "_decide", decided)
     data = TensorDataset(torch.arange(200.0).view(100, 2), torch.arange(100))
     torch.manual_seed(1)
     expected = [batch[1].tolist() for batch in torch.utils.data.DataLoader(data, 3, shuffle=True)]
@@ -133,11 +132,11 @@ def test_a_loader_hands_out_the_same_batches_either_way(
     loader = DataLoader(data, 3, shuffle=True, num_workers=1)
     assert [batch[1].tolist() for batch in loader] == expected
     (note,) = loader.stats().notes
-    assert ("does not make" in note) is not wins
+    assert ("does not prefetch" in note) is not wins
 
 
 def test_a_loader_left_early_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(prefetch, "MIN_BATCH_S", 0.0)
     data: Any = TensorDataset(torch.arange(3000.0))
     iterator = iter(DataLoader(data, 3, shuffle=True, num_workers=1))
     gc.collect()
@@ -154,7 +153,7 @@ def test_a_loader_left_early_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_thread_is_tried_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without workers a script may change its data between two batches, and sees that it did."""
-    monkeypatch.setattr(ahead, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(prefetch, "MIN_BATCH_S", 0.0)
     data = torch.zeros(90)
     loader = DataLoader(TensorDataset(data), 1, shuffle=True)
     for number, (batch,) in enumerate(loader):
