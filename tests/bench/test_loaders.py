@@ -18,7 +18,7 @@ from cputrain.bench.loaders.cases import Case, cases
 from cputrain.bench.loaders.comparison import summarise
 from cputrain.bench.loaders.contenders import CONTENDERS
 from cputrain.bench.loaders.runs import cpu_seconds, sums
-from cputrain.bench.tree_memory import own_bytes
+from cputrain.bench.tree_memory import private_bytes
 from cputrain.errors import CputrainError
 
 
@@ -119,13 +119,13 @@ def test_the_memory_of_workers_is_told_beside_that_of_empty_ones(found):
 
 def test_the_memory_of_a_process_is_what_it_has_for_itself():
     """Memory that is there to be shared is counted for nobody."""
-    before = own_bytes(os.getpid())
+    before = private_bytes(os.getpid())
     own = mmap.mmap(-1, 50 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     own.write(b"1" * len(own))  # (a bytearray may lie in memory that this process had before)
-    assert own_bytes(os.getpid()) - before > 45 << 20
+    assert private_bytes(os.getpid()) - before > 45 << 20
     shared = mmap.mmap(-1, 50 << 20)
     shared.write(b"1" * len(shared))
-    assert own_bytes(os.getpid()) - before < 55 << 20
+    assert private_bytes(os.getpid()) - before < 55 << 20
 
 
 def test_tables_say_what_was_run_and_that_quick_data_says_nothing_of_speed():

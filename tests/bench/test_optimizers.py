@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cputrain.bench.optimizers import CASES, as_markdown, below
+from cputrain.bench.optimizers import CASES, as_markdown, case_note
 from cputrain.bench.optimizers.cases import MOST_ELEMENTS, OPTIMIZERS, shapes
 from cputrain.bench.optimizers.comparison import (
     OptimizerComparison,
@@ -58,8 +58,8 @@ def test_what_the_figures_amount_to():
     text = as_markdown(comparison, machine_line="a machine")
     assert "| 12 × 1,000 | 300 ms | 3.00* | 100 ms | 0.50* |" in text
     assert "The least of all cells: 0.50 (12 × 1,000, 2 threads)" in text
-    assert below(result) == ("Below 0.98 of python's speed: 12 × 1,000 with 2 threads (0.50).")
-    assert below(result.replace(cells=(fast,))) == ""
+    assert case_note(result) == ("Below 0.98 of python's speed: 12 × 1,000 with 2 threads (0.50).")
+    assert case_note(result.replace(cells=(fast,))) == ""
 
 
 def test_what_is_not_there_is_told():

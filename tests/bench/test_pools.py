@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cputrain.bench import child
-from cputrain.bench.pools import CASES, below, case_table, compare_pools, comparison, tasks
+from cputrain.bench.pools import CASES, case_note, case_table, compare_pools, comparison, tasks
 from cputrain.bench.pools.cases import Case, case_called, cases
 from cputrain.bench.pools.comparison import compared, summarise
 from cputrain.bench.pools.contenders import CONTENDERS, Contender, Ways
@@ -129,15 +129,15 @@ def test_a_library_that_is_not_installed_is_left_out_with_the_way_to_install_it(
     only(monkeypatch, OURS, absent_one)
     found = compared(case_called("start-fresh", quick=True), 1, 2, quick=True)
     assert [one.name for one in found.sides] == ["cputrain"]
-    assert below(found) == ("Left out: other (it is not installed: pip install no-such-pool).")
+    assert case_note(found) == ("Left out: other (it is not installed: pip install no-such-pool).")
 
 
 def test_a_pool_that_fails_is_left_out_with_what_it_said_last(monkeypatch, capfd):
     only(monkeypatch, OURS, CONTENDERS[1].replace(name="nobody"))  # the process knows none so named
     found = compared(case_called("start-fresh", quick=True), 2, 2, quick=True)
-    assert found.left_out == {"nobody": "round 1: it ended with code 1: StopIteration"}
+    assert found.left_out == {"nobody": "round 1: exit code 1: StopIteration"}
     assert len(found.side("cputrain").seconds) == 2
-    assert "start-fresh: nobody: it ended with code 1" in capfd.readouterr().err
+    assert "start-fresh: nobody: exit code 1" in capfd.readouterr().err
 
 
 def test_if_ours_fails_there_is_nothing_to_compare(monkeypatch):
@@ -148,9 +148,9 @@ def test_if_ours_fails_there_is_nothing_to_compare(monkeypatch):
 
 
 def test_a_pool_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(child, "LONGEST", 0.01)
+    monkeypatch.setattr(child, "TIMEOUT_S", 0.01)
     only(monkeypatch, OURS)
-    with pytest.raises(CputrainError, match=r"did not end within 0\.01 s"):
+    with pytest.raises(CputrainError, match=r"no exit within 0\.01 s"):
         compared(case_called("start-fresh", quick=True), 1, 2, quick=True)
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, answer_of
+from cputrain.bench.child import CaseFailedError, run_case
 from cputrain.bench.compare import Speedup, median
 from cputrain.bench.devices.cases import CASES, named
 from cputrain.errors import CputrainError, UsageError
@@ -141,7 +141,7 @@ def _compared(case: Case, devices: Sequence[str], rounds: int, quick: bool) -> D
         "quick": quick,
     }
     try:
-        found = answer_of("cputrain.bench.devices", request)
+        found = run_case("cputrain.bench.devices", request)
     except CaseFailedError as error:
         if error.code == UsageError.exit_code:
             raise UsageError("--devices", "must be there", found=str(error)) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration
-from cputrain.bench.tables import measured, page
+from cputrain.bench.tables import markdown_page, without_empty_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,21 +26,21 @@ COLUMNS = (
 
 def case_table(case: DeviceCaseResult) -> Table:
     """Return the header and rows of a case's table."""
-    return measured(COLUMNS, [_row(side, case) for side in case.sides])
+    return without_empty_columns(COLUMNS, [_row(side, case) for side in case.sides])
 
 
 def as_markdown(comparison: DeviceComparison, *, machine_line: str) -> str:
     """Render the machine, a table for each case, and a note on the columns."""
-    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
-    return page(machine_line, comparison.versions, tables, reading(comparison))
+    tables = [(case.title, case_table(case), case_note(case)) for case in comparison.cases]
+    return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
-def below(case: DeviceCaseResult) -> str:
+def case_note(case: DeviceCaseResult) -> str:
     """Return why Split cannot shard the batch; empty if it decided by speed."""
     return f"Not divided: {case.why_not}." if case.why_not else ""
 
 
-def reading(comparison: DeviceComparison) -> str:
+def footnote(comparison: DeviceComparison) -> str:
     """Return the note that explains the columns."""
     rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
     small = "Quick: too little is done to say anything about speed. " if comparison.quick else ""

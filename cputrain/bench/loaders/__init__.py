@@ -12,8 +12,8 @@ from cputrain.bench.loaders.comparison import (
     LoaderSide,
     compare_loaders,
 )
-from cputrain.bench.loaders.tables import as_markdown, case_table, reading
-from cputrain.bench.tables import below
+from cputrain.bench.loaders.tables import as_markdown, case_table, footnote
+from cputrain.bench.tables import case_note
 
 __all__ = [
     "CASES",
@@ -21,8 +21,8 @@ __all__ = [
     "LoaderComparison",
     "LoaderSide",
     "as_markdown",
-    "below",
+    "case_note",
     "case_table",
     "compare_loaders",
-    "reading",
+    "footnote",
 ]

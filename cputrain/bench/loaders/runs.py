@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cputrain.bench.loaders.comparison import SAMPLES_ALONE
-from cputrain.bench.tree_memory import own_bytes
+from cputrain.bench.tree_memory import private_bytes
 from cputrain.record import Record
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def worker_bytes(case: Case, contender: Contender, data: Any) -> int:
     with contender.loader(case, data) as loader:
         for number, _ in enumerate(loader, 1):
             if number == last:
-                most = max(map(own_bytes, _children()), default=0)
+                most = max(map(private_bytes, _children()), default=0)
     return most
 
 

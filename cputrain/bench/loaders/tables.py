@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration, size
-from cputrain.bench.tables import NOTHING, below, known, measured, page, spread
+from cputrain.bench.tables import (
+    NOTHING,
+    case_note,
+    format_or_dash,
+    format_range,
+    markdown_page,
+    without_empty_columns,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,16 +32,16 @@ COLUMNS = (
 
 def case_table(case: CaseResult) -> Table:
     """Return the header and rows of a case's table."""
-    return measured(COLUMNS, [_row(side) for side in case.sides])
+    return without_empty_columns(COLUMNS, [_row(side) for side in case.sides])
 
 
 def as_markdown(comparison: LoaderComparison, *, machine_line: str) -> str:
     """Render the machine, a table for each case, and a note on the columns."""
-    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
-    return page(machine_line, comparison.versions, tables, reading(comparison))
+    tables = [(case.title, case_table(case), case_note(case)) for case in comparison.cases]
+    return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
-def reading(comparison: LoaderComparison) -> str:
+def footnote(comparison: LoaderComparison) -> str:
     """Return the note that explains the columns."""
     rounds = "1 round" if comparison.repeats == 1 else f"{comparison.repeats} rounds, interleaved"
     small = "Quick: the data is too small to say anything about speed. " if comparison.quick else ""
@@ -51,12 +58,12 @@ def _row(side: LoaderSide) -> tuple[str, ...]:
         side.name,
         _speedup(side),
         duration(side.median),
-        spread(side),
-        known(side.batches_per_second, digits),
-        known(side.cpu_seconds, _time),
-        known(side.cpu_seconds_beyond_samples, _time),
-        known(side.worker_bytes, size),
-        known(side.empty_worker_bytes, size),
+        format_range(side),
+        format_or_dash(side.batches_per_second, digits),
+        format_or_dash(side.cpu_seconds, _time),
+        format_or_dash(side.cpu_seconds_beyond_samples, _time),
+        format_or_dash(side.worker_bytes, size),
+        format_or_dash(side.empty_worker_bytes, size),
     )
 
 

@@ -7,7 +7,7 @@ import math
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, answer_of
+from cputrain.bench.child import CaseFailedError, run_case
 from cputrain.bench.compare import Speedup, median
 from cputrain.bench.networks.cases import SIDE, named
 from cputrain.errors import CputrainError, NotFound, UsageError
@@ -136,7 +136,7 @@ def compare_networks(
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return answer_of("cputrain.bench.networks", request)
+        return run_case("cputrain.bench.networks", request)
     except CaseFailedError as error:
         if error.code == UsageError.exit_code:
             raise UsageError("--devices", "must be there", found=str(error)) from error

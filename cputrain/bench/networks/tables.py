@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration
-from cputrain.bench.tables import measured, page
+from cputrain.bench.tables import markdown_page, without_empty_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,21 +21,21 @@ def case_table(comparison: NetworkComparison) -> Table:
             f"{one} of {last}'s speed", f"asked for, {one}", "loss difference"
         )),
     ]  # fmt: skip
-    return measured(tuple(head), [_row(result) for result in comparison.results])
+    return without_empty_columns(tuple(head), [_row(result) for result in comparison.results])
 
 
 def as_markdown(comparison: NetworkComparison, *, machine_line: str) -> str:
     """Render the machine, the table, and a note on the columns."""
-    tables = [(one.title, case_table(one), below(one)) for one in comparison.cases]
-    return page(machine_line, comparison.versions, tables, reading(comparison))
+    tables = [(one.title, case_table(one), case_note(one)) for one in comparison.cases]
+    return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
-def below(_: NetworkComparison) -> str:
+def case_note(_: NetworkComparison) -> str:
     """Return an empty note: no network is left out."""
     return ""
 
 
-def reading(comparison: NetworkComparison) -> str:
+def footnote(comparison: NetworkComparison) -> str:
     """Return the note that explains the columns."""
     rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
     *others, last = comparison.devices

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, answer_of
+from cputrain.bench.child import CaseFailedError, run_case
 from cputrain.bench.compare import Speedup, median
 from cputrain.bench.optimizers.cases import CASES, named, shapes
 from cputrain.errors import CputrainError
@@ -116,7 +116,7 @@ def compare_optimizers(
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return answer_of("cputrain.bench.optimizers", request)
+        return run_case("cputrain.bench.optimizers", request)
     except CaseFailedError as error:
         raise CputrainError(
             f"steps of {request['name']}", "must come to an end", found=str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration
-from cputrain.bench.tables import measured, page
+from cputrain.bench.tables import markdown_page, without_empty_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def case_table(result: OptimizerResult) -> Table:
     rows: dict[str, dict[int, OptimizerCell]] = {}
     for cell in result.cells:
         rows.setdefault(_tensors(cell), {})[cell.num_threads] = cell
-    return measured(
+    return without_empty_columns(
         tuple(head),
         [
             (name, *(shown for count in threads for shown in _shown(cells[count])))
@@ -37,7 +37,7 @@ def case_table(result: OptimizerResult) -> Table:
     )
 
 
-def below(result: OptimizerResult) -> str:
+def case_note(result: OptimizerResult) -> str:
     """Return the cells whose speed-up is below the floor; empty if there are none."""
     slow = [
         f"{_tensors(cell)} with {cell.num_threads} threads ({digits(cell.speedup.median)})"
@@ -47,7 +47,7 @@ def below(result: OptimizerResult) -> str:
     return f"Below {FLOOR} of python's speed: {'; '.join(slow)}." if slow else ""
 
 
-def reading(comparison: OptimizerComparison) -> str:
+def footnote(comparison: OptimizerComparison) -> str:
     """Return the note that explains the columns."""
     slowest = comparison.slowest
     return (
@@ -62,8 +62,8 @@ def reading(comparison: OptimizerComparison) -> str:
 
 def as_markdown(comparison: OptimizerComparison, *, machine_line: str) -> str:
     """Render the machine, a table for each optimizer, and a note on the columns."""
-    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
-    return page(machine_line, comparison.versions, tables, reading(comparison))
+    tables = [(case.title, case_table(case), case_note(case)) for case in comparison.cases]
+    return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
 def _tensors(cell: OptimizerCell) -> str:

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, answer_of
+from cputrain.bench.child import CaseFailedError, run_case
 from cputrain.bench.compare import Speedup, median, quantile
 from cputrain.bench.pools.cases import CASES, cases
 from cputrain.bench.pools.contenders import ALONE, CONTENDERS, OURS, Contender
@@ -139,7 +139,7 @@ def compared(case: Case, rounds: int, processes: int, quick: bool) -> PoolCaseRe
             if contender.name in left_out:
                 continue
             try:
-                run = answer_of(
+                run = run_case(
                     "cputrain.bench.pools",
                     {
                         "case": case.name,

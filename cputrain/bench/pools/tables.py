@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration
-from cputrain.bench.tables import NOTHING, below, known, measured, page, spread
+from cputrain.bench.tables import (
+    NOTHING,
+    case_note,
+    format_or_dash,
+    format_range,
+    markdown_page,
+    without_empty_columns,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,16 +28,16 @@ COLUMNS = (
 
 def case_table(case: PoolCaseResult) -> Table:
     """Return the header and rows of a case's table."""
-    return measured(COLUMNS, [_row(side) for side in case.sides])
+    return without_empty_columns(COLUMNS, [_row(side) for side in case.sides])
 
 
 def as_markdown(comparison: PoolComparison, *, machine_line: str) -> str:
     """Render the machine, a table for each case, and a note on the columns."""
-    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
-    return page(machine_line, comparison.versions, tables, reading(comparison))
+    tables = [(case.title, case_table(case), case_note(case)) for case in comparison.cases]
+    return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
-def reading(comparison: PoolComparison) -> str:
+def footnote(comparison: PoolComparison) -> str:
     """Return the note that explains the columns."""
     rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
     small = "Quick: too little is done to say anything about speed. " if comparison.quick else ""
@@ -47,9 +54,9 @@ def _row(side: PoolSide) -> tuple[str, ...]:
     return (
         side.name,
         duration(side.median),
-        spread(side),
+        format_range(side),
         _speedup(side),
-        known(side.cpu_seconds, duration),
+        format_or_dash(side.cpu_seconds, duration),
     )
 
 
