@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 from cputrain.bench.loaders import CASES, case_table
-from cputrain.bench.loaders.__main__ import compared
-from cputrain.bench.loaders.cases import Case, cases
+from cputrain.bench.loaders.__main__ import compare_case
+from cputrain.bench.loaders.cases import LoaderCase, cases
 from cputrain.bench.loaders.comparison import summarise
 from cputrain.bench.loaders.contenders import CONTENDERS
-from cputrain.bench.loaders.runs import cpu_seconds, sums
+from cputrain.bench.loaders.runs import cpu_seconds, tensor_sums
 from cputrain.bench.tree_memory import private_bytes
 from cputrain.errors import CputrainError
 
@@ -185,22 +185,22 @@ def test_a_loader_with_other_batches_is_not_compared(monkeypatch):
 
     @contextmanager
     def doubled(case, data):
-        with ours.loader(case, data) as loader:
+        with ours.open_loader(case, data) as loader:
             yield Doubled(loader)
 
-    monkeypatch.setattr(runner, "CONTENDERS", (CONTENDERS[0], ours.replace(loader=doubled)))
+    monkeypatch.setattr(runner, "CONTENDERS", (CONTENDERS[0], ours.replace(open_loader=doubled)))
     with pytest.raises(CputrainError, match=r"batches of 'cputrain' in tensors-64-0 must be"):
-        compared(cases("tensors", quick=True)[0], 1)
+        compare_case(cases("tensors", quick=True)[0], 1)
 
 
 def test_all_loaders_take_the_rows_in_the_same_order():
     """So the sums of every batch can be compared, not only their number."""
     data = TensorDataset(torch.arange(100))
-    case = Case(name="", title="", dataset=lambda: data, batch=16, workers=0)
+    case = LoaderCase(name="", title="", dataset=lambda: data, batch_size=16, num_workers=0)
     orders = []
     for contender in CONTENDERS:
         if not contender.why_not(case, data):
-            with contender.loader(case, data) as loader:
+            with contender.open_loader(case, data) as loader:
                 orders.append(torch.cat([batch[0] for batch in loader]).tolist())
     assert len(orders) >= 3
     assert all(order == orders[0] for order in orders)
@@ -233,8 +233,8 @@ def test_a_ratio_is_taken_within_its_round():
 
 
 def test_sums_are_of_each_tensor():
-    assert sums([torch.ones(2, 3), torch.tensor([1, 2])]) == (6.0, 3.0)
-    assert sums(torch.full((4,), 200, dtype=torch.uint8)) == (800.0,)
+    assert tensor_sums([torch.ones(2, 3), torch.tensor([1, 2])]) == (6.0, 3.0)
+    assert tensor_sums(torch.full((4,), 200, dtype=torch.uint8)) == (800.0,)
 
 
 def test_processor_time_grows():

@@ -1,4 +1,4 @@
-"""Data loaders compared: torch's, cputrain's, SPDL's if installed, and a plain loop.
+"""Compare data loaders: torch's, cputrain's, SPDL's if installed, and a plain loop.
 
 Importing this package does not import torch: the loaders run in a subprocess.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cputrain.bench.loaders.comparison import (
     CASES,
-    CaseResult,
+    LoaderCaseResult,
     LoaderComparison,
     LoaderSide,
     compare_loaders,
@@ -17,7 +17,7 @@ from cputrain.bench.tables import case_note
 
 __all__ = [
     "CASES",
-    "CaseResult",
+    "LoaderCaseResult",
     "LoaderComparison",
     "LoaderSide",
     "as_markdown",

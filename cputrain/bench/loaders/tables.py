@@ -14,7 +14,7 @@ from cputrain.bench.tables import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.bench.loaders.comparison import CaseResult, LoaderComparison, LoaderSide
+    from cputrain.bench.loaders.comparison import LoaderCaseResult, LoaderComparison, LoaderSide
     from cputrain.bench.tables import Table
 
 COLUMNS = (
@@ -30,26 +30,28 @@ COLUMNS = (
 )
 
 
-def case_table(case: CaseResult) -> Table:
+def case_table(case: LoaderCaseResult) -> Table:
     """Return the header and rows of a case's table."""
     return without_empty_columns(COLUMNS, [_row(side) for side in case.sides])
 
 
 def as_markdown(comparison: LoaderComparison, *, machine_line: str) -> str:
-    """Render the machine, a table for each case, and a note on the columns."""
+    """Render the machine, a table for each case, and a footnote on the columns."""
     tables = [(case.title, case_table(case), case_note(case)) for case in comparison.cases]
     return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
 def footnote(comparison: LoaderComparison) -> str:
-    """Return the note that explains the columns."""
+    """Return the footnote that explains the columns."""
     rounds = "1 round" if comparison.repeats == 1 else f"{comparison.repeats} rounds, interleaved"
-    small = "Quick: the data is too small to say anything about speed. " if comparison.quick else ""
+    quick_note = (
+        "Quick: the data is too small to say anything about speed. " if comparison.quick else ""
+    )
     return (
-        f"{small}{rounds}; an epoch is timed from iter() of a fresh loader, a later one "
-        "from its second iter(), a first batch from "
-        'making the loader. "Against torch" is the median of the rounds\' ratios, with its ends. '
-        "Every loader handed out the same batches in the same order."
+        f"{quick_note}{rounds}. Epochs are timed from iter() of a new loader to the last batch, "
+        "second epochs from its second iter(), first batches from constructing the loader. "
+        '"Against torch" is the median of the ratios within each round, and their range. '
+        "All loaders yielded the same batches in the same order."
     )
 
 
@@ -60,8 +62,8 @@ def _row(side: LoaderSide) -> tuple[str, ...]:
         duration(side.median),
         format_range(side),
         format_or_dash(side.batches_per_second, digits),
-        format_or_dash(side.cpu_seconds, _time),
-        format_or_dash(side.cpu_seconds_beyond_samples, _time),
+        format_or_dash(side.cpu_seconds, _signed_duration),
+        format_or_dash(side.cpu_seconds_beyond_samples, _signed_duration),
         format_or_dash(side.worker_bytes, size),
         format_or_dash(side.empty_worker_bytes, size),
     )
@@ -70,13 +72,13 @@ def _row(side: LoaderSide) -> tuple[str, ...]:
 def _speedup(side: LoaderSide) -> str:
     if side.name == "torch":
         return "1 (reference)"
-    found = side.speedup
-    if found is None:
+    speedup = side.speedup
+    if speedup is None:
         return NOTHING
     if len(side.seconds) == 1:
-        return f"{digits(found.median)}×"
-    return f"{digits(found.median)}× ({digits(found.lowest)} to {digits(found.highest)})"
+        return f"{digits(speedup.median)}×"
+    return f"{digits(speedup.median)}× ({digits(speedup.lowest)} to {digits(speedup.highest)})"
 
 
-def _time(seconds: float) -> str:
+def _signed_duration(seconds: float) -> str:
     return duration(seconds) if seconds >= 0 else f"−{duration(-seconds)}"
