@@ -189,7 +189,7 @@ def test_a_loader_with_other_batches_is_not_compared(monkeypatch):
             yield Doubled(loader)
 
     monkeypatch.setattr(runner, "CONTENDERS", (CONTENDERS[0], ours.replace(open_loader=doubled)))
-    with pytest.raises(CputrainError, match=r"batches of 'cputrain' in tensors-64-0 must be"):
+    with pytest.raises(CputrainError, match=r"batches of 'cputrain' in tensors-64-0 must equal"):
         compare_case(cases("tensors", quick=True)[0], 1)
 
 

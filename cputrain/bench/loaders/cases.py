@@ -246,7 +246,7 @@ def cases(group: str, quick: bool = False) -> list[LoaderCase]:
         return [
             LoaderCase(
                 name=f"cached-{timed.partition(' ')[0]}",
-                title=f"{num_samples:,} JPEG files of {size[0]} × {size[1]}, decoded and resized to "
+                title=f"{num_samples:,} JPEG files of {size[0]} × {size[1]}, decoded, resized to "
                 f"{image_size} × {image_size}, batch 32, 2 workers: "
                 f"{'the first' if timed == 'epoch' else 'a later'} "
                 'epoch; cputrain with cache="memory"',

@@ -1,4 +1,4 @@
-"""Process pools compared: cputrain's, torch's, concurrent.futures, joblib's and mpire's.
+"""Compare process pools: cputrain's, torch's, concurrent.futures, joblib's and mpire's.
 
 Importing this package does not import torch: each pool runs in a subprocess.
 """
