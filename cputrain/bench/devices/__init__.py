@@ -1,4 +1,4 @@
-"""Training throughput on each device alone, and with batches sharded across all devices.
+"""Compare training on each device alone with batches sharded across all devices.
 
 Importing this package does not import torch: each case runs in a subprocess.
 """
