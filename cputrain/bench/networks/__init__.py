@@ -1,4 +1,4 @@
-"""Training steps of torchvision's image classification networks, compared between devices.
+"""Compare training steps of torchvision's image classification networks between devices.
 
 Importing this package does not import torch: each device runs in a subprocess, since a process
 can have only one accelerator backend beside the CPU.
