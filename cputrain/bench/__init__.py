@@ -1,4 +1,4 @@
-"""Benchmarks: run the same work in two or more ways, interleaved, and compare the results.
+"""Benchmarks that run the same work in two or more ways, interleaved, and compare the results.
 
 README.md in this folder describes the modules and the data flow.
 """

@@ -79,6 +79,7 @@ def kill_process_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_lines(file: Any) -> list[str]:
+    """Return the lines of a file from its start, without leading and trailing whitespace."""
     file.seek(0)
     text: str = file.read().decode("utf-8", "replace")
     return text.strip().splitlines()

@@ -101,7 +101,7 @@ def _faults(side: Side) -> str:
 
 
 def _memory(side: Side, comparison: ScriptComparison) -> str:
-    """Return peak memory of all processes if sampled, with its ratio to the reference."""
+    """Format peak memory: of all processes and as a ratio to the reference, if sampled."""
     if side.peak_tree_bytes is None:
         return "–" if side.peak_rss_bytes is None else size(side.peak_rss_bytes)
     reference = comparison.side(comparison.against).peak_tree_bytes

@@ -167,6 +167,7 @@ def parse_report(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], flo
 
 
 def _start(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a command in its own process group, with stdin closed; raise if it cannot be run."""
     try:
         return subprocess.Popen(
             command,
@@ -191,6 +192,7 @@ def _start(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> subp
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[int, Usage]:
+    """Reap the process; return its exit code and the kernel's usage figures, where available."""
     if not hasattr(os, "wait4"):
         return process.wait(), (None, None, None, None, None)
     _, status, rusage = os.wait4(process.pid, 0)

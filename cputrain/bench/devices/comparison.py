@@ -135,11 +135,11 @@ def compare_devices(
             "torch": importlib.metadata.version("torch"),
             "cputrain": __version__,
         },
-        cases=tuple(_compared(case, devices, rounds, quick) for case in selected),
+        cases=tuple(_compare_case(case, devices, rounds, quick) for case in selected),
     )
 
 
-def _compared(
+def _compare_case(
     case: DeviceCase, devices: Sequence[str], rounds: int, quick: bool
 ) -> DeviceCaseResult:
     request = {

@@ -64,6 +64,7 @@ class _Text(HTMLParser):
 
 
 def _of_roof(roof: dict[str, Any]) -> Iterator[str]:
+    """Yield roofs that fall with more threads, and memory levels faster than the next."""
     for table in ("flops_per_s", "bandwidth_bytes_per_s", "streaming_bytes_per_s"):
         for name, rates in roof.get(table, {}).items():
             in_order = [rates[threads] for threads in sorted(rates, key=int)]
@@ -76,6 +77,7 @@ def _of_roof(roof: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_operators(document: dict[str, Any]) -> Iterator[str]:
+    """Yield operators whose rate exceeds the roof, or that take no time."""
     seen, roof = document["seen"], document["roof"]
     threads = seen["threads"]
 
@@ -100,6 +102,7 @@ def _of_operators(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_findings(document: dict[str, Any]) -> Iterator[str]:
+    """Yield findings that save more than a step, and layers that take more than a step."""
     step = document["seen"]["step"]
     for finding in document["findings"]:
         if not 0 <= finding["lost_seconds"] < step or finding["speedup"] < 1:
@@ -110,6 +113,7 @@ def _of_findings(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _in_text(text: str) -> Iterator[str]:
+    """Yield percentages outside of 0 to 100, and rates above the roof beside them."""
     # undo line wrapping
     text = " ".join(text.split())
     for match in PERCENT.finditer(text):

@@ -42,7 +42,7 @@ NUM_ELEMENTS = (1, 64, 1000, 10_000, 30_000, 100_000, 1_000_000, 10_000_000)
 """Elements of each tensor in the sweep."""
 
 MAX_ELEMENTS = 20_000_000
-"""Maximum number of elements in all tensors: this many exceed the caches already."""
+"""Maximum number of elements in all tensors; larger totals would only need more memory."""
 
 TABLE_ROWS, TABLE_WIDTH = 60_000, 32
 """Shape of the embedding table."""
