@@ -32,7 +32,7 @@ def main() -> None:
     distributed.init_process_group("gloo")
     group_memory = neighbours(distributed.group.WORLD, timeout=60.0)
     if group_memory is None:
-        raise SystemExit("The ranks cannot share memory: run them on one node.")
+        raise SystemExit("The ranks cannot share memory: run all of them on one node.")
     for kib in SIZES_KIB:
         tensor = torch.zeros(kib * 256)
         all_reduces: dict[str, Callable[[], object]] = {
