@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from cputrain.bench.child import end_with_workers
+from cputrain.bench.child import kill_process_group
 from cputrain.bench.measurement import clean_environment
 
 TYPE_CHECKING = False
@@ -87,7 +87,7 @@ class BackendProcess:
 
     def end(self) -> None:
         """Kill the process and its children."""
-        end_with_workers(self._child)
+        kill_process_group(self._child)
         self._reader.join(1.0)
         for pipe in (self._child.stdin, self._child.stdout, self._stderr):
             if pipe is not None:

@@ -1,18 +1,18 @@
-"""Benchmarks: run the same work in two or more ways, interleaved, and compare the results.
+"""Benchmarks that run the same work in two or more ways, interleaved, and compare the results.
 
 README.md in this folder describes the modules and the data flow.
 """
 
 from __future__ import annotations
 
-from cputrain.bench.compare import Comparison, Side, Speedup, compare
+from cputrain.bench.compare import ScriptComparison, Side, Speedup, compare
 from cputrain.bench.markdown import as_markdown
 from cputrain.bench.measurement import Measurement, measure
 from cputrain.bench.workloads import description, workloads
 
 __all__ = [
-    "Comparison",
     "Measurement",
+    "ScriptComparison",
     "Side",
     "Speedup",
     "as_markdown",

@@ -16,21 +16,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-LONGEST = 900.0
+TIMEOUT_S = 900.0
 """Timeout of a case in seconds."""
 
 
 class CaseFailedError(Exception):
-    """Case that timed out or whose process failed."""
+    """Error for a benchmark case that timed out or whose process exited with a nonzero code."""
 
-    def __init__(self, why: str, code: int | None = None) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        super().__init__(reason)
         self.code = code
         """Exit code of the process; None if it timed out."""
 
 
-def answer_of(module: str, request: dict[str, Any]) -> dict[str, Any]:
+def run_case(module: str, request: dict[str, Any]) -> dict[str, Any]:
     """Run `python -m module` with a JSON request and return its JSON answer.
+
+    Args:
+        module: Name of a package whose `__main__` runs one benchmark case.
+        request: Passed as JSON in the last argument.
 
     Raises:
         CaseFailedError: The process timed out or did not exit with code 0.
@@ -38,43 +42,44 @@ def answer_of(module: str, request: dict[str, Any]) -> dict[str, Any]:
     # -P: a module in the working directory must not shadow an installed one
     command = [sys.executable, "-P", "-m", module, json.dumps(request)]
     # files, not pipes: a worker that outlives the process would keep a pipe open
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = subprocess.Popen(
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
+            stdout=stdout,
+            stderr=stderr,
             env=clean_environment(),
             # new process group, so that a timeout can kill the workers as well
             process_group=0 if os.name == "posix" else None,
         )
         try:
-            child.wait(LONGEST)
+            process.wait(TIMEOUT_S)
         except BaseException as error:
-            end_with_workers(child)
+            kill_process_group(process)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise CaseFailedError(f"it did not end within {LONGEST:g} s") from None
+                raise CaseFailedError(f"no exit within {TIMEOUT_S:g} s") from None
             raise
-        lines = {file: _lines(file) for file in (out, err)}
-    if child.returncode:
-        end_with_workers(child)
-        last = lines[err][-1:] or ["it said nothing"]
-        raise CaseFailedError(f"it ended with code {child.returncode}: {last[0]}", child.returncode)
-    answer: dict[str, Any] = json.loads(lines[out][-1])
+        lines = {file: _read_lines(file) for file in (stdout, stderr)}
+    if process.returncode:
+        kill_process_group(process)
+        last_line = lines[stderr][-1:] or ["no output on stderr"]
+        raise CaseFailedError(f"exit code {process.returncode}: {last_line[0]}", process.returncode)
+    answer: dict[str, Any] = json.loads(lines[stdout][-1])
     return answer
 
 
-def end_with_workers(child: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its process group, then reap the process."""
+def kill_process_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its process group (on Windows the process alone), then reap it."""
     if os.name == "posix":
         with suppress(ProcessLookupError, PermissionError):  # the group is empty
-            os.killpg(child.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
     else:
-        child.kill()
-    child.wait()
+        process.kill()
+    process.wait()
 
 
-def _lines(file: Any) -> list[str]:
+def _read_lines(file: Any) -> list[str]:
+    """Return the lines of a file from its start, without leading and trailing whitespace."""
     file.seek(0)
     text: str = file.read().decode("utf-8", "replace")
     return text.strip().splitlines()

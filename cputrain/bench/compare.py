@@ -39,7 +39,7 @@ class Side(Record):
     """Argument list of the process."""
 
     seconds: tuple[float, ...]
-    """Time of each round: the median step, or the whole process (see `Comparison.clock`)."""
+    """Time of each round: the median step, or the whole process (see `ScriptComparison.clock`)."""
 
     median: float
     """Median of `seconds`."""
@@ -87,7 +87,7 @@ class Side(Record):
     """Peak memory of the process and its children; maximum over runs, None if not sampled."""
 
 
-class Comparison(Record):
+class ScriptComparison(Record):
     """Result of a comparison; `as_json()` gives the document that is written to disk."""
 
     schema_version: int = 1
@@ -112,8 +112,8 @@ class Comparison(Record):
         """Return the side with the given name."""
         return next(side for side in self.sides if side.name == name)
 
-    def last_words(self, name: str) -> str:
-        """Return what cputrain reported as applied in the last run of the given command."""
+    def last_report(self, name: str) -> str:
+        """Return the settings that cputrain reported as applied in a command's last run."""
         return [run.said for run in self.measurements if run.name == name][-1]
 
 
@@ -124,7 +124,7 @@ def compare(
     against: str | None = None,
     samples_memory: bool = False,
     on_run: OnRun | None = None,
-) -> Comparison:
+) -> ScriptComparison:
     """Run every command `repeats` times and compare each with the reference.
 
     Args:
@@ -134,6 +134,11 @@ def compare(
         samples_memory: Whether to sample the memory of all processes of a run.
         on_run: Called as `on_run(name, round, seconds)` after each run, with its median step time
             if the script reports step times, else the time of the whole process.
+
+    Raises:
+        UsageError: There is no command, `repeats` is below 1, or `against` is not in `commands`.
+        NotFound: A command does not exist.
+        NotExecutable: A command cannot be executed.
     """
     names = list(commands)
     if not names:
@@ -142,9 +147,12 @@ def compare(
         raise UsageError("repeats", "must be 1 or more", found=str(repeats))
     reference = names[0] if against is None else against
     if reference not in commands:
-        known = ", ".join(names)
+        choices = ", ".join(names)
         raise UsageError(
-            "against", "must be one of the commands", found=repr(reference), do=f"Choose: {known}."
+            "against",
+            "must be one of the commands",
+            found=repr(reference),
+            do=f"Choose: {choices}.",
         )
     runs = []
     for number in range(1, repeats + 1):
@@ -152,32 +160,33 @@ def compare(
             run = measure(name, commands[name], round_number=number, samples_memory=samples_memory)
             runs.append(run)
             if on_run is not None:
-                on_run(name, number, seconds_of(run, "steps" if run.step_seconds else "process"))
+                on_run(name, number, run_seconds(run, "steps" if run.step_seconds else "process"))
     return summarise(commands, runs, reference)
 
 
 def summarise(
     commands: Mapping[str, Sequence[str]], runs: Sequence[Measurement], against: str
-) -> Comparison:
-    """Compute a Comparison from measurements."""
+) -> ScriptComparison:
+    """Compute the statistics of each command from all its runs, with `against` as reference."""
     clock: Clock = "steps" if all(run.step_seconds for run in runs) else "process"
-    of = {
+    runs_by_name = {
         name: sorted((run for run in runs if run.name == name), key=lambda run: run.round_number)
         for name in commands
     }
-    reference = of[against]
-    return Comparison(
+    reference = runs_by_name[against]
+    return ScriptComparison(
         against=against,
         clock=clock,
         repeats=len(reference),
         sides=tuple(
-            _side(name, command, of[name], reference, clock) for name, command in commands.items()
+            _side(name, command, runs_by_name[name], reference, clock)
+            for name, command in commands.items()
         ),
         measurements=tuple(runs),
     )
 
 
-def seconds_of(run: Measurement, clock: Clock) -> float:
+def run_seconds(run: Measurement, clock: Clock) -> float:
     """Return a run's time by the given clock: its median step time, or its process time."""
     return median(run.step_seconds) if clock == "steps" else run.process_seconds
 
@@ -187,21 +196,21 @@ def loss_difference(losses: Sequence[float], expected: Sequence[float]) -> float
 
     NaN or infinity differs from a finite number by 2; NaN equals NaN. None if there are no pairs.
     """
-    differences = [_difference(loss, other) for loss, other in zip(losses, expected, strict=False)]
+    differences = [_difference(a, b) for a, b in zip(losses, expected, strict=False)]
     return max(differences, default=None)
 
 
-def quantile(values: Iterable[float], part: float) -> float:
-    """Return the quantile at `part` (0 to 1), linearly interpolated."""
+def quantile(values: Iterable[float], fraction: float) -> float:
+    """Return the quantile at `fraction` (0 to 1), linearly interpolated between neighbours."""
     ordered = sorted(values)
-    place = part * (len(ordered) - 1)
-    low = math.floor(place)
-    high = math.ceil(place)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    position = fraction * (len(ordered) - 1)
+    low = math.floor(position)
+    high = math.ceil(position)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median."""
+    """Return the median; the mean of the two middle values if their number is even."""
     return quantile(values, 0.5)
 
 
@@ -212,48 +221,54 @@ def _side(
     reference: Sequence[Measurement],
     clock: Clock,
 ) -> Side:
-    seconds = tuple(seconds_of(run, clock) for run in runs)
+    seconds = tuple(run_seconds(run, clock) for run in runs)
     ratios = [
-        seconds_of(other, clock) / seconds_of(run, clock)
-        for run, other in zip(runs, reference, strict=True)
+        run_seconds(reference_run, clock) / run_seconds(run, clock)
+        for run, reference_run in zip(runs, reference, strict=True)
     ]
     first = reference[0]
-    others = [run for run in runs if run is not first]
-    differences = [loss_difference(run.losses, first.losses) for run in others]
+    compared = [run for run in runs if run is not first]
+    differences = [loss_difference(run.losses, first.losses) for run in compared]
     samples = runs[0].samples_per_step
-    middle = median(seconds)
+    median_s = median(seconds)
     return Side(
         name=name,
         command=tuple(command),
         seconds=seconds,
-        median=middle,
+        median=median_s,
         fastest=min(seconds),
         slowest=max(seconds),
         quartiles=(quantile(seconds, 0.25), quantile(seconds, 0.75)),
-        samples_per_second=samples / middle if samples and clock == "steps" else None,
+        samples_per_second=samples / median_s if samples and clock == "steps" else None,
         speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
-        loss_difference=max((found for found in differences if found is not None), default=None),
-        losses_compared=min((min(len(run.losses), len(first.losses)) for run in others), default=0),
+        loss_difference=max((value for value in differences if value is not None), default=None),
+        losses_compared=min(
+            (min(len(run.losses), len(first.losses)) for run in compared), default=0
+        ),
         user_seconds=_median_known(run.user_seconds for run in runs),
         system_seconds=_median_known(run.system_seconds for run in runs),
-        minor_faults=_whole(_median_known(run.minor_faults for run in runs)),
-        major_faults=_whole(_median_known(run.major_faults for run in runs)),
-        peak_rss_bytes=max((r.peak_rss_bytes for r in runs if r.peak_rss_bytes), default=None),
-        peak_tree_bytes=max((r.peak_tree_bytes for r in runs if r.peak_tree_bytes), default=None),
+        minor_faults=_rounded(_median_known(run.minor_faults for run in runs)),
+        major_faults=_rounded(_median_known(run.major_faults for run in runs)),
+        peak_rss_bytes=max(
+            (run.peak_rss_bytes for run in runs if run.peak_rss_bytes), default=None
+        ),
+        peak_tree_bytes=max(
+            (run.peak_tree_bytes for run in runs if run.peak_tree_bytes), default=None
+        ),
     )
 
 
-def _difference(one: float, other: float) -> float:
-    if one == other or (math.isnan(one) and math.isnan(other)):
+def _difference(a: float, b: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
-    difference = abs(one - other) / max(abs(one), abs(other))
+    difference = abs(a - b) / max(abs(a), abs(b))
     return difference if math.isfinite(difference) else 2.0
 
 
 def _median_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    present = [value for value in values if value is not None]
+    return median(present) if present else None
 
 
-def _whole(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)

@@ -1,10 +1,10 @@
-"""Comparison as a Markdown table, for docs/benchmarks or an issue."""
+"""Markdown table of a ScriptComparison, and number formats shared by all benchmarks."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.bench.compare import Comparison, Side
+    from cputrain.bench.compare import ScriptComparison, Side
 
 COLUMNS = (
     "",
@@ -19,26 +19,26 @@ COLUMNS = (
 )
 
 
-def as_markdown(comparison: Comparison, *, title: str, machine_line: str) -> str:
-    """Render a heading, the machine, one row for each side, and a note on the columns."""
+def as_markdown(comparison: ScriptComparison, *, title: str, machine_line: str) -> str:
+    """Render a heading, the machine, one row for each side, and a footnote on the columns."""
     rows = [_row(side, comparison) for side in comparison.sides]
     lines = [
         f"### {title}",
         "",
         machine_line,
         "",
-        line(COLUMNS),
+        table_line(COLUMNS),
         "| --- |" + " ---: |" * (len(COLUMNS) - 2) + " --- |",
-        *(line(row) for row in rows),
+        *(table_line(row) for row in rows),
         "",
-        _reading(comparison),
+        _footnote(comparison),
         "",
     ]
     return "\n".join(lines)
 
 
-def row(side: Side, comparison: Comparison) -> tuple[str, ...]:
-    """Return one side's cells without Markdown, for a terminal."""
+def row(side: Side, comparison: ScriptComparison) -> tuple[str, ...]:
+    """Return the cells of one side's row without Markdown, for a terminal."""
     return tuple(cell.replace("**", "").replace("\\|", "|") for cell in _row(side, comparison))
 
 
@@ -51,23 +51,25 @@ def duration(seconds: float) -> str:
     return f"{digits(seconds * 1e6)} µs"
 
 
-def size(number: float) -> str:
+def size(value: float) -> str:
     """Format a number of bytes in a binary unit with three significant digits."""
     for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{digits(number)} {unit}"
-        number /= 1024
-    return f"{digits(number)} GiB"
+        if value < 1024:
+            return f"{digits(value)} {unit}"
+        value /= 1024
+    return f"{digits(value)} GiB"
 
 
-def _row(side: Side, comparison: Comparison) -> tuple[str, ...]:
-    low, high = (duration(seconds) for seconds in side.quartiles)
-    ends = f"{duration(side.fastest)} to {duration(side.slowest)} ({low} to {high})"
+def _row(side: Side, comparison: ScriptComparison) -> tuple[str, ...]:
+    quartile_1, quartile_3 = (duration(seconds) for seconds in side.quartiles)
+    time_range = (
+        f"{duration(side.fastest)} to {duration(side.slowest)} ({quartile_1} to {quartile_3})"
+    )
     return (
         side.name.replace("|", "\\|"),
         _speedup(side, comparison),
         duration(side.median),
-        duration(side.median) if comparison.repeats == 1 else ends,
+        duration(side.median) if comparison.repeats == 1 else time_range,
         "–" if side.samples_per_second is None else digits(side.samples_per_second),
         _cpu_time(side),
         _faults(side),
@@ -76,13 +78,13 @@ def _row(side: Side, comparison: Comparison) -> tuple[str, ...]:
     )
 
 
-def _speedup(side: Side, comparison: Comparison) -> str:
+def _speedup(side: Side, comparison: ScriptComparison) -> str:
     if side.name == comparison.against:
         return "1 (reference)"
-    found = side.speedup
+    speedup = side.speedup
     if comparison.repeats == 1:
-        return f"**{found.median:.2f}×**"
-    return f"**{found.median:.2f}×** ({found.lowest:.2f} to {found.highest:.2f})"
+        return f"**{speedup.median:.2f}×**"
+    return f"**{speedup.median:.2f}×** ({speedup.lowest:.2f} to {speedup.highest:.2f})"
 
 
 def _cpu_time(side: Side) -> str:
@@ -94,12 +96,12 @@ def _cpu_time(side: Side) -> str:
 def _faults(side: Side) -> str:
     if side.minor_faults is None:
         return "–"
-    from_disk = f" ({side.major_faults:,} from disk)" if side.major_faults else ""
-    return f"{side.minor_faults + (side.major_faults or 0):,}{from_disk}"
+    disk_reads = f" ({side.major_faults:,} from disk)" if side.major_faults else ""
+    return f"{side.minor_faults + (side.major_faults or 0):,}{disk_reads}"
 
 
-def _memory(side: Side, comparison: Comparison) -> str:
-    """Return peak memory of all processes if sampled, with its ratio to the reference."""
+def _memory(side: Side, comparison: ScriptComparison) -> str:
+    """Format peak memory: of all processes and as a ratio to the reference, if sampled."""
     if side.peak_tree_bytes is None:
         return "–" if side.peak_rss_bytes is None else size(side.peak_rss_bytes)
     reference = comparison.side(comparison.against).peak_tree_bytes
@@ -108,35 +110,36 @@ def _memory(side: Side, comparison: Comparison) -> str:
     return f"{size(side.peak_tree_bytes)} ({side.peak_tree_bytes / reference:.2f}×)"
 
 
-def _losses(side: Side, comparison: Comparison) -> str:
+def _losses(side: Side, comparison: ScriptComparison) -> str:
     if side.loss_difference is None:
-        alone = side.name == comparison.against and comparison.repeats == 1
-        return "run once" if alone else "not reported"
+        is_single_run = side.name == comparison.against and comparison.repeats == 1
+        return "run once" if is_single_run else "not reported"
     if side.loss_difference == 0:
         return f"equal, {side.losses_compared} compared"
     return f"differ by {side.loss_difference:.1e} at most, {side.losses_compared} compared"
 
 
-def _reading(comparison: Comparison) -> str:
+def _footnote(comparison: ScriptComparison) -> str:
     rounds = "1 round" if comparison.repeats == 1 else f"{comparison.repeats} rounds, interleaved"
     if comparison.clock == "steps":
-        clock = "times are of one step, as the script measured them after its warm-up"
+        clock = "times are step times, as measured by the script after its warm-up"
     else:
-        clock = "times are of the whole process, imports and warm-up included"
+        clock = "times are of the whole process, including imports and warm-up"
     return (
         f"{rounds}; {clock}; CPU time, faults and memory are of the whole process. "
-        f"The speed-up is the median of the rounds' ratios. Losses are compared with the first "
-        f"run of {comparison.against}, as relative differences; its own row shows how well it "
-        "repeats."
+        f"The speed-up is the median of the ratios within each round. Losses are compared with "
+        f"the first run of {comparison.against}, as relative differences; the row of "
+        f"{comparison.against} shows its run-to-run difference."
     )
 
 
-def digits(number: float) -> str:
+def digits(value: float) -> str:
     """Format a number with three significant digits and thousands separators."""
-    if number >= 99.95:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def line(cells: tuple[str, ...]) -> str:
+def table_line(cells: tuple[str, ...]) -> str:
+    """Return the cells as a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     Usage = tuple[float | None, float | None, int | None, int | None, int | None]
 
-STDERR_LINES = 20
+NUM_STDERR_LINES = 20
 """Lines of a failed run's stderr shown in the error."""
 
-GRACE_SECONDS = 5.0
-"""Time between SIGTERM and SIGKILL for an interrupted child."""
+GRACE_S = 5.0
+"""Time between SIGTERM and SIGKILL for an interrupted process."""
 
 
 class Measurement(Record):
-    """Cost and reported results of one run of a command."""
+    """Cost of one run of a command, and the step times and losses that it reported."""
 
     name: str
     """Name of the command."""
@@ -97,22 +97,24 @@ def measure(
         UsageError: The command did not exit with code 0.
     """
     # files, not pipes: a full pipe blocks the child, and a surviving grandchild keeps a pipe open
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        begin = time.perf_counter()
-        child = _start(command, out, err)
-        memory = TreeMemory(child.pid) if samples_memory else None
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        start_s = time.perf_counter()
+        process = _start(command, stdout, stderr)
+        memory = TreeMemory(process.pid) if samples_memory else None
         try:
-            code, usage = _wait(child)
+            exit_code, usage = _wait(process)
         except BaseException:
-            _end(child)
+            _terminate(process)
             raise
         finally:
             peak_tree_bytes = None if memory is None else memory.stop()
-        seconds = time.perf_counter() - begin
-        if code != 0:
-            raise _failure(name, command, code, _text(err))
-        steps, losses, samples = reported(_text(out))
-        lines = [line for line in _text(err).splitlines() if line.startswith("cputrain: ")]
+        seconds = time.perf_counter() - start_s
+        if exit_code != 0:
+            raise _exit_error(name, command, exit_code, _read_text(stderr))
+        steps, losses, samples = parse_report(_read_text(stdout))
+        report_lines = [
+            line for line in _read_text(stderr).splitlines() if line.startswith("cputrain: ")
+        ]
     user, system, minor, major, peak = usage
     return Measurement(
         name=name,
@@ -125,7 +127,7 @@ def measure(
         system_seconds=system,
         minor_faults=minor,
         major_faults=major,
-        said=lines[-1].removeprefix("cputrain: ") if lines else "",
+        said=report_lines[-1].removeprefix("cputrain: ") if report_lines else "",
         peak_rss_bytes=peak,
         peak_tree_bytes=peak_tree_bytes,
     )
@@ -133,25 +135,29 @@ def measure(
 
 def clean_environment() -> dict[str, str]:
     """Return a copy of the environment without `CPUTRAIN_*` variables."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("CPUTRAIN_")}
+    return {
+        variable: value
+        for variable, value in os.environ.items()
+        if not variable.startswith("CPUTRAIN_")
+    }
 
 
-def reported(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], float | None]:
+def parse_report(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], float | None]:
     """Return step times, losses and samples per step from the last JSON line of stdout.
 
-    All are empty or None if there is no such line.
+    Two empty tuples and None if there is no such line or it has another format.
     """
     for line in reversed(stdout.splitlines()):
         if not line.strip().startswith("{"):
             continue
         try:
-            said = json.loads(line)
+            report = json.loads(line)
         except ValueError:
             continue
         try:
-            steps = tuple(float(seconds) for seconds in said["seconds_per_step"])
-            losses = tuple(float(loss) for loss in said["losses"])
-            samples = said.get("samples_per_step")
+            steps = tuple(float(seconds) for seconds in report["seconds_per_step"])
+            losses = tuple(float(loss) for loss in report["losses"])
+            samples = report.get("samples_per_step")
             if all(seconds > 0 for seconds in steps):
                 return steps, losses, None if samples is None else float(samples)
         except (KeyError, TypeError, ValueError):
@@ -160,13 +166,14 @@ def reported(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], float |
     return (), (), None
 
 
-def _start(command: Sequence[str], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a command in its own process group, with stdin closed; raise if it cannot be run."""
     try:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
+            stdout=stdout,
+            stderr=stderr,
             env=clean_environment(),
             # new process group, so that its loader workers can be killed with it
             process_group=0 if os.name == "posix" else None,
@@ -184,53 +191,56 @@ def _start(command: Sequence[str], out: IO[bytes], err: IO[bytes]) -> subprocess
         ) from error
 
 
-def _wait(child: subprocess.Popen[bytes]) -> tuple[int, Usage]:
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int, Usage]:
+    """Reap the process; return its exit code and the kernel's usage figures, where available."""
     if not hasattr(os, "wait4"):
-        return child.wait(), (None, None, None, None, None)
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    unit = 1 if os.uname().sysname == "Darwin" else 1024  # ru_maxrss: bytes on macOS, else KiB
-    return child.returncode, (
-        used.ru_utime,
-        used.ru_stime,
-        used.ru_minflt,
-        used.ru_majflt,
-        used.ru_maxrss * unit,
+        return process.wait(), (None, None, None, None, None)
+    _, status, rusage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    maxrss_unit = (
+        1 if os.uname().sysname == "Darwin" else 1024
+    )  # ru_maxrss: bytes on macOS, else KiB
+    return process.returncode, (
+        rusage.ru_utime,
+        rusage.ru_stime,
+        rusage.ru_minflt,
+        rusage.ru_majflt,
+        rusage.ru_maxrss * maxrss_unit,
     )
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate the child's process group: SIGTERM first, SIGKILL after a grace period."""
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """Terminate the process group: SIGTERM first, SIGKILL after a grace period."""
     import signal
 
-    if child.poll() is not None:
+    if process.poll() is not None:
         return
     if os.name != "posix":
-        child.kill()
-        child.wait()
+        process.kill()
+        process.wait()
         return
-    os.killpg(child.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
     try:
-        child.wait(GRACE_SECONDS)
+        process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         pass
     finally:  # also after a second Ctrl-C
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def _failure(name: str, command: Sequence[str], code: int, stderr: str) -> UsageError:
+def _exit_error(name: str, command: Sequence[str], exit_code: int, stderr: str) -> UsageError:
     import shlex
 
-    ended = f"exit code {code}" if code >= 0 else f"an end by signal {-code}"
-    advice = f"Run it by itself to see more: {shlex.join(command)}"
-    last = stderr.splitlines()[-STDERR_LINES:]
-    if last:
-        advice += "\nThe end of its stderr:\n" + "\n".join(f"    {line}" for line in last)
-    return UsageError(f"the command {name!r}", "must exit with code 0", found=ended, do=advice)
+    outcome = f"exit code {exit_code}" if exit_code >= 0 else f"termination by signal {-exit_code}"
+    advice = f"Run the command by itself to see its output: {shlex.join(command)}"
+    last_lines = stderr.splitlines()[-NUM_STDERR_LINES:]
+    if last_lines:
+        advice += "\nThe end of its stderr:\n" + "\n".join(f"    {line}" for line in last_lines)
+    return UsageError(f"the command {name!r}", "must exit with code 0", found=outcome, do=advice)
 
 
-def _text(file: IO[bytes]) -> str:
+def _read_text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Other launchers for CPU training, as far as they are installed; torch is not imported."""
+"""Other installed launchers for CPU training: torch's, torchrun, accelerate; imports no torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from importlib.util import find_spec
 
 
 def peers() -> dict[str, tuple[str, ...]]:
-    """Return the argument list that precedes the script, by launcher name."""
+    """Return the arguments to put before the script, by name of each installed launcher."""
     python = (sys.executable, "-m")
-    found: dict[str, tuple[str, ...]] = {}
+    launchers: dict[str, tuple[str, ...]] = {}
     if find_spec("torch") is not None:
-        found["run_cpu"] = (*python, "torch.backends.xeon.run_cpu")
-        found["torchrun"] = (*python, "torch.distributed.run", "--standalone", "--nproc-per-node=1")
+        launchers["run_cpu"] = (*python, "torch.backends.xeon.run_cpu")
+        launchers["torchrun"] = (
+            *python,
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=1",
+        )
     if find_spec("accelerate") is not None:
-        found["accelerate"] = (*python, "accelerate.commands.launch", "--cpu")
-    return found
+        launchers["accelerate"] = (*python, "accelerate.commands.launch", "--cpu")
+    return launchers

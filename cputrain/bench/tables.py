@@ -1,8 +1,8 @@
-"""Tables of several contenders in several cases, shared by loaders, pools, devices and networks."""
+"""Tables of several cases, one row for each side, shared by the benchmarks without a script."""
 
 from __future__ import annotations
 
-from cputrain.bench.markdown import duration, line
+from cputrain.bench.markdown import duration, table_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-    class Timed(Protocol):
-        """One contender in one case, over all rounds."""
+    class TimedSide(Protocol):
+        """Statistics of one loader, pool or device in one case, over all rounds."""
 
         @property
         def seconds(self) -> Sequence[float]: ...
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         @property
         def quartiles(self) -> tuple[float, float]: ...
 
-    class Case(Protocol):
-        """Results of one case."""
+    class TableCase(Protocol):
+        """Results of one case, as far as `case_note` reads them."""
 
         @property
         def left_out(self) -> Mapping[str, str]: ...
@@ -36,51 +36,59 @@ NOTHING = "–"
 """Cell of a value that was not measured."""
 
 
-def measured(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """Return the header and rows of a table without columns in which nothing was measured."""
-    kept = [
-        place
-        for place, _ in enumerate(columns)
-        if not place or any(row[place] != NOTHING for row in rows)
+def without_empty_columns(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return header and rows without the columns that hold no measured value in any row.
+
+    The first column, which has the names of the rows, is always kept.
+    """
+    kept_columns = [
+        column
+        for column, _ in enumerate(columns)
+        if not column or any(row[column] != NOTHING for row in rows)
     ]
-    return tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+    return tuple(columns[column] for column in kept_columns), [
+        tuple(row[column] for column in kept_columns) for row in rows
+    ]
 
 
-def page(
-    machine: str,
+def markdown_page(
+    machine_line: str,
     versions: Mapping[str, str],
     tables: Sequence[tuple[str, Table, str]],
-    reading: str,
+    footnote: str,
 ) -> str:
-    """Render the machine, the versions, a titled table for each case, and a note on the columns."""
-    lines = [f"{machine}; {', '.join(f'{name} {one}' for name, one in versions.items())}", ""]
+    """Render the machine, versions, a table with title and note for each case, and a footnote."""
+    lines = [
+        f"{machine_line}; {', '.join(f'{name} {version}' for name, version in versions.items())}",
+        "",
+    ]
     for title, (head, rows), note in tables:
         lines += [
             f"### {title[0].upper()}{title[1:]}",
             "",
-            line(head),
+            table_line(head),
             "| --- |" + " ---: |" * (len(head) - 1),
-            *(line(row) for row in rows),
+            *(table_line(row) for row in rows),
             "",
         ]
         lines += [f"{note}\n"] if note else []
-    return "\n".join([*lines, reading, ""])
+    return "\n".join([*lines, footnote, ""])
 
 
-def below(case: Case) -> str:
-    """Return the contenders left out of a case and the reasons; empty if there are none."""
-    told = "; ".join(f"{name} ({reason})" for name, reason in case.left_out.items())
-    return f"Left out: {told}." if told else ""
+def case_note(case: TableCase) -> str:
+    """Return which loaders or pools were left out of a case and why; empty if none was."""
+    reasons = "; ".join(f"{name} ({reason})" for name, reason in case.left_out.items())
+    return f"Left out: {reasons}." if reasons else ""
 
 
-def spread(side: Timed) -> str:
+def format_range(side: TimedSide) -> str:
     """Format the range from the fastest to the slowest round, with the quartiles."""
     if len(side.seconds) == 1:
         return duration(side.median)
-    low, high = (duration(seconds) for seconds in side.quartiles)
-    return f"{duration(side.fastest)} to {duration(side.slowest)} ({low} to {high})"
+    quartile_1, quartile_3 = (duration(seconds) for seconds in side.quartiles)
+    return f"{duration(side.fastest)} to {duration(side.slowest)} ({quartile_1} to {quartile_3})"
 
 
-def known(value: float | None, shown: Callable[[float], str]) -> str:
+def format_or_dash(value: float | None, formatter: Callable[[float], str]) -> str:
     """Format a value, or return a dash if it was not measured."""
-    return NOTHING if value is None else shown(value)
+    return NOTHING if value is None else formatter(value)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from cputrain.bench import Comparison
+    from cputrain.bench import ScriptComparison
     from cputrain.bench.devices import DeviceComparison
     from cputrain.bench.loaders import LoaderComparison
     from cputrain.bench.networks import NetworkComparison
@@ -314,7 +314,7 @@ def _search(
 
 def _compare(
     title: str, commands: dict[str, tuple[str, ...]], repeats: int, *, samples_memory: bool
-) -> Comparison:
+) -> ScriptComparison:
     from cputrain.bench import compare
 
     def narrate(name: str, number: int, seconds: float) -> None:
@@ -323,7 +323,7 @@ def _compare(
     return compare(commands, repeats=repeats, samples_memory=samples_memory, on_run=narrate)
 
 
-def _show(title: str, comparison: Comparison) -> None:
+def _show(title: str, comparison: ScriptComparison) -> None:
     from cputrain.bench.markdown import COLUMNS, row
     from cputrain.report.terminal import console, show_table
 
@@ -337,7 +337,7 @@ def _show(title: str, comparison: Comparison) -> None:
         title=title,
     )
     side = comparison.side("cputrain launch")
-    said = comparison.last_words("cputrain launch")
+    said = comparison.last_report("cputrain launch")
     speed = side.speedup
     range_ = f" ({speed.lowest:.2f} to {speed.highest:.2f})" if comparison.repeats > 1 else ""
     print(f"cputrain launch ran {title} {speed.median:.2f} times as fast as python{range_}.")
@@ -347,7 +347,7 @@ def _show(title: str, comparison: Comparison) -> None:
         print(f"The losses: {cells[1][-1]}.")
 
 
-def _markdown(title: str, comparison: Comparison) -> str:
+def _markdown(title: str, comparison: ScriptComparison) -> str:
     from cputrain.bench import as_markdown
     from cputrain.machine import read_machine
 
@@ -484,9 +484,9 @@ def _show_tables(bench: ModuleType, comparison: Any) -> None:
     for case in comparison.cases:
         head, rows = bench.case_table(case)
         show_table(out, head, rows, title=case.title)
-        if note := bench.below(case):
+        if note := bench.case_note(case):
             print(f"{note}\n")
-    print(bench.reading(comparison))
+    print(bench.footnote(comparison))
 
 
 def _repeats(value: str, flag: str = "--repeats", advice: str = "5") -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from cputrain.bench import as_markdown, compare
 from cputrain.bench.compare import loss_difference, quantile
-from cputrain.bench.measurement import reported
+from cputrain.bench.measurement import parse_report
 from cputrain.errors import NotExecutable, NotFound, UsageError
 
 COUNT = "with open(sys.argv[1], 'a') as log: log.write('x')\nRUNS = os.path.getsize(sys.argv[1])"
@@ -152,12 +152,12 @@ def test_quantiles_lie_straight_between_neighbours():
     ],
 )
 def test_a_script_that_ends_with_anything_else_reports_nothing(stdout):
-    assert reported(stdout) == ((), (), None)
+    assert parse_report(stdout) == ((), (), None)
 
 
 def test_the_report_is_found_before_a_last_line_that_is_no_json():
     line = '{"losses": [1.0], "seconds_per_step": [0.5]}'
-    assert reported(f"hello\n{line}\n{{done}}\n") == ((0.5,), (1.0,), None)
+    assert parse_report(f"hello\n{line}\n{{done}}\n") == ((0.5,), (1.0,), None)
 
 
 def test_children_get_a_clean_environment_and_no_stdin(script, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_command_that_fails_ends_the_comparison_and_shows_why(script, reports)
 
 
 def test_a_command_killed_by_a_signal_says_which(script):
-    with pytest.raises(UsageError, match="an end by signal 9"):
+    with pytest.raises(UsageError, match="termination by signal 9"):
         compare({"killed": script("os.kill(os.getpid(), 9)")})
 
 

@@ -73,7 +73,7 @@ def test_what_the_figures_amount_to():
 
 
 @pytest.mark.parametrize(
-    ("devices", "says"), [("nowhere,cpu", "'nowhere'"), ("cpu", "two or more")]
+    ("devices", "says"), [("nowhere,cpu", "'nowhere'"), ("cpu", "two or more devices")]
 )
 def test_what_is_no_device_is_told(devices, says):
     with pytest.raises(UsageError, match=says):

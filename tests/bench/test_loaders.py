@@ -13,12 +13,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from cputrain.bench.loaders import CASES, case_table
-from cputrain.bench.loaders.__main__ import compared
-from cputrain.bench.loaders.cases import Case, cases
+from cputrain.bench.loaders.__main__ import compare_case
+from cputrain.bench.loaders.cases import LoaderCase, cases
 from cputrain.bench.loaders.comparison import summarise
 from cputrain.bench.loaders.contenders import CONTENDERS
-from cputrain.bench.loaders.runs import cpu_seconds, sums
-from cputrain.bench.tree_memory import own_bytes
+from cputrain.bench.loaders.runs import cpu_seconds, tensor_sums
+from cputrain.bench.tree_memory import private_bytes
 from cputrain.errors import CputrainError
 
 
@@ -119,13 +119,13 @@ def test_the_memory_of_workers_is_told_beside_that_of_empty_ones(found):
 
 def test_the_memory_of_a_process_is_what_it_has_for_itself():
     """Memory that is there to be shared is counted for nobody."""
-    before = own_bytes(os.getpid())
+    before = private_bytes(os.getpid())
     own = mmap.mmap(-1, 50 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     own.write(b"1" * len(own))  # (a bytearray may lie in memory that this process had before)
-    assert own_bytes(os.getpid()) - before > 45 << 20
+    assert private_bytes(os.getpid()) - before > 45 << 20
     shared = mmap.mmap(-1, 50 << 20)
     shared.write(b"1" * len(shared))
-    assert own_bytes(os.getpid()) - before < 55 << 20
+    assert private_bytes(os.getpid()) - before < 55 << 20
 
 
 def test_tables_say_what_was_run_and_that_quick_data_says_nothing_of_speed():
@@ -185,22 +185,22 @@ def test_a_loader_with_other_batches_is_not_compared(monkeypatch):
 
     @contextmanager
     def doubled(case, data):
-        with ours.loader(case, data) as loader:
+        with ours.open_loader(case, data) as loader:
             yield Doubled(loader)
 
-    monkeypatch.setattr(runner, "CONTENDERS", (CONTENDERS[0], ours.replace(loader=doubled)))
-    with pytest.raises(CputrainError, match=r"batches of 'cputrain' in tensors-64-0 must be"):
-        compared(cases("tensors", quick=True)[0], 1)
+    monkeypatch.setattr(runner, "CONTENDERS", (CONTENDERS[0], ours.replace(open_loader=doubled)))
+    with pytest.raises(CputrainError, match=r"batches of 'cputrain' in tensors-64-0 must equal"):
+        compare_case(cases("tensors", quick=True)[0], 1)
 
 
 def test_all_loaders_take_the_rows_in_the_same_order():
     """So the sums of every batch can be compared, not only their number."""
     data = TensorDataset(torch.arange(100))
-    case = Case(name="", title="", dataset=lambda: data, batch=16, workers=0)
+    case = LoaderCase(name="", title="", dataset=lambda: data, batch_size=16, num_workers=0)
     orders = []
     for contender in CONTENDERS:
         if not contender.why_not(case, data):
-            with contender.loader(case, data) as loader:
+            with contender.open_loader(case, data) as loader:
                 orders.append(torch.cat([batch[0] for batch in loader]).tolist())
     assert len(orders) >= 3
     assert all(order == orders[0] for order in orders)
@@ -233,8 +233,8 @@ def test_a_ratio_is_taken_within_its_round():
 
 
 def test_sums_are_of_each_tensor():
-    assert sums([torch.ones(2, 3), torch.tensor([1, 2])]) == (6.0, 3.0)
-    assert sums(torch.full((4,), 200, dtype=torch.uint8)) == (800.0,)
+    assert tensor_sums([torch.ones(2, 3), torch.tensor([1, 2])]) == (6.0, 3.0)
+    assert tensor_sums(torch.full((4,), 200, dtype=torch.uint8)) == (800.0,)
 
 
 def test_processor_time_grows():

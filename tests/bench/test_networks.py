@@ -33,7 +33,10 @@ def printed(*words):
 
 def test_what_it_takes_to_ask_for_a_call():
     found = printed(
-        "cputrain.bench.networks.calls", "--device=ocl", "--network=squeezenet1_0", "--side=32"
+        "cputrain.bench.networks.launch_latency",
+        "--device=ocl",
+        "--network=squeezenet1_0",
+        "--side=32",
     )
     assert set(found["microseconds"]) == {"add", "relu", "add_"}
     assert min(found["microseconds"].values()) > 0
@@ -83,5 +86,5 @@ def test_what_is_not_there_is_told():
         main(["networks", "resnet19"])
     with pytest.raises(UsageError, match="--batches must be a whole number"):
         main(["networks", "--batches", "many"])
-    with pytest.raises(UsageError, match=r"--devices must be there; found .*nothing"):
+    with pytest.raises(UsageError, match=r"--devices must be available; found .*nothing"):
         main(["networks", "--devices", "nothing,cpu", "--quick", "resnet18"])

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from cputrain.bench.optimizers import CASES, as_markdown, below
-from cputrain.bench.optimizers.cases import MOST_ELEMENTS, OPTIMIZERS, shapes
+from cputrain.bench.optimizers import CASES, as_markdown, case_note
+from cputrain.bench.optimizers.cases import MAX_ELEMENTS, OPTIMIZERS, shapes
 from cputrain.bench.optimizers.comparison import (
     OptimizerComparison,
     OptimizerResult,
@@ -41,7 +41,7 @@ def test_the_sweep_goes_to_the_ends():
     cells = shapes(quick=False)
     assert {(1, 1, 1.0), (1000, 1, 1.0), (1, 10_000_000, 1.0)} <= set(cells)
     assert {0.001, 1.0} <= {touched for _, _, touched in cells}
-    assert max(count * size for count, size, _ in cells) <= MOST_ELEMENTS
+    assert max(count * size for count, size, _ in cells) <= MAX_ELEMENTS
 
 
 def test_what_the_figures_amount_to():
@@ -57,9 +57,9 @@ def test_what_the_figures_amount_to():
     comparison = OptimizerComparison(threads=(1, 2), versions={"python": "3"}, cases=(result,))
     text = as_markdown(comparison, machine_line="a machine")
     assert "| 12 × 1,000 | 300 ms | 3.00* | 100 ms | 0.50* |" in text
-    assert "The least of all cells: 0.50 (12 × 1,000, 2 threads)" in text
-    assert below(result) == ("Below 0.98 of python's speed: 12 × 1,000 with 2 threads (0.50).")
-    assert below(result.replace(cells=(fast,))) == ""
+    assert "Smallest speed-up: 0.50 (12 × 1,000, 2 threads)" in text
+    assert case_note(result) == ("Below 0.98 of python's speed: 12 × 1,000 with 2 threads (0.50).")
+    assert case_note(result.replace(cells=(fast,))) == ""
 
 
 def test_what_is_not_there_is_told():

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from cputrain.bench import child
-from cputrain.bench.pools import CASES, below, case_table, compare_pools, comparison, tasks
-from cputrain.bench.pools.cases import Case, case_called, cases
-from cputrain.bench.pools.comparison import compared, summarise
-from cputrain.bench.pools.contenders import CONTENDERS, Contender, Ways
+from cputrain.bench.pools import CASES, case_note, case_table, compare_pools, comparison, tasks
+from cputrain.bench.pools.cases import PoolCase, cases, find_case
+from cputrain.bench.pools.comparison import compare_case, summarise
+from cputrain.bench.pools.contenders import CONTENDERS, PoolContender, PoolMethods
 from cputrain.bench.pools.runs import _check, cpu_seconds
 from cputrain.errors import CputrainError, UsageError
 from cputrain.launch.commands.bench import main
@@ -46,11 +46,11 @@ def test_every_pool_gives_right_results_in_each_case(name):
 
     joblib and mpire take part where they are installed; no other is left out.
     """
-    case = case_called(name, quick=True)
-    found = compared(case, 1, 2, quick=True)
-    assert found.results == case.count
+    case = find_case(name, quick=True)
+    found = compare_case(case, 1, 2, quick=True)
+    assert found.results == case.num_tasks
     assert {"cputrain", "torch", "futures"} <= {one.name for one in found.sides}
-    asked = {one.name for one in CONTENDERS if one.takes_part(case)}
+    asked = {one.name for one in CONTENDERS if one.can_run(case)}
     assert {one.name for one in found.sides} | set(found.left_out) == asked
     assert all(
         reason == f"it is not installed: pip install {other.split()[0]}"
@@ -92,7 +92,7 @@ def test_tables_say_what_was_run_and_that_little_work_says_nothing_of_speed(monk
     said = capsys.readouterr()
     assert "### Start: from the constructor to the first result" in said.out
     assert "| torch |" in said.out
-    assert "too little is done to say anything about speed" in said.out
+    assert "the cases are too small to say anything about speed" in said.out
     assert "start-fresh: round 1 of 1, cputrain" in said.err
     assert "round 1 of 1" not in said.out
     assert "tiny" not in said.out
@@ -127,38 +127,38 @@ def test_the_help_names_every_group_of_cases():
 def test_a_library_that_is_not_installed_is_left_out_with_the_way_to_install_it(monkeypatch):
     absent_one = OURS.replace(name="other", module="no_such_pool", distribution="no-such-pool")
     only(monkeypatch, OURS, absent_one)
-    found = compared(case_called("start-fresh", quick=True), 1, 2, quick=True)
+    found = compare_case(find_case("start-fresh", quick=True), 1, 2, quick=True)
     assert [one.name for one in found.sides] == ["cputrain"]
-    assert below(found) == ("Left out: other (it is not installed: pip install no-such-pool).")
+    assert case_note(found) == ("Left out: other (it is not installed: pip install no-such-pool).")
 
 
 def test_a_pool_that_fails_is_left_out_with_what_it_said_last(monkeypatch, capfd):
     only(monkeypatch, OURS, CONTENDERS[1].replace(name="nobody"))  # the process knows none so named
-    found = compared(case_called("start-fresh", quick=True), 2, 2, quick=True)
-    assert found.left_out == {"nobody": "round 1: it ended with code 1: StopIteration"}
+    found = compare_case(find_case("start-fresh", quick=True), 2, 2, quick=True)
+    assert found.left_out == {"nobody": "round 1: exit code 1: StopIteration"}
     assert len(found.side("cputrain").seconds) == 2
-    assert "start-fresh: nobody: it ended with code 1" in capfd.readouterr().err
+    assert "start-fresh: nobody: exit code 1" in capfd.readouterr().err
 
 
 def test_if_ours_fails_there_is_nothing_to_compare(monkeypatch):
     only(monkeypatch, OURS)
-    case = case_called("start-fresh", quick=True).replace(name="no-such-case")
-    with pytest.raises(CputrainError, match="cputrain's pool in no-such-case must do its work"):
-        compared(case, 1, 2, quick=True)
+    case = find_case("start-fresh", quick=True).replace(name="no-such-case")
+    with pytest.raises(CputrainError, match="cputrain's pool in no-such-case must run the case"):
+        compare_case(case, 1, 2, quick=True)
 
 
 def test_a_pool_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(child, "LONGEST", 0.01)
+    monkeypatch.setattr(child, "TIMEOUT_S", 0.01)
     only(monkeypatch, OURS)
-    with pytest.raises(CputrainError, match=r"did not end within 0\.01 s"):
-        compared(case_called("start-fresh", quick=True), 1, 2, quick=True)
+    with pytest.raises(CputrainError, match=r"no exit within 0\.01 s"):
+        compare_case(find_case("start-fresh", quick=True), 1, 2, quick=True)
 
 
 def anything(*_):
     raise AssertionError
 
 
-SOME = Contender(name="some", module="math", opened=lambda *_: anything())
+SOME = PoolContender(name="some", module="math", open_pool=lambda *_: anything())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ SOME = Contender(name="some", module="math", opened=lambda *_: anything())
 )
 def test_a_pool_with_other_results_is_not_compared(case, results):
     """A faster pool that returns something else is no faster pool."""
-    one = case_called(case, quick=True)
+    one = find_case(case, quick=True)
     with pytest.raises(CputrainError, match=rf"results of 'some' in {case} must be the function's"):
         _check(one, SOME, results, None, range(2))
 
@@ -202,7 +202,7 @@ def test_names_of_cases_are_unique_with_and_without_quick():
     named = [case.name for group in CASES for case in cases(group)]
     assert named == ALL
     assert len(set(named)) == len(named)
-    assert all(isinstance(case, Case) for group in CASES for case in cases(group))
+    assert all(isinstance(case, PoolCase) for group in CASES for case in cases(group))
 
 
 def test_a_group_that_is_not_known_is_named():
@@ -214,16 +214,16 @@ def test_a_group_that_is_not_known_is_named():
 
 def test_pools_are_asked_in_five_ways():
     """The way without a pool shows what each of them means."""
-    alone = next(one for one in CONTENDERS if one.name == "no pool")
-    with alone.opened(2, None) as ways:
-        assert isinstance(ways, Ways)
-        assert list(ways.one_by_one(math.isqrt, [4, 9], None)) == [2, 3]
-        assert ways.kept(math.isqrt, [4, 9], 1) == [2, 3]
-        assert ways.with_partial(pow, 2, [3, 4]) == [8, 16]
-        assert ways.with_argument(pow, 2, [3, 4]) == [8, 16]
+    no_pool = next(one for one in CONTENDERS if one.name == "no pool")
+    with no_pool.open_pool(2, None) as methods:
+        assert isinstance(methods, PoolMethods)
+        assert list(methods.imap(math.isqrt, [4, 9], None)) == [2, 3]
+        assert methods.map_all(math.isqrt, [4, 9], 1) == [2, 3]
+        assert methods.map_partial(pow, 2, [3, 4]) == [8, 16]
+        assert methods.starmap_large(pow, 2, [3, 4]) == [8, 16]
         out = torch.zeros(3, tasks.WIDTH, dtype=torch.uint8)
-        ways.filled(tasks.write_rows, out)
-        assert torch.equal(out, tasks.rows(tasks.write_rows, range(3)))
+        methods.fill_tensor(tasks.write_rows, out)
+        assert torch.equal(out, tasks.filled_rows(tasks.write_rows, range(3)))
 
 
 def test_processor_time_grows():

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from cputrain.bench.tree_memory import own_bytes
+from cputrain.bench.tree_memory import private_bytes
 from cputrain.data import DataLoader, sample_sharing
 from tests.data.alike import assert_alike
 from tests.data.both import Loader, assert_same
@@ -399,7 +399,7 @@ def test_it_can_be_switched_off() -> None:
 
 
 def _measured(sample: Any) -> int:
-    return own_bytes(os.getpid()) if random.random() < 0.001 else 0
+    return private_bytes(os.getpid()) if random.random() < 0.001 else 0
 
 
 def _most(dataset: Any, method: str) -> int:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import cputrain.opencl  # noqa: F401
 from cputrain.bench.networks.cases import NETWORKS
-from cputrain.bench.networks.definitions import network
+from cputrain.bench.networks.definitions import build_network
 from tests.torchvision_folder import FOLDER, is_there
 
 sys.path.append(str(FOLDER))
@@ -58,7 +58,7 @@ def _memory():
 def test_it_trains_as_on_the_cpu(name):
     """In float64 but for rounding. In float32 about as well as the CPU does: networks make much of
     rounding, where it has another element be the largest, or a norm has few of them."""
-    model = network(name, classes=10)
+    model = build_network(name, classes=10)
     side = LEAST.get(name, 64)
     x, y = torch.randn(3, 3, side, side), torch.tensor([1, 3, 7])
     expected = stepped(copy.deepcopy(model).double(), x.double(), y)

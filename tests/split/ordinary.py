@@ -9,7 +9,7 @@ import warnings
 import torch
 
 from cputrain import Split
-from cputrain.bench.networks.definitions import definitions
+from cputrain.bench.networks.definitions import import_torchvision_models
 from cputrain.split.outputs import leaves_of
 from tests.torchvision_folder import FOLDER
 
@@ -97,7 +97,7 @@ def make(name: str):
     library, _, kind = name.partition("/")
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
-    models = definitions()
+    models = import_torchvision_models()
     if library == "timm":
         import timm
 

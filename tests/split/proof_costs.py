@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from cputrain import Split
-from cputrain.bench.networks.definitions import definitions
+from cputrain.bench.networks.definitions import import_torchvision_models
 from cputrain.split.proof import watch
 from cputrain.split.proof.model_state import structure
 from tests.torchvision_folder import FOLDER
@@ -30,7 +30,7 @@ def networks():
     import transformers
 
     sys.path.append(str(FOLDER))
-    torchvision = definitions()
+    torchvision = import_torchvision_models()
     yield "MLP, 3 layers of 512, batch 256", _perceptron(), (torch.randn(256, 512),)
     yield "ResNet-18, batch 32 of 96 × 96", torchvision.resnet18(), (torch.randn(32, 3, 96, 96),)
     yield (

@@ -1,4 +1,4 @@
-"""Training throughput on each device alone, and with batches sharded across all devices.
+"""Compare training on each device alone with batches sharded across all devices.
 
 Importing this package does not import torch: each case runs in a subprocess.
 """
@@ -12,7 +12,7 @@ from cputrain.bench.devices.comparison import (
     DeviceSide,
     compare_devices,
 )
-from cputrain.bench.devices.tables import as_markdown, below, case_table, reading
+from cputrain.bench.devices.tables import as_markdown, case_note, case_table, footnote
 
 __all__ = [
     "CASES",
@@ -20,8 +20,8 @@ __all__ = [
     "DeviceComparison",
     "DeviceSide",
     "as_markdown",
-    "below",
+    "case_note",
     "case_table",
     "compare_devices",
-    "reading",
+    "footnote",
 ]

@@ -11,23 +11,23 @@ from __future__ import annotations
 import json
 import sys
 
-from cputrain.bench.devices.cases import named
+from cputrain.bench.devices.cases import select_cases
 from cputrain.errors import CputrainError
 
 
 def main(argv: list[str]) -> int:
-    """Run the requested case and print its result."""
+    """Run the requested case and print its result as JSON; return the exit code."""
     from cputrain.bench.devices.runs import run
 
     request = json.loads(argv[0])
     try:
-        (case,) = named(request["case"], quick=request["quick"])
+        (case,) = select_cases(request["case"], quick=request["quick"])
         case = case.replace(batch=request.get("batch", case.batch))
-        made = run(case, request["devices"], request["rounds"], request["steps"])
+        result = run(case, request["devices"], request["rounds"], request["steps"])
     except CputrainError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(made))
+    print(json.dumps(result))
     return 0
 
 

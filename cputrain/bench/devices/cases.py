@@ -1,4 +1,7 @@
-"""Models of the device benchmark: several widths, as a second device pays off above some width."""
+"""Cases of the device benchmark: models of several kinds and widths; imports no torch.
+
+Several widths, because sharding becomes faster than one device only from some width on.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from cputrain.errors import NotFound
 from cputrain.record import Record
 
 CASES = {
-    "mlp": "a perceptron of four layers: few operators, bound by the parameters",
-    "conv": "convolutions with batch norm: the devices meet in every layer",
+    "mlp": "an MLP of four layers: few operators, time spent on the parameters",
+    "conv": "convolutions with batch norm: the devices synchronize in every layer",
     "transformer": "attention and layer norm: many operators",
-    "spectral": "logarithms of covariances: eigenvalues of a small matrix for each sample",
+    "spectral": "matrix logarithms of covariances: eigenvalues of a small matrix per sample",
 }
 """Description of each kind of model."""
 
@@ -19,18 +22,20 @@ WIDTHS = {
     "transformer": (64, 128, 256, 512),
     "spectral": (8, 16, 32, 64),
 }
+"""Widths of each kind of model: features or channels."""
 
-BATCH = {"mlp": 1024, "conv": 128, "transformer": 64, "spectral": 256}
+BATCH_SIZES = {"mlp": 1024, "conv": 128, "transformer": 64, "spectral": 256}
+"""Batch size of each kind of model."""
 
 
-class Case(Record):
+class DeviceCase(Record):
     """Model of one kind and width, with its batch size."""
 
     name: str
     """Kind and width: "mlp-64"."""
 
     title: str
-    """Description shown in the table's heading."""
+    """Heading of the case's table."""
 
     kind: str
     """Key of `CASES`."""
@@ -42,21 +47,21 @@ class Case(Record):
     """Batch size in samples."""
 
 
-def cases(kind: str, *, quick: bool = False) -> list[Case]:
+def cases(kind: str, *, quick: bool = False) -> list[DeviceCase]:
     """Return the cases of a kind; with `quick`, one small case."""
     return [
-        Case(
+        DeviceCase(
             name=f"{kind}-{width}",
             title=f"{kind}, {width} wide",
             kind=kind,
             width=width,
-            batch=16 if quick else BATCH[kind],
+            batch=16 if quick else BATCH_SIZES[kind],
         )
         for width in ((8,) if quick else WIDTHS[kind])
     ]
 
 
-def named(name: str, *, quick: bool = False) -> list[Case]:
+def select_cases(name: str, *, quick: bool = False) -> list[DeviceCase]:
     """Return the cases of the given kind, or the case of the given name.
 
     Raises:
@@ -64,12 +69,12 @@ def named(name: str, *, quick: bool = False) -> list[Case]:
     """
     if name in CASES:
         return cases(name, quick=quick)
-    found = [case for kind in CASES for case in cases(kind, quick=quick) if case.name == name]
-    if not found:
-        every = [case.name for kind in CASES for case in cases(kind, quick=quick)]
+    matching = [case for kind in CASES for case in cases(kind, quick=quick) if case.name == name]
+    if not matching:
+        case_names = [case.name for kind in CASES for case in cases(kind, quick=quick)]
         raise NotFound(
             f"the case {name}",
-            f"must be one of {', '.join((*CASES, *every))}",
-            do="cputrain bench devices --help tells what they are.",
+            f"must be one of {', '.join((*CASES, *case_names))}",
+            do="cputrain bench devices --help describes them.",
         )
-    return found
+    return matching

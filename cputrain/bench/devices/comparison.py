@@ -1,4 +1,4 @@
-"""Run each case in a subprocess and summarise the results."""
+"""Run each case of the device benchmark in a subprocess and summarise the results."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, answer_of
+from cputrain.bench.child import CaseFailedError, run_case
 from cputrain.bench.compare import Speedup, median
-from cputrain.bench.devices.cases import CASES, named
+from cputrain.bench.devices.cases import CASES, select_cases
 from cputrain.errors import CputrainError, UsageError
 from cputrain.record import Record
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cputrain.bench.devices.cases import Case
+    from cputrain.bench.devices.cases import DeviceCase
 
 STEPS = 20
-"""Steps timed together in each round."""
+"""Steps that each side runs in each round; their mean is the round's step time."""
 
 
 class DeviceSide(Record):
@@ -52,7 +52,7 @@ class DeviceCaseResult(Record):
     """Name of the case: "mlp-64"."""
 
     title: str
-    """Description shown in the table's heading."""
+    """Heading of the case's table."""
 
     batch: int
     """Batch size in samples."""
@@ -100,7 +100,7 @@ def compare_devices(
     rounds: int = 5,
     quick: bool = False,
 ) -> DeviceComparison:
-    """Run the named kinds or cases, by default all, with progress on stderr.
+    """Run the named kinds or cases, by default all, and print progress on stderr.
 
     Args:
         names: Kinds or cases.
@@ -108,16 +108,24 @@ def compare_devices(
         batch: Batch size that replaces that of every case.
         rounds: Number of rounds.
         quick: Whether to run small cases, without meaningful timings.
+
+    Raises:
+        UsageError: Fewer than two devices, or a device that torch does not have.
+        NotFound: There is no such kind or case.
+        CputrainError: A case failed or timed out.
     """
     from cputrain import __version__
 
     if len(devices) < 2 or "split" in devices:
         raise UsageError(
-            "--devices", "must be two or more", found=",".join(devices), do="Try cuda,cpu."
+            "--devices",
+            "must name two or more devices",
+            found=",".join(devices),
+            do="Try cuda,cpu.",
         )
-    asked = [case for name in names or CASES for case in named(name, quick=quick)]
+    selected = [case for name in names or CASES for case in select_cases(name, quick=quick)]
     if batch is not None:
-        asked = [case.replace(batch=batch) for case in asked]
+        selected = [case.replace(batch=batch) for case in selected]
     return DeviceComparison(
         rounds=rounds,
         quick=quick,
@@ -127,11 +135,13 @@ def compare_devices(
             "torch": importlib.metadata.version("torch"),
             "cputrain": __version__,
         },
-        cases=tuple(_compared(case, devices, rounds, quick) for case in asked),
+        cases=tuple(_compare_case(case, devices, rounds, quick) for case in selected),
     )
 
 
-def _compared(case: Case, devices: Sequence[str], rounds: int, quick: bool) -> DeviceCaseResult:
+def _compare_case(
+    case: DeviceCase, devices: Sequence[str], rounds: int, quick: bool
+) -> DeviceCaseResult:
     request = {
         "case": case.name,
         "batch": case.batch,
@@ -141,48 +151,55 @@ def _compared(case: Case, devices: Sequence[str], rounds: int, quick: bool) -> D
         "quick": quick,
     }
     try:
-        found = answer_of("cputrain.bench.devices", request)
+        answer = run_case("cputrain.bench.devices", request)
     except CaseFailedError as error:
         if error.code == UsageError.exit_code:
-            raise UsageError("--devices", "must be there", found=str(error)) from error
+            raise UsageError("--devices", "must be available", found=str(error)) from error
         raise CputrainError(
-            f"the case {case.name}", "must come to an end", found=str(error)
+            f"the case {case.name}", "must run without error", found=str(error)
         ) from error
-    result = summarise(case, found)
+    result = summarise(case, answer)
     split = result.sides[-1]
     print(
-        f"{case.name}: divided {split.speedup.median:.2f} times as fast as the fastest alone, "
-        f"{result.of_the_sum:.2f} of the sum",
+        f"{case.name}: sharded {split.speedup.median:.2f} times as fast as the fastest device, "
+        f"{result.of_the_sum:.2f} of the devices' added throughput",
         file=sys.stderr,
     )
     return result
 
 
-def summarise(case: Case, found: dict[str, Any]) -> DeviceCaseResult:
-    """Compute a case's result from its rounds."""
-    seconds: dict[str, list[float]] = found["seconds"]
-    alone = {name: values for name, values in seconds.items() if name != "split"}
-    fastest = min(alone, key=lambda name: median(alone[name]))
+def summarise(case: DeviceCase, answer: dict[str, Any]) -> DeviceCaseResult:
+    """Compute a case's statistics from the step times of all rounds.
+
+    Args:
+        case: The case.
+        answer: What the subprocess returned: see `cputrain.bench.devices.runs.run`.
+    """
+    seconds: dict[str, list[float]] = answer["seconds"]
+    single_seconds = {name: step_times for name, step_times in seconds.items() if name != "split"}
+    fastest = min(single_seconds, key=lambda name: median(single_seconds[name]))
     sides = []
-    for name, values in seconds.items():
-        ratios = [a / b for a, b in zip(seconds[fastest], values, strict=True)]
+    for name, step_times in seconds.items():
+        ratios = [a / b for a, b in zip(seconds[fastest], step_times, strict=True)]
         sides.append(
             DeviceSide(
                 name=name,
-                seconds=tuple(values),
-                median=median(values),
-                samples_per_second=case.batch / median(values),
+                seconds=tuple(step_times),
+                median=median(step_times),
+                samples_per_second=case.batch / median(step_times),
                 speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
-                loss_difference=found["losses"][name],
+                loss_difference=answer["losses"][name],
             )
         )
-    together = sum(side.samples_per_second for side in sides if side.name != "split")
+    total_samples_per_second = sum(
+        side.samples_per_second for side in sides if side.name != "split"
+    )
     return DeviceCaseResult(
         name=case.name,
         title=f"{case.title}, {case.batch} samples",
         batch=case.batch,
         sides=tuple(sides),
-        shares=found["shares"],
-        why_not=found["why_not"],
-        of_the_sum=sides[-1].samples_per_second / together,
+        shares=answer["shares"],
+        why_not=answer["why_not"],
+        of_the_sum=sides[-1].samples_per_second / total_samples_per_second,
     )

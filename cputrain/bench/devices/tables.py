@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration
-from cputrain.bench.tables import measured, page
+from cputrain.bench.tables import markdown_page, without_empty_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,58 +16,64 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "",
-    "a step",
-    "samples a second",
+    "step time",
+    "samples/s",
     "against the fastest alone",
-    "share",
+    "shard sizes",
     "loss difference",
 )
 
 
 def case_table(case: DeviceCaseResult) -> Table:
     """Return the header and rows of a case's table."""
-    return measured(COLUMNS, [_row(side, case) for side in case.sides])
+    return without_empty_columns(COLUMNS, [_row(side, case) for side in case.sides])
 
 
 def as_markdown(comparison: DeviceComparison, *, machine_line: str) -> str:
-    """Render the machine, a table for each case, and a note on the columns."""
-    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
-    return page(machine_line, comparison.versions, tables, reading(comparison))
+    """Render the machine, a table for each case, and a footnote on the columns."""
+    tables = [(case.title, case_table(case), case_note(case)) for case in comparison.cases]
+    return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
-def below(case: DeviceCaseResult) -> str:
+def case_note(case: DeviceCaseResult) -> str:
     """Return why Split cannot shard the batch; empty if it decided by speed."""
-    return f"Not divided: {case.why_not}." if case.why_not else ""
+    return f"Not sharded: {case.why_not}." if case.why_not else ""
 
 
-def reading(comparison: DeviceComparison) -> str:
-    """Return the note that explains the columns."""
+def footnote(comparison: DeviceComparison) -> str:
+    """Return the footnote that explains the columns."""
     rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
-    small = "Quick: too little is done to say anything about speed. " if comparison.quick else ""
-    sums = ", ".join(f"{case.name} {case.of_the_sum:.2f}" for case in comparison.cases)
+    quick_note = (
+        "Quick: the cases are too small to say anything about speed. " if comparison.quick else ""
+    )
+    fractions = ", ".join(f"{case.name} {case.of_the_sum:.2f}" for case in comparison.cases)
     return (
-        f"{small}{rounds}. The model is on {comparison.devices[0]}; shares are those that Split "
-        "has fitted, or the whole batch where one device alone is faster. Divided, of the samples "
-        f"a second of all devices put together: {sums}."
+        f"{quick_note}{rounds}. The home device is {comparison.devices[0]}. Split chose the shard "
+        "sizes; one device has the whole batch where it is faster alone. Throughput with "
+        f"sharding as a fraction of the devices' added throughput: {fractions}."
     )
 
 
 def _row(side: DeviceSide, case: DeviceCaseResult) -> tuple[str, ...]:
-    speed = side.speedup
-    ends = f" ({digits(speed.lowest)} to {digits(speed.highest)})" if len(side.seconds) > 1 else ""
+    speedup = side.speedup
+    ratio_range = (
+        f" ({digits(speedup.lowest)} to {digits(speedup.highest)})" if len(side.seconds) > 1 else ""
+    )
     return (
         side.name,
         duration(side.median),
         digits(side.samples_per_second),
-        f"{digits(speed.median)}×{ends}",
-        _share(side, case),
+        f"{digits(speedup.median)}×{ratio_range}",
+        _shard_sizes(side, case),
         f"{side.loss_difference:.1e}",
     )
 
 
-def _share(side: DeviceSide, case: DeviceCaseResult) -> str:
+def _shard_sizes(side: DeviceSide, case: DeviceCaseResult) -> str:
     if side.name != "split":
         return str(case.batch)
     if case.shares is None:
-        return "not divided" if case.why_not else "not found yet"
-    return ", ".join(f"{n} on {name}" for name, n in case.shares.items() if n)
+        return "not sharded" if case.why_not else "not chosen yet"
+    return ", ".join(
+        f"{num_samples} on {name}" for name, num_samples in case.shares.items() if num_samples
+    )

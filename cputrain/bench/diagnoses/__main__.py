@@ -1,4 +1,4 @@
-"""Compare predicted and measured speed-ups of `cputrain diagnose`, for each workload.
+"""Compare the speed-ups that `cputrain diagnose` predicts with measured ones, for each workload.
 
     python -m cputrain.bench.diagnoses --rounds 3 gpt lstm …
 
@@ -28,90 +28,102 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-OWN_STEPS = 20
-"""Steps of a script whose time is not counted as overhead of diagnosing."""
+NUM_SCRIPT_STEPS = 20
+"""Steps whose time, measured without diagnosing, is subtracted to get the overhead."""
 
-NEAR = 0.25
+MAX_RELATIVE_ERROR = 0.25
 """Relative error below which a prediction counts as accurate."""
 
-WITHOUT_STEPS = {"byte_patterns_torch"}
-"""Workloads that spend most of their time outside of training steps."""
+EXCLUDED = {"byte_patterns_torch"}
+"""Workloads that are not diagnosed: most of their time is not spent in training steps."""
 
 
 def main(argv: list[str]) -> int:
-    """Run all workloads and print the table."""
+    """Diagnose the named workloads in each round and print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.diagnoses")
-    parser.add_argument("--rounds", type=int, default=3, help="each diagnoses every script once")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="number of rounds; each diagnoses every workload once"
+    )
     parser.add_argument("--precision", default="float32", choices=("float32", "bf16"))
-    parser.add_argument("names", nargs="*", default=sorted({*workloads()} - WITHOUT_STEPS))
-    parser.add_argument("--busy", type=int, default=0, help="diagnose beside so many processes")
-    asked = parser.parse_args(argv)
-    if asked.busy:
-        return busy.main(asked.names, asked.busy)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in asked.names}
-    for number in range(asked.rounds):
-        for name, rounds in found.items():
-            rounds.append(once(name, asked.precision))
+    parser.add_argument("names", nargs="*", default=sorted({*workloads()} - EXCLUDED))
+    parser.add_argument(
+        "--busy", type=int, default=0, help="number of busy processes to diagnose beside"
+    )
+    args = parser.parse_args(argv)
+    if args.busy:
+        return busy.main(args.names, args.busy)
+    rounds_by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in args.names}
+    for number in range(args.rounds):
+        for name, rounds in rounds_by_name.items():
+            rounds.append(diagnose_once(name, args.precision))
             print(f"{number + 1}: {name} {json.dumps(rounds[-1])}", file=sys.stderr, flush=True)
-    print("| workload | the first remedy | predicted | measured | | beyond its own steps |")
+    print("| workload | first remedy | predicted | measured | error | overhead |")
     print("| --- | --- | --: | --: | --: | --: |")
-    near = 0
-    for name, rounds in found.items():
-        costs = [one["cost"] for one in rounds]
-        told = [one for one in rounds if one["predicted"]]
-        if not told:
-            print(f"| {name} | none | | | | {_spread(costs, 's')} |")
+    num_accurate = 0
+    for name, rounds in rounds_by_name.items():
+        overheads_s = [result["cost"] for result in rounds]
+        predicted_rounds = [result for result in rounds if result["predicted"]]
+        if not predicted_rounds:
+            print(f"| {name} | none | | | | {_format_range(overheads_s, 's')} |")
             continue
         predicted, measured = (
-            [one[which] for one in told] for which in ("predicted", "measured")
+            [result[key] for result in predicted_rounds] for key in ("predicted", "measured")
         )  # fmt: skip
-        part = median(predicted) / median(measured)
-        near += abs(part - 1) <= NEAR
-        options = ", ".join(dict.fromkeys(one["options"] for one in told))
-        print(f"| {name} | {options} | {_spread(predicted, '×')} | {_spread(measured, '×')} | "
-              f"{part - 1:+.0%} | {_spread(costs, 's')} |")  # fmt: skip
-    print(f"\n{near} of {sum(any(one['predicted'] for one in each) for each in found.values())} "
-          f"within {NEAR:.0%}.")  # fmt: skip
+        ratio = median(predicted) / median(measured)
+        num_accurate += abs(ratio - 1) <= MAX_RELATIVE_ERROR
+        options = ", ".join(dict.fromkeys(result["options"] for result in predicted_rounds))
+        print(f"| {name} | {options} | {_format_range(predicted, '×')} | "
+              f"{_format_range(measured, '×')} | {ratio - 1:+.0%} | "
+              f"{_format_range(overheads_s, 's')} |")  # fmt: skip
+    num_predicted = sum(
+        any(result["predicted"] for result in results) for results in rounds_by_name.values()
+    )
+    print(f"\n{num_accurate} of {num_predicted} predictions within {MAX_RELATIVE_ERROR:.0%}.")
     return 0
 
 
-def once(name: str, precision: str) -> dict[str, Any]:
-    """Diagnose one workload; return predicted and measured speed-up and the overhead in s."""
+def diagnose_once(name: str, precision: str) -> dict[str, Any]:
+    """Diagnose one workload; return predicted and measured speed-ups and the overhead in s."""
     script = str(workloads()[name])
-    began = time.perf_counter()
-    _run([sys.executable, script, "--steps", str(OWN_STEPS)])
-    own = time.perf_counter() - began
-    words = [sys.executable, "-P", "-m", "cputrain.launch", "diagnose", "--json"]
-    began = time.perf_counter()
-    _run([*words, script])
-    cost = time.perf_counter() - began - own
-    document = json.loads(_run([*words, "--apply", "--precision", precision, script]))
-    tried = {one["title"]: one for one in document["applied"] if one["measured"]}
-    first = next((one for one in document["findings"] if one["title"] in tried), None)
-    if first is None:
-        return {"cost": cost, "predicted": None, "first": [one["title"] for one in
+    start_s = time.perf_counter()
+    _run([sys.executable, script, "--steps", str(NUM_SCRIPT_STEPS)])
+    script_s = time.perf_counter() - start_s
+    command = [sys.executable, "-P", "-m", "cputrain.launch", "diagnose", "--json"]
+    start_s = time.perf_counter()
+    _run([*command, script])
+    overhead_s = time.perf_counter() - start_s - script_s
+    document = json.loads(_run([*command, "--apply", "--precision", precision, script]))
+    applied = {entry["title"]: entry for entry in document["applied"] if entry["measured"]}
+    finding = next((entry for entry in document["findings"] if entry["title"] in applied), None)
+    if finding is None:
+        return {"cost": overhead_s, "predicted": None, "first": [entry["title"] for entry in
                 document["findings"][:1]]}  # fmt: skip
     options = " ".join(f"`--{name.replace('_', '-')} {value}`"
-                       for name, value in first["settings"].items())  # fmt: skip
+                       for name, value in finding["settings"].items())  # fmt: skip
     return {
-        "cost": cost, "options": options, "predicted": first["speedup"],
-        "measured": tried[first["title"]]["measured"],
-        "every": {one["title"]: (one["predicted"], one["measured"]) for one in document["applied"]},
+        "cost": overhead_s, "options": options, "predicted": finding["speedup"],
+        "measured": applied[finding["title"]]["measured"],
+        "every": {entry["title"]: (entry["predicted"], entry["measured"])
+                  for entry in document["applied"]},
     }  # fmt: skip
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    return done.stdout
+    """Run a command and return its stdout; exit with its stderr if it fails."""
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(
+            f"{' '.join(command)} failed with exit code {process.returncode}:\n{process.stderr}"
+        )
+    return process.stdout
 
 
-def _spread(values: list[float], unit: str) -> str:
+def _format_range(values: list[float], unit: str) -> str:
+    """Format the median and the range of several rounds."""
     digits = 2 if unit == "×" else 0
     low, high = min(values), max(values)
-    said = f"{median(values):.{digits}f}{unit}"
-    return said if len(values) == 1 else f"{said} ({low:.{digits}f}–{high:.{digits}f})"
+    text = f"{median(values):.{digits}f}{unit}"
+    return text if len(values) == 1 else f"{text} ({low:.{digits}f}–{high:.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Diagnose beside busy processes: figures must be possible, and disturbed ones marked as rough."""
+"""Diagnose workloads beside busy processes and check the figures.
+
+Figures must be physically possible, and marked as rough where other processes disturbed them.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ class BusyDiagnosis(Record):
     """Result of diagnosing one script beside busy processes."""
 
     name: str
+    """Name of the workload."""
 
     impossible: tuple[str, ...]
     """Physically impossible figures."""
@@ -42,17 +46,18 @@ class BusyDiagnosis(Record):
     """Reasons why the diagnosis marks its figures as rough."""
 
     reached: str
-    """Reached FLOP/s of the script, as displayed."""
+    """FLOP/s that the script reached, as the report displays it."""
 
     measurements: int
     """Number of times the roof was measured."""
 
     elapsed_s: float
+    """Duration of the diagnosis in seconds."""
 
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run the given number of spinning processes; all have started on entry."""
+    """Run `count` spinning processes inside the context; all of them have started on entry."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for _ in range(count):
@@ -62,7 +67,7 @@ def busy_processes(count: int) -> Iterator[None]:
             processes.append(process)
             assert process.stdout is not None
             if not process.stdout.readline():
-                raise RuntimeError(f"a busy process ended with {process.wait()}")
+                raise RuntimeError(f"a busy process exited with code {process.wait()}")
         yield
     finally:
         for process in processes:
@@ -72,40 +77,54 @@ def busy_processes(count: int) -> Iterator[None]:
                 process.stdout.close()
 
 
-def diagnose_script(name: str, words: Sequence[str], cache: str) -> BusyDiagnosis:
-    """Diagnose a script with the given cache folder and check all renderings of the diagnosis."""
+def diagnose_script(name: str, script: Sequence[str], cache: str) -> BusyDiagnosis:
+    """Diagnose a script and search the JSON document, reports and page for impossible figures.
+
+    Args:
+        name: Name of the workload.
+        script: Path of the script and its arguments.
+        cache: Folder in which cputrain keeps the measured roof.
+    """
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "COLUMNS": "200"}
     command = [sys.executable, "-P", "-m", "cputrain.launch"]
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        kept, page = Path(folder, "run.json"), Path(folder, "run.html")
-        kept.write_text(_output([*command, "diagnose", "--json", *words], environment))
-        elapsed_s = time.perf_counter() - began
-        text = _output([*command, "report", str(kept)], environment)
-        both = _output([*command, "report", str(kept), str(kept)], environment)
-        _output([*command, "report", "--html", str(page), str(kept)], environment)
-        shown = (text, both, text_of_page(page.read_text()))
-        document: dict[str, Any] = json.loads(kept.read_text())
-    wrong = impossible_figures(document, *shown)
-    if document["rough"] and any("Figures are rough" not in " ".join(t.split()) for t in shown):
-        wrong.append("what is rough is not said to be rough")
+        json_path, html_path = Path(folder, "run.json"), Path(folder, "run.html")
+        json_path.write_text(_output([*command, "diagnose", "--json", *script], environment))
+        elapsed_s = time.perf_counter() - start_s
+        text = _output([*command, "report", str(json_path)], environment)
+        comparison_text = _output([*command, "report", str(json_path), str(json_path)], environment)
+        _output([*command, "report", "--html", str(html_path), str(json_path)], environment)
+        renderings = (text, comparison_text, text_of_page(html_path.read_text()))
+        document: dict[str, Any] = json.loads(json_path.read_text())
+    impossible = impossible_figures(document, *renderings)
+    if document["rough"] and any(
+        "Figures are rough" not in " ".join(rendering.split()) for rendering in renderings
+    ):
+        impossible.append("a rendering does not mark rough figures as rough")
     lines = (line.split(maxsplit=1) for line in text.splitlines())
     return BusyDiagnosis(
-        name=name, impossible=tuple(wrong), rough=tuple(document["rough"]),
+        name=name, impossible=tuple(impossible), rough=tuple(document["rough"]),
         reached=next((line[1].strip() for line in lines if line[:1] == ["reached"]), ""),
         measurements=document["roof"]["measurements"], elapsed_s=elapsed_s,
     )  # fmt: skip
 
 
 def main(names: Sequence[str], count: int) -> int:
-    """Diagnose each workload beside `count` busy processes and print a table."""
+    """Diagnose each workload beside `count` busy processes and print a table.
+
+    Returns:
+        Exit code: 1 if any figure is impossible, else 0.
+    """
     rows: list[BusyDiagnosis] = []
     with busy_processes(count):
         for name in names:
-            with tempfile.TemporaryDirectory() as cache:  # each measures the roof
+            with (
+                tempfile.TemporaryDirectory() as cache
+            ):  # empty, so that each diagnosis measures the roof
                 rows.append(diagnose_script(name, [str(workloads()[name])], cache))
             print(json.dumps(rows[-1].as_json()), file=sys.stderr, flush=True)
-    print("| workload | reached | impossible figures | rough | measured | |")
+    print("| workload | reached | impossible figures | rough | roof measured | duration |")
     print("| --- | --- | --: | --- | --: | --: |")
     for row in rows:
         rough = "yes" if row.rough else "no"
@@ -115,7 +134,10 @@ def main(names: Sequence[str], count: int) -> int:
 
 
 def _output(command: list[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    return done.stdout
+    """Run a command and return its stdout; exit with its stderr if it fails."""
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if process.returncode:
+        raise SystemExit(
+            f"{' '.join(command)} failed with exit code {process.returncode}:\n{process.stderr}"
+        )
+    return process.stdout

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ROUNDING = 1 + 1e-6
+"""Factor by which a rate may exceed its bound through rounding."""
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -23,14 +24,15 @@ OF_ROOF = re.compile(rf"{NUMBER} ([kMGT]?)(FLOP/s|B/s) of {NUMBER}(?: ([kMGT]?)(
 PERCENT = re.compile(rf"{NUMBER} ?%")
 
 LEVELS = ("memory", "l3", "l2")
+"""Levels of the memory hierarchy, slowest first."""
 
 
 def impossible_figures(document: dict[str, Any], *texts: str) -> list[str]:
     """Return the impossible figures in a diagnosis document and in its renderings."""
-    wrong = [*_of_roof(document["roof"]), *_of_operators(document), *_of_findings(document)]
+    figures = [*_of_roof(document["roof"]), *_of_operators(document), *_of_findings(document)]
     for text in texts:
-        wrong += _in_text(text)
-    return wrong
+        figures += _in_text(text)
+    return figures
 
 
 def text_of_page(page: str) -> str:
@@ -42,6 +44,8 @@ def text_of_page(page: str) -> str:
 
 
 class _Text(HTMLParser):
+    """HTML parser that collects text and tooltips, without scripts and style sheets."""
+
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
@@ -60,11 +64,12 @@ class _Text(HTMLParser):
 
 
 def _of_roof(roof: dict[str, Any]) -> Iterator[str]:
+    """Yield roofs that fall with more threads, and memory levels faster than the next."""
     for table in ("flops_per_s", "bandwidth_bytes_per_s", "streaming_bytes_per_s"):
         for name, rates in roof.get(table, {}).items():
             in_order = [rates[threads] for threads in sorted(rates, key=int)]
-            if any(more < fewer for fewer, more in pairwise(in_order)):
-                yield f"the roof of {name} has less with more threads: {rates}"
+            if any(rate_more < rate_fewer for rate_fewer, rate_more in pairwise(in_order)):
+                yield f"the roof of {name} is lower with more threads: {rates}"
     for slower, faster in pairwise(LEVELS):
         tables = [roof["bandwidth_bytes_per_s"][level] for level in (slower, faster)]
         if max(tables[0].values()) > max(tables[1].values()):
@@ -72,30 +77,32 @@ def _of_roof(roof: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_operators(document: dict[str, Any]) -> Iterator[str]:
+    """Yield operators whose rate exceeds the roof, or that take no time."""
     seen, roof = document["seen"], document["roof"]
     threads = seen["threads"]
 
-    def highest(rates: dict[str, float]) -> float:
+    def rate_bound(rates: dict[str, float]) -> float:
         """Return the rate at the next measured thread count, an upper bound for fewer threads."""
-        above = [int(count) for count in rates if int(count) >= threads]
-        return rates[str(min(above, default=max(map(int, rates))))]
+        measured_counts = [int(count) for count in rates if int(count) >= threads]
+        return rates[str(min(measured_counts, default=max(map(int, rates))))]
 
     for operator in seen["operators"]:
         if not operator["seconds"]:
             if operator["flops"]:
-                yield f"{operator['name']} computes in no time"
+                yield f"{operator['name']} has operations but takes no time"
             continue
         name = operator.get("computed_in") or operator["dtype"]
         table = roof["flops_per_s"]
-        most = max(highest(table["float32"]), highest(table.get(name, table["float32"])))
-        if operator["flops"] > ROUNDING * most * operator["seconds"]:
+        max_flops = max(rate_bound(table["float32"]), rate_bound(table.get(name, table["float32"])))
+        if operator["flops"] > ROUNDING * max_flops * operator["seconds"]:
             yield f"{operator['name']} exceeds the roof of {name}"
-        cache = highest(roof["bandwidth_bytes_per_s"]["l2"])
-        if operator["bytes"] > ROUNDING * cache * operator["seconds"]:
+        max_bytes = rate_bound(roof["bandwidth_bytes_per_s"]["l2"])
+        if operator["bytes"] > ROUNDING * max_bytes * operator["seconds"]:
             yield f"{operator['name']} exceeds the roof of the caches"
 
 
 def _of_findings(document: dict[str, Any]) -> Iterator[str]:
+    """Yield findings that save more than a step, and layers that take more than a step."""
     step = document["seen"]["step"]
     for finding in document["findings"]:
         if not 0 <= finding["lost_seconds"] < step or finding["speedup"] < 1:
@@ -106,6 +113,7 @@ def _of_findings(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _in_text(text: str) -> Iterator[str]:
+    """Yield percentages outside of 0 to 100, and rates above the roof beside them."""
     # undo line wrapping
     text = " ".join(text.split())
     for match in PERCENT.finditer(text):

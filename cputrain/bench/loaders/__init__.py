@@ -1,4 +1,4 @@
-"""Data loaders compared: torch's, cputrain's, SPDL's if installed, and a plain loop.
+"""Compare data loaders: torch's, cputrain's, SPDL's if installed, and a plain loop.
 
 Importing this package does not import torch: the loaders run in a subprocess.
 """
@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from cputrain.bench.loaders.comparison import (
     CASES,
-    CaseResult,
+    LoaderCaseResult,
     LoaderComparison,
     LoaderSide,
     compare_loaders,
 )
-from cputrain.bench.loaders.tables import as_markdown, case_table, reading
-from cputrain.bench.tables import below
+from cputrain.bench.loaders.tables import as_markdown, case_table, footnote
+from cputrain.bench.tables import case_note
 
 __all__ = [
     "CASES",
-    "CaseResult",
+    "LoaderCaseResult",
     "LoaderComparison",
     "LoaderSide",
     "as_markdown",
-    "below",
+    "case_note",
     "case_table",
     "compare_loaders",
-    "reading",
+    "footnote",
 ]

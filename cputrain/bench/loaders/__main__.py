@@ -18,122 +18,136 @@ from typing import Any
 import torch
 
 from cputrain import __version__
-from cputrain.bench.loaders.cases import Case, cases, tensors
-from cputrain.bench.loaders.contenders import CONTENDERS, Contender
-from cputrain.bench.loaders.runs import Run, every_sum, run, samples_alone, worker_bytes
+from cputrain.bench.loaders.cases import LoaderCase, cases, tensors
+from cputrain.bench.loaders.contenders import CONTENDERS, LoaderContender
+from cputrain.bench.loaders.runs import LoaderRun, batch_sums, run, run_samples_alone, worker_bytes
 from cputrain.errors import CputrainError
 
 
 def main(argv: list[str]) -> int:
-    """Run the requested groups and print their runs."""
+    """Run the requested groups of cases and print all runs as JSON; return the exit code."""
     request = json.loads(argv[0])
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # same for all
     try:
-        found = []
+        results = []
         for group in request["groups"]:
-            of_group = cases(group, request["quick"])
-            if not of_group:
+            group_cases = cases(group, request["quick"])
+            if not group_cases:
                 print(
-                    f"{group}: left out, as Pillow is not installed: pip install pillow",
+                    f"{group}: left out because Pillow is not installed: pip install pillow",
                     file=sys.stderr,
                 )
-            found += [compared(one, request["repeats"]) for one in of_group]
+            results += [compare_case(case, request["repeats"]) for case in group_cases]
             tensors.cache_clear()  # fork takes longer in a process with much memory
     except CputrainError as error:
         print(f"cputrain bench: {error}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps({"versions": versions(), "cases": found}))
+    print(json.dumps({"versions": versions(), "cases": results}))
     return 0
 
 
-def compared(case: Case, repeats: int) -> dict[str, Any]:
-    """Run a case's loaders, interleaved; raise if two loaders yield different batches."""
+def compare_case(case: LoaderCase, repeats: int) -> dict[str, Any]:
+    """Run a case in all loaders, interleaved, and return its runs as JSON values.
+
+    Raises:
+        CputrainError: A loader yields other batches than torch's.
+    """
     data = case.dataset()
-    left_out = {one.name: one.why_not(case, data) for one in CONTENDERS}
-    present = [one for one in CONTENDERS if not left_out[one.name]]
-    runs: list[Run] = []
-    expected = None if case.timed == "first batch" else _check_all(case, present, data)
-    for number in range(1, repeats + 1):
-        if case.samples_alone:
-            runs.append(samples_alone(case, data, number))
-            _narrate(runs[-1], repeats)
-        for contender in present if number % 2 else reversed(present):
-            one = run(case, contender, data, number)
-            expected = expected or (one.batches, one.last)
-            if (one.batches, one.last) != expected:
-                raise _differ(case, contender.name, (one.batches, one.last), expected)
-            runs.append(one)
-            _narrate(one, repeats)
+    left_out = {contender.name: contender.why_not(case, data) for contender in CONTENDERS}
+    runnable = [contender for contender in CONTENDERS if not left_out[contender.name]]
+    runs: list[LoaderRun] = []
+    expected = None if case.timed == "first batch" else _check_batches(case, runnable, data)
+    for round_number in range(1, repeats + 1):
+        if case.has_samples_alone:
+            runs.append(run_samples_alone(case, data, round_number))
+            _print_progress(runs[-1], repeats)
+        for contender in runnable if round_number % 2 else reversed(runnable):
+            result = run(case, contender, data, round_number)
+            expected = expected or (result.batches, result.last)
+            if (result.batches, result.last) != expected:
+                raise _mismatch_error(case, contender.name, (result.batches, result.last), expected)
+            runs.append(result)
+            _print_progress(result, repeats)
     return {
         "name": case.name,
         "title": case.title,
         "timed": case.timed,
-        "memory": _memory(case, present, data),
+        "memory": _worker_memory(case, runnable, data),
         "left_out": {name: reason for name, reason in left_out.items() if reason},
-        "runs": [one.as_json() for one in runs],
+        "runs": [result.as_json() for result in runs],
     }
 
 
-def _check_all(
-    case: Case, contenders: list[Contender], data: Any
+def _check_batches(
+    case: LoaderCase, contenders: list[LoaderContender], data: Any
 ) -> tuple[int, tuple[float, ...]] | None:
-    """Run one untimed epoch of each loader and check the sums of every batch against torch's."""
-    print(f"{case.title}: every batch of every loader is checked", file=sys.stderr)
+    """Run one untimed epoch of each loader and compare the sums of every batch with torch's.
+
+    Returns:
+        The number of batches, and the sums of the last batch; None without loaders.
+    """
+    print(f"{case.title}: checking every batch of every loader", file=sys.stderr)
     reference = None
     for contender in contenders:
-        found = every_sum(case, contender, data)
+        sums = batch_sums(case, contender, data)
         if reference is None:
-            reference = found
-        elif found != reference:
-            pairs = enumerate(zip(found, reference, strict=False))
-            first = next((i for i, (one, other) in pairs if one != other), len(reference))
-            raise _differ(
-                case, contender.name, (len(found), *found[first:][:1]),
+            reference = sums
+        elif sums != reference:
+            pairs = enumerate(zip(sums, reference, strict=False))
+            first = next((i for i, (a, b) in pairs if a != b), len(reference))
+            raise _mismatch_error(
+                case, contender.name, (len(sums), *sums[first:][:1]),
                 (len(reference), *reference[first:][:1]),
             )  # fmt: skip
     return None if reference is None else (len(reference), reference[-1])
 
 
-def _memory(case: Case, contenders: list[Contender], data: Any) -> dict[str, list[int]]:
-    """Return the private memory of a worker of each loader, with the data and without samples."""
-    if case.empty is None or not os.path.isdir("/proc"):
+def _worker_memory(
+    case: LoaderCase, contenders: list[LoaderContender], data: Any
+) -> dict[str, list[int]]:
+    """Return a worker's private bytes, with the data and with an empty dataset, by loader."""
+    if case.empty_dataset is None or not os.path.isdir("/proc"):
         return {}
-    print(f"{case.title}: the memory of workers", file=sys.stderr)
-    empty = case.empty()
+    print(f"{case.title}: measuring the memory of workers", file=sys.stderr)
+    empty_data = case.empty_dataset()
     return {
-        one.name: [worker_bytes(case, one, data), worker_bytes(case, one, empty)]
-        for one in contenders
+        contender.name: [
+            worker_bytes(case, contender, data),
+            worker_bytes(case, contender, empty_data),
+        ]
+        for contender in contenders
     }
 
 
-def _differ(case: Case, name: str, found: object, expected: object) -> CputrainError:
+def _mismatch_error(case: LoaderCase, name: str, found: object, expected: object) -> CputrainError:
     return CputrainError(
         f"the batches of {name!r} in {case.name}",
-        f"must be torch's: number of batches and sums {expected}",
+        f"must equal torch's: number of batches and sums {expected}",
         found=str(found),
-        do="A loader that hands out other batches cannot be compared; please report it.",
+        do="A loader that yields other batches cannot be compared; please report it.",
     )
 
 
-def _narrate(one: Run, repeats: int) -> None:
+def _print_progress(result: LoaderRun, repeats: int) -> None:
     print(
-        f"{one.case}: round {one.round_number} of {repeats}, {one.contender} {one.seconds:.3g} s",
+        f"{result.case}: round {result.round_number} of {repeats}, "
+        f"{result.contender} {result.seconds:.3g} s",
         file=sys.stderr,
     )
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages involved."""
-    found = {
+    found_versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cputrain": __version__,
     }
     try:
-        found["spdl"] = importlib.metadata.version("spdl")
+        found_versions["spdl"] = importlib.metadata.version("spdl")
     except importlib.metadata.PackageNotFoundError:
-        return found
-    return found
+        return found_versions
+    return found_versions
 
 
 if __name__ == "__main__":

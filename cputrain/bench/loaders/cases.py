@@ -1,4 +1,4 @@
-"""Datasets of the loader benchmark, and the part of loading that is timed."""
+"""Cases of the loader benchmark: datasets, loader arguments, and the interval that is timed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ SEED = 11
 """Seed of the sampler, the same for every loader."""
 
 
-class Case(Record):
+class LoaderCase(Record):
     """Dataset, loader arguments, and what is timed."""
 
     name: str
     """Unique name: "tensors-64-0"."""
 
     title: str
-    """Description shown in the table's heading."""
+    """Heading of the case's table."""
 
     dataset: Callable[[], Any]
     """Factory of the dataset; called once."""
 
-    batch: int | None
+    batch_size: int | None
     """Batch size; None to load samples without collating."""
 
-    workers: int
+    num_workers: int
     """Worker processes or threads of each loader."""
 
     timed: Literal["epoch", "first batch", "second epoch"] = "epoch"
@@ -45,7 +45,7 @@ class Case(Record):
     the loader to its first batch.
     """
 
-    cache: bool = False
+    has_cache: bool = False
     """Whether cputrain's loader runs with cache="memory"."""
 
     is_shuffled: bool = True
@@ -54,40 +54,43 @@ class Case(Record):
     start_method: str | None = None
     """Start method of worker processes; None for the platform's default."""
 
-    times: int = 1
-    """Repetitions within one run."""
+    num_repeats: int = 1
+    """How many times one run constructs the loader and iterates over it."""
 
-    samples_alone: bool = False
-    """Whether to measure creating the samples without a loader as well."""
+    has_samples_alone: bool = False
+    """Whether to measure creating the samples without a loader, too."""
 
-    empty: Callable[[], Any] | None = None
-    """Factory of a dataset without stored samples, the baseline for worker memory; None to skip."""
+    empty_dataset: Callable[[], Any] | None = None
+    """Factory of a dataset that stores no samples, the baseline of worker memory.
+
+    None if worker memory is not measured.
+    """
 
     def num_batches(self, data: Any) -> int:
         """Return the number of batches in an epoch."""
-        return -(-len(data) // (self.batch or 1))
+        return -(-len(data) // (self.batch_size or 1))
 
 
-class Pictures(Dataset[tuple[torch.Tensor, int]]):
+class GeneratedImages(Dataset[tuple[torch.Tensor, int]]):
     """Random images generated from their index; a stand-in for decoding."""
 
-    def __init__(self, count: int, side: int) -> None:
-        self.count, self.side = count, side
+    def __init__(self, num_samples: int, image_size: int) -> None:
+        self.num_samples, self.image_size = num_samples, image_size
 
     def __len__(self) -> int:
-        return self.count
+        return self.num_samples
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         generator = np.random.default_rng(index)
-        picture = generator.integers(0, 256, (3, self.side, self.side), dtype=np.uint8)
-        return torch.from_numpy(picture), index % 10
+        image = generator.integers(0, 256, (3, self.image_size, self.image_size), dtype=np.uint8)
+        return torch.from_numpy(image), index % 10
 
 
-class Names(Dataset[torch.Tensor]):
+class StringListDataset(Dataset[torch.Tensor]):
     """Long list of Python strings, which is pickled for every spawned worker."""
 
-    def __init__(self, count: int) -> None:
-        self.names = [_name(number) for number in range(count)]
+    def __init__(self, num_samples: int) -> None:
+        self.names = [_file_name(index) for index in range(num_samples)]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -96,19 +99,19 @@ class Names(Dataset[torch.Tensor]):
         return torch.tensor([index, len(self.names[index])])
 
 
-class Photos(Dataset[tuple[torch.Tensor, int]]):
+class JpegDataset(Dataset[tuple[torch.Tensor, int]]):
     """JPEG files in memory, decoded and resized."""
 
-    def __init__(self, count: int, size: tuple[int, int], side: int) -> None:
+    def __init__(self, num_samples: int, size: tuple[int, int], image_size: int) -> None:
         from PIL import Image
 
-        self.side = side
+        self.image_size = image_size
         generator = np.random.default_rng(0)
         self.files = []
-        for _ in range(count):
-            few = generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        for _ in range(num_samples):
+            small_image = generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)
             file = io.BytesIO()
-            Image.fromarray(few).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG")
+            Image.fromarray(small_image).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG")
             self.files.append(file.getvalue())
 
     def __len__(self) -> int:
@@ -117,12 +120,12 @@ class Photos(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         from PIL import Image
 
-        with Image.open(io.BytesIO(self.files[index])) as picture:
-            small = picture.resize((self.side, self.side), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(small)).permute(2, 0, 1).contiguous(), index % 10
+        with Image.open(io.BytesIO(self.files[index])) as image:
+            resized = image.resize((self.image_size, self.image_size), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous(), index % 10
 
 
-class Objects(Dataset[torch.Tensor]):
+class ObjectListDataset(Dataset[torch.Tensor]):
     """List of Python objects; a sample reads one of them."""
 
     def __init__(self, records: Sequence[Any]) -> None:
@@ -136,17 +139,17 @@ class Objects(Dataset[torch.Tensor]):
         return torch.tensor([index, len(record) if isinstance(record, str) else record["label"]])
 
 
-def _objects(make: Callable[[int], Any], count: int) -> Objects:
-    return Objects([make(number) for number in range(count)])
+def _objects(make_record: Callable[[int], Any], num_samples: int) -> ObjectListDataset:
+    return ObjectListDataset([make_record(index) for index in range(num_samples)])
 
 
-def _name(number: int) -> str:
-    return f"pictures/{number:032d}.jpg"
+def _file_name(index: int) -> str:
+    return f"pictures/{index:032d}.jpg"
 
 
-def _annotation(number: int) -> dict[str, Any]:
-    box = [number / 7, number / 5, number / 3, 1.0]
-    return {"file": _name(number), "label": number % 1000, "boxes": [box]}
+def _annotation(index: int) -> dict[str, Any]:
+    box = [index / 7, index / 5, index / 3, 1.0]
+    return {"file": _file_name(index), "label": index % 1000, "boxes": [box]}
 
 
 def _shared(data: TensorDataset) -> TensorDataset:
@@ -167,117 +170,118 @@ def tensors(rows: int, width: int) -> TensorDataset:
 _EPOCHS: tuple[Literal["epoch"], Literal["second epoch"]] = ("epoch", "second epoch")
 
 
-def cases(group: str, quick: bool = False) -> list[Case]:
+def cases(group: str, quick: bool = False) -> list[LoaderCase]:
     """Return the cases of a group; with `quick`, too small for meaningful timings."""
     if group == "tensors":
         rows, width = (512, 16) if quick else (100_000, 512)
         return [
-            Case(
+            LoaderCase(
                 name=f"tensors-{batch}-{workers}",
                 title=f"tensors in memory: {rows:,} × {width}, batch {batch}, {workers} workers",
                 dataset=lambda: tensors(rows, width),
-                batch=batch,
-                workers=workers,
+                batch_size=batch,
+                num_workers=workers,
             )
             for batch in (64, 256)
             for workers in (0, 2)
         ]
     if group == "pictures":
-        count, side, batch = (64, 16, 8) if quick else (2048, 224, 32)
+        num_samples, image_size, batch = (64, 16, 8) if quick else (2048, 224, 32)
         return [
-            Case(
+            LoaderCase(
                 name=f"pictures-{workers}",
-                title=f"pictures made in Python: {count:,} × 3 × {side} × {side} bytes, "
-                f"batch {batch}, {workers or 'no'} workers",
-                dataset=lambda: Pictures(count, side),
-                batch=batch,
-                workers=workers,
-                samples_alone=workers > 0,
+                title=f"pictures made in Python: {num_samples:,} × 3 × {image_size} × "
+                f"{image_size} bytes, batch {batch}, {workers or 'no'} workers",
+                dataset=lambda: GeneratedImages(num_samples, image_size),
+                batch_size=batch,
+                num_workers=workers,
+                has_samples_alone=workers > 0,
             )
             for workers in (2, 0)
         ]
     if group == "rows":
-        rows, width, side = (64, 16, 16) if quick else (5_000, 512, 32)
+        rows, width, image_size = (64, 16, 16) if quick else (5_000, 512, 32)
         return [
-            Case(
+            LoaderCase(
                 name="rows-0",
                 title=f"rows that are not collated: {rows:,} × {width}, no workers",
                 dataset=lambda: tensors(rows, width),
-                batch=None,
-                workers=0,
+                batch_size=None,
+                num_workers=0,
             ),
-            Case(
+            LoaderCase(
                 name="rows-process",
                 title=f"rows that are not collated: {rows:,} pictures made in Python, "
-                f"3 × {side} × {side} bytes, no workers",
-                dataset=lambda: Pictures(rows, side),
-                batch=None,
-                workers=0,
+                f"3 × {image_size} × {image_size} bytes, no workers",
+                dataset=lambda: GeneratedImages(rows, image_size),
+                batch_size=None,
+                num_workers=0,
             ),
-            Case(
+            LoaderCase(
                 name="rows-2",
                 title=f"rows that are not collated: {rows:,} × {width} in shared memory, 2 workers",
                 dataset=lambda: _shared(tensors(rows, width)),
-                batch=None,
-                workers=2,
+                batch_size=None,
+                num_workers=2,
             ),
         ]
     if group == "subset":
         rows, times = (900, 1) if quick else (900_000, 50)
         return [
-            Case(
+            LoaderCase(
                 name="subset",
                 title=f"first batch: a Subset of {rows:,} rows, no workers, {times} times",
                 dataset=lambda: Subset(tensors(rows, 4), list(reversed(range(rows)))),
-                batch=64,
-                workers=0,
+                batch_size=64,
+                num_workers=0,
                 timed="first batch",
-                times=times,
+                num_repeats=times,
                 is_shuffled=False,
             )
         ]
     if group == "cached":
         if find_spec("PIL") is None:
             return []
-        count, size, side = (32, (50, 40), 16) if quick else (2000, (500, 375), 224)
+        num_samples, size, image_size = (32, (50, 40), 16) if quick else (2000, (500, 375), 224)
         return [
-            Case(
+            LoaderCase(
                 name=f"cached-{timed.partition(' ')[0]}",
-                title=f"{count:,} JPEG files of {size[0]} × {size[1]}, decoded and made {side} × "
-                f"{side}, batch 32, 2 workers: {'the first' if timed == 'epoch' else 'a later'} "
+                title=f"{num_samples:,} JPEG files of {size[0]} × {size[1]}, decoded, resized to "
+                f"{image_size} × {image_size}, batch 32, 2 workers: "
+                f"{'the first' if timed == 'epoch' else 'a later'} "
                 'epoch; cputrain with cache="memory"',
-                dataset=lambda: Photos(count, size, side),
-                batch=32,
-                workers=2,
+                dataset=lambda: JpegDataset(num_samples, size, image_size),
+                batch_size=32,
+                num_workers=2,
                 timed=timed,
-                cache=True,
+                has_cache=True,
                 is_shuffled=timed == "epoch",  # shuffled, the second epoch would have another order
             )
             for timed in _EPOCHS
         ]
     if group == "objects":
-        count = 2_000 if quick else 1_000_000
-        kinds: dict[str, Callable[[int], Any]] = {"strings": _name, "dicts": _annotation}
+        num_samples = 2_000 if quick else 1_000_000
+        kinds: dict[str, Callable[[int], Any]] = {"strings": _file_name, "dicts": _annotation}
         return [
-            Case(
+            LoaderCase(
                 name=f"objects-{kind}-{method}",
-                title=f"a list of {count:,} {kind}, batch 256, 2 workers by {method}",
-                dataset=partial(_objects, kinds[kind], count),
-                batch=256,
-                workers=2,
+                title=f"a list of {num_samples:,} {kind}, batch 256, 2 workers by {method}",
+                dataset=partial(_objects, kinds[kind], num_samples),
+                batch_size=256,
+                num_workers=2,
                 start_method=method,
-                empty=lambda: Pictures(512, 1),
+                empty_dataset=lambda: GeneratedImages(512, 1),
             )
             for kind, method in (("strings", "fork"), ("dicts", "fork"), ("dicts", "spawn"))
         ]
-    count = 2_000 if quick else 500_000
+    num_samples = 2_000 if quick else 500_000
     return [
-        Case(
+        LoaderCase(
             name="start",
-            title=f"first batch: a list of {count:,} strings, 2 spawned workers",
-            dataset=lambda: Names(count),
-            batch=64,
-            workers=2,
+            title=f"first batch: a list of {num_samples:,} strings, 2 spawned workers",
+            dataset=lambda: StringListDataset(num_samples),
+            batch_size=64,
+            num_workers=2,
             timed="first batch",
             start_method="spawn",
         )

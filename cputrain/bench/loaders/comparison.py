@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 
 CASES = {
     "tensors": "rows of tensors in memory; batches of 64 and 256, 0 and 2 workers",
-    "rows": "rows that are not collated: in memory, in process, in shared memory with 2 workers",
+    "rows": "rows that are not collated: in memory, created in the process, in shared memory",
     "subset": "the first batch of a Subset of 900,000 rows",
-    "pictures": "pictures made in Python by 2 workers and by none; CPU time too",
-    "cached": "JPEG files: the epoch in which samples are kept, and one in which they are read",
-    "objects": "a million Python objects in a list; the memory of a worker too",
-    "start": "the first batch from 2 spawned workers that are given a long list",
+    "pictures": "images created in Python, with 2 workers and without; CPU time as well",
+    "cached": "JPEG files: the epoch that fills the cache, and one that reads the cache",
+    "objects": "a list of a million Python objects; memory of a worker as well",
+    "start": "the first batch from 2 spawned workers, with a long list in the dataset",
 }
 """Description of each group of cases."""
 
-AGAINST = "torch"
+REFERENCE = "torch"
+"""Loader that speed-ups refer to."""
+
 SAMPLES_ALONE = "samples alone"
+"""Name of the side that creates the samples without a loader."""
 
 
 class LoaderSide(Record):
@@ -71,7 +74,7 @@ class LoaderSide(Record):
     """Private memory of a worker whose dataset stores no samples; None if not measured."""
 
 
-class CaseResult(Record):
+class LoaderCaseResult(Record):
     """Results of one case."""
 
     name: str
@@ -112,93 +115,104 @@ class LoaderComparison(Record):
     versions: dict[str, str]
     """Versions of Python and of the packages involved."""
 
-    cases: tuple[CaseResult, ...]
+    cases: tuple[LoaderCaseResult, ...]
     """Results, in the order of execution."""
 
 
 def compare_loaders(
     groups: Sequence[str] = (), *, repeats: int = 5, quick: bool = False
 ) -> LoaderComparison:
-    """Run the named groups of cases, by default all, with progress on stderr."""
+    """Run the named groups of cases, by default all, and print progress on stderr.
+
+    Raises:
+        UsageError: There is no group of that name.
+        CputrainError: The subprocess failed, or a loader yielded other batches than torch's.
+    """
     for group in groups:
         if group not in CASES:
             raise UsageError(
-                "loaders", f"must be followed by cases out of {', '.join(CASES)}", found=repr(group)
+                "loaders", f"must be followed by names out of {', '.join(CASES)}", found=repr(group)
             )
     request = {"repeats": repeats, "quick": quick, "groups": list(groups) or list(CASES)}
     # -P: a module in the working directory must not shadow an installed one
     command = [sys.executable, "-P", "-m", "cputrain.bench.loaders", json.dumps(request)]
-    ended = subprocess.run(
+    process = subprocess.run(
         command, stdout=subprocess.PIPE, env=clean_environment(), text=True, check=False
     )
-    if ended.returncode:
+    if process.returncode:
         raise CputrainError(
             "the process that runs the loaders",
             "must exit with code 0",
-            found=str(ended.returncode),
-            do="What it said stands above.",
+            found=str(process.returncode),
+            do="Its error output is above.",
         )
-    said = json.loads(ended.stdout.splitlines()[-1])
+    answer = json.loads(process.stdout.splitlines()[-1])
     return LoaderComparison(
         repeats=repeats,
         quick=quick,
-        versions=said["versions"],
-        cases=tuple(summarise(case) for case in said["cases"]),
+        versions=answer["versions"],
+        cases=tuple(summarise(case) for case in answer["cases"]),
     )
 
 
-def summarise(case: dict[str, Any]) -> CaseResult:
-    """Compute a case's result from its runs."""
-    of: dict[str, list[dict[str, Any]]] = {}
+def summarise(case: dict[str, Any]) -> LoaderCaseResult:
+    """Compute a case's statistics from its runs, with torch's loader as reference."""
+    runs_by_name: dict[str, list[dict[str, Any]]] = {}
     for run in sorted(case["runs"], key=lambda run: run["round_number"]):
-        of.setdefault(run["contender"], []).append(run)
-    names = [name for name in ORDER if name in of]
-    return CaseResult(
+        runs_by_name.setdefault(run["contender"], []).append(run)
+    names = [name for name in ORDER if name in runs_by_name]
+    return LoaderCaseResult(
         name=case["name"],
         title=case["title"],
         timed=case["timed"],
-        batches=of[AGAINST][0]["batches"],
+        batches=runs_by_name[REFERENCE][0]["batches"],
         sides=tuple(
-            _side(name, of, case["timed"], case["memory"].get(name, (None, None))) for name in names
+            _side(name, runs_by_name, case["timed"], case["memory"].get(name, (None, None)))
+            for name in names
         ),
         left_out=case["left_out"],
     )
 
 
-ORDER = (AGAINST, "cputrain", "spdl", "spdl threads", "by hand", SAMPLES_ALONE)
+ORDER = (REFERENCE, "cputrain", "spdl", "spdl threads", "by hand", SAMPLES_ALONE)
 """Order of loaders in tables."""
 
 
 def _side(
     name: str,
-    of: dict[str, list[dict[str, Any]]],
+    runs_by_name: dict[str, list[dict[str, Any]]],
     timed: str,
     memory: Sequence[int | None],
 ) -> LoaderSide:
-    runs, reference, alone = of[name], of[AGAINST], of.get(SAMPLES_ALONE)
+    runs, reference, samples_alone = (
+        runs_by_name[name], runs_by_name[REFERENCE], runs_by_name.get(SAMPLES_ALONE)
+    )  # fmt: skip
     seconds = tuple(run["seconds"] for run in runs)
-    ratios = [other["seconds"] / run["seconds"] for run, other in zip(runs, reference, strict=True)]
-    counted = runs[0]["cpu_seconds"] is not None
-    beyond = None
-    if alone is not None and name != SAMPLES_ALONE:
-        beyond = median(
-            run["cpu_seconds"] - least["cpu_seconds"]
-            for run, least in zip(runs, alone, strict=True)
+    ratios = [
+        reference_run["seconds"] / run["seconds"]
+        for run, reference_run in zip(runs, reference, strict=True)
+    ]
+    has_cpu_time = runs[0]["cpu_seconds"] is not None
+    cpu_overhead_s = None
+    if samples_alone is not None and name != SAMPLES_ALONE:
+        cpu_overhead_s = median(
+            run["cpu_seconds"] - samples_run["cpu_seconds"]
+            for run, samples_run in zip(runs, samples_alone, strict=True)
         )
-    middle = median(seconds)
+    median_s = median(seconds)
     return LoaderSide(
         name=name,
         seconds=seconds,
-        median=middle,
+        median=median_s,
         fastest=min(seconds),
         slowest=max(seconds),
         quartiles=(quantile(seconds, 0.25), quantile(seconds, 0.75)),
-        batches_per_second=runs[0]["batches"] / middle if timed != "first batch" else None,
+        batches_per_second=runs[0]["batches"] / median_s if timed != "first batch" else None,
         speedup=None
         if name == SAMPLES_ALONE
         else Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
-        cpu_seconds=median(run["cpu_seconds"] for run in runs) if counted else None,
-        cpu_seconds_beyond_samples=beyond,
+        cpu_seconds=median(run["cpu_seconds"] for run in runs) if has_cpu_time else None,
+        cpu_seconds_beyond_samples=cpu_overhead_s,
         worker_bytes=memory[0],
         empty_worker_bytes=memory[1],
     )

@@ -1,4 +1,4 @@
-"""Run one loader once: wall time, CPU time, and sums of its batches for verification."""
+"""Run one loader once and measure wall time, CPU time, worker memory and sums of its batches."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cputrain.bench.loaders.comparison import SAMPLES_ALONE
-from cputrain.bench.tree_memory import own_bytes
+from cputrain.bench.tree_memory import private_bytes
 from cputrain.record import Record
 
 if TYPE_CHECKING:
-    from cputrain.bench.loaders.cases import Case
-    from cputrain.bench.loaders.contenders import Contender
+    from cputrain.bench.loaders.cases import LoaderCase
+    from cputrain.bench.loaders.contenders import LoaderContender
 
 Sums = tuple[float, ...]
 
 
-class Run(Record):
+class LoaderRun(Record):
     """Measurements of one run of a loader."""
 
     case: str
+    """Name of the case."""
+
     contender: str
+    """Name of the loader, or `SAMPLES_ALONE`."""
+
     round_number: int
+    """Number of the round, counted from 1."""
 
     seconds: float
     """Time from `iter()` to the last batch, or from construction to the first batch."""
@@ -38,57 +43,57 @@ class Run(Record):
     """Number of batches in an epoch."""
 
     last: Sums
-    """Sums over the last batch."""
+    """Sum of each tensor of the last batch."""
 
 
-def run(case: Case, contender: Contender, data: Any, number: int) -> Run:
-    """Iterate over the loader `case.times` times and return the measurements."""
-    seconds = used = 0.0
-    for _ in range(case.times):
-        made = time.perf_counter()
-        with contender.loader(case, data) as loader:
+def run(case: LoaderCase, contender: LoaderContender, data: Any, round_number: int) -> LoaderRun:
+    """Iterate over the loader `case.num_repeats` times and return the measurements."""
+    seconds = cpu_time_s = 0.0
+    for _ in range(case.num_repeats):
+        created_at = time.perf_counter()
+        with contender.open_loader(case, data) as loader:
             if case.timed == "second epoch":
                 for _ in loader:
                     pass
-            cpu = cpu_seconds()
+            cpu_start_s = cpu_seconds()
             # first-batch latency includes constructing the loader
-            begin = made if case.timed == "first batch" else time.perf_counter()
+            start = created_at if case.timed == "first batch" else time.perf_counter()
             iterator = iter(loader)
             batch, batches = next(iterator), 1
             if case.timed != "first batch":
-                for batch in iterator:  # noqa: B007  (the last one is looked at afterwards)
+                for batch in iterator:  # noqa: B007  (the last batch is used below)
                     batches += 1
-            seconds += time.perf_counter() - begin
+            seconds += time.perf_counter() - start
             if hasattr(iterator, "close"):
                 iterator.close()
             del iterator  # workers are shut down here at the latest
             multiprocessing.active_children()  # reaps exited workers
-            used += cpu_seconds() - cpu
-    return Run(
+            cpu_time_s += cpu_seconds() - cpu_start_s
+    return LoaderRun(
         case=case.name,
         contender=contender.name,
-        round_number=number,
+        round_number=round_number,
         seconds=seconds,
-        cpu_seconds=None if case.timed == "first batch" else used,
+        cpu_seconds=None if case.timed == "first batch" else cpu_time_s,
         batches=batches,
-        last=sums(batch),
+        last=tensor_sums(batch),
     )
 
 
-def every_sum(case: Case, contender: Contender, data: Any) -> list[Sums]:
+def batch_sums(case: LoaderCase, contender: LoaderContender, data: Any) -> list[Sums]:
     """Return the sums of each batch of an epoch, in order; also serves as warm-up."""
-    with contender.loader(case, data) as loader:
-        return [sums(batch) for batch in loader]
+    with contender.open_loader(case, data) as loader:
+        return [tensor_sums(batch) for batch in loader]
 
 
-def worker_bytes(case: Case, contender: Contender, data: Any) -> int:
+def worker_bytes(case: LoaderCase, contender: LoaderContender, data: Any) -> int:
     """Return the private memory of the largest worker at the end of an epoch, in bytes."""
-    most, last = 0, case.num_batches(data)
-    with contender.loader(case, data) as loader:
-        for number, _ in enumerate(loader, 1):
-            if number == last:
-                most = max(map(own_bytes, _children()), default=0)
-    return most
+    max_bytes, num_batches = 0, case.num_batches(data)
+    with contender.open_loader(case, data) as loader:
+        for batch_number, _ in enumerate(loader, 1):
+            if batch_number == num_batches:
+                max_bytes = max(map(private_bytes, _children()), default=0)
+    return max_bytes
 
 
 def _children() -> list[str]:
@@ -97,40 +102,43 @@ def _children() -> list[str]:
         return file.read().split()
 
 
-def sums(batch: Any) -> Sums:
+def tensor_sums(batch: Any) -> Sums:
     """Return the sum of each tensor of a batch, or of each value of an uncollated sample."""
-    parts = batch if isinstance(batch, (list, tuple)) else [batch]
-    return tuple(torch.as_tensor(part).sum(dtype=torch.float64).item() for part in parts)
+    values = batch if isinstance(batch, (list, tuple)) else [batch]
+    return tuple(torch.as_tensor(value).sum(dtype=torch.float64).item() for value in values)
 
 
-def samples_alone(case: Case, data: Any, number: int) -> Run:
-    """Create every sample once in as many processes as loaders have workers, without transfer."""
+def run_samples_alone(case: LoaderCase, data: Any, round_number: int) -> LoaderRun:
+    """Create every sample once in `num_workers` processes, without sending it to this process."""
     processes = [
-        multiprocessing.Process(target=_make, args=(data, case.batch, first, case.workers))
-        for first in range(case.workers)
+        multiprocessing.Process(
+            target=_create_samples, args=(data, case.batch_size, first, case.num_workers)
+        )
+        for first in range(case.num_workers)
     ]
-    cpu = cpu_seconds()
-    begin = time.perf_counter()
+    cpu_start_s = cpu_seconds()
+    start = time.perf_counter()
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    seconds = time.perf_counter() - begin
-    return Run(
+    seconds = time.perf_counter() - start
+    return LoaderRun(
         case=case.name,
         contender=SAMPLES_ALONE,
-        round_number=number,
+        round_number=round_number,
         seconds=seconds,
-        cpu_seconds=cpu_seconds() - cpu,
+        cpu_seconds=cpu_seconds() - cpu_start_s,
         batches=case.num_batches(data),
         last=(),
     )
 
 
-def _make(data: Any, batch: int, first: int, step: int) -> None:
+def _create_samples(data: Any, batch_size: int, first: int, step: int) -> None:
+    """Create the samples of every `step`-th batch, from batch `first` on."""
     torch.set_num_threads(1)  # as in a loader worker
-    for begin in range(first * batch, len(data), step * batch):
-        [data[row] for row in range(begin, min(begin + batch, len(data)))]
+    for start in range(first * batch_size, len(data), step * batch_size):
+        [data[index] for index in range(start, min(start + batch_size, len(data)))]
 
 
 def cpu_seconds() -> float:
@@ -139,5 +147,7 @@ def cpu_seconds() -> float:
         return time.process_time()
     import resource
 
-    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in spent)
+    usages = (
+        resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration, size
-from cputrain.bench.tables import NOTHING, below, known, measured, page, spread
+from cputrain.bench.tables import (
+    NOTHING,
+    case_note,
+    format_or_dash,
+    format_range,
+    markdown_page,
+    without_empty_columns,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.bench.loaders.comparison import CaseResult, LoaderComparison, LoaderSide
+    from cputrain.bench.loaders.comparison import LoaderCaseResult, LoaderComparison, LoaderSide
     from cputrain.bench.tables import Table
 
 COLUMNS = (
@@ -23,26 +30,28 @@ COLUMNS = (
 )
 
 
-def case_table(case: CaseResult) -> Table:
+def case_table(case: LoaderCaseResult) -> Table:
     """Return the header and rows of a case's table."""
-    return measured(COLUMNS, [_row(side) for side in case.sides])
+    return without_empty_columns(COLUMNS, [_row(side) for side in case.sides])
 
 
 def as_markdown(comparison: LoaderComparison, *, machine_line: str) -> str:
-    """Render the machine, a table for each case, and a note on the columns."""
-    tables = [(case.title, case_table(case), below(case)) for case in comparison.cases]
-    return page(machine_line, comparison.versions, tables, reading(comparison))
+    """Render the machine, a table for each case, and a footnote on the columns."""
+    tables = [(case.title, case_table(case), case_note(case)) for case in comparison.cases]
+    return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
-def reading(comparison: LoaderComparison) -> str:
-    """Return the note that explains the columns."""
+def footnote(comparison: LoaderComparison) -> str:
+    """Return the footnote that explains the columns."""
     rounds = "1 round" if comparison.repeats == 1 else f"{comparison.repeats} rounds, interleaved"
-    small = "Quick: the data is too small to say anything about speed. " if comparison.quick else ""
+    quick_note = (
+        "Quick: the data is too small to say anything about speed. " if comparison.quick else ""
+    )
     return (
-        f"{small}{rounds}; an epoch is timed from iter() of a fresh loader, a later one "
-        "from its second iter(), a first batch from "
-        'making the loader. "Against torch" is the median of the rounds\' ratios, with its ends. '
-        "Every loader handed out the same batches in the same order."
+        f"{quick_note}{rounds}. Epochs are timed from iter() of a new loader to the last batch, "
+        "second epochs from its second iter(), first batches from constructing the loader. "
+        '"Against torch" is the median of the ratios within each round, and their range. '
+        "All loaders yielded the same batches in the same order."
     )
 
 
@@ -51,25 +60,25 @@ def _row(side: LoaderSide) -> tuple[str, ...]:
         side.name,
         _speedup(side),
         duration(side.median),
-        spread(side),
-        known(side.batches_per_second, digits),
-        known(side.cpu_seconds, _time),
-        known(side.cpu_seconds_beyond_samples, _time),
-        known(side.worker_bytes, size),
-        known(side.empty_worker_bytes, size),
+        format_range(side),
+        format_or_dash(side.batches_per_second, digits),
+        format_or_dash(side.cpu_seconds, _signed_duration),
+        format_or_dash(side.cpu_seconds_beyond_samples, _signed_duration),
+        format_or_dash(side.worker_bytes, size),
+        format_or_dash(side.empty_worker_bytes, size),
     )
 
 
 def _speedup(side: LoaderSide) -> str:
     if side.name == "torch":
         return "1 (reference)"
-    found = side.speedup
-    if found is None:
+    speedup = side.speedup
+    if speedup is None:
         return NOTHING
     if len(side.seconds) == 1:
-        return f"{digits(found.median)}×"
-    return f"{digits(found.median)}× ({digits(found.lowest)} to {digits(found.highest)})"
+        return f"{digits(speedup.median)}×"
+    return f"{digits(speedup.median)}× ({digits(speedup.lowest)} to {digits(speedup.highest)})"
 
 
-def _time(seconds: float) -> str:
+def _signed_duration(seconds: float) -> str:
     return duration(seconds) if seconds >= 0 else f"−{duration(-seconds)}"

@@ -1,4 +1,4 @@
-"""Training steps of torchvision's image classification networks, compared between devices.
+"""Compare training steps of torchvision's image classification networks between devices.
 
 Importing this package does not import torch: each device runs in a subprocess, since a process
 can have only one accelerator backend beside the CPU.
@@ -13,7 +13,7 @@ from cputrain.bench.networks.comparison import (
     NetworkSide,
     compare_networks,
 )
-from cputrain.bench.networks.tables import as_markdown, below, case_table, reading
+from cputrain.bench.networks.tables import as_markdown, case_note, case_table, footnote
 
 __all__ = [
     "CASES",
@@ -21,8 +21,8 @@ __all__ = [
     "NetworkResult",
     "NetworkSide",
     "as_markdown",
-    "below",
+    "case_note",
     "case_table",
     "compare_networks",
-    "reading",
+    "footnote",
 ]

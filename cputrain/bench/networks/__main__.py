@@ -15,19 +15,19 @@ from cputrain.errors import CputrainError
 
 
 def main(argv: list[str]) -> int:
-    """Train the requested networks and print their times."""
+    """Train the requested networks and print the result as JSON; return the exit code."""
     from cputrain.bench.networks.runs import run
 
     request = json.loads(argv[0])
     try:
-        made = run(
+        result = run(
             request["networks"], request["device"], request["batch"], request["side"],
             request["steps"],
         )  # fmt: skip
     except CputrainError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(made))
+    print(json.dumps(result))
     return 0
 
 

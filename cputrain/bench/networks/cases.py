@@ -1,4 +1,4 @@
-"""Networks of the benchmark, as defined by torchvision, which must be installed."""
+"""Names of the networks that are compared; torchvision, which defines them, must be installed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ NETWORKS = (
 )  # fmt: skip
 """Networks compared by default."""
 
-CASES = dict.fromkeys(NETWORKS, "as torchvision defines it")
+CASES = dict.fromkeys(NETWORKS, "as defined by torchvision")
+"""Description of each network."""
 
-SIDE = 224
+IMAGE_SIZE = 224
 """Height and width of images in pixels."""
 
 
-def named(names: tuple[str, ...]) -> tuple[str, ...]:
+def select_networks(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the named networks, by default all.
 
     Raises:
@@ -28,6 +29,6 @@ def named(names: tuple[str, ...]) -> tuple[str, ...]:
         if name not in NETWORKS:
             raise NotFound(
                 f"the network {name}", f"must be one of {', '.join(NETWORKS)}",
-                do="Leave it out for all of them.",
+                do="Name none to run all.",
             )  # fmt: skip
     return names or NETWORKS

@@ -1,4 +1,4 @@
-"""Train all networks on each device, interleaved, and summarise the results."""
+"""Train all networks on each device, in interleaved subprocesses, and summarise the results."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, answer_of
+from cputrain.bench.child import CaseFailedError, run_case
 from cputrain.bench.compare import Speedup, median
-from cputrain.bench.networks.cases import SIDE, named
+from cputrain.bench.networks.cases import IMAGE_SIZE, select_networks
 from cputrain.errors import CputrainError, NotFound, UsageError
 from cputrain.record import Record
 
@@ -45,7 +45,11 @@ class NetworkResult(Record):
     """One network at one batch size."""
 
     name: str
+    """Name of the network."""
+
     batch: int
+    """Batch size in samples."""
+
     sides: tuple[NetworkSide, ...]
     """Results by device, in the given order."""
 
@@ -57,6 +61,8 @@ class NetworkComparison(Record):
     """Version of the document; incremented when a field changes its meaning."""
 
     rounds: int
+    """Number of rounds."""
+
     side: int
     """Height and width of images in pixels."""
 
@@ -70,8 +76,10 @@ class NetworkComparison(Record):
     """Versions of Python and of the packages involved."""
 
     results: tuple[NetworkResult, ...]
+    """Result of each network at each batch size."""
 
-    title: ClassVar[str] = "Networks of images"
+    title: ClassVar[str] = "Image classification networks"
+    """Heading of the table."""
 
     @property
     def cases(self) -> tuple[NetworkComparison]:
@@ -95,75 +103,90 @@ def compare_networks(
     devices: Sequence[str] = ("ocl", "cuda"),
     batches: Sequence[int] = (32, 64),
     rounds: int = 2,
-    side: int = SIDE,
+    side: int = IMAGE_SIZE,
     steps: int = STEPS,
 ) -> NetworkComparison:
-    """Train the named networks, by default all, on each device, with progress on stderr."""
+    """Train the named networks, by default all, on each device, and print progress on stderr.
+
+    Args:
+        names: Out of `NETWORKS`.
+        devices: torch devices; the last is the reference.
+        batches: Batch sizes.
+        rounds: Number of rounds; the order of devices is reversed in every second round.
+        side: Height and width of images in pixels.
+        steps: Timed steps in each round.
+
+    Raises:
+        NotFound: There is no such network, or torchvision is not installed.
+        UsageError: A device is not available.
+        CputrainError: A subprocess failed or timed out.
+    """
     from cputrain import __version__
 
-    chosen = named(tuple(names))
-    found: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
-    called: dict[str, str] = {}
-    for number in range(rounds):
-        for device in devices if number % 2 == 0 else reversed(devices):
+    networks = select_networks(tuple(names))
+    runs: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
+    device_names: dict[str, str] = {}
+    for round_index in range(rounds):
+        for device in devices if round_index % 2 == 0 else reversed(devices):
             for batch in batches:
-                request = {"networks": list(chosen), "device": device, "batch": batch,
+                request = {"networks": list(networks), "device": device, "batch": batch,
                            "side": side, "steps": steps}  # fmt: skip
-                answer = _answer(request)
-                called[device] = answer["of"]
-                for name, one in answer["networks"].items():
-                    found.setdefault((name, batch), {}).setdefault(device, []).append(one)
+                answer = _run(request)
+                device_names[device] = answer["of"]
+                for name, run in answer["networks"].items():
+                    runs.setdefault((name, batch), {}).setdefault(device, []).append(run)
                 print(
-                    f"round {number + 1} of {rounds}: {device}, batches of {batch}",
+                    f"round {round_index + 1} of {rounds}: {device}, batch size {batch}",
                     file=sys.stderr,
                 )
     return NetworkComparison(
         rounds=rounds,
         side=side,
         devices=tuple(devices),
-        names={device: called[device] for device in devices},
+        names={device: device_names[device] for device in devices},
         versions={
             "python": platform.python_version(),
             "torch": importlib.metadata.version("torch"),
             "cputrain": __version__,
         },
         results=tuple(
-            summarise(name, batch, found[name, batch], devices)
-            for name in chosen for batch in batches
+            summarise(name, batch, runs[name, batch], devices)
+            for name in networks for batch in batches
         ),
     )  # fmt: skip
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _run(request: dict[str, Any]) -> dict[str, Any]:
+    """Train networks on one device in a subprocess and return its answer."""
     try:
-        return answer_of("cputrain.bench.networks", request)
+        return run_case("cputrain.bench.networks", request)
     except CaseFailedError as error:
         if error.code == UsageError.exit_code:
-            raise UsageError("--devices", "must be there", found=str(error)) from error
+            raise UsageError("--devices", "must be available", found=str(error)) from error
         if error.code == NotFound.exit_code:
             raise NotFound("torchvision", "must be installed", found=str(error)) from error
         raise CputrainError(
-            f"networks on {request['device']}", "must come to an end", found=str(error)
+            f"networks on {request['device']}", "must train without error", found=str(error)
         ) from error
 
 
 def summarise(
-    name: str, batch: int, found: dict[str, list[dict[str, Any]]], devices: Sequence[str]
+    name: str, batch: int, runs: dict[str, list[dict[str, Any]]], devices: Sequence[str]
 ) -> NetworkResult:
-    """Compute a network's result from its rounds."""
-    against = [median(one["seconds"]) for one in found[devices[-1]]]
-    loss = found[devices[-1]][0]["loss"]
+    """Compute a network's statistics from the runs of each device; the last is the reference."""
+    reference_seconds = [median(run["seconds"]) for run in runs[devices[-1]]]
+    reference_loss = runs[devices[-1]][0]["loss"]
     sides = []
     for device in devices:
-        seconds = [median(one["seconds"]) for one in found[device]]
-        ratios = [a / b for a, b in zip(against, seconds, strict=True)]
+        seconds = [median(run["seconds"]) for run in runs[device]]
+        ratios = [a / b for a, b in zip(reference_seconds, seconds, strict=True)]
         sides.append(
             NetworkSide(
                 device=device,
                 seconds=tuple(seconds),
-                asked=median([median(one["asked"]) for one in found[device]]),
+                asked=median([median(run["asked"]) for run in runs[device]]),
                 speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
-                loss_difference=abs(found[device][0]["loss"] - loss) / abs(loss),
+                loss_difference=abs(runs[device][0]["loss"] - reference_loss) / abs(reference_loss),
             )
         )
     return NetworkResult(name=name, batch=batch, sides=tuple(sides))

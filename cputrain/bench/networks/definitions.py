@@ -1,4 +1,4 @@
-"""Torchvision's networks, without dropout and auxiliary losses."""
+"""Networks of torchvision, without dropout, stochastic depth and auxiliary losses."""
 
 from __future__ import annotations
 
@@ -10,38 +10,48 @@ from torch import nn
 
 from cputrain.errors import NotFound
 
-OWN: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     name: {"aux_logits": False, "init_weights": False} for name in ("googlenet", "inception_v3")
 }
+"""Arguments of networks that need others than `num_classes`."""
 
 _libraries: list[Any] = []
+"""Keeps the defined schemas alive; empty until they are defined."""
 
 
-def definitions() -> Any:
+def import_torchvision_models() -> Any:
     """Import and return torchvision.models.
 
-    A CUDA build of torchvision beside a CPU build of torch cannot load its operators, but refers to
-    two of them on import. Defining their schemas is enough.
+    A CUDA build of torchvision beside a CPU build of torch cannot load its operators, but uses the
+    schemas of two of them during import; these are defined here.
+
+    Raises:
+        NotFound: torchvision is not installed.
     """
     if find_spec("torchvision") is None:
         raise NotFound(
-            "the package torchvision", "must be installed: it defines the networks",
-            do="pip install torchvision, of the version that goes with torch.",
+            "the package torchvision", "must be installed, as it defines the networks",
+            do="pip install torchvision, in the version that matches torch.",
         )  # fmt: skip
     if torch.version.cuda is None and not _libraries:
-        library: Any = torch.library.Library
-        made = library("torchvision", "FRAGMENT")
+        library_class: Any = torch.library.Library
+        library = library_class("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
-            made.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _libraries.append(made)
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _libraries.append(library)
     from torchvision import models
 
     return models
 
 
-def network(name: str, *, classes: int = 1000) -> nn.Module:
-    """Build a network without random operators, so that losses agree between devices."""
-    model: nn.Module = getattr(definitions(), name)(num_classes=classes, **OWN.get(name, {}))
+def build_network(name: str, *, classes: int = 1000) -> nn.Module:
+    """Build one of torchvision's networks without random operators.
+
+    Random operators would give other losses on each device.
+    """
+    model: nn.Module = getattr(import_torchvision_models(), name)(
+        num_classes=classes, **OPTIONS.get(name, {})
+    )
     for layer in model.modules():
         if isinstance(layer, nn.Dropout) or type(layer).__name__ == "StochasticDepth":
             layer.p = 0.0  # type: ignore[assignment]

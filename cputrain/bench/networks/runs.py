@@ -1,4 +1,4 @@
-"""Train networks on one device, one after the other."""
+"""Train networks in sequence on one device and time their steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import torch
 from torch.nn import functional
 
-from cputrain.bench.networks.definitions import network
+from cputrain.bench.networks.definitions import build_network
 from cputrain.errors import UsageError
 
 TYPE_CHECKING = False
@@ -15,58 +15,66 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-WARM = 3
+NUM_WARM_UP_STEPS = 3
 """Warm-up steps, in which programs are compiled and kernels tuned."""
 
 
 def run(names: Sequence[str], device: str, batch: int, side: int, steps: int) -> dict[str, Any]:
-    """Return step times and host times of each network, and the loss of its first step."""
+    """Return the device's name, and each network's step times, host times and first loss.
+
+    Raises:
+        UsageError: The device is not available.
+    """
     if device.startswith("ocl"):
-        import cputrain.opencl  # noqa: F401  (registers it)
+        import cputrain.opencl  # noqa: F401  (registers the device)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     try:
-        where = torch.empty(1, device=device).device
+        torch_device = torch.empty(1, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            "--devices", "must be there", found=f"{device}: {str(error).splitlines()[0]}"
+            "--devices", "must be available", found=f"{device}: {str(error).splitlines()[0]}"
         ) from None
-    module: Any = getattr(torch, where.type)
+    device_module: Any = getattr(torch, torch_device.type)
     return {
-        "of": "the CPU" if where.type == "cpu" else module.get_device_name(where),
+        "of": (
+            "the CPU"
+            if torch_device.type == "cpu"
+            else device_module.get_device_name(torch_device)
+        ),
         "networks": {
-            name: _trained(name, where, batch, side, steps, module) for name in names
+            name: _train(name, torch_device, batch, side, steps, device_module) for name in names
         },
     }  # fmt: skip
 
 
-def _trained(
-    name: str, where: torch.device, batch: int, side: int, steps: int, module: Any
+def _train(
+    name: str, torch_device: torch.device, batch: int, side: int, steps: int, device_module: Any
 ) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = network(name)
+    model = build_network(name)
     model.train()
-    x, y = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
-    model, x, y = model.to(where), x.to(where), y.to(where)
+    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
+    model, images, labels = model.to(torch_device), images.to(torch_device), labels.to(torch_device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    finish: Callable[[], None] = getattr(module, "synchronize", lambda: None)
+    synchronize: Callable[[], None] = getattr(device_module, "synchronize", lambda: None)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x), y)
+        loss = functional.cross_entropy(model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 
-    first = step().item()
-    for _ in range(WARM - 1):
+    first_loss = step().item()
+    for _ in range(NUM_WARM_UP_STEPS - 1):
         step()
-    finish()
-    seconds, asked = [], []
+    synchronize()
+    seconds, host_seconds = [], []
     for _ in range(steps):
-        begin = time.perf_counter()
+        start_s = time.perf_counter()
         step()
-        asked.append(time.perf_counter() - begin)
-        finish()
-        seconds.append(time.perf_counter() - begin)
-    return {"seconds": seconds, "asked": asked, "loss": first}
+        host_seconds.append(time.perf_counter() - start_s)
+        synchronize()
+        seconds.append(time.perf_counter() - start_s)
+    return {"seconds": seconds, "asked": host_seconds, "loss": first_loss}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration
-from cputrain.bench.tables import measured, page
+from cputrain.bench.tables import markdown_page, without_empty_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,51 +13,52 @@ if TYPE_CHECKING:
 
 def case_table(comparison: NetworkComparison) -> Table:
     """Return the header and rows of the table."""
-    *others, last = comparison.devices
+    *compared_devices, reference = comparison.devices
     head = [
         "network, batch",
         *comparison.devices,
-        *(column for one in others for column in (
-            f"{one} of {last}'s speed", f"asked for, {one}", "loss difference"
+        *(column for device in compared_devices for column in (
+            f"{device} against {reference}", f"host time, {device}", "loss difference"
         )),
     ]  # fmt: skip
-    return measured(tuple(head), [_row(result) for result in comparison.results])
+    return without_empty_columns(tuple(head), [_row(result) for result in comparison.results])
 
 
 def as_markdown(comparison: NetworkComparison, *, machine_line: str) -> str:
-    """Render the machine, the table, and a note on the columns."""
-    tables = [(one.title, case_table(one), below(one)) for one in comparison.cases]
-    return page(machine_line, comparison.versions, tables, reading(comparison))
+    """Render the machine, the table, and a footnote on the columns."""
+    tables = [(case.title, case_table(case), case_note(case)) for case in comparison.cases]
+    return markdown_page(machine_line, comparison.versions, tables, footnote(comparison))
 
 
-def below(_: NetworkComparison) -> str:
+def case_note(_: NetworkComparison) -> str:
     """Return an empty note: no network is left out."""
     return ""
 
 
-def reading(comparison: NetworkComparison) -> str:
-    """Return the note that explains the columns."""
+def footnote(comparison: NetworkComparison) -> str:
+    """Return the footnote that explains the columns."""
     rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
-    *others, last = comparison.devices
-    means = ", ".join(f"{one} {comparison.mean(one):.2f}" for one in others)
-    called = ", ".join(f"{device} is {name}" for device, name in comparison.names.items())
+    *compared_devices, reference = comparison.devices
+    means = ", ".join(f"{device} {comparison.mean(device):.2f}" for device in compared_devices)
+    device_names = ", ".join(f"{device} is {name}" for device, name in comparison.names.items())
     return (
-        f"{rounds}; a step of training (forward, backward, SGD with momentum) on images of "
-        f"{comparison.side} x {comparison.side}, float32 without TF32; {called}. Of {last}'s speed "
-        f"in geometric mean: {means}. What is asked for is what Python takes for a step."
+        f"{rounds}; training steps (forward, backward, SGD with momentum) on images of "
+        f"{comparison.side} x {comparison.side}, float32 without TF32; {device_names}. Speed-up "
+        f"over {reference} in geometric mean: {means}. Host time is the time in which Python "
+        "enqueues a step."
     )
 
 
 def _row(result: NetworkResult) -> tuple[str, ...]:
-    *others, _ = result.sides
+    *compared_sides, _ = result.sides
     cells = [f"{result.name}, {result.batch}"]
-    cells += [duration(sorted(one.seconds)[len(one.seconds) // 2]) for one in result.sides]
-    for one in others:
-        ends = ""
-        if len(one.seconds) > 1:
-            ends = f" ({digits(one.speedup.lowest)} to {digits(one.speedup.highest)})"
+    cells += [duration(sorted(side.seconds)[len(side.seconds) // 2]) for side in result.sides]
+    for side in compared_sides:
+        ratio_range = ""
+        if len(side.seconds) > 1:
+            ratio_range = f" ({digits(side.speedup.lowest)} to {digits(side.speedup.highest)})"
         cells += [
-            f"{digits(one.speedup.median)}×{ends}", duration(one.asked),
-            f"{one.loss_difference:.1e}",
+            f"{digits(side.speedup.median)}×{ratio_range}", duration(side.asked),
+            f"{side.loss_difference:.1e}",
         ]  # fmt: skip
     return tuple(cells)

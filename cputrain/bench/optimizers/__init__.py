@@ -12,7 +12,7 @@ from cputrain.bench.optimizers.comparison import (
     OptimizerResult,
     compare_optimizers,
 )
-from cputrain.bench.optimizers.tables import as_markdown, below, case_table, reading
+from cputrain.bench.optimizers.tables import as_markdown, case_note, case_table, footnote
 
 __all__ = [
     "CASES",
@@ -20,8 +20,8 @@ __all__ = [
     "OptimizerComparison",
     "OptimizerResult",
     "as_markdown",
-    "below",
+    "case_note",
     "case_table",
     "compare_optimizers",
-    "reading",
+    "footnote",
 ]

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Shape = tuple[int, int, float]
+    """Number of tensors, elements of each, and fraction of rows with a nonzero gradient."""
 
 CASES = {
     "adam": "Adam",
@@ -19,6 +20,10 @@ CASES = {
     "sgd-momentum": "SGD with momentum",
     "adagrad": "Adagrad",
 }
+"""Title of each optimizer."""
+
+MIN_SPEEDUP = 0.98
+"""Speed-up over torch below which a cell is measured again, and listed under its table."""
 
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adam": ("Adam", {"lr": 1e-3}),
@@ -28,45 +33,47 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd-momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
     "adagrad": ("Adagrad", {"lr": 1e-3}),
 }
-"""Class in torch.optim and its arguments, by case."""
+"""Class name in torch.optim and arguments, by key of `CASES`."""
 
 NUM_TENSORS = (1, 2, 3, 4, 8, 12, 20, 30, 100, 400, 1000)
+"""Numbers of tensors in the sweep."""
 
 NUM_ELEMENTS = (1, 64, 1000, 10_000, 30_000, 100_000, 1_000_000, 10_000_000)
-"""Elements of each tensor."""
+"""Elements of each tensor in the sweep."""
 
-MOST_ELEMENTS = 20_000_000
-"""Maximum number of elements of all tensors; more need memory, but behave alike in caches."""
+MAX_ELEMENTS = 20_000_000
+"""Maximum number of elements in all tensors; larger totals would only need more memory."""
 
 TABLE_ROWS, TABLE_WIDTH = 60_000, 32
+"""Shape of the embedding table."""
 
-TOUCHED = (0.001, 0.01, 0.24, 1.0)
+TOUCHED_FRACTIONS = (0.001, 0.01, 0.24, 1.0)
 """Fractions of an embedding table's rows with a nonzero gradient."""
 
 
-def named(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the named cases, by default all.
+def select_optimizers(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the named optimizers, by default all.
 
     Raises:
-        NotFound: There is no case of that name.
+        NotFound: There is no optimizer of that name.
     """
     for name in names:
         if name not in CASES:
             raise NotFound(
                 f"the optimizer {name}", f"must be one of {', '.join(CASES)}",
-                do="Leave it out for all of them.",
+                do="Name none to run all.",
             )  # fmt: skip
     return tuple(names) or tuple(CASES)
 
 
 def shapes(*, quick: bool) -> list[Shape]:
-    """Return the cells of a sweep: number of tensors, elements of each, fraction of rows."""
+    """Return the tensor shapes of the sweep; with `quick`, three small ones."""
     if quick:
         return [(1, 64, 1.0), (30, 1000, 1.0), (1, 64 * TABLE_WIDTH, 0.01)]
     sweep = [
         (count, size, 1.0)
         for size in NUM_ELEMENTS
         for count in NUM_TENSORS
-        if count * size <= MOST_ELEMENTS
+        if count * size <= MAX_ELEMENTS
     ]
-    return [*sweep, *((1, TABLE_ROWS * TABLE_WIDTH, part) for part in TOUCHED)]
+    return [*sweep, *((1, TABLE_ROWS * TABLE_WIDTH, part) for part in TOUCHED_FRACTIONS)]

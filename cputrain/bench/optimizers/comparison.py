@@ -6,9 +6,9 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, answer_of
+from cputrain.bench.child import CaseFailedError, run_case
 from cputrain.bench.compare import Speedup, median
-from cputrain.bench.optimizers.cases import CASES, named, shapes
+from cputrain.bench.optimizers.cases import CASES, select_optimizers, shapes
 from cputrain.errors import CputrainError
 from cputrain.record import Record
 
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-IN_A_PROCESS = 24
-"""Cells timed in one subprocess; few, so that a hang is detected by the timeout."""
+CELLS_PER_PROCESS = 24
+"""Cells timed in one subprocess; few, so that the timeout detects a hang."""
 
 
 class OptimizerCell(Record):
-    """Steps over tensors of one number and size, with one number of threads."""
+    """Result for one number and size of tensors and one number of threads."""
 
     num_tensors: int
+    """Number of tensors that the optimizer updates."""
+
     num_elements: int
     """Elements of each tensor."""
 
@@ -32,27 +34,33 @@ class OptimizerCell(Record):
     """Fraction of rows with a nonzero gradient; 1 for dense gradients."""
 
     num_threads: int
+    """Number of threads."""
 
     python_s: float
     """Median time of a step of torch's optimizer in seconds."""
 
     cputrain_s: float
+    """Median time of a step with cputrain in seconds."""
 
     rounds: int
-    """Number of rounds; more if fewer rounds showed a slowdown."""
+    """Number of rounds; several times as many if the first rounds showed a slowdown."""
 
     speedup: Speedup
     """Speed-up over torch's optimizer; median and range of the per-round ratios."""
 
     is_fused: bool
-    """Whether the fused kernel ran; else the checks fell back to torch's function."""
+    """Whether the fused kernel ran; otherwise cputrain's checks chose torch's function."""
 
 
 class OptimizerResult(Record):
     """Cells of one optimizer."""
 
     name: str
+    """Key of `CASES`."""
+
     title: str
+    """Heading of the table."""
+
     cells: tuple[OptimizerCell, ...]
 
 
@@ -63,11 +71,13 @@ class OptimizerComparison(Record):
     """Version of the document; incremented when a field changes its meaning."""
 
     threads: tuple[int, ...]
+    """Numbers of threads."""
 
     versions: dict[str, str]
     """Versions of Python and of the packages involved."""
 
     cases: tuple[OptimizerResult, ...]
+    """Result of each optimizer."""
 
     @property
     def slowest(self) -> OptimizerCell:
@@ -83,26 +93,37 @@ def compare_optimizers(
     rounds: int = 9,
     quick: bool = False,
 ) -> OptimizerComparison:
-    """Time the named optimizers, by default all, with progress on stderr."""
+    """Time the named optimizers, by default all, and print progress on stderr.
+
+    Args:
+        names: Keys of `CASES`.
+        threads: Numbers of threads.
+        rounds: Number of rounds.
+        quick: Whether to run a few small cells only.
+
+    Raises:
+        NotFound: There is no such optimizer.
+        CputrainError: A subprocess failed or timed out.
+    """
     from cputrain import __version__
 
-    chosen = named(names)
+    selected = select_optimizers(names)
     cells = shapes(quick=quick)
     results = []
-    for name in chosen:
-        found: list[OptimizerCell] = []
+    for name in selected:
+        optimizer_cells: list[OptimizerCell] = []
         for num_threads in threads:
-            for begin in range(0, len(cells), IN_A_PROCESS):
-                some = cells[begin : begin + IN_A_PROCESS]
-                request = {"name": name, "cells": some, "threads": num_threads, "rounds": rounds}
-                found += [summarise(cell, num_threads) for cell in _answer(request)["cells"]]
-                least = min(cell.speedup.median for cell in found[-len(some) :])
+            for begin in range(0, len(cells), CELLS_PER_PROCESS):
+                chunk = cells[begin : begin + CELLS_PER_PROCESS]
+                request = {"name": name, "cells": chunk, "threads": num_threads, "rounds": rounds}
+                optimizer_cells += [summarise(cell, num_threads) for cell in _run(request)["cells"]]
+                min_speedup = min(cell.speedup.median for cell in optimizer_cells[-len(chunk) :])
                 print(
-                    f"{CASES[name]}, threads: {num_threads}, {begin + len(some)} of {len(cells)} "
-                    f"cells: speed of at least {least:.2f}",
+                    f"{CASES[name]}, threads: {num_threads}, {begin + len(chunk)} of {len(cells)} "
+                    f"cells: speed-up of at least {min_speedup:.2f}",
                     file=sys.stderr,
                 )
-        results.append(OptimizerResult(name=name, title=CASES[name], cells=tuple(found)))
+        results.append(OptimizerResult(name=name, title=CASES[name], cells=tuple(optimizer_cells)))
     return OptimizerComparison(
         threads=tuple(threads),
         versions={
@@ -114,26 +135,30 @@ def compare_optimizers(
     )
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _run(request: dict[str, Any]) -> dict[str, Any]:
+    """Time cells in a subprocess and return its answer."""
     try:
-        return answer_of("cputrain.bench.optimizers", request)
+        return run_case("cputrain.bench.optimizers", request)
     except CaseFailedError as error:
         raise CputrainError(
-            f"steps of {request['name']}", "must come to an end", found=str(error)
+            f"steps of {request['name']}", "must run without error", found=str(error)
         ) from error
 
 
 def summarise(cell: dict[str, Any], num_threads: int) -> OptimizerCell:
-    """Compute a cell's result from its rounds."""
-    python, ours = cell["seconds"]["python"], cell["seconds"]["cputrain"]
-    ratios = [theirs / mine for theirs, mine in zip(python, ours, strict=True)]
+    """Compute a cell's statistics from the step times of all rounds."""
+    python_seconds, cputrain_seconds = cell["seconds"]["python"], cell["seconds"]["cputrain"]
+    ratios = [
+        python_s / cputrain_s
+        for python_s, cputrain_s in zip(python_seconds, cputrain_seconds, strict=True)
+    ]
     return OptimizerCell(
         num_tensors=cell["num_tensors"],
         num_elements=cell["num_elements"],
         touched=cell["touched"],
         num_threads=num_threads,
-        python_s=median(python),
-        cputrain_s=median(ours),
+        python_s=median(python_seconds),
+        cputrain_s=median(cputrain_seconds),
         rounds=len(ratios),
         speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
         is_fused=cell["is_fused"],

@@ -1,4 +1,4 @@
-"""Time steps of one optimizer, fused and not fused, interleaved in one process."""
+"""Time steps of one optimizer, fused by cputrain and as in torch, interleaved in one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import torch
 
 from cputrain.bench.compare import median
-from cputrain.bench.optimizers.cases import OPTIMIZERS, TABLE_WIDTH
+from cputrain.bench.optimizers.cases import MIN_SPEEDUP, OPTIMIZERS, TABLE_WIDTH
 from cputrain.runtime import fused
 
 TYPE_CHECKING = False
@@ -17,51 +17,57 @@ if TYPE_CHECKING:
 
     from cputrain.bench.optimizers.cases import Shape
 
-BATCH_S = 3e-3
+TIMED_S = 3e-3
 """Target duration of a timed series of steps in seconds."""
 
-LONG_ENOUGH_S = 0.05
+LONG_STEP_S = 0.05
 """Duration of a step in seconds above which it needs no warm-up steps."""
 
-FLOOR = 0.98
-"""Speed-up below which a cell is measured again; only the second measurement counts."""
-
-MORE = 5
-"""Factor for the number of rounds of the second measurement."""
+REPEAT_FACTOR = 5
+"""Factor for the number of rounds of the second measurement, which alone counts then."""
 
 
 def run(name: str, cells: Sequence[Shape], num_threads: int, rounds: int) -> list[dict[str, Any]]:
-    """Return step times of both optimizers in each round, for each cell."""
+    """Return for each cell the step times of torch's and the fused optimizer in each round."""
     torch.set_num_threads(num_threads)
-    return [_timed(name, shape, rounds) for shape in cells]
+    return [_measure_cell(name, shape, rounds) for shape in cells]
 
 
-def _timed(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
+def _measure_cell(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
+    """Time steps of torch's optimizer and of the fused one over tensors of one shape.
+
+    If the speed-up is below `MIN_SPEEDUP`, more rounds replace the measurement.
+    """
     transform = fused.apply(torch, True)
     assert transform is not None
     transform.undo()
-    params = _parameters(shape)
-    kind, options = OPTIMIZERS[name]
-    plain, ours = (getattr(torch.optim, kind)(params, **options) for _ in range(2))
-    for optimizer, is_fused in ((plain, False), (ours, True)):  # creates states
-        _steps(transform, optimizer, 3, is_fused=is_fused)
-    duration = min(_steps(transform, plain, 1, is_fused=False) for _ in range(3))
-    count, warm = max(1, int(BATCH_S / duration)), 0 if duration > LONG_ENOUGH_S else 2
+    params = _make_params(shape)
+    class_name, options = OPTIMIZERS[name]
+    reference, fused_optimizer = (
+        getattr(torch.optim, class_name)(params, **options) for _ in range(2)
+    )
+    for optimizer, is_fused in (
+        (reference, False),
+        (fused_optimizer, True),
+    ):  # creates the optimizer states
+        _run_steps(transform, optimizer, 3, is_fused=is_fused)
+    step_s = min(_run_steps(transform, reference, 1, is_fused=False) for _ in range(3))
+    num_steps, num_warm_up = max(1, int(TIMED_S / step_s)), 0 if step_s > LONG_STEP_S else 2
 
-    def measure(num_rounds: int) -> dict[str, list[float]]:
+    def measure_rounds(num_rounds: int) -> dict[str, list[float]]:
         seconds: dict[str, list[float]] = {"python": [], "cputrain": []}
-        for number in range(num_rounds):
-            sides = [("python", plain, False), ("cputrain", ours, True)]
-            for side, optimizer, is_fused in sides if number % 2 == 0 else reversed(sides):
-                if warm:
-                    _steps(transform, optimizer, warm, is_fused=is_fused)
-                elapsed = _steps(transform, optimizer, count, is_fused=is_fused)
-                seconds[side].append(elapsed / count)
+        for round_index in range(num_rounds):
+            sides = [("python", reference, False), ("cputrain", fused_optimizer, True)]
+            for side, optimizer, is_fused in sides if round_index % 2 == 0 else reversed(sides):
+                if num_warm_up:
+                    _run_steps(transform, optimizer, num_warm_up, is_fused=is_fused)
+                elapsed_s = _run_steps(transform, optimizer, num_steps, is_fused=is_fused)
+                seconds[side].append(elapsed_s / num_steps)
         return seconds
 
-    seconds = measure(rounds)
-    if _speed(seconds) < FLOOR:
-        seconds = measure(MORE * rounds)
+    seconds = measure_rounds(rounds)
+    if _speedup(seconds) < MIN_SPEEDUP:
+        seconds = measure_rounds(REPEAT_FACTOR * rounds)
     return {
         "num_tensors": shape[0],
         "num_elements": shape[1],
@@ -71,11 +77,15 @@ def _timed(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
     }
 
 
-def _speed(seconds: dict[str, list[float]]) -> float:
-    return median(a / b for a, b in zip(seconds["python"], seconds["cputrain"], strict=True))
+def _speedup(seconds: dict[str, list[float]]) -> float:
+    return median(
+        python_s / cputrain_s
+        for python_s, cputrain_s in zip(seconds["python"], seconds["cputrain"], strict=True)
+    )
 
 
-def _parameters(shape: Shape) -> list[torch.nn.Parameter]:
+def _make_params(shape: Shape) -> list[torch.nn.Parameter]:
+    """Create random parameters with gradients, some rows of which are zero if the shape says so."""
     num_tensors, num_elements, touched = shape
     generator = torch.Generator().manual_seed(0)
     params = []
@@ -84,23 +94,23 @@ def _parameters(shape: Shape) -> list[torch.nn.Parameter]:
         param = torch.nn.Parameter(torch.randn(size, generator=generator))
         param.grad = torch.randn(size, generator=generator)
         if touched < 1.0:
-            order = torch.randperm(len(param), generator=generator)
-            param.grad[order[max(1, int(touched * len(order))) :]] = 0.0
+            row_order = torch.randperm(len(param), generator=generator)
+            param.grad[row_order[max(1, int(touched * len(row_order))) :]] = 0.0
         params.append(param)
     return params
 
 
-def _steps(
-    transform: fused.FusedOptimizers, optimizer: Any, count: int, *, is_fused: bool
+def _run_steps(
+    transform: fused.FusedOptimizers, optimizer: Any, num_steps: int, *, is_fused: bool
 ) -> float:
-    """Run `count` steps and return their total time in seconds."""
+    """Run `num_steps` steps and return their total time in seconds."""
     if is_fused:
         transform.redo()
     # CPU time of a single thread is not affected by other processes
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    begin = clock()
-    for _ in range(count):
+    start_s = clock()
+    for _ in range(num_steps):
         optimizer.step()
-    took = clock() - begin
+    elapsed_s = clock() - start_s
     transform.undo()
-    return took
+    return elapsed_s

@@ -1,4 +1,4 @@
-"""Process pools compared: cputrain's, torch's, concurrent.futures, joblib's and mpire's.
+"""Compare process pools: cputrain's, torch's, concurrent.futures, joblib's and mpire's.
 
 Importing this package does not import torch: each pool runs in a subprocess.
 """
@@ -12,8 +12,8 @@ from cputrain.bench.pools.comparison import (
     PoolSide,
     compare_pools,
 )
-from cputrain.bench.pools.tables import as_markdown, case_table, reading
-from cputrain.bench.tables import below
+from cputrain.bench.pools.tables import as_markdown, case_table, footnote
+from cputrain.bench.tables import case_note
 
 __all__ = [
     "CASES",
@@ -21,8 +21,8 @@ __all__ = [
     "PoolComparison",
     "PoolSide",
     "as_markdown",
-    "below",
+    "case_note",
     "case_table",
     "compare_pools",
-    "reading",
+    "footnote",
 ]

@@ -12,23 +12,25 @@ from __future__ import annotations
 import json
 import sys
 
-from cputrain.bench.pools.cases import case_called
+from cputrain.bench.pools.cases import find_case
 from cputrain.bench.pools.contenders import CONTENDERS
 from cputrain.errors import CputrainError
 
 
 def main(argv: list[str]) -> int:
-    """Run the requested case and print the run."""
+    """Run the requested case in the requested pool and print the run as JSON; return exit code."""
     from cputrain.bench.pools.runs import run
 
     request = json.loads(argv[0])
-    contender = next(one for one in CONTENDERS if one.name == request["contender"])
+    contender = next(
+        candidate for candidate in CONTENDERS if candidate.name == request["contender"]
+    )
     try:
-        made = run(case_called(request["case"], request["quick"]), contender, request["processes"])
+        result = run(find_case(request["case"], request["quick"]), contender, request["processes"])
     except CputrainError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(made.as_json()))
+    print(json.dumps(result.as_json()))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Cases of the pool benchmark; torch is not imported."""
+"""Cases of the pool benchmark: functions, tasks and pool methods; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,170 +12,171 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Literal
 
-    Way = Literal[
-        "one by one", "kept", "partial", "argument", "fill", "start", "start after threads"
+    Method = Literal[
+        "imap", "map", "map partial", "starmap", "fill", "start", "start after threads"
     ]
 
 CASES = {
-    "tensors": "2,000 tensors of 1 MiB come back: taken one by one, and kept all",
-    "big": "a tensor of 256 MiB goes to each of 200 tasks: in a partial, and as an argument",
-    "fill": "a tensor of 40,000 rows is filled, each in 100 µs",
+    "tensors": "2,000 results of 1 MiB: iterated over one by one (imap), and all kept (map)",
+    "big": "a tensor of 256 MiB sent to each of 200 tasks: in a partial, and as an argument",
+    "fill": "filling a tensor of 40,000 rows, 100 µs each",
     "tiny": "tasks of 10 µs: 100,000 in a map, 5,000 in an imap",
-    "arrays": "NumPy arrays go out and come back: 400 of 1 MB, 6 of 100 MB",
-    "huge": "results of 2 GiB: 2 tensors, taken one by one",
+    "arrays": "NumPy arrays as arguments and results: 400 of 1 MB, 6 of 100 MB",
+    "huge": "2 results of 2 GiB, iterated over one by one",
     "start": "from the constructor to the first result: in a fresh process, and after torch.mm",
 }
 """Description of each group of cases."""
 
 
-class Case(Record):
+class PoolCase(Record):
     """Function, tasks, and the pool's method that is timed."""
 
     name: str
     """Unique name: "tensors-kept"."""
 
     title: str
-    """Description shown in the table's heading."""
+    """Heading of the case's table."""
 
-    way: Way
-    """Method of the pool that applies the function, which is timed."""
+    method: Method
+    """Pool method that is timed, or "start" to time the pool's start."""
 
     function: Callable[..., Any]
     """Function that each task calls."""
 
-    count: int
+    num_tasks: int
     """Number of tasks, or of rows if a tensor is filled."""
 
     chunksize: int | None = None
     """Tasks sent to a worker at once; None for the pool's default."""
 
-    elements: int = 0
+    num_elements: int = 0
     """Elements of the large float32 argument; 0 for none."""
 
     array_bytes: int = 0
     """Size of each task's array argument in bytes; 0 if the arguments are numbers."""
 
-    warmed_with: Callable[..., Any] | None = None
+    warm_up_function: Callable[..., Any] | None = None
     """Function of the warm-up tasks, if different from `function`."""
 
-    alone: bool = False
-    """Whether to run the case without a pool as well."""
+    has_baseline: bool = False
+    """Whether to run the case without a pool, too."""
 
 
-def cases(group: str, quick: bool = False) -> list[Case]:
+def cases(group: str, quick: bool = False) -> list[PoolCase]:
     """Return the cases of a group; with `quick`, too small for meaningful timings."""
     if group == "tensors":
-        count, size = (24, "16 KiB") if quick else (2_000, "1 MiB")
-        function = tasks.page if quick else tasks.mebibyte
+        num_tasks, size = (24, "16 KiB") if quick else (2_000, "1 MiB")
+        function = tasks.tensor_of_16_kib if quick else tasks.tensor_of_1_mib
         return [
-            Case(
+            PoolCase(
                 name=f"tensors-{name}",
-                title=f"tensors back: {count:,} of {size}, chunks of 1, {how}",
-                way=way,
+                title=f"tensors back: {num_tasks:,} of {size}, chunks of 1, {how}",
+                method=method,
                 function=function,
-                count=count,
+                num_tasks=num_tasks,
                 chunksize=1,
             )
-            for name, way, how in _ways(
-                ("one-by-one", "one by one", "taken one by one (imap)"),
-                ("kept", "kept", "kept all (map)"),
+            for name, method, how in _methods(
+                ("one-by-one", "imap", "taken one by one (imap)"),
+                ("kept", "map", "kept all (map)"),
             )
         ]
     if group == "big":
-        count, elements = (12, 1 << 18) if quick else (200, 1 << 26)
+        num_tasks, num_elements = (12, 1 << 18) if quick else (200, 1 << 26)
         return [
-            Case(
+            PoolCase(
                 name=f"big-{name}",
-                title=f"a big argument: {elements * 4 >> 20} MiB to each of {count} tasks, {how}",
-                way=way,
-                function=tasks.some_of,
-                count=count,
-                elements=elements,
+                title=f"a big argument: {num_elements * 4 >> 20} MiB to each of {num_tasks} tasks, "
+                f"{how}",
+                method=method,
+                function=tasks.sum_of_three,
+                num_tasks=num_tasks,
+                num_elements=num_elements,
             )
-            for name, way, how in _ways(
-                ("partial", "partial", "in a partial (map)"),
-                ("argument", "argument", "as an argument (starmap)"),
+            for name, method, how in _methods(
+                ("partial", "map partial", "in a partial (map)"),
+                ("argument", "starmap", "as an argument (starmap)"),
             )
         ]
     if group == "fill":
-        rows = 200 if quick else 40_000
+        num_rows = 200 if quick else 40_000
         return [
-            Case(
+            PoolCase(
                 name="fill-rows",
-                title=f"a tensor is filled: {rows:,} rows of {tasks.WIDTH} bytes, 100 µs each",
-                way="fill",
+                title=f"a tensor is filled: {num_rows:,} rows of {tasks.WIDTH} bytes, 100 µs each",
+                method="fill",
                 function=tasks.write_rows,
-                count=rows,
-                alone=True,
+                num_tasks=num_rows,
+                has_baseline=True,
             )
         ]
     if group == "tiny":
         return [
-            Case(
+            PoolCase(
                 name=f"tiny-{name}",
-                title=f"tiny tasks: {count:,} of 10 µs, {how}, chunks of each pool's choice",
-                way=way,
-                function=tasks.tiny,
-                count=count,
-                alone=True,
+                title=f"tiny tasks: {num_tasks:,} of 10 µs, {how}, chunks of each pool's choice",
+                method=method,
+                function=tasks.compute_10_us,
+                num_tasks=num_tasks,
+                has_baseline=True,
             )
-            for count, (name, way, how) in zip(
+            for num_tasks, (name, method, how) in zip(
                 (400, 100) if quick else (100_000, 5_000),
-                _ways(("map", "kept", "map"), ("imap", "one by one", "imap")),
+                _methods(("map", "map", "map"), ("imap", "imap", "imap")),
                 strict=True,
             )
         ]
     if group == "arrays":
         sizes = ((24, 10_000), (4, 1_000_000)) if quick else ((400, 1_000_000), (6, 100_000_000))
         return [
-            Case(
+            PoolCase(
                 name=f"arrays-{name}",
-                title=f"arrays out and back: {count} of {size:,} bytes, chunks of 1 (map)",
-                way="kept",
+                title=f"arrays out and back: {num_tasks} of {size:,} bytes, chunks of 1 (map)",
+                method="map",
                 function=tasks.incremented,
-                count=count,
+                num_tasks=num_tasks,
                 chunksize=1,
                 array_bytes=size,
-                alone=True,
+                has_baseline=True,
             )
-            for name, (count, size) in zip(("small", "large"), sizes, strict=True)
+            for name, (num_tasks, size) in zip(("small", "large"), sizes, strict=True)
         ]
     if group == "huge":
         return [
-            Case(
+            PoolCase(
                 name="huge-results",
                 title=f"huge results: 2 tensors of {'16 KiB' if quick else '2 GiB'} come back, "
                 "taken one by one (imap)",
-                way="one by one",
-                function=tasks.page if quick else tasks.two_gibibytes,
-                count=2,
+                method="imap",
+                function=tasks.tensor_of_16_kib if quick else tasks.tensor_of_2_gib,
+                num_tasks=2,
                 chunksize=1,
-                warmed_with=tasks.page,
+                warm_up_function=tasks.tensor_of_16_kib,
             )
         ]
-    # a function for which workers need no further import
+    # workers need no further import for math.isqrt
     return [
-        Case(
+        PoolCase(
             name="start-fresh",
             title="start: from the constructor to the first result",
-            way="start",
+            method="start",
             function=math.isqrt,
-            count=1,
+            num_tasks=1,
         ),
-        Case(
+        PoolCase(
             name="start-after-mm",
             title="start: the same after torch.mm with 2 threads",
-            way="start after threads",
+            method="start after threads",
             function=math.isqrt,
-            count=1,
+            num_tasks=1,
         ),
     ]
 
 
-def _ways(*ways: tuple[str, Way, str]) -> tuple[tuple[str, Way, str], ...]:
-    return ways
+def _methods(*methods: tuple[str, Method, str]) -> tuple[tuple[str, Method, str], ...]:
+    return methods
 
 
-def case_called(name: str, quick: bool) -> Case:
-    """Return the case with the given name."""
+def find_case(name: str, quick: bool) -> PoolCase:
+    """Return the case with the given name; raise StopIteration if there is none."""
     return next(case for group in CASES for case in cases(group, quick) if case.name == name)

@@ -1,4 +1,4 @@
-"""Compare process pools: run them interleaved, each in a subprocess, and summarise each case."""
+"""Run process pools interleaved, each in a fresh subprocess, and summarise each case."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, answer_of
+from cputrain.bench.child import CaseFailedError, run_case
 from cputrain.bench.compare import Speedup, median, quantile
 from cputrain.bench.pools.cases import CASES, cases
-from cputrain.bench.pools.contenders import ALONE, CONTENDERS, OURS, Contender
+from cputrain.bench.pools.contenders import CONTENDERS, NO_POOL, OURS, PoolContender
 from cputrain.errors import CputrainError, UsageError
 from cputrain.record import Record
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-    from cputrain.bench.pools.cases import Case
+    from cputrain.bench.pools.cases import PoolCase
 
 
 class PoolSide(Record):
@@ -104,7 +104,18 @@ def compare_pools(
     processes: int | None = None,
     quick: bool = False,
 ) -> PoolComparison:
-    """Run the named groups of cases, by default all, with progress on stderr."""
+    """Run the named groups of cases, by default all, and print progress on stderr.
+
+    Args:
+        groups: Keys of `CASES`.
+        rounds: Number of rounds.
+        processes: Worker processes of each pool; by default the number of physical cores.
+        quick: Whether to run small cases, without meaningful timings.
+
+    Raises:
+        UsageError: There is no group of that name.
+        CputrainError: cputrain's pool failed.
+    """
     for group in groups:
         if group not in CASES:
             raise UsageError("--cases", f"must be out of {', '.join(CASES)}", found=repr(group))
@@ -112,8 +123,8 @@ def compare_pools(
         from cputrain.machine import read_machine
 
         processes = read_machine(detail=False).budget.physical_cores
-    found = [
-        compared(case, rounds, processes, quick)
+    results = [
+        compare_case(case, rounds, processes, quick)
         for group in groups or CASES
         for case in cases(group, quick)
     ]
@@ -122,24 +133,29 @@ def compare_pools(
         processes=processes,
         quick=quick,
         versions=versions(),
-        cases=tuple(found),
+        cases=tuple(results),
     )
 
 
-def compared(case: Case, rounds: int, processes: int, quick: bool) -> PoolCaseResult:
+def compare_case(case: PoolCase, rounds: int, processes: int, quick: bool) -> PoolCaseResult:
     """Run a case in all pools, interleaved: A B C, C B A, …
 
-    A pool that fails or times out is left out; a failure of cputrain's pool raises CputrainError.
+    A pool that fails or times out is left out of this and all further rounds.
+
+    Raises:
+        CputrainError: cputrain's pool failed or timed out.
     """
-    asked = [one for one in CONTENDERS if one.takes_part(case)]
-    left_out = {one.name: reason for one in asked if (reason := one.why_not())}
-    runs: dict[str, list[dict[str, Any]]] = {one.name: [] for one in asked}
-    for number in range(1, rounds + 1):
-        for contender in asked if number % 2 else reversed(asked):
+    contenders = [contender for contender in CONTENDERS if contender.can_run(case)]
+    left_out = {
+        contender.name: reason for contender in contenders if (reason := contender.why_not())
+    }
+    runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
+    for round_number in range(1, rounds + 1):
+        for contender in contenders if round_number % 2 else reversed(contenders):
             if contender.name in left_out:
                 continue
             try:
-                run = answer_of(
+                run = run_case(
                     "cputrain.bench.pools",
                     {
                         "case": case.name,
@@ -151,18 +167,19 @@ def compared(case: Case, rounds: int, processes: int, quick: bool) -> PoolCaseRe
             except CaseFailedError as error:
                 if contender.name == OURS:
                     raise CputrainError(
-                        f"cputrain's pool in {case.name}", "must do its work", found=str(error)
+                        f"cputrain's pool in {case.name}", "must run the case", found=str(error)
                     ) from error
-                left_out[contender.name] = f"round {number}: {error}"
+                left_out[contender.name] = f"round {round_number}: {error}"
                 print(f"{case.name}: {contender.name}: {error}", file=sys.stderr)
                 continue
             runs[contender.name].append(run)
             print(
-                f"{case.name}: round {number} of {rounds}, {contender.name} {run['seconds']:.3g} s",
+                f"{case.name}: round {round_number} of {rounds}, "
+                f"{contender.name} {run['seconds']:.3g} s",
                 file=sys.stderr,
             )
-    present = {name: done for name, done in runs.items() if name not in left_out}
-    return summarise(case.name, case.title, present, left_out)
+    completed = {name: pool_runs for name, pool_runs in runs.items() if name not in left_out}
+    return summarise(case.name, case.title, completed, left_out)
 
 
 def summarise(
@@ -171,48 +188,54 @@ def summarise(
     runs: dict[str, list[dict[str, Any]]],
     left_out: dict[str, str],
 ) -> PoolCaseResult:
-    """Compute a case's result from the runs of each pool, which are in the order of rounds."""
+    """Compute a case's statistics from each pool's runs, which are in the order of rounds."""
     return PoolCaseResult(
         name=name,
         title=title,
         results=runs[OURS][0]["results"],
-        sides=tuple(_side(one, runs) for one in runs),
+        sides=tuple(_side(pool_name, runs) for pool_name in runs),
         left_out=left_out,
     )
 
 
 def _side(name: str, runs: dict[str, list[dict[str, Any]]]) -> PoolSide:
-    seconds = {one: tuple(run["seconds"] for run in done) for one, done in runs.items()}
-    own = seconds[name]
-    others = [one for one in runs if one not in (name, ALONE)] if name != ALONE else []
-    best = min(others, key=lambda one: median(seconds[one]), default=None)
-    ratios = [] if best is None else [a / b for a, b in zip(seconds[best], own, strict=True)]
-    counted = [run["cpu_seconds"] for run in runs[name] if run["cpu_seconds"] is not None]
+    seconds = {pool: tuple(run["seconds"] for run in pool_runs) for pool, pool_runs in runs.items()}
+    side_seconds = seconds[name]
+    other_pools = [pool for pool in runs if pool not in (name, NO_POOL)] if name != NO_POOL else []
+    best_other = min(other_pools, key=lambda pool: median(seconds[pool]), default=None)
+    ratios = (
+        []
+        if best_other is None
+        else [a / b for a, b in zip(seconds[best_other], side_seconds, strict=True)]
+    )
+    cpu_times = [run["cpu_seconds"] for run in runs[name] if run["cpu_seconds"] is not None]
     return PoolSide(
         name=name,
-        seconds=own,
-        median=median(own),
-        fastest=min(own),
-        slowest=max(own),
-        quartiles=(quantile(own, 0.25), quantile(own, 0.75)),
-        best_other=best,
+        seconds=side_seconds,
+        median=median(side_seconds),
+        fastest=min(side_seconds),
+        slowest=max(side_seconds),
+        quartiles=(quantile(side_seconds, 0.25), quantile(side_seconds, 0.75)),
+        best_other=best_other,
         speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios))
         if ratios
         else None,
-        cpu_seconds=median(counted) if counted else None,
+        cpu_seconds=median(cpu_times) if cpu_times else None,
     )
 
 
-def versions(contenders: Iterable[Contender] = CONTENDERS) -> dict[str, str]:
+def versions(contenders: Iterable[PoolContender] = CONTENDERS) -> dict[str, str]:
     """Return the versions of Python and of the packages involved."""
     from cputrain import __version__
 
-    found = {
+    found_versions = {
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
         "cputrain": __version__,
     }
     for contender in contenders:
         if contender.distribution and not contender.why_not():
-            found[contender.distribution] = importlib.metadata.version(contender.distribution)
-    return found
+            found_versions[contender.distribution] = importlib.metadata.version(
+                contender.distribution
+            )
+    return found_versions

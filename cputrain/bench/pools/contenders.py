@@ -1,6 +1,7 @@
 """Process pools that are compared, each used as documented; none is imported here.
 
-To add a pool, write a context manager that yields its `Ways`, and add a line to `CONTENDERS`.
+To add a pool, write a context manager that yields its `PoolMethods`, and add a line to
+`CONTENDERS`.
 """
 
 from __future__ import annotations
@@ -18,35 +19,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from cputrain.bench.pools.cases import Case
+    from cputrain.bench.pools.cases import PoolCase
 
     Function = Callable[..., Any]
 
 OURS = "cputrain"
-ALONE = "no pool"
+"""Name of cputrain's pool."""
+
+NO_POOL = "no pool"
+"""Name of the side that calls the function in a loop, without a pool."""
 
 
-class Ways(NamedTuple):
-    """Methods of a pool, with uniform signatures."""
+class PoolMethods(NamedTuple):
+    """Methods of a pool, with the same signatures for all pools."""
 
-    one_by_one: Callable[[Function, Sequence[int], int | None], Iterable[Any]]
-    """Iterate over results in order (imap); the last argument is the chunksize."""
+    imap: Callable[[Function, Sequence[int], int | None], Iterable[Any]]
+    """Return an iterator over the results, in order; the last argument is the chunksize."""
 
-    kept: Callable[[Function, Sequence[int], int | None], list[Any]]
-    """Return all results (map); the last argument is the chunksize."""
+    map_all: Callable[[Function, Sequence[int], int | None], list[Any]]
+    """Return all results; the last argument is the chunksize."""
 
-    with_partial: Callable[[Function, Any, Sequence[int]], list[Any]]
-    """Map `partial(function, big)` over the items."""
+    map_partial: Callable[[Function, Any, Sequence[int]], list[Any]]
+    """Map `partial(function, large)` over the items."""
 
-    with_argument: Callable[[Function, Any, Sequence[int]], list[Any]]
-    """Map `function(big, item)` over the items, with the large argument in every task."""
+    starmap_large: Callable[[Function, Any, Sequence[int]], list[Any]]
+    """Map `function(large, item)` over the items, with the large argument in every task."""
 
-    filled: Callable[[Function, Any], None]
-    """Fill a tensor by `function(rows, slice of the tensor, seed)`."""
+    fill_tensor: Callable[[Function, Any], None]
+    """Fill a tensor by calls of `function(row_numbers, slice_of_the_tensor, seed)`."""
 
 
-class Contender(Record):
-    """Process pool, and the cases in which it can run."""
+class PoolContender(Record):
+    """Process pool that is compared, and the cases in which it can run."""
 
     name: str
     """Name in tables."""
@@ -55,16 +59,16 @@ class Contender(Record):
     """Module imported before the timed part."""
 
     distribution: str = ""
-    """Name for pip install; empty if cputrain requires it anyway."""
+    """Name of its distribution on PyPI; empty if it is always installed with cputrain."""
 
-    opened: Callable[[int, Any], AbstractContextManager[Ways]]
-    """Context manager yielding the pool's `Ways`; takes processes and the large argument."""
+    open_pool: Callable[[int, Any], AbstractContextManager[PoolMethods]]
+    """Context manager that yields the pool's methods; called with processes and large argument."""
 
-    given_early: bool = False
-    """Whether the constructor gets the large argument, so that no call sends it."""
+    is_argument_in_constructor: bool = False
+    """Whether the pool's constructor takes the large argument, so that no call sends it."""
 
-    takes_part: Callable[[Case], bool] = lambda _case: True
-    """Return whether the pool runs a case; if not, tables do not list it."""
+    can_run: Callable[[PoolCase], bool] = lambda _case: True
+    """Return whether the pool can run a case; tables omit it if not."""
 
     def why_not(self) -> str:
         """Return why the pool cannot run; empty if it can."""
@@ -73,45 +77,45 @@ class Contender(Record):
         return ""
 
 
-def _chunks(name: str, size: int | None) -> dict[str, int]:
-    return {} if size is None else {name: size}
+def _chunks(name: str, chunksize: int | None) -> dict[str, int]:
+    return {} if chunksize is None else {name: chunksize}
 
 
 def _with_imap(imap: Callable[..., Iterable[Any]]) -> Callable[[Function, Any], None]:
-    """Return a function that fills a tensor from results, in chunks of `fill`'s size."""
+    """Return a function that fills a tensor with the results of imap, one chunk of rows each."""
 
-    def filled(function: Function, out: Any) -> None:
-        parts = tasks.parts(len(out))
-        made = imap(partial(tasks.rows, function), parts)
-        for part, rows in zip(parts, made, strict=True):
-            out[part.start : part.stop] = rows
+    def fill_tensor(function: Function, out: Any) -> None:
+        row_chunks = tasks.row_chunks(len(out))
+        results = imap(partial(tasks.filled_rows, function), row_chunks)
+        for chunk, rows in zip(row_chunks, results, strict=True):
+            out[chunk.start : chunk.stop] = rows
 
-    return filled
+    return fill_tensor
 
 
-def _like_multiprocessing(pool: Any) -> Ways:
-    return Ways(
+def _like_multiprocessing(pool: Any) -> PoolMethods:
+    return PoolMethods(
         lambda function, items, size: pool.imap(function, items, **_chunks("chunksize", size)),
         lambda function, items, size: pool.map(function, items, **_chunks("chunksize", size)),
-        lambda function, big, items: pool.map(partial(function, big), items),
-        lambda function, big, items: pool.starmap(function, [(big, item) for item in items]),
+        lambda function, large, items: pool.map(partial(function, large), items),
+        lambda function, large, items: pool.starmap(function, [(large, item) for item in items]),
         _with_imap(pool.imap),
     )
 
 
 @contextmanager
-def _cputrain(processes: int, _big: Any) -> Iterator[Ways]:
+def _cputrain(processes: int, _large: Any) -> Iterator[PoolMethods]:
     from cputrain import Pool, fill
 
-    def filled(function: Function, out: Any) -> None:
+    def fill_tensor(function: Function, out: Any) -> None:
         fill(out, function, processes=processes, seed=0, progress=False)
 
     with Pool(processes) as pool:
-        yield _like_multiprocessing(pool)._replace(filled=filled)
+        yield _like_multiprocessing(pool)._replace(fill_tensor=fill_tensor)
 
 
 @contextmanager
-def _torch(processes: int, _big: Any) -> Iterator[Ways]:
+def _torch(processes: int, _large: Any) -> Iterator[PoolMethods]:
     from torch.multiprocessing import Pool
 
     with Pool(processes) as pool:
@@ -119,23 +123,23 @@ def _torch(processes: int, _big: Any) -> Iterator[Ways]:
 
 
 @contextmanager
-def _futures(processes: int, _big: Any) -> Iterator[Ways]:
+def _futures(processes: int, _large: Any) -> Iterator[PoolMethods]:
     from concurrent.futures import ProcessPoolExecutor
 
     with ProcessPoolExecutor(processes) as pool:
-        yield Ways(
+        yield PoolMethods(
             lambda function, items, size: pool.map(function, items, **_chunks("chunksize", size)),
             lambda function, items, size: list(
                 pool.map(function, items, **_chunks("chunksize", size))
             ),
-            lambda function, big, items: list(pool.map(partial(function, big), items)),
-            lambda function, big, items: list(pool.map(function, [big] * len(items), items)),
+            lambda function, large, items: list(pool.map(partial(function, large), items)),
+            lambda function, large, items: list(pool.map(function, [large] * len(items), items)),
             _with_imap(pool.map),
         )
 
 
 @contextmanager
-def _joblib(processes: int, _big: Any) -> Iterator[Ways]:
+def _joblib(processes: int, _large: Any) -> Iterator[PoolMethods]:
     """Yield joblib's loky pool, whose processes outlive each call.
 
     The large tensor is passed as a NumPy array, since joblib memory-maps only those.
@@ -143,21 +147,25 @@ def _joblib(processes: int, _big: Any) -> Iterator[Ways]:
     from joblib import Parallel, delayed
     from joblib.externals.loky import get_reusable_executor
 
-    def run(kind: str, calls: Iterable[Any], size: int | None = None) -> Any:
-        return Parallel(n_jobs=processes, return_as=kind, **_chunks("batch_size", size))(calls)
+    def run(return_as: str, delayed_calls: Iterable[Any], size: int | None = None) -> Any:
+        return Parallel(n_jobs=processes, return_as=return_as, **_chunks("batch_size", size))(
+            delayed_calls
+        )
 
     def calls(function: Function, items: Sequence[int]) -> Iterable[Any]:
         return (delayed(function)(item) for item in items)
 
-    def with_argument(function: Function, array: Any, items: Sequence[int]) -> Any:
+    def starmap_large(function: Function, array: Any, items: Sequence[int]) -> Any:
         return run("list", (delayed(function)(array, item) for item in items))
 
     try:
-        yield Ways(
+        yield PoolMethods(
             lambda function, items, size: run("generator", calls(function, items), size),
             lambda function, items, size: run("list", calls(function, items), size),
-            lambda function, big, items: run("list", calls(partial(function, big.numpy()), items)),
-            lambda function, big, items: with_argument(function, big.numpy(), items),
+            lambda function, large, items: run(
+                "list", calls(partial(function, large.numpy()), items)
+            ),
+            lambda function, large, items: starmap_large(function, large.numpy(), items),
             _with_imap(lambda function, items: run("generator", calls(function, items))),
         )
     finally:
@@ -165,66 +173,67 @@ def _joblib(processes: int, _big: Any) -> Iterator[Ways]:
 
 
 @contextmanager
-def _mpire(processes: int, _big: Any) -> Iterator[Ways]:
+def _mpire(processes: int, _large: Any) -> Iterator[PoolMethods]:
     from mpire import WorkerPool
 
     with WorkerPool(processes, keep_alive=True) as pool:
-        yield Ways(
+        yield PoolMethods(
             lambda function, items, size: pool.imap(function, items, **_chunks("chunk_size", size)),
             # by default mpire concatenates NumPy results into one array
             lambda function, items, size: pool.map(
                 function, items, concatenate_numpy_output=False, **_chunks("chunk_size", size)
             ),
-            lambda function, big, items: pool.map(partial(function, big), items),
-            lambda function, big, items: pool.map(function, [(big, item) for item in items]),
+            lambda function, large, items: pool.map(partial(function, large), items),
+            lambda function, large, items: pool.map(function, [(large, item) for item in items]),
             # mpire would unpack an iterable item into several arguments
             _with_imap(lambda function, items: pool.imap(function, [(item,) for item in items])),
         )
 
 
 @contextmanager
-def _mpire_shared(processes: int, big: Any) -> Iterator[Ways]:
+def _mpire_shared(processes: int, large: Any) -> Iterator[PoolMethods]:
     """Yield mpire's pool with the large argument in the constructor, inherited by fork."""
     from mpire import WorkerPool
 
-    def given(function: Function, _big: Any, items: Sequence[int]) -> list[Any]:
-        found: list[Any] = pool.map(function, items)
-        return found
+    def map_shared(function: Function, _large: Any, items: Sequence[int]) -> list[Any]:
+        results: list[Any] = pool.map(function, items)
+        return results
 
-    with WorkerPool(processes, shared_objects=big, keep_alive=True) as pool:
-        yield Ways(_not_here, _not_here, given, given, _not_here)
+    with WorkerPool(processes, shared_objects=large, keep_alive=True) as pool:
+        yield PoolMethods(_unsupported, _unsupported, map_shared, map_shared, _unsupported)
 
 
-def _not_here(*_: object) -> Any:
+def _unsupported(*_: object) -> Any:
     raise NotImplementedError
 
 
 @contextmanager
-def _alone(_processes: int, _big: Any) -> Iterator[Ways]:
-    yield Ways(
+def _no_pool(_processes: int, _large: Any) -> Iterator[PoolMethods]:
+    """Yield methods that call the function in this process."""
+    yield PoolMethods(
         lambda function, items, _: map(function, items),
         lambda function, items, _: list(map(function, items)),
-        lambda function, big, items: list(map(partial(function, big), items)),
-        lambda function, big, items: list(starmap(function, [(big, item) for item in items])),
+        lambda function, large, items: list(map(partial(function, large), items)),
+        lambda function, large, items: list(starmap(function, [(large, item) for item in items])),
         lambda function, out: function(range(len(out)), out, 0),
     )
 
 
 CONTENDERS = (
-    Contender(name=OURS, module="cputrain.pool", opened=_cputrain),
-    Contender(name="torch", module="torch.multiprocessing", opened=_torch),
-    Contender(name="futures", module="concurrent.futures.process", opened=_futures),
-    Contender(name="joblib", module="joblib", distribution="joblib", opened=_joblib),
-    Contender(name="mpire", module="mpire", distribution="mpire", opened=_mpire),
-    Contender(
+    PoolContender(name=OURS, module="cputrain.pool", open_pool=_cputrain),
+    PoolContender(name="torch", module="torch.multiprocessing", open_pool=_torch),
+    PoolContender(name="futures", module="concurrent.futures.process", open_pool=_futures),
+    PoolContender(name="joblib", module="joblib", distribution="joblib", open_pool=_joblib),
+    PoolContender(name="mpire", module="mpire", distribution="mpire", open_pool=_mpire),
+    PoolContender(
         name="mpire shared_objects",
         module="mpire",
         distribution="mpire",
-        opened=_mpire_shared,
-        given_early=True,
-        takes_part=lambda case: case.elements > 0,
+        open_pool=_mpire_shared,
+        is_argument_in_constructor=True,
+        can_run=lambda case: case.num_elements > 0,
     ),
-    Contender(
-        name=ALONE, module="math", opened=_alone, takes_part=lambda case: case.alone
+    PoolContender(
+        name=NO_POOL, module="math", open_pool=_no_pool, can_run=lambda case: case.has_baseline
     ),
 )  # fmt: skip

@@ -20,15 +20,18 @@ from cputrain.record import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cputrain.bench.pools.cases import Case
-    from cputrain.bench.pools.contenders import Contender, Ways
+    from cputrain.bench.pools.cases import PoolCase
+    from cputrain.bench.pools.contenders import PoolContender, PoolMethods
 
 
-class Run(Record):
+class PoolRun(Record):
     """Measurements of one run of a pool."""
 
     case: str
+    """Name of the case."""
+
     contender: str
+    """Name of the pool."""
 
     seconds: float
     """Time from the call to its last result, or from the constructor to the first result."""
@@ -40,140 +43,160 @@ class Run(Record):
     """Number of results, all verified."""
 
 
-def run(case: Case, contender: Contender, processes: int) -> Run:
-    """Run a case in a pool; raise if a result differs from the function's result without a pool."""
+def run(case: PoolCase, contender: PoolContender, processes: int) -> PoolRun:
+    """Run a case in a pool, verify the results, and return the measurements.
+
+    Raises:
+        CputrainError: A result differs from what the function returns without a pool.
+    """
     _allow_open_files()
     import_module(contender.module)
-    if case.way in ("start", "start after threads"):
-        return _start(case, contender, processes)
-    # forked workers inherit the number of threads; more than one each would oversubscribe the
-    # cores, which depends on a setting, not on the pool
+    if case.method in ("start", "start after threads"):
+        return _run_start(case, contender, processes)
+    # forked workers inherit the number of threads; more than one thread in each would measure
+    # oversubscription instead of the pool
     torch.set_num_threads(1)
-    items = _items(case, case.count)
-    big = torch.arange(case.elements, dtype=torch.float32) if case.elements else None
+    items = _items(case, case.num_tasks)
+    large = torch.arange(case.num_elements, dtype=torch.float32) if case.num_elements else None
     results: Any
-    out = torch.zeros(case.count, tasks.WIDTH, dtype=torch.uint8) if case.way == "fill" else None
-    with contender.opened(processes, big) as ways:
-        _warm(case, contender, ways, big, processes)
+    out = (
+        torch.zeros(case.num_tasks, tasks.WIDTH, dtype=torch.uint8)
+        if case.method == "fill"
+        else None
+    )
+    with contender.open_pool(processes, large) as methods:
+        _warm_up(case, contender, methods, large, processes)
         gc.collect()  # collect garbage of the imports before the timed part
-        cpu = cpu_seconds()
-        begin = time.perf_counter()
-        if case.way == "one by one":
-            results = _taken(ways.one_by_one(case.function, items, case.chunksize))
-        elif case.way == "kept":
-            results = ways.kept(case.function, items, case.chunksize)
-        elif case.way == "partial":
-            results = ways.with_partial(case.function, big, items)
+        cpu_start_s = cpu_seconds()
+        start_s = time.perf_counter()
+        if case.method == "imap":
+            results = _consume(methods.imap(case.function, items, case.chunksize))
+        elif case.method == "map":
+            results = methods.map_all(case.function, items, case.chunksize)
+        elif case.method == "map partial":
+            results = methods.map_partial(case.function, large, items)
         elif out is not None:
-            ways.filled(case.function, out)
+            methods.fill_tensor(case.function, out)
             results = out
         else:
-            results = ways.with_argument(case.function, big, items)
-        seconds = time.perf_counter() - begin
-        used = cpu_seconds() - cpu
-        _check(case, contender, results, big, items)
-    return Run(
+            results = methods.starmap_large(case.function, large, items)
+        seconds = time.perf_counter() - start_s
+        cpu_time_s = cpu_seconds() - cpu_start_s
+        _check(case, contender, results, large, items)
+    return PoolRun(
         case=case.name,
         contender=contender.name,
         seconds=seconds,
-        cpu_seconds=used,
+        cpu_seconds=cpu_time_s,
         results=len(results),
     )
 
 
-def _start(case: Case, contender: Contender, processes: int) -> Run:
-    if case.way == "start after threads":
+def _run_start(case: PoolCase, contender: PoolContender, processes: int) -> PoolRun:
+    """Time a pool from its constructor to the first result."""
+    if case.method == "start after threads":
         torch.set_num_threads(2)
         matrix = torch.ones(1024, 1024)
         torch.mm(matrix, matrix)
     gc.collect()
-    begin = time.perf_counter()
-    with contender.opened(processes, None) as ways:
-        results = ways.kept(case.function, [16], None)
-        seconds = time.perf_counter() - begin
+    start_s = time.perf_counter()
+    with contender.open_pool(processes, None) as methods:
+        results = methods.map_all(case.function, [16], None)
+        seconds = time.perf_counter() - start_s
         _check(case, contender, results, None, [16])
-    return Run(
+    return PoolRun(
         case=case.name, contender=contender.name, seconds=seconds, cpu_seconds=None, results=1
     )
 
 
-def _warm(case: Case, contender: Contender, ways: Ways, big: Any, processes: int) -> None:
+def _warm_up(
+    case: PoolCase, contender: PoolContender, methods: PoolMethods, large: Any, processes: int
+) -> None:
     """Run a few tasks, so that every worker has started, and verify their results."""
-    items = _items(case, 4 * processes, most_bytes=4096)
+    items = _items(case, 4 * processes, max_bytes=4096)
     results: Any
-    if case.warmed_with is not None:
-        case = case.replace(function=case.warmed_with)
-    if case.way == "fill":
+    if case.warm_up_function is not None:
+        case = case.replace(function=case.warm_up_function)
+    if case.method == "fill":
         results = torch.zeros(len(items), tasks.WIDTH, dtype=torch.uint8)
-        ways.filled(case.function, results)
-    elif big is None:
-        results = list(ways.one_by_one(case.function, items, 1))
-    else:  # with a small argument: the cost of the large one is what is timed
-        big = big if contender.given_early else big[:4096].clone()
-        results = ways.with_partial(case.function, big, items)
-    _check(case, contender, results, big, items)
+        methods.fill_tensor(case.function, results)
+    elif large is None:
+        results = list(methods.imap(case.function, items, 1))
+    else:  # with a small argument, as sending the large one is timed
+        large = large if contender.is_argument_in_constructor else large[:4096].clone()
+        results = methods.map_partial(case.function, large, items)
+    _check(case, contender, results, large, items)
 
 
-def _items(case: Case, count: int, most_bytes: int = 1 << 62) -> Sequence[Any]:
+def _items(case: PoolCase, num_tasks: int, max_bytes: int = 1 << 62) -> Sequence[Any]:
+    """Return the tasks' arguments: arrays of at most `max_bytes` bytes, or numbers."""
     if not case.array_bytes:
-        return range(count)
-    elements = min(case.array_bytes, most_bytes) // 8
-    return [np.full(elements, number, np.int64) for number in range(count)]
+        return range(num_tasks)
+    num_elements = min(case.array_bytes, max_bytes) // 8
+    return [np.full(num_elements, index, np.int64) for index in range(num_tasks)]
 
 
-def _taken(results: Iterable[Any]) -> list[Any]:
-    """Consume results: keep the first and last element of tensors, and everything else whole."""
+def _consume(results: Iterable[Any]) -> list[Any]:
+    """Consume an iterator, keeping only the first and last element of each tensor."""
     return [
-        (one[0].item(), one[-1].item()) if isinstance(one, torch.Tensor) else one for one in results
+        (result[0].item(), result[-1].item()) if isinstance(result, torch.Tensor) else result
+        for result in results
     ]
 
 
 def _check(
-    case: Case, contender: Contender, results: Sequence[Any], big: Any, items: Sequence[Any]
+    case: PoolCase,
+    contender: PoolContender,
+    results: Sequence[Any],
+    large: Any,
+    items: Sequence[Any],
 ) -> None:
-    function = case.function if big is None else partial(case.function, big)
-    if case.way == "fill":
-        function = partial(_row, case.function)
+    """Raise unless the results equal those of the function called without a pool."""
+    function = case.function if large is None else partial(case.function, large)
+    if case.method == "fill":
+        function = partial(_filled_row, case.function)
     if len(results) != len(items):
-        raise _wrong(case, contender, f"{len(items)} results", str(len(results)))
+        raise _wrong_result_error(case, contender, f"{len(items)} results", str(len(results)))
     for result, item in zip(results, items, strict=True):
         expected = function(item)
         if isinstance(expected, np.ndarray):
-            right = np.array_equal(result, expected)
+            is_correct = np.array_equal(result, expected)
         elif isinstance(result, torch.Tensor):
-            right = torch.equal(result, expected)
+            is_correct = torch.equal(result, expected)
         elif isinstance(expected, torch.Tensor):
-            right = result == (expected[0].item(), expected[-1].item())
+            is_correct = result == (expected[0].item(), expected[-1].item())
         else:
-            right = result == expected
-        if not right:
-            raise _wrong(case, contender, f"{expected} for {item}", str(result))
+            is_correct = result == expected
+        if not is_correct:
+            raise _wrong_result_error(case, contender, f"{expected} for {item}", str(result))
 
 
-def _row(write: Any, number: int) -> torch.Tensor:
-    return tasks.rows(write, range(number, number + 1))[0]
+def _filled_row(write_rows: Any, index: int) -> torch.Tensor:
+    return tasks.filled_rows(write_rows, range(index, index + 1))[0]
 
 
-def _wrong(case: Case, contender: Contender, expected: str, found: str) -> CputrainError:
+def _wrong_result_error(
+    case: PoolCase, contender: PoolContender, expected: str, found: str
+) -> CputrainError:
     return CputrainError(
         f"the results of {contender.name!r} in {case.name}",
         f"must be the function's: {expected}",
         found=found,
-        do="A pool that returns something else cannot be compared; please report it.",
+        do="A pool that returns other results cannot be compared; please report it.",
     )
 
 
 def cpu_seconds() -> float:
     """Return the CPU time of this process and all its descendants."""
     _, _, user, system, _ = os.times()  # reaped children
-    used = time.process_time() + user + system
+    cpu_time_s = time.process_time() + user + system
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
         except psutil.NoSuchProcess:  # the process has exited
             continue
-        used += times.user + times.system
-    return used
+        cpu_time_s += times.user + times.system
+    return cpu_time_s
 
 
 def _allow_open_files() -> None:

@@ -1,1 +1,1 @@
-"""Several ranks on one node: torchrun against cputrain launch, and all-reduce of gradients."""
+"""Compare torchrun and cputrain launch with several ranks on one node, and time all-reduce."""

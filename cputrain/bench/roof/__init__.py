@@ -1,1 +1,1 @@
-"""Roof of the machine as measured by diagnose, against other measurements."""
+"""Compare the roof that diagnose measures with matrix products of many sizes and with STREAM."""

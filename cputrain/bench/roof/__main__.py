@@ -31,7 +31,7 @@ PRODUCTS = """
 import json, sys, time, torch
 from cputrain.diagnose.measuring import best
 threads = int(sys.argv[1]); torch.set_num_threads(threads)
-found = {}
+rates = {}
 for name in ("float32", "bfloat16"):
     dtype = getattr(torch, name)
     for m, n, k in [(s, s, s) for s in (512, 768, 1024, 1536, 2048, 3072, 4096)] + [
@@ -40,55 +40,62 @@ for name in ("float32", "bfloat16"):
         a, b = torch.full((m, k), 0.5, dtype=dtype), torch.full((k, n), 0.5, dtype=dtype)
         out = torch.empty((m, n), dtype=dtype)
         rate = 2 * m * n * k / best(lambda: torch.mm(a, b, out=out), 0.3)
-        found[name] = max(found.get(name, 0.0), rate)
-print(json.dumps(found))
+        rates[name] = max(rates.get(name, 0.0), rate)
+print(json.dumps(rates))
 """
+"""Script that prints the highest FLOP/s of torch.mm by dtype; takes the number of threads."""
 
 
 def main(argv: list[str]) -> int:
-    """Run the rounds and print the ratios as JSON."""
+    """Run the rounds and print rates and ratios as JSON; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.roof")
-    parser.add_argument("--rounds", type=int, default=3, help="each measures every way once")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds")
     rounds = parser.parse_args(argv).rounds
-    every = list(_rounds(rounds))
+    results = list(_measure_rounds(rounds))
     print(json.dumps({
-        "rounds": every,
-        "part": {name: median([one[name]["part"] for one in every]) for name in every[0]},
+        "rounds": results,
+        "part": {name: median([result[name]["part"] for result in results]) for name in results[0]},
     }, indent=1))  # fmt: skip
     return 0
 
 
-def _rounds(rounds: int) -> Iterator[dict[str, dict[str, float]]]:
+def _measure_rounds(rounds: int) -> Iterator[dict[str, dict[str, float]]]:
+    """Yield for each round the roof, the best other rate and their ratio, by resource."""
     machine = read_machine()
-    cores = max(1, machine.budget.physical_cores)
-    largest = sum(one.size_bytes or 0 for one in machine.topology.l3_domains)
-    elements = max(1 << 24, 4 * largest // 8)
-    with tempfile.TemporaryDirectory() as folder, as_file(files(__package__)) as own:
+    num_cores = max(1, machine.budget.physical_cores)
+    l3_bytes = sum(cache.size_bytes or 0 for cache in machine.topology.l3_domains)
+    num_elements = max(1 << 24, 4 * l3_bytes // 8)
+    with tempfile.TemporaryDirectory() as folder, as_file(files(__package__)) as package_folder:
         stream = Path(folder, "stream")
         subprocess.run(
-            ["cc", "-O3", "-march=native", "-fopenmp", str(own / "stream.c"), "-o", str(stream)],
+            ["cc", "-O3", "-march=native", "-fopenmp", str(package_folder / "stream.c"),
+             "-o", str(stream)],
             check=True,
-        )
+        )  # fmt: skip
         for _ in range(rounds):
             roof = measure_roof(machine)
-            products = _json([sys.executable, "-P", "-c", PRODUCTS, str(cores)])
-            streams = _json([str(stream), str(elements), "10"], OMP_NUM_THREADS=str(cores))
-            found = {
-                name: (roof.flops(name, cores), products[name]) for name in ("float32", "bfloat16")
+            products = _run_json([sys.executable, "-P", "-c", PRODUCTS, str(num_cores)])
+            streams = _run_json(
+                [str(stream), str(num_elements), "10"], OMP_NUM_THREADS=str(num_cores)
+            )
+            rates = {
+                name: (roof.flops(name, num_cores), products[name])
+                for name in ("float32", "bfloat16")
             }
-            found["memory"] = (roof.streaming(cores), max(streams.values()))
+            rates["memory"] = (roof.streaming(num_cores), max(streams.values()))
             yield {
-                name: {"roof": ours, "best": best, "part": ours / best}
-                for name, (ours, best) in found.items()
+                name: {"roof": roof_rate, "best": best_rate, "part": roof_rate / best_rate}
+                for name, (roof_rate, best_rate) in rates.items()
             }
 
 
-def _json(command: list[str], **environment: str) -> dict[str, float]:
-    done = subprocess.run(
+def _run_json(command: list[str], **environment: str) -> dict[str, float]:
+    """Run a command with additional environment variables and parse its stdout as JSON."""
+    process = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    rates: dict[str, float] = json.loads(process.stdout)
+    return rates
 
 
 if __name__ == "__main__":

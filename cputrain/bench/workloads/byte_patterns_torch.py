@@ -1,4 +1,4 @@
-"""Data made row by row, then learned by a small network, with torch's own pool and loader.
+"""Data generation in torch's process pool, then training of a small MLP with torch's DataLoader.
 
 The counterpart of examples/byte_patterns.py: the same data, batches, weights and losses.
 """
@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 LENGTH, UNSEEN, BATCH = 512, 4_000, 64
-PART = 500
+CHUNK_ROWS = 500
 MOMENTS = torch.arange(LENGTH)
 RINGING = (-0.96) ** MOMENTS
 
@@ -30,6 +30,7 @@ def seed_all(first: int) -> None:
 
 
 def record(rows: range) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the recordings and answers of some rows, seeded by the first row's number."""
     seed_all(rows.start)
     recordings = torch.empty(len(rows), LENGTH, dtype=torch.uint8)
     answers = torch.empty(len(rows), 2)
@@ -49,11 +50,14 @@ def record(rows: range) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_data(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    parts = [range(first, min(first + PART, rows)) for first in range(0, rows, PART)]
+    """Return all recordings and answers, generated in a process pool."""
+    row_ranges = [
+        range(first, min(first + CHUNK_ROWS, rows)) for first in range(0, rows, CHUNK_ROWS)
+    ]
     # one thread in each worker avoids oversubscription
     with torch.multiprocessing.Pool(initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        made = pool.map(record, parts)
-    recordings, answers = zip(*made, strict=True)
+        chunks = pool.map(record, row_ranges)
+    recordings, answers = zip(*chunks, strict=True)
     return torch.cat(recordings), torch.cat(answers)
 
 
@@ -64,6 +68,7 @@ def new_model() -> nn.Module:
 
 
 def as_input(recordings: torch.Tensor) -> torch.Tensor:
+    """Convert bytes to floats; one batch at a time, as floats take four times the memory."""
     return recordings.float() / 64 - 2
 
 
@@ -74,15 +79,20 @@ def learn(
     goal: float,
     steps: int | None,
 ) -> tuple[list[float], float]:
-    loss_of = nn.BCEWithLogitsLoss()
+    """Train until the accuracy on the unseen rows reaches `goal` or `steps` steps are done.
+
+    Returns:
+        The losses, and the accuracy on the unseen rows.
+    """
+    loss_fn = nn.BCEWithLogitsLoss()
     losses: list[float] = []
-    for weights in range(1, 4):
-        torch.manual_seed(weights)
+    for model_seed in range(1, 4):
+        torch.manual_seed(model_seed)
         model = new_model()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
         for epoch in range(1, 13):
-            for some, expected in loader:
-                loss = loss_of(model(as_input(some)), expected)
+            for batch, expected in loader:
+                loss = loss_fn(model(as_input(batch)), expected)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -90,8 +100,8 @@ def learn(
                 if len(losses) == steps:
                     break
             with torch.no_grad():
-                right = (model(as_input(recordings)) > 0) == (answers > 0.5)
-            accuracy = right.float().mean().item()
+                is_correct = (model(as_input(recordings)) > 0) == (answers > 0.5)
+            accuracy = is_correct.float().mean().item()
             print(f"epoch {epoch:2d}  loss {losses[-1]:.6f}  accuracy {accuracy:.1%}", flush=True)
             if accuracy >= goal or len(losses) == steps:
                 return losses, accuracy
@@ -100,10 +110,18 @@ def learn(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=40_000, help="recordings (default: 40000)")
-    parser.add_argument("--goal", type=float, default=0.98, help="accuracy (default: 0.98)")
-    parser.add_argument("--json", action="store_true", help="end with a line of JSON, as always")
-    parser.add_argument("--steps", type=int, help="how long to learn (default: to the goal)")
+    parser.add_argument(
+        "--rows", type=int, default=40_000, help="number of recordings (default: 40000)"
+    )
+    parser.add_argument(
+        "--goal", type=float, default=0.98, help="accuracy at which training stops (default: 0.98)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="no effect: the last line is JSON anyway"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="maximum number of steps (default: until --goal is reached)"
+    )
     options = parser.parse_args()
     rows = max(options.rows, UNSEEN + BATCH)
     if options.steps:
@@ -111,7 +129,7 @@ def main() -> None:
 
     begin = time.perf_counter()
     recordings, answers = make_data(rows)
-    made = time.perf_counter()
+    generated = time.perf_counter()
 
     loader = DataLoader(
         TensorDataset(recordings[UNSEEN:], answers[UNSEEN:]),
@@ -119,13 +137,15 @@ def main() -> None:
         shuffle=True,
         num_workers=2,
     )
-    known = recordings[:UNSEEN], answers[:UNSEEN]
-    losses, accuracy = learn(loader, *known, options.goal, options.steps)
+    unseen = recordings[:UNSEEN], answers[:UNSEEN]
+    losses, accuracy = learn(loader, *unseen, options.goal, options.steps)
     end = time.perf_counter()
 
     digest = hashlib.sha256(recordings.numpy().data).hexdigest()[:12]
-    print(f"{rows:,} recordings made in {made - begin:.1f} s ({digest})")
-    print(f"{len(losses):,} steps in {end - made:.1f} s, {accuracy:.1%} of unseen answers right")
+    print(f"{rows:,} recordings made in {generated - begin:.1f} s ({digest})")
+    print(
+        f"{len(losses):,} steps in {end - generated:.1f} s, {accuracy:.1%} of unseen answers right"
+    )
     result = {
         "losses": [*losses[:20], losses[-1]],
         # including data generation, divided by the steps

@@ -1,4 +1,4 @@
-"""Recommendations after DLRM, Adagrad: large tables of which a step touches a few rows."""
+"""DLRM, a recommendation model, Adagrad: large embedding tables with sparse access."""
 
 import argparse
 import json
@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 
-def network(*sizes: int) -> nn.Sequential:
+def mlp(*sizes: int) -> nn.Sequential:
+    """Build linear layers of the given sizes with ReLU between them."""
     layers: list[nn.Module] = []
-    for inside, outside in pairwise(sizes):
-        layers += [nn.Linear(inside, outside), nn.ReLU()]
+    for in_features, out_features in pairwise(sizes):
+        layers += [nn.Linear(in_features, out_features), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -25,31 +26,38 @@ class Recommender(nn.Module):
         for bag in bags:
             nn.init.uniform_(bag.weight, -(rows**-0.5), rows**-0.5)
         self.tables = nn.ModuleList(bags)
-        self.numbers = network(13, 256, width)
-        self.top = network(width + (tables + 1) * tables // 2, 256, 128, 1)
+        self.numbers = mlp(13, 256, width)
+        self.top_mlp = mlp(width + (tables + 1) * tables // 2, 256, 128, 1)
 
     def forward(self, numbers: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
-        below = self.numbers(numbers)
-        parts = [below, *(table(ids) for table, ids in zip(self.tables, categories, strict=True))]
-        stacked = torch.stack(parts, dim=1)
+        dense = self.numbers(numbers)
+        features = [
+            dense,
+            *(table(ids) for table, ids in zip(self.tables, categories, strict=True)),
+        ]
+        stacked = torch.stack(features, dim=1)
         products = torch.bmm(stacked, stacked.transpose(1, 2))
-        one, other = torch.tril_indices(len(parts), len(parts), offset=-1)
-        out: torch.Tensor = self.top(torch.cat([below, products[:, one, other]], dim=1)).squeeze(1)
+        rows, columns = torch.tril_indices(len(features), len(features), offset=-1)
+        out: torch.Tensor = self.top_mlp(
+            torch.cat([dense, products[:, rows, columns]], dim=1)
+        ).squeeze(1)
         return out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
-    parser.add_argument("--batch", type=int, default=512, help="rows in a step (default: 512)")
-    parser.add_argument("--rows", type=int, default=50_000, help="of each table (default: 50000)")
+    parser.add_argument("--batch", type=int, default=512, help="batch size (default: 512)")
+    parser.add_argument(
+        "--rows", type=int, default=50_000, help="rows of each table (default: 50000)"
+    )
     options = parser.parse_args()
 
     torch.manual_seed(0)
     tables = 8
     model = Recommender(tables, options.rows, width=32)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
-    loss_of = nn.BCEWithLogitsLoss()
+    loss_fn = nn.BCEWithLogitsLoss()
     numbers = torch.randn(options.batch, 13)
     categories = torch.randint(options.rows, (tables, options.batch, 4))
     clicked = torch.randint(2, (options.batch,)).float()
@@ -58,7 +66,7 @@ def main() -> None:
     seconds = []
     for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
-        loss = loss_of(model(numbers, categories), clicked)
+        loss = loss_fn(model(numbers, categories), clicked)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""A small MLP, Adam, and a DataLoader with two workers: where loading costs more than learning."""
+"""A small MLP, Adam, and a DataLoader with two workers: loading takes longer than training."""
 
 import argparse
 import json
@@ -13,9 +13,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs (default: 3)")
     parser.add_argument("--steps", type=int, help="steps in an epoch (default: all of them)")
-    parser.add_argument("--samples", type=int, default=20_000, help="rows of data (default: 20000)")
-    parser.add_argument("--batch", type=int, default=64, help="rows in a step (default: 64)")
-    parser.add_argument("--workers", type=int, default=2, help="loader processes (default: 2)")
+    parser.add_argument(
+        "--samples", type=int, default=20_000, help="samples in the dataset (default: 20000)"
+    )
+    parser.add_argument("--batch", type=int, default=64, help="batch size (default: 64)")
+    parser.add_argument("--workers", type=int, default=2, help="loader workers (default: 2)")
     options = parser.parse_args()
 
     torch.manual_seed(0)
@@ -32,15 +34,15 @@ def main() -> None:
         nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2)
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    loss_of = nn.CrossEntropyLoss()
+    loss_fn = nn.CrossEntropyLoss()
 
     losses: list[float] = []
     seconds = []
     for _ in range(1 + options.epochs):  # the first epoch is a warm-up
         begin = time.perf_counter()
-        before = len(losses)
+        num_losses_before = len(losses)
         for step, (rows, labels) in enumerate(loader, start=1):
-            loss = loss_of(model(rows), labels)
+            loss = loss_fn(model(rows), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -48,7 +50,7 @@ def main() -> None:
             if step == options.steps:
                 break
         # epoch time divided by its steps, so that loading is included
-        seconds.append((time.perf_counter() - begin) / max(1, len(losses) - before))
+        seconds.append((time.perf_counter() - begin) / max(1, len(losses) - num_losses_before))
 
     result = {
         "losses": losses[:20],

@@ -1,4 +1,4 @@
-"""ResNet-50 on random pictures, SGD with momentum: convolutions, and memory that comes and goes."""
+"""ResNet-50 on random images, SGD with momentum: convolutions, large allocations in every step."""
 
 import argparse
 import json
@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 
-def bottleneck(inside: int, width: int, stride: int) -> nn.Sequential:
+def bottleneck_body(in_channels: int, width: int, stride: int) -> nn.Sequential:
     """Build the body of a bottleneck block: 1x1, 3x3 and 1x1 convolutions."""
     return nn.Sequential(
-        nn.Conv2d(inside, width, 1, bias=False),
+        nn.Conv2d(in_channels, width, 1, bias=False),
         nn.BatchNorm2d(width),
         nn.ReLU(inplace=True),
         nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
@@ -22,10 +22,10 @@ def bottleneck(inside: int, width: int, stride: int) -> nn.Sequential:
     )
 
 
-def basic(inside: int, width: int, stride: int) -> nn.Sequential:
+def basic_body(in_channels: int, width: int, stride: int) -> nn.Sequential:
     """Build the body of a basic block: two 3x3 convolutions."""
     return nn.Sequential(
-        nn.Conv2d(inside, width, 3, stride=stride, padding=1, bias=False),
+        nn.Conv2d(in_channels, width, 3, stride=stride, padding=1, bias=False),
         nn.BatchNorm2d(width),
         nn.ReLU(inplace=True),
         nn.Conv2d(width, width, 3, padding=1, bias=False),
@@ -33,20 +33,21 @@ def basic(inside: int, width: int, stride: int) -> nn.Sequential:
     )
 
 
-KINDS = {18: (basic, 1, (2, 2, 2, 2)), 50: (bottleneck, 4, (3, 4, 6, 3))}
+ARCHITECTURES = {18: (basic_body, 1, (2, 2, 2, 2)), 50: (bottleneck_body, 4, (3, 4, 6, 3))}
 """By depth: block body, channel expansion, and number of blocks in each stage."""
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Residual block: a convolutional body and a shortcut."""
 
-    def __init__(self, body: nn.Module, inside: int, outside: int, stride: int) -> None:
+    def __init__(self, body: nn.Module, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.body = body
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inside != outside:
+        if stride != 1 or in_channels != out_channels:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inside, outside, 1, stride=stride, bias=False), nn.BatchNorm2d(outside)
+                nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False),
+                nn.BatchNorm2d(out_channels),
             )
         self.relu = nn.ReLU(inplace=True)
 
@@ -63,14 +64,20 @@ def resnet(depth: int, classes: int = 1000) -> nn.Sequential:
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
     ]
-    body, wider, blocks = KINDS[depth]
-    inside = 64
-    for width, count, first_stride in zip((64, 128, 256, 512), blocks, (1, 2, 2, 2), strict=True):
-        for number in range(count):
-            stride = first_stride if number == 0 else 1
-            layers.append(Block(body(inside, width, stride), inside, wider * width, stride))
-            inside = wider * width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, classes)]
+    body, expansion, blocks_per_stage = ARCHITECTURES[depth]
+    in_channels = 64
+    for width, num_blocks, first_stride in zip(
+        (64, 128, 256, 512), blocks_per_stage, (1, 2, 2, 2), strict=True
+    ):
+        for block in range(num_blocks):
+            stride = first_stride if block == 0 else 1
+            layers.append(
+                ResidualBlock(
+                    body(in_channels, width, stride), in_channels, expansion * width, stride
+                )
+            )
+            in_channels = expansion * width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, classes)]
     model = nn.Sequential(*layers)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -81,15 +88,19 @@ def resnet(depth: int, classes: int = 1000) -> nn.Sequential:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
-    parser.add_argument("--batch", type=int, default=16, help="pictures in a step (default: 16)")
-    parser.add_argument("--image", type=int, default=224, help="pixels of a side (default: 224)")
-    parser.add_argument("--depth", type=int, default=50, choices=(18, 50), help="(default: 50)")
+    parser.add_argument("--batch", type=int, default=16, help="batch size (default: 16)")
+    parser.add_argument(
+        "--image", type=int, default=224, help="image height and width in pixels (default: 224)"
+    )
+    parser.add_argument(
+        "--depth", type=int, default=50, choices=(18, 50), help="layers (default: 50)"
+    )
     options = parser.parse_args()
 
     torch.manual_seed(0)
     model = resnet(options.depth)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    loss_of = nn.CrossEntropyLoss()
+    loss_fn = nn.CrossEntropyLoss()
     images = torch.randn(options.batch, 3, options.image, options.image)
     labels = torch.randint(1000, (options.batch,))
 
@@ -97,7 +108,7 @@ def main() -> None:
     seconds = []
     for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
-        loss = loss_of(model(images), labels)
+        loss = loss_fn(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""A U-Net that marks random pictures, Adam: convolutions at full size, and much to remember."""
+"""A U-Net on random images, Adam: convolutions at full resolution, and large activations."""
 
 import argparse
 import json
@@ -9,11 +9,16 @@ from torch import nn
 from torch.nn import functional
 
 
-def twice(inside: int, outside: int) -> nn.Sequential:
+def double_conv(in_channels: int, out_channels: int) -> nn.Sequential:
+    """Build two 3x3 convolutions, each with batch norm and ReLU."""
     return nn.Sequential(
-        nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(inplace=True),
-        nn.Conv2d(outside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(inplace=True),
-    )  # fmt: skip
+        nn.Conv2d(in_channels, out_channels, 3, padding=1),
+        nn.BatchNorm2d(out_channels),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(out_channels, out_channels, 3, padding=1),
+        nn.BatchNorm2d(out_channels),
+        nn.ReLU(inplace=True),
+    )
 
 
 class UNet(nn.Module):
@@ -21,24 +26,28 @@ class UNet(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        sizes = [width, 2 * width, 4 * width, 8 * width]
+        level_channels = [width, 2 * width, 4 * width, 8 * width]
         self.down = nn.ModuleList(
-            twice(inside, outside) for inside, outside in zip([3, *sizes], sizes, strict=False)
+            double_conv(in_channels, out_channels)
+            for in_channels, out_channels in zip([3, *level_channels], level_channels, strict=False)
         )
         self.up = nn.ModuleList(
-            nn.ConvTranspose2d(2 * size, size, 2, stride=2) for size in sizes[-2::-1]
+            nn.ConvTranspose2d(2 * channels, channels, 2, stride=2)
+            for channels in level_channels[-2::-1]
         )
-        self.joined = nn.ModuleList(twice(2 * size, size) for size in sizes[-2::-1])
+        self.merge = nn.ModuleList(
+            double_conv(2 * channels, channels) for channels in level_channels[-2::-1]
+        )
         self.out = nn.Conv2d(width, 1, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        seen = []
-        for place, layer in enumerate(self.down):
-            x = layer(x if place == 0 else functional.max_pool2d(x, 2))
-            seen.append(x)
-        seen.pop()
-        for up, joined in zip(self.up, self.joined, strict=True):
-            x = joined(torch.cat([seen.pop(), up(x)], dim=1))
+        skips = []
+        for level, layer in enumerate(self.down):
+            x = layer(x if level == 0 else functional.max_pool2d(x, 2))
+            skips.append(x)
+        skips.pop()
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = merge(torch.cat([skips.pop(), up(x)], dim=1))
         out: torch.Tensor = self.out(x)
         return out
 
@@ -46,22 +55,24 @@ class UNet(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=6, help="timed steps (default: 6)")
-    parser.add_argument("--batch", type=int, default=4, help="pictures in a step (default: 4)")
-    parser.add_argument("--image", type=int, default=128, help="pixels of a side (default: 128)")
+    parser.add_argument("--batch", type=int, default=4, help="batch size (default: 4)")
+    parser.add_argument(
+        "--image", type=int, default=128, help="image height and width in pixels (default: 128)"
+    )
     options = parser.parse_args()
 
     torch.manual_seed(0)
     model = UNet(width=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    loss_of = nn.BCEWithLogitsLoss()
+    loss_fn = nn.BCEWithLogitsLoss()
     images = torch.randn(options.batch, 3, options.image, options.image)
-    marks = torch.randint(2, (options.batch, 1, options.image, options.image)).float()
+    masks = torch.randint(2, (options.batch, 1, options.image, options.image)).float()
 
     losses = []
     seconds = []
     for _ in range(1 + options.steps):  # the first step is a warm-up
         begin = time.perf_counter()
-        loss = loss_of(model(images), marks)
+        loss = loss_fn(model(images), masks)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
