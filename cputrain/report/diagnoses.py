@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cputrain.diagnose import Applied, Compared, Diagnosis
-    from cputrain.diagnose.compared import Row
+    from cputrain.diagnose import Diagnosis, DiagnosisComparison, TriedRemedy
+    from cputrain.diagnose.comparison import TimeChange
 
 SHOWN = 3
 """Number of findings shown in full."""
@@ -44,7 +44,7 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
         ("backward", _part(seen.backward, seen.step)),
         ("optimizer", _part(seen.optimizer, seen.step)),
         ("loader", _part(seen.wait, seen.step) if seen.wait else None),
-        ("operators", f"{calls:.0f}, {_part(seen.computing, seen.whole)}"),
+        ("operators", f"{calls:.0f}, {_part(seen.computing, seen.instrumented_step)}"),
         ("between them", _part(seen.between, seen.step)),
         ("reached", reached(found)),
         ("timed", f"{seen.steps} steps with {seen.threads} threads; {spread(seen)}"),
@@ -87,7 +87,7 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
     )  # fmt: skip
 
 
-def show_applied(out: Console, applied: Sequence[Applied]) -> None:
+def show_applied(out: Console, applied: Sequence[TriedRemedy]) -> None:
     """Print the predicted and measured speed-up of each remedy that was tried."""
     if not applied:
         return
@@ -100,7 +100,7 @@ def show_applied(out: Console, applied: Sequence[Applied]) -> None:
     )  # fmt: skip
 
 
-def show_compared(out: Console, found: Compared) -> None:
+def show_compared(out: Console, found: DiagnosisComparison) -> None:
     """Print two diagnosed runs side by side."""
     from rich.text import Text
 
@@ -125,7 +125,7 @@ def show_compared(out: Console, found: Compared) -> None:
             out.print(Text(f"{name}: {one}"))
 
 
-def _row(one: Row) -> tuple[str, ...]:
+def _row(one: TimeChange) -> tuple[str, ...]:
     times = f"{one.before / one.after:.2f}×" if one.before and one.after else ""
     before, after = milliseconds(one.before), milliseconds(one.after)
     return one.name, before, after, milliseconds(one.saved), times

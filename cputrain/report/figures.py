@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from cputrain.diagnose import Diagnosis
     from cputrain.diagnose.roof import Roof
-    from cputrain.diagnose.seen import Operator, Seen
+    from cputrain.diagnose.step_profile import OperatorTime, StepProfile
 
 NOTHING = "Nothing worth doing was found: no cause costs 5 % of a step."
 
@@ -36,19 +36,20 @@ def reached(found: Diagnosis) -> str:
         return "no operator whose operations are counted"
     flops = sum(operator.flops for operator in counted)
     least = sum(
-        operator.flops / roof.highest_flops(operator.computes, seen.threads) for operator in counted
+        operator.flops / roof.highest_flops(operator.compute_dtype, seen.threads)
+        for operator in counted
     )
     if least <= 0:
         return "no operator whose operations are counted"
-    types = {operator.computes for operator in counted}
-    said = of_roof(flops / seen.whole, flops / least, "FLOP/s")
-    share = share_of_roof(least / seen.whole)
+    types = {operator.compute_dtype for operator in counted}
+    said = of_roof(flops / seen.instrumented_step, flops / least, "FLOP/s")
+    share = share_of_roof(least / seen.instrumented_step)
     said += f" in {types.pop()}" if len(types) == 1 else " in the types of its operators"
     said += f" ({share})" if share.endswith("%") else ""
     return said + (", rough" if found.rough else "")
 
 
-def operator_share(operator: Operator, roof: Roof, threads: int) -> str:
+def operator_share(operator: OperatorTime, roof: Roof, threads: int) -> str:
     """Return an operator's fraction of its roof, with the bound: "45% (L3)"."""
     least, bound = roof.least_seconds(operator, threads)
     if not least or not operator.seconds:
@@ -61,7 +62,7 @@ def option(name: str, value: str) -> str:
     return f"--{name.replace('_', '-')} {value}"
 
 
-def spread(seen: Seen) -> str:
+def spread(seen: StepProfile) -> str:
     """Return the spread of step times in words."""
     if seen.spread >= 1:
         return "half of them further apart than a step takes"

@@ -12,7 +12,7 @@ import json
 import os
 import time
 
-from cputrain.runtime.counted import Counters, others_seconds
+from cputrain.runtime.counters import Counters, other_cpu_seconds
 from cputrain.runtime.loader_clock import LoaderClock
 from cputrain.runtime.operators import OperatorTrace
 from cputrain.runtime.patching import Patch, never_compile
@@ -150,7 +150,7 @@ class Observer:
             self._operators.stop()
             ended = {**self._counters.now(), "at": time.perf_counter()}
             counted = {name: ended[name] - self._at_trace_begin[name] for name in ended}
-            self._other_cpus_traced = others_seconds(counted) / counted["at"]
+            self._other_cpus_traced = other_cpu_seconds(counted) / counted["at"]
             self._write("enough")
             end()
         elif self._count % num_optimizers == 0:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cputrain.diagnose import Applied, Diagnosis, Finding, Sure
-from cputrain.diagnose.box import box_of
-from cputrain.diagnose.layers import layers_of
+from cputrain.diagnose import Confidence, Diagnosis, Finding, TriedRemedy
+from cputrain.diagnose.layers import layer_times
+from cputrain.diagnose.machine_layout import machine_layout
 from cputrain.diagnose.roof import Roof
-from cputrain.diagnose.seen import Operator, Seen
+from cputrain.diagnose.step_profile import OperatorTime, StepProfile
 
 ROOF = Roof(
     torch="2", cores=4,
@@ -21,7 +21,7 @@ def operator(name="mul", seconds=0.01, calls=1, **rest):
     given = {"shapes": ((8, 8),), "dtype": "float32", "phase": "forward", "layer": "Net.one",
              "flops": 0.0, "bytes": 0.0, "numbers": 0.0, "channels_last": False,
              "elementwise": name in {"mul", "add"}}  # fmt: skip
-    return Operator(name=name, seconds=seconds, calls=calls, **{**given, **rest})
+    return OperatorTime(name=name, seconds=seconds, calls=calls, **{**given, **rest})
 
 
 def seen(*operators, **rest):
@@ -30,12 +30,12 @@ def seen(*operators, **rest):
         "steps": 12, "kinds": {"Net.one": "Linear"}, "optimizers": (), "loaders": (),
         "counted": {}, "tiny": 0.0, "line": (), "clock": 0.0, "highest_clock": 0.0, "placed": {},
     }  # fmt: skip
-    return Seen(operators=operators or (operator(seconds=0.1),), **{**given, **rest})
+    return StepProfile(operators=operators or (operator(seconds=0.1),), **{**given, **rest})
 
 
 def finding(title, **rest):
     given = {"cause": "code", "lost_seconds": 0.05, "speedup": 2.0, "evidence": ("it was seen",),
-             "remedy": "cputrain launch does it", "sure": Sure.CALCULATED}  # fmt: skip
+             "remedy": "cputrain launch does it", "sure": Confidence.CALCULATED}  # fmt: skip
     return Finding(title=title, **{**given, **rest})
 
 
@@ -58,12 +58,14 @@ def diagnosis(machine, *, name="train.py"):
         loaders=("_SingleProcessDataLoaderIter",),
     )  # fmt: skip
     return Diagnosis(
-        script=name, when="2026-01-01 12:00", cputrain="1", box=box_of(machine), roof=ROOF, seen=of,
+        script=name, when="2026-01-01 12:00", cputrain="1",
+        box=machine_layout(machine), roof=ROOF, seen=of,
         findings=(finding(f"what {name} has"), finding("bits", exact=False, cause="units")),
-        layers=layers_of(of),
+        layers=layer_times(of),
         applied=(
-            Applied(title=f"what {name} has", settings={"fused_optimizer": "on"}, predicted=2.0,
-                    measured=1.8),
-            Applied(title="all", settings={}, predicted=None, measured=None, fault=f"{name} ended"),
+            TriedRemedy(title=f"what {name} has", settings={"fused_optimizer": "on"}, predicted=2.0,
+                        measured=1.8),
+            TriedRemedy(title="all", settings={}, predicted=None, measured=None,
+                        fault=f"{name} ended"),
         ),
     )  # fmt: skip

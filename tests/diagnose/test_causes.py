@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cputrain.diagnose.applied import is_tried
 from cputrain.diagnose.causes import CAUSES, code, memory, overlap, units, waiting, work
-from cputrain.diagnose.finding import Case, Sure
-from cputrain.diagnose.layers import layers_of
-from cputrain.diagnose.seen import seen_of
+from cputrain.diagnose.finding import Confidence, DiagnosedCase
+from cputrain.diagnose.layers import layer_times
+from cputrain.diagnose.remedies import is_triable
+from cputrain.diagnose.step_profile import step_profile_of
 from cputrain.machine import read_machine
 from cputrain.machine.capture import read_capture
 from tests.diagnose.samples import ROOF, operator, seen
@@ -20,7 +20,7 @@ MACHINES = Path(__file__).parents[1] / "machines"
 
 
 def findings(cause, of, **rest):
-    return list(cause.find(Case(machine=MACHINE, roof=ROOF, seen=of, **rest)))
+    return list(cause.find(DiagnosedCase(machine=MACHINE, roof=ROOF, seen=of, **rest)))
 
 
 def test_nothing_is_found_where_there_is_nothing():
@@ -48,7 +48,7 @@ def test_fewer_threads_that_are_faster():
     fewer = seen(operator(seconds=0.02), step=0.025, threads=1)
     (one,) = findings(work, seen(), fewer=fewer)
     assert (one.speedup, one.sure, one.settings) == (
-        pytest.approx(4), Sure.MEASURED, {"threads": "1"},
+        pytest.approx(4), Confidence.MEASURED, {"threads": "1"},
     )  # fmt: skip
     assert "mul" in " ".join(one.evidence)
     assert not findings(work, seen(), fewer=fewer.replace(step=0.2))
@@ -56,7 +56,7 @@ def test_fewer_threads_that_are_faster():
     # a thread that another program has stopped makes all others wait
     busy = seen(counted={"busy_seconds": 0.35, "user_seconds": 0.2, "system_seconds": 0.0},
                 threads=1)  # fmt: skip
-    assert busy.others == pytest.approx(1.5)
+    assert busy.other_cpus == pytest.approx(1.5)
     assert not findings(work, busy, fewer=fewer)
 
 
@@ -92,7 +92,7 @@ def test_sides_that_do_not_fit():
     times = {odd: 0.03, round_: 0.02, odd_back: 0.01, round_back: 0.02}
     (one,) = [each for each in findings(units, of, products=times) if "sides" in each.title]
     assert one.lost_seconds == pytest.approx(0.02)
-    assert (one.sure, one.exact, one.settings) == (Sure.MEASURED, False, None)
+    assert (one.sure, one.exact, one.settings) == (Confidence.MEASURED, False, None)
     assert "5056 instead of 5000" in one.remedy
     assert not [each for each in findings(units, of) if "sides" in each.title]
 
@@ -125,16 +125,16 @@ def test_code_that_takes_time():
     plain = {"name": "AdamW", "fused": False, "can_fuse": True, "tensors": 10, "bytes": 4 << 20}
     titles = {
         "not fused": seen(optimizer=0.05, optimizers=(plain,)),
-        "pages": seen(counted={"faults": 50000, "system_seconds": 0.04}),
+        "page faults": seen(counted={"faults": 50000, "system_seconds": 0.04}),
         "too small": seen(operator(bytes=4e8, seconds=0.1), tiny=0.1),
         "Python": seen(operator(seconds=0.01)),
-        "share of the CPU": seen(counted={"throttled_seconds": 0.2}),
+        "CPU quota": seen(counted={"throttled_seconds": 0.2}),
     }
     for title, of in titles.items():
         worth = [one for one in findings(code, of) if one.speedup >= 1.05]
         assert [title in one.title for one in worth] == [True], (title, worth)
     both = seen(counted={"faults": 50000, "system_seconds": 0.04, "user_seconds": 0.16})
-    (one,) = [one for one in findings(code, both) if "pages" in one.title]
+    (one,) = [one for one in findings(code, both) if "page faults" in one.title]
     assert one.lost_seconds == pytest.approx(0.02)  # two threads wait side by side
     fused = seen(optimizer=0.05, optimizers=({**plain, "fused": True},))
     assert not [one for one in findings(code, fused) if "fused" in one.title]
@@ -145,18 +145,18 @@ def test_denormals_are_named_and_never_flushed_without_being_asked_for():
     small = seen(operator(bytes=4e8, seconds=0.1), tiny=0.1)
     (one,) = [one for one in findings(code, small) if "too small" in one.title]
     assert one.settings == {"flush_denormals": "on"}
-    assert (one.exact, one.sure) == (False, Sure.AT_BEST)
+    assert (one.exact, one.sure) == (False, Confidence.AT_BEST)
     assert "--flush-denormals on" in one.remedy
     for said in ("below 1.2e-38 become zero", "-inf", "not exact"):
         assert said in one.remedy
         assert said in one.changes
-    assert not any(is_tried(one, reduced=reduced) for reduced in (False, True))
+    assert not any(is_triable(one, reduced=reduced) for reduced in (False, True))
     (bits,) = findings(units, seen(operator("mm", flops=4e10, seconds=0.1)))
-    assert [is_tried(bits, reduced=reduced) for reduced in (False, True)] == [False, True]
+    assert [is_triable(bits, reduced=reduced) for reduced in (False, True)] == [False, True]
     # on a CPU that is as fast with them, they cost nothing
     fast = ROOF.replace(denormal_seconds=0.0)
     (one,) = [
-        one for one in code.find(Case(machine=MACHINE, roof=fast, seen=small))
+        one for one in code.find(DiagnosedCase(machine=MACHINE, roof=fast, seen=small))
         if "too small" in one.title
     ]  # fmt: skip
     assert one.speedup == 1
@@ -179,7 +179,7 @@ def test_no_gain_is_without_end():
 
 
 def test_layers_are_those_of_a_step():
-    found = layers_of(seen(
+    found = layer_times(seen(
         operator(seconds=0.03), operator("mm", seconds=0.05, phase="backward"),
         operator("add_", seconds=0.01, phase="optimizer", layer=""),
         operator("sum", seconds=0.005, layer=""), wait=0.002,
@@ -197,7 +197,7 @@ def test_layers_are_those_of_a_step():
 
 def test_several_optimizers_make_one_step():
     each = {"seconds": 0.01, "wait": 0.0, "backward": 0.004, "optimizer": 0.001}
-    found = seen_of({
+    found = step_profile_of({
         "steps": [each, {**each, "seconds": 0.03}] * 4 + [each], "traced": 2, "threads": 2,
         "optimizers": [{}, {}], "operators": [], "kinds": {}, "loaders": [], "tiny": 0.0,
         "clocks": [2e9] * 9, "placed": {}, "line": [], "counted": {"faults": 40},
@@ -215,7 +215,7 @@ def test_memory_that_is_all_on_one_node():
     assert len(nodes) > 1
 
     def told(of):
-        return [one for one in memory.find(Case(machine=machine, roof=ROOF, seen=of))
+        return [one for one in memory.find(DiagnosedCase(machine=machine, roof=ROOF, seen=of))
                 if one.settings == {"memory_policy": "interleave"}]  # fmt: skip
 
     threads = machine.budget.physical_cores
@@ -232,7 +232,7 @@ def test_memory_that_is_all_on_one_node():
 
 def test_a_cpu_that_becomes_too_hot():
     hot = seen(counted={"hot": 3.0}, clock=2e9, highest_clock=4e9)
-    (one,) = [one for one in findings(code, hot) if "hot" in one.title]
+    (one,) = [one for one in findings(code, hot) if "overheats" in one.title]
     assert one.speedup == pytest.approx(2)
     cool = hot.replace(counted={"hot": 0.0})
-    assert not [one for one in findings(code, cool) if "hot" in one.title]
+    assert not [one for one in findings(code, cool) if "overheats" in one.title]

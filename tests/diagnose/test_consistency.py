@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from cputrain.bench.diagnoses.impossible import impossible_figures, text_of_page
 from cputrain.diagnose import Diagnosis, compare
-from cputrain.diagnose.box import box_of
 from cputrain.diagnose.causes import CAUSES
-from cputrain.diagnose.consistency import EXCEEDED, exceeding, reconciled
-from cputrain.diagnose.finding import Case, Sure, found
-from cputrain.diagnose.layers import layers_of
+from cputrain.diagnose.consistency import EXCEEDED, operators_above_roof, reconcile
+from cputrain.diagnose.finding import Confidence, DiagnosedCase, make_finding
+from cputrain.diagnose.layers import layer_times
+from cputrain.diagnose.machine_layout import machine_layout
 from cputrain.diagnose.records import record_from
 from cputrain.diagnose.roof import Roof
 from cputrain.machine import read_machine
@@ -94,13 +94,14 @@ def diagnoses(draw):
     """What `diagnose` makes of such a step, with each cause's findings."""
     roof, of = draw(roofs()), draw(steps())
     fewer = draw(st.one_of(st.none(), steps()))
-    case = Case(machine=MACHINE, roof=roof, seen=of, fewer=fewer,
+    case = DiagnosedCase(machine=MACHINE, roof=roof, seen=of, fewer=fewer,
                 products=draw(st.sampled_from([{}, {(500, 70, 33, "float32"): 0.5,
                                                     (512, 128, 64, "float32"): 0.1}])))  # fmt: skip
     return Diagnosis(
-        script="train.py", when="2026-01-01 12:00", cputrain="1", box=box_of(MACHINE), roof=roof,
-        seen=of, findings=tuple(each for cause in CAUSES for each in cause.find(case)),
-        layers=layers_of(of),
+        script="train.py", when="2026-01-01 12:00", cputrain="1",
+        box=machine_layout(MACHINE), roof=roof, seen=of,
+        findings=tuple(each for cause in CAUSES for each in cause.find(case)),
+        layers=layer_times(of),
     )  # fmt: skip
 
 
@@ -141,16 +142,16 @@ def test_nor_where_two_are_compared(before, after):
 @many
 @given(roofs(), steps())
 def test_a_roof_only_rises_to_what_was_seen(roof, of):
-    raised, within = reconciled(roof, of)
-    assert not exceeding(raised, within, tolerance=1 + 1e-6)
-    assert reconciled(raised, within) == (raised, within)
+    raised, within = reconcile(roof, of)
+    assert not operators_above_roof(raised, within, tolerance=1 + 1e-6)
+    assert reconcile(raised, within) == (raised, within)
     for name, table in roof.flops_per_s.items():
         for threads, rate in table.items():
             assert raised.flops(name, int(threads)) >= rate
     for level, table in roof.bandwidth_bytes_per_s.items():
         for threads, rate in table.items():
             assert raised.bandwidth(int(threads), level) >= rate
-    if exceeding(roof, of):
+    if operators_above_roof(roof, of):
         assert raised.rough
     assert [one.seconds for one in within.operators] == [one.seconds for one in of.operators]
 
@@ -187,46 +188,54 @@ def test_what_a_cache_holds_is_held_against_the_cache():
     assert 4e10 < 1e8 / roof.transfer_seconds(1e8, 4) < 8e10
     assert 4e10 < 1e10 / roof.transfer_seconds(1e10, 4) < 4.1e10
     inside = operator(bytes=1e7, calls=10, seconds=1e7 / 15e10)
-    assert not exceeding(roof, seen(inside))
-    assert exceeding(roof, seen(inside.replace(calls=1, bytes=1e9, seconds=1e9 / 15e10)))
+    assert not operators_above_roof(roof, seen(inside))
+    assert operators_above_roof(roof, seen(inside.replace(calls=1, bytes=1e9, seconds=1e9 / 15e10)))
 
 
 def test_a_disturbed_roof_is_raised_and_a_count_that_cannot_be_is_not_used():
     fast = operator("mm", seconds=0.01, flops=8e9)  # twice the roof
-    raised, within = reconciled(ROOF, seen(fast))
+    raised, within = reconcile(ROOF, seen(fast))
     assert raised.flops("float32", 4) == 8e11
     assert raised.rough == (EXCEEDED,)
     assert within.operators == (fast,)
     for wrong in (operator("mm", seconds=0.01, flops=1e12), operator("theirs", flops=8e9),
                   operator("mm", seconds=0.0, flops=1e9)):  # fmt: skip
-        raised, within = reconciled(ROOF, seen(wrong))
+        raised, within = reconcile(ROOF, seen(wrong))
         assert raised.flops_per_s == ROOF.flops_per_s
         assert within.operators[0].flops == 0
     # a type of few bits may be computed in float32
     slow = ROOF.replace(flops_per_s={"float32": {"1": 1e12}, "bfloat16": {"1": 1e10}})
-    raised, _ = reconciled(slow, seen(operator("mm", seconds=0.01, flops=1e9, dtype="bfloat16")))
+    raised, _ = reconcile(slow, seen(operator("mm", seconds=0.01, flops=1e9, dtype="bfloat16")))
     assert raised.rough == ()
     # and float32 in fewer, where the script says so
     fewer = operator("mm", seconds=0.01, flops=8e9, computed_in="bfloat16")
-    assert reconciled(ROOF, seen(fewer)) == (ROOF, seen(fewer))
+    assert reconcile(ROOF, seen(fewer)) == (ROOF, seen(fewer))
 
 
 def test_steps_that_cost_more_when_they_are_timed():
     """Shares are of what was timed, and savings of a step."""
     of = seen(operator("mm", seconds=0.3, flops=3e10, bytes=1e6), step=0.1)
-    case = Case(machine=MACHINE, roof=ROOF, seen=of)
-    finding = found(case, 0.15, from_operators=True, cause="code", title="", evidence=(),
-                    remedy="", sure=Sure.CALCULATED)  # fmt: skip
+    case = DiagnosedCase(machine=MACHINE, roof=ROOF, seen=of)
+    finding = make_finding(case, 0.15, from_operators=True, cause="code", title="", evidence=(),
+                    remedy="", sure=Confidence.CALCULATED)  # fmt: skip
     assert abs(finding.lost_seconds - 0.05) < 1e-9
     assert finding.speedup == 2
 
 
 def test_no_step_is_shorter_than_its_operations_at_the_roof():
-    case = Case(machine=MACHINE, roof=ROOF, seen=seen(operator("mm", seconds=0.09, flops=3.2e10)))
-    about = {"cause": "code", "title": "", "evidence": (), "remedy": "", "sure": Sure.CALCULATED}
-    assert abs(found(case, 0.09, **about).lost_seconds - 0.02) < 1e-9
-    assert abs(found(case, 0.09, exact=False, **about).lost_seconds - 0.08) < 1e-9
-    assert found(case, -1.0, **about).speedup == 1
+    case = DiagnosedCase(
+        machine=MACHINE, roof=ROOF, seen=seen(operator("mm", seconds=0.09, flops=3.2e10))
+    )
+    about = {
+        "cause": "code",
+        "title": "",
+        "evidence": (),
+        "remedy": "",
+        "sure": Confidence.CALCULATED,
+    }
+    assert abs(make_finding(case, 0.09, **about).lost_seconds - 0.02) < 1e-9
+    assert abs(make_finding(case, 0.09, exact=False, **about).lost_seconds - 0.08) < 1e-9
+    assert make_finding(case, -1.0, **about).speedup == 1
 
 
 @pytest.mark.parametrize("wrong", [{"lost_seconds": -0.1}, {"speedup": 0.5}])

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from cputrain.diagnose import roof
-from cputrain.diagnose.measuring import Watch
+from cputrain.diagnose.roof_benchmark import DisturbanceMonitor
 from cputrain.machine import RootSource, read_machine
-from cputrain.runtime.counted import Counters
+from cputrain.runtime.counters import Counters
 
 MACHINE = read_machine(detail=False)
 
@@ -19,7 +19,7 @@ MACHINE = read_machine(detail=False)
 @pytest.fixture(scope="module")
 def figures():
     asked = {"cores": 2, "l2_bytes": 1 << 20, "l3_bytes": 1 << 22, "memory_bytes": 1 << 31}
-    command = [sys.executable, "-P", "-m", "cputrain.diagnose.measuring", json.dumps(asked)]
+    command = [sys.executable, "-P", "-m", "cputrain.diagnose.roof_benchmark", json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     return json.loads(done.stdout)
 
@@ -68,12 +68,12 @@ def kept_file(tmp_path):
 
 def test_it_is_measured_once(measured, tmp_path):
     good, _, taken = measured
-    assert roof.roof_of(MACHINE, "2.13.0") == good
-    assert roof.roof_of(MACHINE, "2.13.0") == good
+    assert roof.machine_roof(MACHINE, "2.13.0") == good
+    assert roof.machine_roof(MACHINE, "2.13.0") == good
     assert len(taken) == 1
-    roof.roof_of(MACHINE, "2.14.0")
+    roof.machine_roof(MACHINE, "2.14.0")
     assert len(taken) == 2
-    assert roof.roof_of(MACHINE, "2.13.0") == good
+    assert roof.machine_roof(MACHINE, "2.13.0") == good
     assert len(taken) == 2
 
 
@@ -90,15 +90,15 @@ GARBAGE = (
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda one: str(one)[:40])
 def test_an_entry_that_is_none_is_measured_again(garbage, measured, tmp_path):
     good, _, taken = measured
-    roof.roof_of(MACHINE, "2.13.0")
+    roof.machine_roof(MACHINE, "2.13.0")
     path, document, key = kept_file(tmp_path)
     entry = {**document[key], **garbage} if isinstance(garbage, dict) and len(garbage) else garbage
     path.write_text(json.dumps({**document, key: garbage if garbage == {"cores": 1} else entry}))
     said = []
-    assert roof.roof_of(MACHINE, "2.13.0", tell=said.append) == good
+    assert roof.machine_roof(MACHINE, "2.13.0", tell=said.append) == good
     assert len(taken) == 2
     assert len(said) == (garbage is not None)
-    assert roof.roof_of(MACHINE, "2.13.0") == good
+    assert roof.machine_roof(MACHINE, "2.13.0") == good
     assert len(taken) == 2
 
 
@@ -108,15 +108,15 @@ def test_a_file_that_is_none_is_written_anew(text, measured, tmp_path):
     folder = tmp_path / "cputrain"
     folder.mkdir()
     (folder / "roof.json").write_text(text)
-    assert roof.roof_of(MACHINE, "2.13.0") == good
-    assert roof.roof_of(MACHINE, "2.13.0") == good
+    assert roof.machine_roof(MACHINE, "2.13.0") == good
+    assert roof.machine_roof(MACHINE, "2.13.0") == good
     assert len(taken) == 1
 
 
 def test_roofs_of_before_are_not_used_as_if_they_were_good(measured, tmp_path):
     """They did not tell whether others ran meanwhile."""
     good, _, taken = measured
-    roof.roof_of(MACHINE, "2.13.0")
+    roof.machine_roof(MACHINE, "2.13.0")
     path, document, key = kept_file(tmp_path)
     half = {"float32": {"1": 1.0, "2": 1.0}, "bfloat16": {"1": 1.0, "2": 1.0}}
     new = {"streaming_bytes_per_s", "cache_bytes", "measurements", "rough"}
@@ -124,7 +124,7 @@ def test_roofs_of_before_are_not_used_as_if_they_were_good(measured, tmp_path):
     path.write_text(json.dumps({
         "schema_version": 1, key: {**old, "flops_per_s": half}, "another": {"cores": 1},
     }))  # fmt: skip
-    assert roof.roof_of(MACHINE, "2.13.0") == good
+    assert roof.machine_roof(MACHINE, "2.13.0") == good
     assert len(taken) == 2
     _, document, _ = kept_file(tmp_path)
     assert set(document) == {"schema_version", key}
@@ -144,50 +144,52 @@ def test_a_rough_one_is_measured_again_until_it_is_good(measured):
     first = times(good, 0.5).replace(rough=("others",))
     second = times(good, 0.8).replace(rough=("others",))
     coming += [second, first]
-    assert roof.roof_of(MACHINE, "2") == second
-    assert roof.roof_of(MACHINE, "2") == second.replace(measurements=2)  # the best of both
-    assert roof.roof_of(MACHINE, "2") == good.replace(measurements=3)
-    assert roof.roof_of(MACHINE, "2") == good.replace(measurements=3)
+    assert roof.machine_roof(MACHINE, "2") == second
+    assert roof.machine_roof(MACHINE, "2") == second.replace(measurements=2)  # the best of both
+    assert roof.machine_roof(MACHINE, "2") == good.replace(measurements=3)
+    assert roof.machine_roof(MACHINE, "2") == good.replace(measurements=3)
     assert len(taken) == 3
 
 
 def test_beside_a_good_one_a_rough_one_must_be_plausible(measured):
     good, coming, _ = measured
     coming.append(times(good, 1.2).replace(rough=("others",)))
-    roof.roof_of(MACHINE, "2")
-    assert roof.roof_of(MACHINE, "2") == times(good, 1.2).replace(measurements=2)
+    roof.machine_roof(MACHINE, "2")
+    assert roof.machine_roof(MACHINE, "2") == times(good, 1.2).replace(measurements=2)
     coming.append(times(good, 3).replace(rough=("others",)))
-    roof.roof_of(MACHINE, "3")
-    assert roof.roof_of(MACHINE, "3") == good.replace(measurements=2)
+    roof.machine_roof(MACHINE, "3")
+    assert roof.machine_roof(MACHINE, "3") == good.replace(measurements=2)
 
 
 def test_one_that_was_exceeded_is_measured_again(measured):
     good, coming, taken = measured
     coming += [times(good, 0.5), good, times(good, 0.9)]
-    roof.roof_of(MACHINE, "2")
-    assert roof.roof_of(MACHINE, "2", again=True) == good.replace(measurements=2)
-    assert roof.roof_of(MACHINE, "2", again=True) == good.replace(measurements=3)
+    roof.machine_roof(MACHINE, "2")
+    assert roof.machine_roof(MACHINE, "2", again=True) == good.replace(measurements=2)
+    assert roof.machine_roof(MACHINE, "2", again=True) == good.replace(measurements=3)
     assert len(taken) == 3
 
 
 def test_several_threads_that_are_slower_than_one_are_measured_again(figures, measured):
     good, coming, taken = measured
     table = {**figures["flops_per_s"], "float32": {"1": 1e11, "2": 0.5e11}}
-    assert roof.inverted({**figures, "flops_per_s": table})
-    assert not roof.inverted({**figures, "flops_per_s": {"float32": {"1": 1e11, "2": 0.99e11}},
-                              "bandwidth_bytes_per_s": {}})  # fmt: skip
+    assert roof.has_inverted_rates({**figures, "flops_per_s": table})
+    assert not roof.has_inverted_rates({
+        **figures, "flops_per_s": {"float32": {"1": 1e11, "2": 0.99e11}},
+        "bandwidth_bytes_per_s": {},
+    })  # fmt: skip
     slow = good.replace(flops_per_s=table, rough=(roof.INVERTED,))
     assert slow.flops("float32", 2) == 1e11  # one of them may be used
     coming.append(slow)
-    found = roof.roof_of(MACHINE, "2")
+    found = roof.machine_roof(MACHINE, "2")
     assert len(taken) == 2
     assert found.rough == ()
 
 
-def watch_of(folder=None, cpus=2):
+def monitor_of(folder=None, cpus=2):
     """Watches the live system, or what a folder says of one."""
     source = RootSource() if folder is None else RootSource(str(folder))
-    return Watch(Counters(source, tuple(range(cpus))), cores=2)
+    return DisturbanceMonitor(Counters(source, tuple(range(cpus))), cores=2)
 
 
 def test_a_machine_that_others_use_is_told_from_one_that_is_ours():
@@ -195,20 +197,20 @@ def test_a_machine_that_others_use_is_told_from_one_that_is_ours():
     quiet = {"at": 10.0, "busy_seconds": 20.0, "user_seconds": 19.0, "system_seconds": 1.0,
              "workers_seconds": 0.0, "steal_seconds": 0.0, "throttled_seconds": 0.0,
              "waiting_seconds": 0.1, "pressure_seconds": 9.0}  # fmt: skip
-    watch = watch_of()
-    assert watch.faults(quiet) == []
+    monitor = monitor_of()
+    assert monitor.disturbances(quiet) == []
     for counted, says in (
         ({"user_seconds": 14.0}, "other programs used 0.5 CPUs"),
-        ({"user_seconds": 14.0, "steal_seconds": 5.0}, "other machines of this host"),
-        ({"throttled_seconds": 0.5}, "share of the CPU was used up"),
+        ({"user_seconds": 14.0, "steal_seconds": 5.0}, "other virtual machines of this host"),
+        ({"throttled_seconds": 0.5}, "CPU quota was used up"),
         ({"waiting_seconds": 4.0}, "its threads waited for a CPU"),
         ({"busy_seconds": 0.0}, "programs waited for a CPU"),  # where nothing else is told
     ):
-        (fault,) = watch.faults({**quiet, **counted})
-        assert says in fault
-    assert watch.faults({**quiet, "busy_seconds": 0.0, "pressure_seconds": 0.0}) == []
+        (reason,) = monitor.disturbances({**quiet, **counted})
+        assert says in reason
+    assert monitor.disturbances({**quiet, "busy_seconds": 0.0, "pressure_seconds": 0.0}) == []
     # where there are more cores than may be used, others may have those
-    assert watch_of(cpus=16).faults({**quiet, "user_seconds": 14.0}) == []
+    assert monitor_of(cpus=16).disturbances({**quiet, "user_seconds": 14.0}) == []
 
 
 def test_a_figure_that_was_disturbed_is_measured_again(tmp_path):
@@ -229,10 +231,10 @@ def test_a_figure_that_was_disturbed_is_measured_again(tmp_path):
         return measure
 
     advance(1)
-    watch = watch_of(tmp_path)
-    assert watch.highest(measuring([3.0, 5.0, 4.0], [500, 500, 0])) == 5.0
-    assert watch.highest(measuring([3.0, 5.0], [0, 0])) == 3.0
-    assert watch.lowest(measuring([3.0, 1.0, 2.0], [500, 500, 500])) == 1.0
-    (reason,) = watch.rough()
+    monitor = monitor_of(tmp_path)
+    assert monitor.highest(measuring([3.0, 5.0, 4.0], [500, 500, 0])) == 5.0
+    assert monitor.highest(measuring([3.0, 5.0], [0, 0])) == 3.0
+    assert monitor.lowest(measuring([3.0, 1.0, 2.0], [500, 500, 500])) == 1.0
+    (reason,) = monitor.rough()
     assert "other programs used" in reason
-    assert watch_of(tmp_path).rough() == []
+    assert monitor_of(tmp_path).rough() == []

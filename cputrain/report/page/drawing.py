@@ -7,10 +7,10 @@ from cputrain.report.page.marks import element, text, tip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.diagnose.box import Box, Core, Shared, Socket
+    from cputrain.diagnose.machine_layout import CacheDomain, Core, MachineLayout, Socket
 
 
-def drawing(box: Box, threads: int) -> str:
+def drawing(box: MachineLayout, threads: int) -> str:
     """Return the drawing and a list of facts, with the cores that may be used marked."""
     many = len(box.sockets) > 1
     sockets = [_socket(one, f"socket {at}" if many else "") for at, one in enumerate(box.sockets)]
@@ -34,7 +34,7 @@ def _socket(one: Socket, name: str) -> str:
     return element("div", title, *map(_shared, one.domains), class_="socket")
 
 
-def _shared(one: Shared) -> str:
+def _shared(one: CacheDomain) -> str:
     size = f"L3 {one.size_bytes / 2**20:.0f} MiB" if one.size_bytes else "no L3 is told"
     cores = element("div", *map(_core, one.cores), class_="cores")
     return element("div", cores, text("small", size), class_="shared")

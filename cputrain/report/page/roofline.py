@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cputrain.diagnose import Diagnosis
-    from cputrain.diagnose.seen import Operator
+    from cputrain.diagnose.step_profile import OperatorTime
 
 LEAST = 0.002
 """Fraction of step time above which an operator is drawn."""
@@ -33,7 +33,7 @@ ROOM = 1.6
 class Mark(Record):
     """Calls of one operator with the same shapes, dtype and phase, summed over layers."""
 
-    of: Operator
+    of: OperatorTime
     calls: float
     seconds: float
     operations: float
@@ -114,8 +114,8 @@ def roofline(found: Diagnosis) -> str:
         + text(
             "p",
             f"Upwards: operations in a second. Larger marks take more of the step; the "
-            f"{len(marks)} that are drawn take {part_of(drawn, seen.whole)} of it. An operator "
-            "that only goes over its numbers counts as one operation for each."
+            f"{len(marks)} that are drawn take {part_of(drawn, seen.instrumented_step)} of it. An "
+            "operator that only goes over its numbers counts as one operation for each."
             + (" The lines are rough." if roof.rough else ""),
             class_="note",
         )
@@ -123,7 +123,7 @@ def roofline(found: Diagnosis) -> str:
 
 
 def _marks(found: Diagnosis) -> Iterator[Mark]:
-    groups: dict[tuple[object, ...], list[Operator]] = {}
+    groups: dict[tuple[object, ...], list[OperatorTime]] = {}
     for one in found.seen.operators:
         key = (one.name, one.shapes, one.dtype, one.phase)
         groups.setdefault(key, []).append(one)
@@ -132,7 +132,10 @@ def _marks(found: Diagnosis) -> Iterator[Mark]:
         seconds, moved = sum(one.seconds for one in each), sum(one.bytes for one in each)
         # elementwise operators without counted FLOPs count one operation per element
         operations = sum(
-            min(one.flops or one.numbers, roof.highest_flops(one.computes, threads) * one.seconds)
+            min(
+                one.flops or one.numbers,
+                roof.highest_flops(one.compute_dtype, threads) * one.seconds,
+            )
             for one in each
         )
         bounds = [roof.least_seconds(one, threads) for one in each]
@@ -187,7 +190,7 @@ def _named(level: tuple[str, float]) -> str:
 
 def _drawn(one: Mark, found: Diagnosis, across: Scale, up: Scale) -> str:
     seen = found.seen
-    share = min(1.0, one.seconds / seen.whole)
+    share = min(1.0, one.seconds / seen.instrumented_step)
     where = ", ".join(one.layers[:3]) + (f" and {len(one.layers) - 3} more" * (len(one.layers) > 3))
     said = tip(
         f"{one.of.name} · {one.of.phase}",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cputrain.diagnose import Diagnosis
-    from cputrain.diagnose.seen import Seen
+    from cputrain.diagnose.step_profile import StepProfile
 
 NARROW = 0.001
 """Fraction of the timeline below which consecutive operators share a mark."""
@@ -19,7 +19,7 @@ MARKS = 5
 """Number of ticks on the axis."""
 
 
-def parts(seen: Seen) -> str:
+def parts(seen: StepProfile) -> str:
     """Return the phases of an uninstrumented step, with lengths proportional to time."""
     each = [
         ("loader", "wait", seen.wait),
@@ -67,7 +67,7 @@ def line(found: Diagnosis) -> str:
     )  # fmt: skip
 
 
-def _marks(seen: Seen, end: float) -> Iterator[str]:
+def _marks(seen: StepProfile, end: float) -> Iterator[str]:
     """Yield a mark for each operator, or for several that are too short to be visible."""
     together: list[tuple[int, float, float]] = []
     for one in seen.line:
@@ -79,14 +79,17 @@ def _marks(seen: Seen, end: float) -> Iterator[str]:
 
 
 def _belongs(
-    seen: Seen, together: list[tuple[int, float, float]], one: tuple[int, float, float], end: float
+    seen: StepProfile,
+    together: list[tuple[int, float, float]],
+    one: tuple[int, float, float],
+    end: float,
 ) -> bool:
     first = together[0]
     same = seen.operators[first[0]].phase == seen.operators[one[0]].phase
     return same and one[1] + one[2] - first[1] < NARROW * end
 
 
-def _mark(seen: Seen, together: list[tuple[int, float, float]], end: float) -> str:
+def _mark(seen: StepProfile, together: list[tuple[int, float, float]], end: float) -> str:
     which, begin, _ = together[0]
     until = max(start + seconds for _, start, seconds in together)
     took = sum(seconds for _, _, seconds in together)

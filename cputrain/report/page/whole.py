@@ -22,7 +22,7 @@ from cputrain.report.page.timeline import line, parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.diagnose import Applied, Diagnosis, Finding
+    from cputrain.diagnose import Diagnosis, Finding, TriedRemedy
 
 OPERATORS = 40
 """Maximum rows of the operator table."""
@@ -122,7 +122,7 @@ def _applied(found: Diagnosis) -> str:
     if not found.applied:
         return ""
 
-    def row(one: Applied) -> tuple[str, ...]:
+    def row(one: TriedRemedy) -> tuple[str, ...]:
         settings = " ".join(option(*each) for each in one.settings.items())
         return (
             text("span", one.title), text("code", settings),

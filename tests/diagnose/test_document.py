@@ -48,7 +48,7 @@ def changed(kept, change):
         (lambda it: it["seen"].update(step=0), "a step of 0.0 s"),
         (lambda it: it["seen"]["operators"][1].update(calls=None), "seen.operators[1].calls is"),
         (lambda it: it["seen"]["operators"][0].update(shapes=[[1, "x"]]), "shapes[0][1] is 'x'"),
-        (lambda it: it["seen"].update(line=[[9, 0.0, 1.0]]), "a line with operators that are not"),
+        (lambda it: it["seen"].update(line=[[9, 0.0, 1.0]]), "line has an index that is not in"),
         (lambda it: it["seen"].update(line=[[0, 0.0]]), "seen.line[0] is [0, 0.0]"),
         (lambda it: it["findings"][0].update(sure="very"), "findings[0].sure is 'very'"),
         (lambda it: it["findings"][0].update(settings={"a": 1}), "findings[0].settings.a is 1"),

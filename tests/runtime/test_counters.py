@@ -10,7 +10,7 @@ import time
 import torch
 
 from cputrain.machine.source import RootSource
-from cputrain.runtime.counted import Counters, others_seconds
+from cputrain.runtime.counters import Counters, other_cpu_seconds
 
 FILES = {
     "proc/stat": "cpu 9 9 9\ncpu0 100 0 100 5000 7 0 0 0 0 0\ncpu1 50 0 50 5000 7 0 0 300 0 0\n"
@@ -99,6 +99,6 @@ def test_what_own_workers_use_is_not_used_by_others(tmp_path):
 def test_others_are_whoever_is_neither_this_process_nor_its_workers():
     counted = {"busy_seconds": 9.0, "user_seconds": 3.0, "system_seconds": 1.0,
                "workers_seconds": 2.0}  # fmt: skip
-    assert others_seconds(counted) == 3
-    assert others_seconds({**counted, "busy_seconds": 5.0}) == 0  # ticks of a clock are coarse
-    assert others_seconds({}) == 0
+    assert other_cpu_seconds(counted) == 3
+    assert other_cpu_seconds({**counted, "busy_seconds": 5.0}) == 0  # ticks of a clock are coarse
+    assert other_cpu_seconds({}) == 0

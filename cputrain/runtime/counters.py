@@ -144,7 +144,7 @@ class Counters:
         )
 
 
-def others_seconds(counted: Mapping[str, float]) -> float:
+def other_cpu_seconds(counted: Mapping[str, float]) -> float:
     """Return the CPU seconds that others had meanwhile: other programs and other machines."""
     names = ("user_seconds", "system_seconds", "workers_seconds")
     used = sum(counted.get(name, 0.0) for name in names)
