@@ -177,8 +177,7 @@ def _count_pairs(
     padding: int | None,
     dilation: int | None,
 ) -> int:
-    """Return the pairs of output position and kernel tap that are inside the image, in one
-    dimension."""
+    """Return the pairs of output position and kernel tap inside the image, in one dimension."""
     stride, padding, dilation = stride or 1, padding or 0, dilation or 1
     total = 0
     for tap in range(kernel):

@@ -114,10 +114,14 @@ def traffic_of(
         is_partial = False  # only the first tensor is
         if not (name in SHAPE_ONLY or (is_written and (argument.kwarg_only or name in WRITE_ONLY))):
             reads.add(tensors, max_bytes)
-        if is_written and name not in ALLOCATING and not _is_kept(name, argument.name, arguments):
+        if (
+            is_written
+            and name not in ALLOCATING
+            and not _is_only_read(name, argument.name, arguments)
+        ):
             writes.add(tensors, max_bytes)
     if name not in ALLOCATING:
-        # a result that shares storage with an argument is a view, or counted as written in place
+        # a result that shares storage with an argument is a view, or counted as in place
         new = [tensor for tensor in results if tensor.untyped_storage().data_ptr() not in storages]
         writes.add(new, None)
         if not writes.num_bytes and results and not new:
@@ -125,9 +129,8 @@ def traffic_of(
     return Traffic(reads.num_bytes + writes.num_bytes, max(reads.max_elements, writes.max_elements))
 
 
-def _is_kept(name: str, argument: str, arguments: dict[str, Any]) -> bool:
-    """Return whether a mutable argument is not written: gradients of a fused optimizer step
-    without a gradient scaler."""
+def _is_only_read(name: str, argument: str, arguments: dict[str, Any]) -> bool:
+    """Return whether a mutable argument is only read, as unscaled gradients of fused steps are."""
     return (
         name.startswith("_fused_") and argument == "grads" and arguments.get("grad_scale") is None
     )

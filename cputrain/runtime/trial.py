@@ -187,8 +187,7 @@ def end_process() -> None:
 
 
 def _noise_hook(torch: ModuleType) -> Callable[..., None]:
-    """Return an optimizer pre-step hook that adds noise of the size of rounding errors to
-    gradients."""
+    """Return an optimizer pre-step hook that adds noise of rounding size to gradients."""
     generator = torch.Generator().manual_seed(1)
 
     def add_noise(optimizer: Any, *_: object) -> None:
