@@ -22,7 +22,7 @@ NEUTRAL_SETTINGS = {
 }  # fmt: skip
 """Options of a launch that changes nothing by itself, so that a remedy is measured alone."""
 
-ALL_REMEDIES = "all of them, and what cputrain launch does by itself"
+ALL_REMEDIES = "all of them, and the defaults of cputrain launch"
 """Title of the run with all remedies."""
 
 LOWER_PRECISION = frozenset({"precision"})
