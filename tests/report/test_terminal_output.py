@@ -48,7 +48,7 @@ def test_every_plan_is_shown_with_all_its_reasons(path):
 def test_asking_about_something_unheard_of_lists_what_can_be_asked():
     """The error names what is known."""
     plan = make_plan(read_machine(read_capture(str(MACHINES[0]))), Request())
-    with pytest.raises(UsageError, match=r"knows of .*threads.*'warp drive'"):
+    with pytest.raises(UsageError, match=r"must be one of .*threads.*'warp drive'"):
         why_not(plan, "warp drive")
 
 
