@@ -89,7 +89,7 @@ def _with_rate(rates: dict[str, float], threads: int, rate: float) -> dict[str, 
 
 
 def _clamp_counts(roof: Roof, profile: StepProfile, operator: OperatorTime) -> OperatorTime:
-    """Return the operator with its FLOPs and bytes limited to what the roof allows."""
+    """Return the operator with FLOPs above the roof set to 0, and bytes limited to the roof."""
     changes: dict[str, float] = {}
     if operator.flops and (
         not operator.seconds

@@ -197,7 +197,7 @@ class Roof(Record):
         return memory_s, self.level_of(call_bytes, threads)
 
     def is_inverted(self) -> bool:
-        """Return whether more threads were slower than fewer, as if other processes had a core."""
+        """Return whether more threads were slower than fewer: other processes used the cores."""
         return INVERTED in self.rough
 
 
@@ -228,7 +228,7 @@ def _increasing(table: Rates) -> Rates:
 
 
 def _rate_at(rates: Mapping[str, float], threads: int) -> float:
-    """Return the highest rate for a thread count, interpolated between measured counts."""
+    """Return an upper bound of the rate for a thread count, from measured thread counts."""
     known = {int(count): rate for count, rate in rates.items()}
     below = max((count for count in known if count <= threads), default=min(known))
     above = min((count for count in known if count >= threads), default=below)
@@ -318,7 +318,7 @@ def merge_roofs(before: Roof, now: Roof) -> Roof:
 
 
 def _merge_rates(before: dict[str, float], now: dict[str, float], limit: float) -> dict[str, float]:
-    """Return the higher rates; one of `before` counts up to `limit` times that of `now`."""
+    """Return the higher rates; one of `before` above `limit` times that of `now` is dropped."""
     rates = dict(now) if now else dict(before)
     for threads, rate in before.items():
         if threads not in now or now[threads] < rate <= limit * now[threads]:

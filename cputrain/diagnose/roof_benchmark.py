@@ -102,7 +102,7 @@ class DisturbanceMonitor:
         """
         self._counters = counters
         num_cpus = max(len(counters.cpus), cores)
-        # with hardware threads, CPUs beyond two per core are not needed
+        # others may use CPUs beyond two per core; half of these are second hardware threads
         self._tolerated_cpus = (
             TOLERATED_CPUS + TOLERATED_FRACTION * num_cpus + max(0, num_cpus - 2 * cores) / 2
         )

@@ -100,7 +100,7 @@ class StepProfile(Record):
     """Number of undisturbed steps that were timed."""
 
     operators: tuple[OperatorTime, ...]
-    """Operators of a traced step."""
+    """Operators, averaged over the traced steps."""
 
     line: tuple[tuple[int, float, float], ...]
     """Timeline of one traced step: index in `operators`, start and duration of each call."""
@@ -215,7 +215,7 @@ def step_profile_of(document: dict[str, Any]) -> StepProfile:
 
 
 def _whole_steps(steps: list[dict[str, float]], num_optimizers: int) -> list[dict[str, float]]:
-    """Sum the times of optimizer steps that belong to one training step, if several alternate."""
+    """Return the times of training steps, each the sum of one step of every optimizer."""
     end = len(steps) - len(steps) % num_optimizers
     return [
         {

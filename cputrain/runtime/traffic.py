@@ -177,7 +177,7 @@ class _Sizes:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all arguments, each byte of a storage counted once."""
+        """Return the bytes of all arguments; a storage counts at most with its length."""
         return sum(self._by_storage())
 
     def _by_storage(self) -> Iterator[int]:
