@@ -99,7 +99,7 @@ class Setup(Record):
         for effect in (Effect.PARTLY, Effect.NOT_APPLIED):
             lines += [f"{effect}: {found.says}: {found.why}" for found in self.of(effect)]
         if self.restart:
-            lines.append(f"To apply all of it: {self.restart}")
+            lines.append(f"To have all of it: {self.restart}")
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
 
     __repr__ = __str__
@@ -133,15 +133,15 @@ class Tuning(Record):
         return (*kept, *left)
 
     def __str__(self) -> str:
-        from cputrain.report.plain import search_text
+        from cputrain.report.plain import found_text
 
-        lines = [search_text(self.found), *self.notes]
+        lines = [found_text(self.found), *self.notes]
         return "\n".join([*lines, *([str(self.applied)] if self.applied is not None else [])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from cputrain.report.html import note_html, search_html, setup_html
+        from cputrain.report.html import found_html, note_html, setup_html
 
-        parts = [search_html(self.found), *map(note_html, self.notes)]
+        parts = [found_html(self.found), *map(note_html, self.notes)]
         return "".join([*parts, *([setup_html(self.applied)] if self.applied is not None else [])])

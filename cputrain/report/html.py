@@ -10,7 +10,7 @@ from __future__ import annotations
 from html import escape
 
 from cputrain.report.machines import sections
-from cputrain.report.plain import search_summary
+from cputrain.report.plain import said_of
 from cputrain.report.trials import HEAD, cells
 
 TYPE_CHECKING = False
@@ -68,15 +68,15 @@ def setup_html(setup: Setup) -> str:
         parts.append(note_html("This process was started by cputrain launch."))
     if setup.restart:
         parts.append(
-            f'<div style="margin:.4em 0">To apply all of it: <code>{escape(setup.restart)}</code>'
+            f'<div style="margin:.4em 0">To have all of it: <code>{escape(setup.restart)}</code>'
             "</div>"
         )
     return "".join(parts) + _warnings(setup.warnings)
 
 
-def search_html(result: Found) -> str:
+def found_html(found: Found) -> str:
     """Return all trials of a search and its result."""
-    return trials_html(result.trials) + "".join(map(note_html, search_summary(result)))
+    return trials_html(found.trials) + "".join(map(note_html, said_of(found)))
 
 
 def trials_html(trials: Sequence[Trial], running: str = "") -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cputrain.plan import Plan
     from cputrain.tune.found import Found
 
-MIN_DELAY_S = 2.0
-"""Startup delay in seconds above which the summary of a search mentions it."""
+NOTABLE = 2.0
+"""Startup delay in seconds above which the result of a search mentions it."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -33,27 +33,27 @@ def machine_text(machine: Machine) -> str:
     return _trimmed(out)
 
 
-def search_text(result: Found) -> str:
+def found_text(found: Found) -> str:
     """Return all trials of a search and its result."""
     out = io.StringIO()
-    show_table(console(out, plain=True), HEAD, map(cells, result.trials))
-    return "\n".join([_trimmed(out), *search_summary(result)])
+    show_table(console(out, plain=True), HEAD, map(cells, found.trials))
+    return "\n".join([_trimmed(out), *said_of(found)])
 
 
-def search_summary(result: Found) -> list[str]:
+def said_of(found: Found) -> list[str]:
     """Return the result of a search in sentences."""
-    sentences = [f"{result.reason[0].upper()}{result.reason[1:]}."]
-    if result.against_python is not None:
-        sentences.append(f"It is {result.against_python:.2f} times as fast as plain python.")
-    if result.later is not None and result.later > MIN_DELAY_S:
-        sentences.append(
-            f"It starts {result.later:.0f} s later, which pays after {result.pays_after} steps."
+    said = [f"{found.reason[0].upper()}{found.reason[1:]}."]
+    if found.against_python is not None:
+        said.append(f"Against plain python: {found.against_python:.2f} times as fast.")
+    if found.later is not None and found.later > NOTABLE:
+        said.append(
+            f"It starts {found.later:.0f} s later, which pays after {found.pays_after} steps."
         )
-    if result.untried:
-        sentences.append(
-            f"Not tried for lack of time: {', '.join(result.untried)} (--budget allows more)."
+    if found.untried:
+        said.append(
+            f"Not tried for want of time: {', '.join(found.untried)} (--budget gives more)."
         )
-    return sentences
+    return said
 
 
 def _trimmed(out: io.StringIO) -> str:

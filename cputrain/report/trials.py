@@ -64,7 +64,7 @@ class Live:
 
         self._rows: list[tuple[str, ...]] = []
         self._good: list[bool] = []
-        self._running = ""
+        self._now = ""
         self._end = 0.0
         self._out = out
         self._display = Display(
@@ -81,14 +81,14 @@ class Live:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._running = ""
+        self._now = ""
         self._display.stop()
 
     def begins(self, stage: str, settings: dict[str, str] | None, left: float) -> None:
         """Show the trial that starts, and the remaining time."""
         import time
 
-        self._running = f"{stage}: {shown(settings)}"
+        self._now = f"{stage}: {shown(settings)}"
         self._end = time.monotonic() + left
         self._display.refresh()
 
@@ -105,15 +105,15 @@ class Live:
         from rich.text import Text
 
         # rows that do not fit on the screen are shown when the search ends
-        max_rows = max(1, self._out.height - NUM_OTHER_LINES) if self._running else len(self._rows)
+        max_rows = max(1, self._out.height - NUM_OTHER_LINES) if self._now else len(self._rows)
         table = _table(self._rows[-max_rows:], self._good[-max_rows:])
-        if not self._running:
+        if not self._now:
             return table
         left_s = self._end - time.monotonic()
         remaining = f"{left_s:.0f} s left" if left_s > 0 else "about to end"
         if left_s == float("inf"):
             remaining = "no time limit"
-        note = Text(f"{self._running} …  {remaining}; Ctrl-C keeps the best so far", style="dim")
+        note = Text(f"{self._now} …  {remaining}; Ctrl-C keeps the best so far", style="dim")
         return Group(table, note)
 
 

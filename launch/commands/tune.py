@@ -209,10 +209,10 @@ def keep(what: target.Target, machine: Machine, found: Found) -> str | None:
 
 
 def _show(found: Found, what: target.Target) -> None:
-    from cputrain.report.plain import search_summary
+    from cputrain.report.plain import said_of
     from cputrain.tune.folders import path_of_trials
 
-    print("\n".join(search_summary(found)))
+    print("\n".join(said_of(found)))
     if not all(trial.good for trial in found.trials):
         print(f"What trials printed: {path_of_trials(what.name)}")
     if found.settings:

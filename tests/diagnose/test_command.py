@@ -53,9 +53,9 @@ MAX_ATTEMPTS = 3
 def first_causes(folder, text):
     """Yield the first cause and the diagnosis of each attempt."""
     for _ in range(MAX_ATTEMPTS):
-        completed = diagnose(folder, text, "--json")
-        assert completed.returncode == 0, completed.stderr
-        diagnosis = json.loads(completed.stdout)
+        done = diagnose(folder, text, "--json")
+        assert done.returncode == 0, done.stderr
+        diagnosis = json.loads(done.stdout)
         yield next((one["cause"] for one in diagnosis["findings"]), ""), diagnosis
 
 
@@ -75,9 +75,9 @@ def test_the_planted_cause_is_found_first(cause, tmp_path):
 
 
 def test_remedies_are_tried_alone_and_together(tmp_path):
-    completed = diagnose(tmp_path, PLANTED["code"], "--json", "--apply", "--steps", "5")
-    assert completed.returncode == 0, completed.stderr
-    diagnosis = json.loads(completed.stdout)
+    done = diagnose(tmp_path, PLANTED["code"], "--json", "--apply", "--steps", "5")
+    assert done.returncode == 0, done.stderr
+    diagnosis = json.loads(done.stdout)
     assert all(one["exact"] for one in diagnosis["findings"] if one["settings"] in
                [each["settings"] for each in diagnosis["applied"][:-1]])  # fmt: skip
     *alone, last = diagnosis["applied"]
@@ -96,16 +96,16 @@ def test_a_fast_script_has_no_finding(tmp_path):
 
 
 def test_the_terminal_shows_findings_and_tables(tmp_path):
-    completed = diagnose(tmp_path, PLANTED["code"])
-    assert completed.returncode == 0, completed.stderr
+    done = diagnose(tmp_path, PLANTED["code"])
+    assert done.returncode == 0, done.stderr
     for part in ("A step of", "1. ", "cputrain launch", "Time by layer", "Linear", "GFLOP/s"):
-        assert part in completed.stdout
+        assert part in done.stdout
 
 
 def test_a_script_of_few_steps_is_diagnosed(tmp_path):
-    completed = diagnose(tmp_path, PLANTED["code"].replace("range(200)", "range(8)"), "--json")
-    assert completed.returncode == 0, completed.stderr
-    profile = json.loads(completed.stdout)["seen"]
+    done = diagnose(tmp_path, PLANTED["code"].replace("range(200)", "range(8)"), "--json")
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)["seen"]
     assert 2 <= profile["steps"] <= 5
     assert profile["operators"]
 
@@ -124,30 +124,28 @@ def test_a_script_of_few_steps_is_diagnosed(tmp_path):
     ],
 )
 def test_a_script_that_cannot_be_diagnosed_is_an_error(text, says, tmp_path):
-    completed = diagnose(tmp_path, text)
-    assert completed.returncode == 2
-    assert says in completed.stderr
-    assert "Traceback" not in completed.stderr
-    assert completed.stdout == ""
+    done = diagnose(tmp_path, text)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_script_that_never_steps_is_given_up(tmp_path):
-    completed = diagnose(
-        tmp_path, "import time, torch\nwhile True: time.sleep(1)", "--longest", "10"
-    )
-    assert completed.returncode == 2
-    assert "it was not through with its steps after 10 s" in completed.stderr
+    done = diagnose(tmp_path, "import time, torch\nwhile True: time.sleep(1)", "--longest", "10")
+    assert done.returncode == 2
+    assert "it was not through with its steps after 10 s" in done.stderr
 
 
 @pytest.mark.parametrize("steps", ["0", "1", "x", "1001"])
 def test_numbers_of_steps_that_are_none(steps, tmp_path):
-    completed = diagnose(tmp_path, GOOD, "--steps", steps)
-    assert completed.returncode == 2
-    assert "--steps must be a whole number from 2 to 1000" in completed.stderr
+    done = diagnose(tmp_path, GOOD, "--steps", steps)
+    assert done.returncode == 2
+    assert "--steps must be a whole number from 2 to 1000" in done.stderr
 
 
 def test_what_the_script_writes_is_thrown_away(tmp_path):
     writes = "open('written.txt', 'w').write('x')\n"
-    completed = diagnose(tmp_path, writes + PLANTED["overlap"], "--json", "--steps", "4")
-    assert completed.returncode == 0, completed.stderr
+    done = diagnose(tmp_path, writes + PLANTED["overlap"], "--json", "--steps", "4")
+    assert done.returncode == 0, done.stderr
     assert not (tmp_path / "written.txt").exists()

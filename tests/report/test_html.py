@@ -11,7 +11,7 @@ from cputrain.machine import Machine, read_machine
 from cputrain.machine.capture import read_capture
 from cputrain.notebook.outcome import Effect, Setup, Step
 from cputrain.plan import Request, make_plan
-from cputrain.report.html import machine_html, plan_html, search_html, setup_html
+from cputrain.report.html import found_html, machine_html, plan_html, setup_html
 from cputrain.tune.found import Found, Trial
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
@@ -89,12 +89,12 @@ def test_a_search_is_shown_with_every_trial() -> None:
         Trial(stage="alone", settings={"threads": "1"}, seconds=None, speedup=None, says="no",
               good=False),
     )  # fmt: skip
-    result = Found(
+    found = Found(
         settings={}, against_rules=None, against_python=1.5, reason=f"nothing {EVIL}",
         reduced=False, loss_difference=None, later=7.0, pays_after=40,
         untried=("compile on",), trials=trials, seconds=1.0,
     )  # fmt: skip
-    text = read(search_html(result))
+    text = read(found_html(found))
     assert text.count(EVIL) == 2
     assert "200 ms" in text
     assert "rejected: no" in text
