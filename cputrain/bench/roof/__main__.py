@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PRODUCTS = """
 import json, sys, time, torch
-from cputrain.diagnose.roof_benchmark import fastest_seconds
+from cputrain.diagnose.roof_benchmark import fastest_seconds as best
 threads = int(sys.argv[1]); torch.set_num_threads(threads)
 found = {}
 for name in ("float32", "bfloat16"):
@@ -39,7 +39,7 @@ for name in ("float32", "bfloat16"):
     ]:
         a, b = torch.full((m, k), 0.5, dtype=dtype), torch.full((k, n), 0.5, dtype=dtype)
         out = torch.empty((m, n), dtype=dtype)
-        rate = 2 * m * n * k / fastest_seconds(lambda: torch.mm(a, b, out=out), 0.3)
+        rate = 2 * m * n * k / best(lambda: torch.mm(a, b, out=out), 0.3)
         found[name] = max(found.get(name, 0.0), rate)
 print(json.dumps(found))
 """
