@@ -16,7 +16,9 @@ GIVEN_UP = {
                "bending", "picking", "finding", "making", "drawing"),
     "pool": ("feed", "template"),
     "data": ("notices", "paths", "ahead", "next_epoch"),
-    "runtime": ("exchange", "outermost", "derivatives", "waits", "leaving", "carried", "at_work"),
+    "runtime": ("exchange", "outermost", "derivatives", "waits", "leaving", "carried", "at_work",
+                "counted"),
+    "diagnose": ("seen", "box", "kept", "compared", "applied", "measuring"),
     "notebook": ("carrying", "given", "began"),
     "ipc": ("nameless", "packing"),
 }  # fmt: skip

@@ -1,23 +1,23 @@
-"""Why a script is slower than the machine allows, and what to do about it."""
+"""Diagnose why a training script is slower than the machine allows, and what to do about it."""
 
 from __future__ import annotations
 
-from cputrain.diagnose.applied import apply
-from cputrain.diagnose.compared import Compared, compare
+from cputrain.diagnose.comparison import DiagnosisComparison, compare
 from cputrain.diagnose.diagnosis import Diagnosis, diagnose
-from cputrain.diagnose.finding import Applied, Finding, Sure
-from cputrain.diagnose.kept import read_diagnosis
+from cputrain.diagnose.document import read_diagnosis
+from cputrain.diagnose.finding import Confidence, Finding, TriedRemedy
+from cputrain.diagnose.remedies import try_remedies
 from cputrain.diagnose.roof import Roof
 
 __all__ = [
-    "Applied",
-    "Compared",
+    "Confidence",
     "Diagnosis",
+    "DiagnosisComparison",
     "Finding",
     "Roof",
-    "Sure",
-    "apply",
+    "TriedRemedy",
     "compare",
     "diagnose",
     "read_diagnosis",
+    "try_remedies",
 ]

@@ -1,9 +1,9 @@
-"""Hold what was seen of a script against the roof: no operator may exceed it.
+"""Reconcile a step profile with the roof, so that no operator exceeds the roof.
 
-An operator that does so is no magic: the roof was measured while others used the CPUs, or the
-operator was counted wrongly. `exceeding` tells that it is to be measured again. Where that does not
-help, the operator itself shows what the machine can do, and the roof is raised to it and marked as
-rough; a count that no roof explains is not used.
+An operator can exceed the roof only if other processes used the CPUs while the roof was measured,
+or if its operations are counted wrongly. If `operators_above_roof` returns any, the roof should be
+measured again. If operators exceed the new roof too, `reconcile` raises the roof to their rates and
+marks it as rough; a count far above the roof is dropped.
 """
 
 from __future__ import annotations
@@ -13,107 +13,114 @@ from cputrain.runtime.flops import is_counted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.diagnose.roof import Roof
-    from cputrain.diagnose.seen import Operator, Seen
+    from cputrain.diagnose.step_profile import OperatorTime, StepProfile
 
 TOLERANCE = 1.05
-"""By how much an operator may exceed the roof without a word: clocks of CPUs vary."""
+"""Factor by which an operator may exceed the roof, since CPU clocks vary."""
 
-BELIEVED = 4.0
-"""By how much it may exceed it, so that the roof is wrong rather than the operator's count."""
+MAX_RAISE = 4.0
+"""Largest excess over the roof at which the roof is wrong, and not the count of the operator."""
 
 ROUNDING = 1 + 1e-9
-"""Of floating-point numbers."""
+"""Factor for rounding errors of floating-point numbers."""
 
 EXCEEDED = "an operator of the script was faster than the best that was measured"
 
 
-def exceeding(roof: Roof, seen: Seen, tolerance: float = TOLERANCE) -> tuple[Operator, ...]:
-    """Return operators that are faster than this roof allows, by more than clocks vary."""
+def operators_above_roof(
+    roof: Roof, profile: StepProfile, tolerance: float = TOLERANCE
+) -> tuple[OperatorTime, ...]:
+    """Return the operators that exceed the roof by more than a factor of `tolerance`."""
     return tuple(
-        operator for operator in seen.operators
+        operator for operator in profile.operators
         if (is_counted(operator.name)
-            and operator.flops_per_s > tolerance * _highest_flops(roof, seen, operator))
+            and operator.flops_per_s > tolerance * _highest_flops(roof, profile, operator))
         or (operator.elementwise
-            and operator.bytes_per_s > tolerance * _highest_bandwidth(roof, seen, operator))
+            and operator.bytes_per_s > tolerance * _highest_bandwidth(roof, profile, operator))
     )  # fmt: skip
 
 
-def reconciled(roof: Roof, seen: Seen) -> tuple[Roof, Seen]:
-    """Return a roof that no operator exceeds, and operators that do not exceed it."""
-    is_rough = bool(exceeding(roof, seen))
-    for operator in seen.operators:
-        roof = _raised(roof, seen, operator)
-    operators = tuple(_within(roof, seen, operator) for operator in seen.operators)
+def reconcile(roof: Roof, profile: StepProfile) -> tuple[Roof, StepProfile]:
+    """Return the roof raised to plausible operator rates, and the profile without other excess."""
+    is_rough = bool(operators_above_roof(roof, profile))
+    for operator in profile.operators:
+        roof = _raise_roof(roof, profile, operator)
+    operators = tuple(_clamp_counts(roof, profile, operator) for operator in profile.operators)
     if is_rough and EXCEEDED not in roof.rough:
         roof = roof.replace(rough=(*roof.rough, EXCEEDED))
-    return roof, seen if operators == seen.operators else seen.replace(operators=operators)
+    return roof, profile if operators == profile.operators else profile.replace(operators=operators)
 
 
-def _highest_flops(roof: Roof, seen: Seen, operator: Operator) -> float:
-    return roof.highest_flops(operator.computes, seen.threads)
+def _highest_flops(roof: Roof, profile: StepProfile, operator: OperatorTime) -> float:
+    return roof.highest_flops(operator.compute_dtype, profile.threads)
 
 
-def _highest_bandwidth(roof: Roof, seen: Seen, operator: Operator) -> float:
-    each = _bytes_of_call(operator)
-    seconds = roof.transfer_seconds(each, seen.threads)
-    return each / seconds if seconds else roof.bandwidth(seen.threads, "l2")
+def _highest_bandwidth(roof: Roof, profile: StepProfile, operator: OperatorTime) -> float:
+    num_bytes = _bytes_per_call(operator)
+    seconds = roof.transfer_seconds(num_bytes, profile.threads)
+    return num_bytes / seconds if seconds else roof.bandwidth(profile.threads, "l2")
 
 
-def _bytes_of_call(operator: Operator) -> float:
+def _bytes_per_call(operator: OperatorTime) -> float:
     return operator.bytes / operator.calls if operator.calls else operator.bytes
 
 
-def _raised(roof: Roof, seen: Seen, operator: Operator) -> Roof:
-    """Return the roof with what this operator shows to be possible."""
-    rate, highest = operator.flops_per_s, _highest_flops(roof, seen, operator)
-    if is_counted(operator.name) and rate <= BELIEVED * highest:
-        dtype = operator.computes or "float32"
-        if rate > roof.flops(dtype, seen.threads):
+def _raise_roof(roof: Roof, profile: StepProfile, operator: OperatorTime) -> Roof:
+    """Return the roof raised to the rates of an operator, if they are plausible."""
+    rate, highest = operator.flops_per_s, _highest_flops(roof, profile, operator)
+    if is_counted(operator.name) and rate <= MAX_RAISE * highest:
+        dtype = operator.compute_dtype or "float32"
+        if rate > roof.flops(dtype, profile.threads):
             table = {dtype: roof.flops_per_s["float32"], **roof.flops_per_s}
-            raised = {**table, dtype: _with(table[dtype], seen.threads, rate)}
+            raised = {**table, dtype: _with_rate(table[dtype], profile.threads, rate)}
             roof = roof.replace(flops_per_s=raised)
-    rate, highest = operator.bytes_per_s, _highest_bandwidth(roof, seen, operator)
-    if operator.elementwise and ROUNDING * highest < rate <= BELIEVED * highest:
-        level = roof.level_of(_bytes_of_call(operator), seen.threads)
+    rate, highest = operator.bytes_per_s, _highest_bandwidth(roof, profile, operator)
+    if operator.elementwise and ROUNDING * highest < rate <= MAX_RAISE * highest:
+        level = roof.level_of(_bytes_per_call(operator), profile.threads)
         table = roof.bandwidth_bytes_per_s
-        raised = {**table, level: _with(table[level], seen.threads, rate)}
-        roof = roof.replace(bandwidth_bytes_per_s=raised)  # faster levels rise with it
+        raised = {**table, level: _with_rate(table[level], profile.threads, rate)}
+        roof = roof.replace(bandwidth_bytes_per_s=raised)  # Roof raises faster levels with it
     return roof
 
 
-def _with(rates: dict[str, float], threads: int, rate: float) -> dict[str, float]:
-    """Return rates of which that with so many threads is at least this."""
+def _with_rate(rates: dict[str, float], threads: int, rate: float) -> dict[str, float]:
+    """Return rates by thread count, with at least `rate` for `threads`."""
     return {**rates, str(threads): max(rate, rates.get(str(threads), 0.0))}
 
 
-def _within(roof: Roof, seen: Seen, operator: Operator) -> Operator:
-    """Return the operator without counts that this roof does not allow."""
+def _clamp_counts(roof: Roof, profile: StepProfile, operator: OperatorTime) -> OperatorTime:
+    """Return the operator with FLOPs above the roof set to 0, and bytes limited to the roof."""
     changes: dict[str, float] = {}
     if operator.flops and (
-        not operator.seconds or operator.flops_per_s > roof.flops(operator.computes, seen.threads)
+        not operator.seconds
+        or operator.flops_per_s > roof.flops(operator.compute_dtype, profile.threads)
     ):
         changes["flops"] = 0.0
-    highest = _highest_bandwidth(roof, seen, operator)
-    if operator.bytes_per_s > ROUNDING * highest:  # the rest was not moved
+    highest = _highest_bandwidth(roof, profile, operator)
+    if operator.bytes_per_s > ROUNDING * highest:  # caches held the rest
         changes["bytes"] = highest * operator.seconds
     return operator.replace(**changes) if changes else operator
 
 
-def doubts(roof: Roof, seen: Seen, tolerated: float = 0.3) -> tuple[str, ...]:
-    """Return why figures are rough, where they are.
+def roughness_reasons(roof: Roof, profile: StepProfile, tolerance: float = 0.3) -> tuple[str, ...]:
+    """Return why the figures of a diagnosis are rough; empty if they are not.
 
     Args:
-        tolerated: how many CPUs others may use, and how far apart steps may be.
+        roof: Roof of the machine.
+        profile: Step profile.
+        tolerance: Accepted number of CPUs in use by other processes, and accepted spread of steps.
     """
     reasons = list(roof.rough)
-    # documents of before workers were counted have them among others
-    knows_others = "workers_seconds" in seen.counted or not seen.loaders
-    if seen.others > tolerated and knows_others:
-        reasons.append(f"others used {seen.others:.1f} CPUs while steps were timed")
-    if seen.others_traced > tolerated:
-        reasons.append(f"others used {seen.others_traced:.1f} CPUs while operators were timed")
-    if seen.spread > tolerated:
-        reasons.append("steps differ in their time")
-    if seen.whole > (1 + tolerated) * seen.step:
-        reasons.append("operators took longer while they were timed than a step without that")
+    # older documents count the CPU time of DataLoader workers as that of other processes
+    has_worker_time = "workers_seconds" in profile.counted or not profile.loaders
+    if profile.other_cpus > tolerance and has_worker_time:
+        reasons.append(f"other processes used {profile.other_cpus:.1f} CPUs while steps were timed")
+    if profile.others_traced > tolerance:
+        reasons.append(
+            f"other processes used {profile.others_traced:.1f} CPUs while operators were timed"
+        )
+    if profile.spread > tolerance:
+        reasons.append("step times vary")
+    if profile.instrumented_step > (1 + tolerance) * profile.step:
+        reasons.append("timing operators one by one made the step slower")
     return tuple(reasons)

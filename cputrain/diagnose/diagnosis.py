@@ -1,4 +1,4 @@
-"""A script is run and looked into: Case → Diagnosis."""
+"""Run and profile a script, measure the roof, and look for causes of slowness."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from datetime import datetime
 
 from cputrain import __version__
-from cputrain.diagnose.box import Box, box_of
 from cputrain.diagnose.causes import CAUSES, units
-from cputrain.diagnose.consistency import doubts, exceeding, reconciled
-from cputrain.diagnose.finding import Applied, Case, Finding
-from cputrain.diagnose.layers import Layer, layers_of
-from cputrain.diagnose.roof import Roof, keep_roof, product_seconds, roof_of
-from cputrain.diagnose.seen import Seen, seen_of
+from cputrain.diagnose.consistency import operators_above_roof, reconcile, roughness_reasons
+from cputrain.diagnose.finding import DiagnosedCase, Finding, TriedRemedy
+from cputrain.diagnose.layers import LayerTime, layer_times
+from cputrain.diagnose.machine_layout import MachineLayout, machine_layout
+from cputrain.diagnose.roof import Roof, cache_roof, machine_roof, product_seconds
+from cputrain.diagnose.step_profile import StepProfile, step_profile_of
 from cputrain.errors import UsageError
 from cputrain.record import Record
 from cputrain.tune.trial import LONGEST, fault_of, run_watched
@@ -26,167 +26,211 @@ if TYPE_CHECKING:
     from cputrain.tune.trial import Script
 
 SCHEMA_VERSION = 1
+"""Version of the JSON document."""
 
 KIND = "cputrain diagnosis"
+"""Value of the JSON document's "kind"."""
 
-WORTH = 1.05
-"""A gain that is smaller is not talked of."""
+MIN_SPEEDUP = 1.05
+"""Smallest predicted speed-up that is reported."""
 
-STEPS = 12
-"""That are timed as they are; with those to warm up and those that are traced, fewer than 20."""
+NUM_STEPS = 12
+"""Default number of undisturbed steps; a run with warm-up and traced steps has fewer than 20."""
 
-TRACED = 3
+NUM_TRACED = 3
+"""Number of steps whose operators are traced."""
 
-KEPT = 1.25
-"""By how much a roof that nothing disturbed may be exceeded, to be kept as what it rose to."""
+MAX_CACHED_RAISE = 1.25
+"""Largest excess over an undisturbed roof at which the raised roof is cached as undisturbed."""
 
-SECONDS = 8.0
-"""After so long fewer steps will do."""
+ENOUGH_S = 8.0
+"""Seconds after which fewer undisturbed steps are enough."""
 
-LEAST = 3
-"""Steps behind the first few that will do, where a script has no more."""
+MIN_STEPS = 3
+"""Smallest number of steps after warm-up with which a short script can be diagnosed."""
 
-PATIENCE = 12.0
-"""Seconds that steps of a second run may take beside those that are timed."""
+MAX_UNTIMED_S = 12.0
+"""Longest predicted time in seconds of the untimed steps of a run with fewer threads."""
+
+THREADS_DIVISOR = 4
+"""Divisor of the thread count for the run with fewer threads."""
+
+NUM_UNTIMED_STEPS = 6
+"""Number of warm-up and traced steps of a run."""
 
 
 class Diagnosis(Record):
-    """What was found."""
+    """Profile of a script's step, the machine's roof, and the causes of slowness."""
 
     script: str
+    """File name of the script."""
+
     when: str
-    """The day and the minute."""
+    """Date and time of the diagnosis, to the minute."""
 
     cputrain: str
-    """Its version."""
+    """Version of cputrain."""
 
-    box: Box
+    box: MachineLayout
+    """Sockets, cores and memory of the machine."""
+
     roof: Roof
-    seen: Seen
+    """Highest rates of the machine."""
+
+    seen: StepProfile
+    """Profile of a step under plain python."""
+
     findings: tuple[Finding, ...]
-    """Those worth doing, the one that gains most first."""
+    """Causes with a speed-up of at least `MIN_SPEEDUP`, the largest first."""
 
-    layers: tuple[Layer, ...]
-    """By kind, the dearest first."""
+    layers: tuple[LayerTime, ...]
+    """Time by kind of layer, the largest first."""
 
-    applied: tuple[Applied, ...] = ()
-    """Remedies, where they were tried."""
+    applied: tuple[TriedRemedy, ...] = ()
+    """Remedies that were tried."""
 
     def __post_init__(self) -> None:
-        """Let no operator exceed the roof, wherever both come from."""
-        self.__dict__["roof"], self.__dict__["seen"] = reconciled(self.roof, self.seen)
+        """Reconcile the roof and the profile, which may come from a document."""
+        self.__dict__["roof"], self.__dict__["seen"] = reconcile(self.roof, self.seen)
 
     @property
     def rough(self) -> tuple[str, ...]:
-        """Why figures are rough; empty where nothing disturbed them."""
-        return doubts(self.roof, self.seen)
+        """Return why the figures are rough; empty if they are not."""
+        return roughness_reasons(self.roof, self.seen)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document, with what it is, its schema's version, and why it is rough."""
-        about = {"kind": KIND, "schema_version": SCHEMA_VERSION, "rough": list(self.rough)}
-        return {**about, **super().as_json()}
+        """Return the JSON document, with kind, schema version, and why its figures are rough."""
+        header = {"kind": KIND, "schema_version": SCHEMA_VERSION, "rough": list(self.rough)}
+        return {**header, **super().as_json()}
 
 
 def diagnose(
     script: Script,
     machine: Machine,
     *,
-    steps: int = STEPS,
+    steps: int = NUM_STEPS,
     longest: float = LONGEST,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Diagnosis:
-    """Run it under plain python and look for the six causes. No run takes longer than `longest`."""
-    tell("the script's steps, as they are")
-    seen, torch = run(script, steps, longest)
-    tell("what this machine can do at best")
-    roof, seen = _roof_over(machine, torch, seen, tell)
-    fewer = _with_fewer(script, machine, seen, steps, longest, tell)
-    products = product_seconds(units.products_to_time(seen), seen.threads)
-    case = Case(machine=machine, roof=roof, seen=seen, fewer=fewer, products=products)
-    every = [one for cause in CAUSES for one in cause.find(case) if one.speedup >= WORTH]
+    """Run the script under plain python, and return its diagnosis.
+
+    Args:
+        script: Script with its arguments.
+        machine: Machine that it runs on.
+        steps: Number of undisturbed steps.
+        longest: Time limit of a run in seconds.
+        tell: Called with a message before each phase.
+
+    Raises:
+        UsageError: The script fails, or takes too few optimizer steps.
+        CputrainError: The roof cannot be measured.
+    """
+    tell("timing the script's steps")
+    profile, torch = profile_script(script, steps, longest)
+    tell("measuring the highest rates of this machine")
+    roof, profile = _consistent_roof(machine, torch, profile, tell)
+    fewer = _profile_with_fewer_threads(script, machine, profile, steps, longest, tell)
+    products = product_seconds(units.products_to_time(profile), profile.threads)
+    case = DiagnosedCase(machine=machine, roof=roof, seen=profile, fewer=fewer, products=products)
+    findings = [
+        finding for cause in CAUSES for finding in cause.find(case)
+        if finding.speedup >= MIN_SPEEDUP
+    ]  # fmt: skip
     return Diagnosis(
         script=script.target.name,
         when=datetime.now().isoformat(sep=" ", timespec="minutes"),
         cputrain=__version__,
-        box=box_of(machine),
+        box=machine_layout(machine),
         roof=roof,
-        seen=seen,
-        findings=tuple(sorted(every, key=lambda one: -one.speedup)),
-        layers=layers_of(seen),
+        seen=profile,
+        findings=tuple(sorted(findings, key=lambda finding: -finding.speedup)),
+        layers=layer_times(profile),
     )
 
 
-def _roof_over(
-    machine: Machine, torch: str, seen: Seen, tell: Callable[[str], None]
-) -> tuple[Roof, Seen]:
-    """Return a roof that nothing exceeds that was seen: measured again where something does."""
-    roof = roof_of(machine, torch, tell=tell)
-    if beyond := exceeding(roof, seen):
-        tell(f"it is measured again, because {beyond[0].name} was faster")
-        roof = roof_of(machine, torch, again=True, tell=tell)
-    raised, seen = reconciled(roof, seen)
-    if raised != roof and not roof.rough and not exceeding(roof, seen, KEPT):
-        # the machine was quiet twice: kernels of this script are a little faster than what is timed
+def _consistent_roof(
+    machine: Machine, torch: str, profile: StepProfile, tell: Callable[[str], None]
+) -> tuple[Roof, StepProfile]:
+    """Return a roof that no operator exceeds, measured again if one does, and the profile."""
+    roof = machine_roof(machine, torch, tell=tell)
+    if above := operators_above_roof(roof, profile):
+        tell(f"measuring again, because {above[0].name} of the script was faster")
+        roof = machine_roof(machine, torch, again=True, tell=tell)
+    raised, profile = reconcile(roof, profile)
+    if (
+        raised != roof
+        and not roof.rough
+        and not operators_above_roof(roof, profile, MAX_CACHED_RAISE)
+    ):
+        # nothing disturbed either measurement: the script has kernels that are a little faster
         raised = raised.replace(rough=())
-        keep_roof(machine, torch, raised)
-    return raised, seen
+        cache_roof(machine, torch, raised)
+    return raised, profile
 
 
-def run(
+def profile_script(
     script: Script,
     steps: int,
     longest: float,
     *,
     threads: int = 0,
     settings: dict[str, str] | None = None,
-) -> tuple[Seen, str]:
-    """What is seen of the script, and its torch: under plain python, or launched with settings."""
-    traced = TRACED if steps > 2 * TRACED else 1
-    asked = {"diagnose": steps, "traced": traced, "seconds": SECONDS, "threads": threads}
-    watched = run_watched(script, settings, asked, longest=longest)
+) -> tuple[StepProfile, str]:
+    """Run a script, and return the profile of its step and its version of torch.
+
+    Args:
+        script: Script with its arguments.
+        steps: Number of undisturbed steps; a script with fewer runs again with what it has.
+        longest: Time limit of the run in seconds.
+        threads: Intra-op threads, whatever the script sets; 0 leaves them to the script.
+        settings: Options of `cputrain launch`; None runs plain python.
+
+    Raises:
+        UsageError: The script fails, or takes too few optimizer steps.
+    """
+    num_traced = NUM_TRACED if steps > 2 * NUM_TRACED else 1
+    arguments = {
+        "diagnose": steps, "traced": num_traced, "seconds": ENOUGH_S, "threads": threads
+    }  # fmt: skip
+    watched = run_watched(script, settings, arguments, longest=longest)
     document = json.loads(watched.seen) if watched.seen else {}
     fault = fault_of(watched)
     if not fault and not document.get("optimizers"):
         fault = "no optimizer took a step"
     elif not fault and not document["traced"]:
-        count = len(document["steps"]) // len(document["optimizers"])
-        if LEAST <= count < steps + traced:  # it has no more: then once more, with what it has
-            fewer = count - (TRACED if count > 2 * TRACED else 1)
-            return run(script, fewer, longest, threads=threads, settings=settings)
-        fault = f"it took {count} steps behind the first few, and {LEAST} are needed"
+        num_steps = len(document["steps"]) // len(document["optimizers"])
+        if MIN_STEPS <= num_steps < steps + num_traced:  # the script ended: run it with fewer
+            fewer = num_steps - (NUM_TRACED if num_steps > 2 * NUM_TRACED else 1)
+            return profile_script(script, fewer, longest, threads=threads, settings=settings)
+        fault = f"it took {num_steps} steps after warm-up, and {MIN_STEPS} are needed"
     if fault:
         raise UsageError(
             f"the script {script.target.name}",
             "must train for some steps" + (" under plain python" if settings is None else ""),
             found=fault,
-            do=f"What it printed is in {script.folder}.",
+            do=f"Its output is in {script.folder}.",
         )
-    return seen_of(document), document["torch"]
+    return step_profile_of(document), document["torch"]
 
 
-def _with_fewer(
+def _profile_with_fewer_threads(
     script: Script,
     machine: Machine,
-    seen: Seen,
+    profile: StepProfile,
     steps: int,
     longest: float,
     tell: Callable[[str], None],
-) -> Seen | None:
-    """The same with fewer threads, where that is done soon."""
+) -> StepProfile | None:
+    """Return the profile with fewer threads; None if the run fails or would take too long."""
     cores = max(1, machine.budget.physical_cores)
-    count = cores if seen.threads > cores else max(1, seen.threads // FEWER)
-    slowest = seen.step * seen.threads / count
-    if count >= seen.threads or (count < cores and slowest * AROUND > PATIENCE):
+    num_threads = cores if profile.threads > cores else max(1, profile.threads // THREADS_DIVISOR)
+    max_step_s = profile.step * profile.threads / num_threads
+    if num_threads >= profile.threads or (
+        num_threads < cores and max_step_s * NUM_UNTIMED_STEPS > MAX_UNTIMED_S
+    ):
         return None
-    tell(f"the same with {count} of {seen.threads} threads")
+    tell(f"timing steps with {num_threads} of {profile.threads} threads")
     try:
-        return run(script, steps, longest, threads=count)[0]
-    except UsageError:  # it cannot do with fewer
+        return profile_script(script, steps, longest, threads=num_threads)[0]
+    except UsageError:  # the script does not work with fewer threads
         return None
-
-
-FEWER = 4
-"""By how much fewer threads are tried."""
-
-AROUND = 6
-"""Steps of a run beside those that are timed, which a run has some seconds for."""

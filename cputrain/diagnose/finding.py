@@ -1,10 +1,10 @@
-"""What a cause of slowness is told as, and what it is found in."""
+"""Findings of a diagnosis, and the measurements in which causes of slowness are looked for."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from cputrain.diagnose.consistency import reconciled
+from cputrain.diagnose.consistency import reconcile
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -13,142 +13,156 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from cputrain.diagnose.roof import Product, Roof
-    from cputrain.diagnose.seen import Seen
+    from cputrain.diagnose.step_profile import StepProfile
     from cputrain.machine import Machine
 
 
-MOST = 1000.0
-"""The largest gain that is told."""
+MAX_SPEEDUP = 1000.0
+"""Largest speed-up that is predicted."""
 
 
-class Sure(StrEnum):
-    """How a gain is known."""
+class Confidence(StrEnum):
+    """How a predicted speed-up is known."""
 
     MEASURED = "measured"
-    """The run was made with it, or what it would save was timed."""
+    """A run used the remedy, or the time that it saves was measured."""
 
     CALCULATED = "calculated"
-    """From what was timed, and what this machine can do."""
+    """Calculated from measured times and the machine's roof."""
 
     AT_BEST = "at best"
-    """If a compiler makes of it all that can be made: try it."""
+    """Upper limit, such as that of a compiler that fuses all it can."""
 
 
 class Finding(Record):
-    """A cause, what it costs, and what to do about it."""
+    """A cause of slowness, its cost, and a remedy."""
 
     cause: str
-    """Of six: "memory", "work", "input", "overlap", "units" or "code"."""
+    """One of "memory", "work", "input", "overlap", "units" and "code"."""
 
     title: str
-    """In a few words, with the figure that counts."""
+    """Summary in a few words, with the most important figure."""
 
     lost_seconds: float
-    """Of a step: what the remedy would save."""
+    """Seconds of a step that the remedy saves."""
 
     speedup: float
-    """Predicted: by how much faster a step is."""
+    """Predicted speed-up of a step."""
 
     evidence: tuple[str, ...]
-    """What was seen, a line each."""
+    """Measurements that support the finding, one per line."""
 
     remedy: str
-    """A command or a line of code."""
+    """Command or line of code."""
 
     settings: dict[str, str] | None = None
-    """The same as options of `cputrain launch`; None where it is no option."""
+    """The remedy as options of `cputrain launch`; None if it is not an option."""
 
     exact: bool = True
-    """Whether results stay the same but for the order of additions."""
+    """Whether results stay the same up to the order of additions."""
 
     changes: str = ""
-    """What of the results it changes, where it is not exact."""
+    """What the remedy changes in the results, if it is not exact."""
 
-    sure: Sure
+    sure: Confidence
+    """How the speed-up is known."""
 
     def __post_init__(self) -> None:
-        """A remedy saves something of a step, or nothing."""
+        """Reject a remedy that makes a step slower."""
         if self.lost_seconds < 0 or self.speedup < 1:
             raise ValueError(f"a finding that saves {self.lost_seconds} s, {self.speedup} times")
 
 
-class Applied(Record):
-    """A remedy that was tried, or all of them."""
+class TriedRemedy(Record):
+    """Predicted and measured speed-up of one remedy, or of all together."""
 
     title: str
-    """What it is against."""
+    """Title of the finding that it remedies."""
 
     settings: dict[str, str]
     """Options of `cputrain launch`."""
 
     predicted: float | None
-    """By how much faster a step was to be; None of all together."""
+    """Predicted speed-up of a step; None for all remedies together."""
 
     measured: float | None
-    """By how much it is; None where the run failed."""
+    """Measured speed-up of a step; None if the run failed."""
 
     fault: str = ""
-    """Why."""
+    """Why the run failed; empty if it did not."""
 
 
-class Case(Record):
-    """What there is to look into."""
+class DiagnosedCase(Record):
+    """Machine, roof and step profile in which causes are looked for."""
 
     machine: Machine
-    roof: Roof
-    seen: Seen
+    """Machine that the script ran on."""
 
-    fewer: Seen | None = None
-    """The same with fewer threads, where that was tried."""
+    roof: Roof
+    """Highest rates of the machine."""
+
+    seen: StepProfile
+    """Profile of the script's step."""
+
+    fewer: StepProfile | None = None
+    """Profile with fewer threads; None if that was not tried."""
 
     products: dict[Product, float] = {}
-    """Seconds of products whose sides fit the CPU's units badly, and of those that fit."""
+    """Seconds of matrix products with sides that fit the CPU's units badly, and that fit well."""
 
     def __post_init__(self) -> None:
-        """Let no operator exceed the roof."""
-        self.__dict__["roof"], self.__dict__["seen"] = reconciled(self.roof, self.seen)
+        """Reconcile the roof and the profile: no operator exceeds the roof."""
+        self.__dict__["roof"], self.__dict__["seen"] = reconcile(self.roof, self.seen)
 
     def least_step(self, *, exact: bool) -> float:
-        """Return the seconds that a step's operations take at the roof.
+        """Return the seconds that the FLOPs of a step take at the roof.
 
         Args:
-            exact: whether each stays in its type; the fastest type counts otherwise.
+            exact: Whether each operator keeps its dtype; otherwise the fastest dtype counts.
         """
         threads = self.seen.threads
-        computing = 0.0
+        compute_s = 0.0
         for operator in self.seen.operators:
-            highest = self.roof.highest_flops(operator.computes, threads)
+            highest = self.roof.highest_flops(operator.compute_dtype, threads)
             if not exact:
                 highest = max(
-                    highest, *(self.roof.flops(t, threads) for t in self.roof.flops_per_s)
+                    highest,
+                    *(self.roof.flops(dtype, threads) for dtype in self.roof.flops_per_s),
                 )
-            computing += operator.flops / highest
-        return min(self.seen.step, computing * self.seen.step / self.seen.whole)
+            compute_s += operator.flops / highest
+        return min(self.seen.step, compute_s * self.seen.step / self.seen.instrumented_step)
 
 
 if TYPE_CHECKING:
 
     class Cause(Protocol):
-        """A module of `causes`."""
+        """Interface of a module of `causes`."""
 
-        def find(self, case: Case) -> Iterable[Finding]:
-            """What it costs here; nothing where there is nothing of it."""
+        def find(self, case: DiagnosedCase) -> Iterable[Finding]:
+            """Yield findings of the cause; none if it costs nothing."""
 
 
-def found(
-    case: Case, lost: float, *, from_operators: bool = False, exact: bool = True, **rest: Any
+def make_finding(
+    case: DiagnosedCase,
+    lost_s: float,
+    *,
+    from_operators: bool = False,
+    exact: bool = True,
+    **fields: Any,
 ) -> Finding:
-    """Return a finding that saves so many seconds of a step, or what of it can be saved.
-
-    Nothing saves less than nothing, and no step is shorter than what it computes takes at the roof.
+    """Return a finding, its savings limited to what the roof allows and to `MAX_SPEEDUP`.
 
     Args:
-        from_operators: whether the seconds are those of operators that were timed one by one, which
-            may take longer than within a step as it is.
+        case: Case in which the cause was found.
+        lost_s: Seconds of a step that the remedy saves.
+        from_operators: Whether `lost_s` sums times of operators in traced steps, which are slower
+            than undisturbed steps; it is scaled then.
+        exact: Whether the remedy leaves results the same up to the order of additions.
+        fields: Other fields of `Finding`.
     """
-    step = case.seen.step
+    step_s = case.seen.step
     if from_operators:
-        lost *= step / case.seen.whole
-    longest = min(step - case.least_step(exact=exact), (1 - 1 / MOST) * step)
-    lost = max(0.0, min(lost, longest))
-    return Finding(lost_seconds=lost, speedup=step / (step - lost), exact=exact, **rest)
+        lost_s *= step_s / case.seen.instrumented_step
+    max_lost_s = min(step_s - case.least_step(exact=exact), (1 - 1 / MAX_SPEEDUP) * step_s)
+    lost_s = max(0.0, min(lost_s, max_lost_s))
+    return Finding(lost_seconds=lost_s, speedup=step_s / (step_s - lost_s), exact=exact, **fields)

@@ -1,4 +1,8 @@
-"""What this machine can do at best: measured for a machine and a torch, and kept if it is good."""
+"""Roof of a machine: peak FLOP/s and bandwidths, measured through torch and cached.
+
+A roof that was measured while other processes used the CPUs is rough: the cache keeps it, and the
+next diagnosis measures again and merges both.
+"""
 
 from __future__ import annotations
 
@@ -21,172 +25,179 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from cputrain.diagnose.seen import Operator
+    from cputrain.diagnose.step_profile import OperatorTime
     from cputrain.machine import Machine
 
 
 SCHEMA_VERSION = 2
-"""Of the file that keeps roofs: those of version 1 did not tell whether others ran meanwhile."""
+"""Version of the cache file; roofs of version 1 do not say whether other processes ran."""
 
-LONGEST = 300.0
-"""Seconds after which measuring is given up."""
+TIMEOUT_S = 300.0
+"""Time limit of a measurement in seconds."""
 
 Product = tuple[int, int, int, str]
-"""Of two matrices: rows, columns, what is summed over, and the type."""
+"""Matrix product: rows, columns, inner dimension, and dtype."""
 
 PINNED = {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"}
-"""Keeps each thread of the process that measures on a core of its own."""
+"""Variables that pin each thread of the benchmark process to its own core."""
 
-BINDING = (*PINNED, "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables of a user who has seen to that."""
+AFFINITY_VARIABLES = (*PINNED, "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables with which the user controls the affinity of threads."""
 
 Rates = dict[str, dict[str, float]]
-"""By type or level, and number of threads."""
+"""Rates per second by dtype or memory level, and by thread count (a decimal string)."""
 
-L2_BYTES = 1 << 20
-L3_BYTES = 1 << 25
-"""Of a machine that does not tell."""
+DEFAULT_L2_BYTES = 1 << 20
+"""Size of an L2 cache, if the system does not report it."""
+
+DEFAULT_L3_BYTES = 1 << 25
+"""Size of an L3 cache, if the system does not report it."""
 
 LEVELS = ("memory", "l3", "l2")
-"""What feeds an operator, the slowest first."""
+"""Levels of memory, the slowest first."""
 
-SLOWER = {"flops_per_s": 0.85, "bandwidth_bytes_per_s": 0.75}
-"""Part of a rate with fewer threads under which that with more cannot be right."""
+MIN_SCALING = {"flops_per_s": 0.85, "bandwidth_bytes_per_s": 0.75}
+"""Smallest plausible ratio of a rate with more threads to a rate with fewer, by table."""
 
-PLAUSIBLE = 1.5
-"""By how much a rate of a disturbed measurement may exceed that of an undisturbed one."""
+MAX_ROUGH_RATIO = 1.5
+"""Largest plausible ratio of a rate of a rough measurement to that of an undisturbed one."""
 
-WIDE = frozenset({"float32", "float64", "complex64", "complex128"})
-"""Types that no CPU computes faster than float32."""
+WIDE_DTYPES = frozenset({"float32", "float64", "complex64", "complex128"})
+"""Dtypes that no CPU computes faster than float32."""
 
 
 class Roof(Record):
-    """Rates that nothing on this machine exceeds.
+    """Highest rates that torch reaches on this machine.
 
-    A rate with some threads is the best with as many or fewer: more threads never have less.
+    The rate for a thread count is the best with at most that many threads, so rates never decrease
+    with threads.
     """
 
     torch: str
-    """Its version."""
+    """Version of torch."""
 
     cores: int
-    """How many were measured together."""
+    """Largest number of threads that was measured."""
 
     flops_per_s: Rates
-    """Of products of matrices and convolutions, by type and number of threads."""
+    """Peak FLOP/s of matrix products and convolutions, by dtype and thread count."""
 
     bandwidth_bytes_per_s: Rates
-    """Of "memory", "l3" and "l2", by number of threads: the best of any pattern of access."""
+    """Peak bandwidth of "memory", "l3" and "l2" for any access pattern, by thread count."""
 
     team_seconds: dict[str, float]
-    """What it costs to have so many threads begin and end."""
+    """Overhead of a parallel region, by thread count."""
 
     call_seconds: float
-    """Of an operator with next to nothing to do."""
+    """Time of an operator on a tensor of a few elements."""
 
     fault_seconds: float
-    """Of a page of memory that is touched for the first time."""
+    """Time of a page fault with first touch."""
 
     streaming_bytes_per_s: Rates = {}
-    """As bandwidth, of operators that read some arrays and write another: for predictions."""
+    """Bandwidth of operators that read some arrays and write another, used for predictions."""
 
     cache_bytes: dict[str, float] = {}
-    """Of a core's "l2", and of "l3" altogether; empty where that is not known."""
+    """Size of one core's "l2" and of all "l3" caches together; empty if unknown."""
 
     denormal_seconds: float = 5e-8
-    """What a denormal number takes longer, in the operator that it slows most."""
+    """Additional time per denormal number, in the operator that denormals slow down most."""
 
     measurements: int = 1
-    """How often it was measured, with the best of all where others disturbed each."""
+    """Number of measurements that were merged into this roof."""
 
     rough: tuple[str, ...] = ()
-    """Why the machine may be capable of more; empty where nothing disturbed the measurement."""
+    """Why the machine may be faster; empty if nothing disturbed the measurement."""
 
     def __post_init__(self) -> None:
-        """Check that rates of one thread are there, and let no rate be under one of less."""
-        for table, least in (
+        """Validate the rates, and raise each to those of fewer threads and slower levels."""
+        for table, required in (
             (self.flops_per_s, {"float32", "bfloat16"}),
             (self.bandwidth_bytes_per_s, set(LEVELS)),
             (self.streaming_bytes_per_s, set()),
         ):
-            for name in least | set(table):
-                each = table.get(name, {})
-                if "1" not in each or not all(map(_is_rate, each.items())):
-                    raise ValueError(f"{each} as the rates of {name}")
+            for name in required | set(table):
+                rates = table.get(name, {})
+                if "1" not in rates or not all(map(_is_rate, rates.items())):
+                    raise ValueError(f"{rates} as the rates of {name}")
         if self.cores < 1:
             raise ValueError(f"{self.cores} cores")
         bandwidth = {name: dict(rates) for name, rates in self.bandwidth_bytes_per_s.items()}
         for slower, faster in pairwise(LEVELS):
             for threads, rate in bandwidth[slower].items():
-                own = _rate_at(bandwidth[faster], int(threads))
-                bandwidth[faster][threads] = max(rate, own)
+                faster_rate = _rate_at(bandwidth[faster], int(threads))
+                bandwidth[faster][threads] = max(rate, faster_rate)
         self.__dict__["flops_per_s"] = _increasing(self.flops_per_s)
         self.__dict__["bandwidth_bytes_per_s"] = _increasing(bandwidth)
         self.__dict__["streaming_bytes_per_s"] = _increasing(self.streaming_bytes_per_s)
 
     def flops(self, dtype: str, threads: int) -> float:
-        """Return the most operations in a second of products of this type."""
+        """Return the peak FLOP/s of matrix products of a dtype; of float32 if it is unknown."""
         return _rate_at(self.flops_per_s.get(dtype, self.flops_per_s["float32"]), threads)
 
     def highest_flops(self, dtype: str, threads: int) -> float:
-        """Return the most operations in a second of any kernel with tensors of this type.
+        """Return the peak FLOP/s of any kernel on tensors of a dtype.
 
-        What has fewer bits than float32 may be computed in float32 where that is faster, and a
-        type that was not measured in the fastest of all.
+        A kernel of a narrower dtype than float32 may compute in float32 if that is faster; for a
+        dtype that was not measured, the fastest dtype counts.
         """
         rate = self.flops(dtype, threads)
-        if dtype in WIDE:
+        if dtype in WIDE_DTYPES:
             return rate
         if dtype in self.flops_per_s:
             return max(rate, self.flops("float32", threads))
         return max(_rate_at(rates, threads) for rates in self.flops_per_s.values())
 
     def bandwidth(self, threads: int, level: str = "memory") -> float:
-        """Return the most bytes in a second from main memory or a cache."""
+        """Return the peak bytes per second of main memory or a cache."""
         return _rate_at(self.bandwidth_bytes_per_s[level], threads)
 
     def streaming(self, threads: int, level: str = "memory") -> float:
-        """Return the bytes in a second of an operator that reads some arrays and writes another."""
+        """Return the bytes per second of operators that read some arrays and write another."""
         rates = self.streaming_bytes_per_s.get(level) or self.bandwidth_bytes_per_s[level]
         return _rate_at(rates, threads)
 
     def level_of(self, num_bytes: float, threads: int) -> str:
-        """Return the nearest of "l2", "l3" and "memory" that holds so much."""
-        held = 0.0
+        """Return the fastest of "l2", "l3" and "memory" that holds a number of bytes."""
+        capacity = 0.0
         for level, size in self._caches(threads):
-            held += size
-            if num_bytes <= held:
+            capacity += size
+            if num_bytes <= capacity:
                 return level
         return "memory"
 
     def _caches(self, threads: int) -> tuple[tuple[str, float], ...]:
-        """Return the caches of so many threads with their bytes, the nearest first."""
+        """Return the caches that some threads reach and their sizes, the fastest first."""
         if not self.cache_bytes:
-            return (("l2", inf),)  # nothing is known of their size: all may come from them
+            return (("l2", inf),)  # sizes are unknown: all data may come from a cache
         private = self.cache_bytes.get("l2", 0.0) * max(1, min(threads, self.cores))
         return ("l2", private), ("l3", self.cache_bytes.get("l3", 0.0))
 
     def transfer_seconds(self, num_bytes: float, threads: int) -> float:
-        """Return the least time to move so much: as much as caches hold comes from them."""
-        seconds, left = 0.0, num_bytes
+        """Return the shortest time to move data of which the caches hold as much as they can."""
+        seconds, remaining = 0.0, num_bytes
         for level, size in self._caches(threads):
-            part = min(left, size)
-            seconds += part / self.bandwidth(threads, level)
-            left -= part
-        return seconds + left / self.bandwidth(threads)
+            moved = min(remaining, size)
+            seconds += moved / self.bandwidth(threads, level)
+            remaining -= moved
+        return seconds + remaining / self.bandwidth(threads)
 
-    def least_seconds(self, operator: Operator, threads: int) -> tuple[float, str]:
-        """Return the least time of all calls of an operator, and what it is bound by: "computing",
-        or a level of memory."""
-        computing = operator.flops / self.highest_flops(operator.computes, threads)
-        each = operator.bytes / operator.calls if operator.calls else 0.0
-        moving = operator.calls * self.transfer_seconds(each, threads) if each else 0.0
-        if computing >= moving:
-            return computing, "computing"
-        return moving, self.level_of(each, threads)
+    def least_seconds(self, operator: OperatorTime, threads: int) -> tuple[float, str]:
+        """Return the time of an operator's calls at the roof, and the bound.
+
+        The bound is "computing" or a level of memory.
+        """
+        compute_s = operator.flops / self.highest_flops(operator.compute_dtype, threads)
+        call_bytes = operator.bytes / operator.calls if operator.calls else 0.0
+        memory_s = (
+            operator.calls * self.transfer_seconds(call_bytes, threads) if call_bytes else 0.0
+        )
+        if compute_s >= memory_s:
+            return compute_s, "computing"
+        return memory_s, self.level_of(call_bytes, threads)
 
     def is_inverted(self) -> bool:
-        """Return whether more threads were slower than fewer: then others had a core meanwhile."""
+        """Return whether more threads were slower than fewer: other processes used the cores."""
         return INVERTED in self.rough
 
 
@@ -205,7 +216,7 @@ def _is_rate(item: tuple[str, float]) -> bool:
 
 
 def _increasing(table: Rates) -> Rates:
-    """Return rates with at most so many threads, in the order of their number."""
+    """Return the rates sorted by thread count, each raised to those of fewer threads."""
     increasing: Rates = {}
     for name, rates in table.items():
         highest = 0.0
@@ -217,27 +228,27 @@ def _increasing(table: Rates) -> Rates:
 
 
 def _rate_at(rates: Mapping[str, float], threads: int) -> float:
-    """Return the most that so many threads can have, between numbers of them that were measured."""
+    """Return an upper bound of the rate for a thread count, from measured thread counts."""
     known = {int(count): rate for count, rate in rates.items()}
     below = max((count for count in known if count <= threads), default=min(known))
     above = min((count for count in known if count >= threads), default=below)
-    # each thread has no more than it has among fewer
+    # a thread is never faster than among fewer threads
     return min(known[above], known[below] * max(1.0, threads / below))
 
 
-def inverted(document: Mapping[str, Any]) -> bool:
-    """Return whether a measurement has more threads slower than fewer."""
-    for table, part in SLOWER.items():
+def has_inverted_rates(document: Mapping[str, Any]) -> bool:
+    """Return whether more threads are much slower than fewer in a measurement."""
+    for table, ratio in MIN_SCALING.items():
         for rates in document[table].values():
             highest = 0.0
             for threads in sorted(rates, key=int):
-                if rates[threads] < part * highest:
+                if rates[threads] < ratio * highest:
                     return True
                 highest = max(highest, rates[threads])
     return False
 
 
-def roof_of(
+def machine_roof(
     machine: Machine,
     torch: str,
     python: str = sys.executable,
@@ -245,51 +256,56 @@ def roof_of(
     again: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Roof:
-    """Return the machine's roof: from the cache where it is good, or measured now.
+    """Return the machine's roof: from the cache if it has one that is not rough, or measured now.
 
-    One that was measured while others used the CPUs is rough. It is kept as that, so that the next
-    measurement has its best figures, but never taken as it is.
+    A rough roof in the cache is merged with the new measurement.
 
     Args:
-        again: whether to measure even where a good one is kept, because it was exceeded.
-        tell: is told what is measured, and why something that was kept is not used.
+        machine: Machine whose budget is measured.
+        torch: Version of torch; each version has its own roof.
+        python: Interpreter of the benchmark process.
+        again: Whether to measure even if the cache has a roof that is not rough.
+        tell: Called with the reason for measuring again, or for ignoring the cache.
+
+    Raises:
+        CputrainError: The benchmark fails or exceeds its time limit.
     """
-    kept, problem = kept_roof(machine, torch)
+    cached, problem = load_cached_roof(machine, torch)
     if problem:
         tell(problem)
-    if kept is not None and not kept.rough and not again:
-        return kept
-    if kept is not None and kept.rough:
-        tell(f"it is measured again, because {kept.rough[0]}")
+    if cached is not None and not cached.rough and not again:
+        return cached
+    if cached is not None and cached.rough:
+        tell(f"measuring again, because {cached.rough[0]}")
     roof = measure_roof(machine, python)
-    if roof.is_inverted() and kept is None:
-        tell(f"it is measured again, because {INVERTED}")
-        roof = merged(roof, measure_roof(machine, python))
-    if kept is not None and (kept.rough or again):
-        roof = merged(kept, roof)
-    keep_roof(machine, torch, roof)
+    if roof.is_inverted() and cached is None:
+        tell(f"measuring again, because {INVERTED}")
+        roof = merge_roofs(roof, measure_roof(machine, python))
+    if cached is not None and (cached.rough or again):
+        roof = merge_roofs(cached, roof)
+    cache_roof(machine, torch, roof)
     return roof
 
 
-def merged(before: Roof, now: Roof) -> Roof:
+def merge_roofs(before: Roof, now: Roof) -> Roof:
     """Return the best figures of two measurements, as rough as the second.
 
-    What was reached once can be reached. Beside a good measurement, figures of a rough one that are
-    much higher are not plausible, and left out.
+    If only the first measurement is rough, its rates that exceed the second's by more than
+    `MAX_ROUGH_RATIO` are implausible and dropped.
     """
 
-    def highest(name: str) -> Rates:
+    def merge_table(name: str) -> Rates:
         first, second = getattr(before, name), getattr(now, name)
         return {
-            key: _highest(first.get(key, {}), second.get(key, {}), limit)
+            key: _merge_rates(first.get(key, {}), second.get(key, {}), limit)
             for key in {**first, **second}
         }
 
-    limit = PLAUSIBLE if before.rough and not now.rough else inf
+    limit = MAX_ROUGH_RATIO if before.rough and not now.rough else inf
     return now.replace(
-        flops_per_s=highest("flops_per_s"),
-        bandwidth_bytes_per_s=highest("bandwidth_bytes_per_s"),
-        streaming_bytes_per_s=highest("streaming_bytes_per_s"),
+        flops_per_s=merge_table("flops_per_s"),
+        bandwidth_bytes_per_s=merge_table("bandwidth_bytes_per_s"),
+        streaming_bytes_per_s=merge_table("streaming_bytes_per_s"),
         team_seconds={
             threads: min(seconds, before.team_seconds.get(threads, seconds))
             for threads, seconds in now.team_seconds.items()
@@ -301,8 +317,8 @@ def merged(before: Roof, now: Roof) -> Roof:
     )
 
 
-def _highest(before: dict[str, float], now: dict[str, float], limit: float) -> dict[str, float]:
-    """Return the higher rates, unless the first exceeds the second by more than this factor."""
+def _merge_rates(before: dict[str, float], now: dict[str, float], limit: float) -> dict[str, float]:
+    """Return the higher rates; one of `before` above `limit` times that of `now` is dropped."""
     rates = dict(now) if now else dict(before)
     for threads, rate in before.items():
         if threads not in now or now[threads] < rate <= limit * now[threads]:
@@ -310,8 +326,8 @@ def _highest(before: dict[str, float], now: dict[str, float], limit: float) -> d
     return rates
 
 
-def kept_roof(machine: Machine, torch: str) -> tuple[Roof | None, str]:
-    """Return the roof in the cache, and why there is none that can be used, if there is one."""
+def load_cached_roof(machine: Machine, torch: str) -> tuple[Roof | None, str]:
+    """Return the cached roof or None, and why the cache cannot be used, or an empty string."""
     document, problem = read_json(_path(), "the measured roof")
     if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
         return None, problem
@@ -320,15 +336,15 @@ def kept_roof(machine: Machine, torch: str) -> tuple[Roof | None, str]:
         return None, ""
     try:
         return record_from(Roof, entry), ""
-    except (ValueError, OverflowError) as error:  # it was written by hand
+    except (ValueError, OverflowError) as error:  # the file was edited
         return None, f"the roof in {_path()} is not used: {error}"
 
 
-def keep_roof(machine: Machine, torch: str, roof: Roof) -> None:
-    """Write a roof to the cache; where that cannot be, it is measured again the next time."""
+def cache_roof(machine: Machine, torch: str, roof: Roof) -> None:
+    """Write a roof to the cache; without write access, the next diagnosis measures again."""
     document, _ = read_json(_path(), "the measured roof")
     if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
-        document = {}  # of another version, whose figures mean something else
+        document = {}  # another version, whose figures have another meaning
     document = {**document, "schema_version": SCHEMA_VERSION, _key(machine, torch): roof.as_json()}
     with suppress(OSError):
         write_json(_path(), document)
@@ -347,23 +363,32 @@ def _key(machine: Machine, torch: str) -> str:
 
 
 def measure_roof(machine: Machine, python: str = sys.executable) -> Roof:
-    """Measure a roof now, in a process of its own."""
+    """Measure the roof in a subprocess, and return it.
+
+    Raises:
+        CputrainError: The benchmark fails or exceeds its time limit.
+    """
     topology, budget = machine.topology, machine.budget
     allowed = frozenset(budget.cpus)
     request = {
         "cores": max(1, budget.physical_cores),
-        "l2_bytes": _largest(topology.l2_domains, L2_BYTES),
-        "l3_bytes": _largest(topology.l3_domains, L3_BYTES) * max(1, len(topology.l3_domains)),
+        "l2_bytes": _largest_bytes(topology.l2_domains, DEFAULT_L2_BYTES),
+        "l3_bytes": _largest_bytes(topology.l3_domains, DEFAULT_L3_BYTES)
+        * max(1, len(topology.l3_domains)),
         "memory_bytes": machine.limits.memory_bytes or machine.memory.total_bytes or 1 << 32,
-        # others may use the second hardware thread of a core of ours
+        # other processes may use the second hardware thread of an allowed core
         "cpus": sorted({cpu for core in topology.cores if allowed & set(core) for cpu in core}),
     }
-    # where there is a core for each thread, each stays on its own: beside a busy program, the
-    # system may have two of them share one for seconds, and no run is as fast as can be
-    is_whole = len(cores_within(topology, budget.cpus)) == request["cores"]
-    bound = PINNED if is_whole and not any(name in os.environ for name in BINDING) else {}
-    document = _asked(request, python, bound)
-    if inverted(document):
+    # with a core per thread, threads are pinned: beside a busy program, the scheduler may let two
+    # threads share a core for seconds, so that no repetition reaches the peak
+    has_core_per_thread = len(cores_within(topology, budget.cpus)) == request["cores"]
+    environ = (
+        PINNED
+        if has_core_per_thread and not any(name in os.environ for name in AFFINITY_VARIABLES)
+        else {}
+    )
+    document = _run_benchmark(request, python, environ)
+    if has_inverted_rates(document):
         document["rough"].append(INVERTED)
     return record_from(Roof, document)
 
@@ -371,36 +396,43 @@ def measure_roof(machine: Machine, python: str = sys.executable) -> Roof:
 def product_seconds(
     products: Sequence[Product], threads: int, python: str = sys.executable
 ) -> dict[Product, float]:
-    """Return what each product takes here, measured in a process of its own."""
+    """Measure the seconds of each matrix product in a subprocess.
+
+    Raises:
+        CputrainError: The benchmark fails or exceeds its time limit.
+    """
     if not products:
         return {}
-    seconds = _asked({"products": list(products), "threads": threads}, python)
+    seconds = _run_benchmark({"products": list(products), "threads": threads}, python)
     return dict(zip(products, seconds, strict=True))
 
 
-def _asked(request: dict[str, Any], python: str, more: Mapping[str, str] | None = None) -> Any:
-    """Return what the process that measures answers, with more variables in its environment."""
-    command = [python, "-P", "-m", "cputrain.diagnose.measuring", json.dumps(request)]
+def _run_benchmark(
+    request: dict[str, Any], python: str, environ: Mapping[str, str] | None = None
+) -> Any:
+    """Run `roof_benchmark.py` with a request and more environment variables; return its result."""
+    command = [python, "-P", "-m", "cputrain.diagnose.roof_benchmark", json.dumps(request)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LONGEST, check=False,
-            env={**os.environ, **(more or {})},
+        completed = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+            env={**os.environ, **(environ or {})},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise CputrainError(
             "measuring this machine",
-            f"must be through within {LONGEST:.0f} s",
-            found="it is not",
-            do="Try again when the machine has less to do.",
+            f"must end within {TIMEOUT_S:.0f} s",
+            found="it is still running",
+            do="Try again when the machine is less busy.",
         ) from None
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    if completed.returncode != 0:
+        lines = completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"]
         raise CputrainError(
-            "measuring this machine", "must work", found=said[-1],
+            "measuring this machine", "must work", found=lines[-1],
             do="Is torch installed for this python? pip install torch",
         )  # fmt: skip
-    return json.loads(done.stdout)
+    return json.loads(completed.stdout)
 
 
-def _largest(domains: Any, otherwise: int) -> int:
-    return max((domain.size_bytes or 0 for domain in domains), default=0) or otherwise
+def _largest_bytes(domains: Any, default: int) -> int:
+    """Return the size of the largest cache, or the default if no size is known."""
+    return max((domain.size_bytes or 0 for domain in domains), default=0) or default

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.backends import choose_backend
+from cputrain.backends import chosen
 from cputrain.report.terminal import show_table
 
 TYPE_CHECKING = False
@@ -13,40 +13,42 @@ if TYPE_CHECKING:
 
     from cputrain.backends import BackendFinding, ModeVerdict
 
-NOTHING = "–"
+NONE = "–"
+"""Text of a cell without a value."""
 
 LAYER_COLUMNS = ("layer", "output", "loss", "gradient", "weight", "after a change", "speed", "")
+"""Headings of the table of layers; the first five after "layer" are keys of `differences`."""
 
 
-def show_backends(out: Console, found: Sequence[BackendFinding]) -> None:
+def show_backends(out: Console, findings: Sequence[BackendFinding]) -> None:
     """Print each backend with its verdict and measurements, and the backends to choose."""
     show_table(
         out,
-        ("backend", "version", "what it is", "made for", "training", "evaluation"),
-        [_row(one) for one in found],
+        ("backend", "version", "description", "made for", "training", "evaluation"),
+        [_row(finding) for finding in findings],
     )
-    for one in found:
-        if one.probed.reason and one.probed.do:
-            _say(out, f"{one.probed.name}: {one.probed.do}")
-        if one.note:
-            _say(out, f"{one.probed.name}: {one.note}")
-        if one.verdict is None:
+    for finding in findings:
+        if finding.probed.reason and finding.probed.do:
+            _print_note(out, f"{finding.probed.name}: {finding.probed.do}")
+        if finding.note:
+            _print_note(out, f"{finding.probed.name}: {finding.note}")
+        if finding.verdict is None:
             continue
-        for what, judged in (
-            ("training", one.verdict.training),
-            ("evaluation", one.verdict.evaluation),
+        for mode, judged in (
+            ("training", finding.verdict.training),
+            ("evaluation", finding.verdict.evaluation),
         ):
             if judged is not None:
-                title = f"{one.probed.name}, {what}: how far from the default, and how fast"
+                title = f"{finding.probed.name}, {mode}: differences from the default, and speed"
                 show_table(out, LAYER_COLUMNS, layer_rows(judged), title=title)
-    if any(not one.probed.reason and one.verdict is None for one in found[1:]):
-        _say(out, "Not examined yet: cputrain info --backends --measure")
-    names = [choose_backend(found, training=training) for training in (True, False)]
+    if any(not finding.probed.reason and finding.verdict is None for finding in findings[1:]):
+        _print_note(out, "Not examined yet: cputrain info --backends --measure")
+    names = [choose_backend(findings, training=training) for training in (True, False)]
     if all(names):
-        out.print(f"Right here, and fastest: {names[0]} for training, {names[1]} for evaluation.")
+        out.print(f"Correct and fastest here: {names[0]} for training, {names[1]} for evaluation.")
 
 
-def _say(out: Console, text: str) -> None:
+def _print_note(out: Console, text: str) -> None:
     out.print(text, style="dim", markup=False, soft_wrap=True)
 
 
@@ -54,34 +56,36 @@ def layer_rows(judged: ModeVerdict) -> list[tuple[str, ...]]:
     """Return a table row for each measured layer: numerical differences and speed-up."""
     return [
         (
-            one.layer,
-            *(_far(one.differences, kind) for kind in LAYER_COLUMNS[1:6]),
-            NOTHING if one.speedup is None else f"{one.speedup:.2f}×",
-            one.fault,
+            layer.layer,
+            *(_difference(layer.differences, kind) for kind in LAYER_COLUMNS[1:6]),
+            NONE if layer.speedup is None else f"{layer.speedup:.2f}×",
+            layer.fault,
         )
-        for one in judged.layers
+        for layer in judged.layers
     ]
 
 
-def _far(differences: dict[str, float | None], kind: str) -> str:
+def _difference(differences: dict[str, float | None], kind: str) -> str:
+    """Format a difference; None is one that is not a number."""
     if kind not in differences:
-        return NOTHING
-    far = differences[kind]
-    return "no number" if far is None else f"{far:.0e}"
+        return NONE
+    difference = differences[kind]
+    return "NaN" if difference is None else f"{difference:.0e}"
 
 
-def _row(one: BackendFinding) -> tuple[str, ...]:
-    probed = one.probed
-    version = probed.version or NOTHING
+def _row(finding: BackendFinding) -> tuple[str, ...]:
+    """Return a backend's row of the overview."""
+    probed = finding.probed
+    version = probed.version or NONE
     if probed.reason:
-        return probed.name, version, probed.title, probed.purpose, probed.reason, NOTHING
+        return probed.name, version, probed.title, probed.purpose, probed.reason, NONE
     if probed.name == "default":
-        says = f"what others are held against ({probed.notes})"
-        return probed.name, version, probed.title, probed.purpose, says, NOTHING
-    if one.verdict is None:
+        reference = f"reference for the others ({probed.notes})"
+        return probed.name, version, probed.title, probed.purpose, reference, NONE
+    if finding.verdict is None:
         return probed.name, version, probed.title, probed.purpose, "not examined", "not examined"
     cells = (
-        NOTHING if judged is None else str(judged)
-        for judged in (one.verdict.training, one.verdict.evaluation)
+        NONE if judged is None else str(judged)
+        for judged in (finding.verdict.training, finding.verdict.evaluation)
     )
     return probed.name, version, probed.title, probed.purpose, *cells

@@ -1,16 +1,16 @@
-"""Diagnosis and comparison of two diagnoses, for the terminal."""
+"""Terminal output of a diagnosis, and of the comparison of two."""
 
 from __future__ import annotations
 
 from cputrain.report.figures import (
-    NOTHING,
-    doubts,
+    NO_FINDING,
     milliseconds,
     operator_share,
     option,
     part_of,
     rate,
     reached,
+    roughness,
     shapes,
     spread,
 )
@@ -22,64 +22,68 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cputrain.diagnose import Applied, Compared, Diagnosis
-    from cputrain.diagnose.compared import Row
+    from cputrain.diagnose import Diagnosis, DiagnosisComparison, TriedRemedy
+    from cputrain.diagnose.comparison import TimeChange
 
-SHOWN = 3
-"""Number of findings shown in full."""
+MAX_DETAILED = 3
+"""Largest number of findings that are shown with their evidence."""
 
-LAYERS = 8
-OPERATORS = 6
-"""Maximum rows of the operator table; `LAYERS` limits the layer table."""
+MAX_LAYERS = 8
+"""Largest number of rows of the layer table."""
+
+MAX_OPERATORS = 6
+"""Largest number of rows of the operator table."""
 
 
-def show_diagnosis(out: Console, found: Diagnosis) -> None:
+def show_diagnosis(out: Console, diagnosis: Diagnosis) -> None:
     """Print a diagnosis: step time, findings with remedies, and tables of layers and operators."""
     from rich.text import Text
 
-    seen, roof = found.seen, found.roof
-    calls = sum(one.calls for one in seen.operators)
+    seen, roof = diagnosis.seen, diagnosis.roof
+    num_calls = sum(operator.calls for operator in seen.operators)
     pairs = [
         ("forward", _part(seen.forward, seen.step)),
         ("backward", _part(seen.backward, seen.step)),
         ("optimizer", _part(seen.optimizer, seen.step)),
         ("loader", _part(seen.wait, seen.step) if seen.wait else None),
-        ("operators", f"{calls:.0f}, {_part(seen.computing, seen.whole)}"),
-        ("between them", _part(seen.between, seen.step)),
-        ("reached", reached(found)),
+        ("operators", f"{num_calls:.0f}, {_part(seen.computing, seen.instrumented_step)}"),
+        ("between operators", _part(seen.between, seen.step)),
+        ("reached", reached(diagnosis)),
         ("timed", f"{seen.steps} steps with {seen.threads} threads; {spread(seen)}"),
     ]  # fmt: skip
-    show_pairs(out, f"A step of {found.script}: {milliseconds(seen.step)}", pairs)
+    show_pairs(out, f"A step of {diagnosis.script}: {milliseconds(seen.step)}", pairs)
     out.print()
-    if found.rough:
-        out.print(Text(f"{doubts(found)}\n"))
-    if not found.findings:
-        out.print(Text(NOTHING, style="bold"))
-    for number, one in enumerate(found.findings[:SHOWN], 1):
-        out.print(Text(f"{number}. {one.title}", style="bold"))
-        for line in one.evidence:
+    if diagnosis.rough:
+        out.print(Text(f"{roughness(diagnosis)}\n"))
+    if not diagnosis.findings:
+        out.print(Text(NO_FINDING, style="bold"))
+    for number, finding in enumerate(diagnosis.findings[:MAX_DETAILED], 1):
+        out.print(Text(f"{number}. {finding.title}", style="bold"))
+        for line in finding.evidence:
             out.print(Text(f"   {line}", style="dim"))
-        sure = f"{one.sure}, rough" if found.rough else one.sure
-        gain = f"{one.speedup:.2f} times as fast ({sure})"
-        out.print(Text(f"   {one.remedy}: {gain}"))
-    for one in found.findings[SHOWN:]:
-        out.print(Text(f"   also: {one.title}; {one.remedy}: {one.speedup:.2f} times as fast"))
+        confidence = f"{finding.sure}, rough" if diagnosis.rough else finding.sure
+        gain = f"{finding.speedup:.2f} times as fast ({confidence})"
+        out.print(Text(f"   {finding.remedy}: {gain}"))
+    for finding in diagnosis.findings[MAX_DETAILED:]:
+        gain = f"{finding.speedup:.2f} times as fast"
+        out.print(Text(f"   also: {finding.title}; {finding.remedy}: {gain}"))
     show_table(
-        out, ("layers", "how many", "forward", "backward", "share", "together", "at most"),
-        [(one.kind, str(one.count or ""), milliseconds(one.forward), milliseconds(one.backward),
-          f"{one.share:.0%}", f"{one.cumulated:.0%}", f"{one.most:.2f}×")
-         for one in found.layers[:LAYERS]],
-        title="Where the time goes, and how much faster a step were without",
+        out, ("layers", "count", "forward", "backward", "share", "cumulative", "at most"),
+        [(layer.kind, str(layer.count or ""), milliseconds(layer.forward),
+          milliseconds(layer.backward), f"{layer.share:.0%}", f"{layer.cumulated:.0%}",
+          f"{layer.most:.2f}×")
+         for layer in diagnosis.layers[:MAX_LAYERS]],
+        title="Time by layer, and the speed-up of a step if it took no time",
     )  # fmt: skip
-    dearest = sorted(seen.operators, key=lambda one: -one.seconds)[:OPERATORS]
+    slowest = sorted(seen.operators, key=lambda operator: -operator.seconds)[:MAX_OPERATORS]
     show_table(
         out, ("operator", "shapes", "in", "calls", "time", "GFLOP/s", "GB/s", "of the roof"),
-        [(one.name, shapes(one.shapes[:3]),
-          one.layer or one.phase, f"{one.calls:.0f}", milliseconds(one.seconds),
-          f"{one.flops_per_s / 1e9:.3g}" if one.flops else "",
-          f"{one.bytes_per_s / 1e9:.3g}" if one.bytes else "",
-          operator_share(one, roof, seen.threads)) for one in dearest],
-        title="The dearest operators; this CPU has "
+        [(operator.name, shapes(operator.shapes[:3]), operator.layer or operator.phase,
+          f"{operator.calls:.0f}", milliseconds(operator.seconds),
+          f"{operator.flops_per_s / 1e9:.3g}" if operator.flops else "",
+          f"{operator.bytes_per_s / 1e9:.3g}" if operator.bytes else "",
+          operator_share(operator, roof, seen.threads)) for operator in slowest],
+        title="The slowest operators; this CPU has "
         f"{rate(roof.flops('float32', seen.threads), 'FLOP/s')} in float32, its memory "
         f"{rate(roof.bandwidth(seen.threads), 'B/s')}, its L3 "
         f"{rate(roof.bandwidth(seen.threads, 'l3'), 'B/s')} and its L2 "
@@ -87,49 +91,52 @@ def show_diagnosis(out: Console, found: Diagnosis) -> None:
     )  # fmt: skip
 
 
-def show_applied(out: Console, applied: Sequence[Applied]) -> None:
+def show_applied(out: Console, applied: Sequence[TriedRemedy]) -> None:
     """Print the predicted and measured speed-up of each remedy that was tried."""
     if not applied:
         return
     show_table(
         out, ("remedy against", "options", "predicted", "measured"),
-        [(one.title, " ".join(option(*pair) for pair in one.settings.items()),
-          "" if one.predicted is None else f"{one.predicted:.2f}×",
-          one.fault if one.measured is None else f"{one.measured:.2f}×") for one in applied],
-        title="Tried: how many times as fast a step is",
+        [(remedy.title, " ".join(option(*setting) for setting in remedy.settings.items()),
+          "" if remedy.predicted is None else f"{remedy.predicted:.2f}×",
+          remedy.fault if remedy.measured is None else f"{remedy.measured:.2f}×")
+         for remedy in applied],
+        title="Tried: speed-up of a step",
     )  # fmt: skip
 
 
-def show_compared(out: Console, found: Compared) -> None:
-    """Print two diagnosed runs side by side."""
+def show_compared(out: Console, comparison: DiagnosisComparison) -> None:
+    """Print the comparison of two diagnosed runs."""
     from rich.text import Text
 
-    for one in found.rough:
-        out.print(Text(f"Figures are rough: {one}", style="dim"))
-    for one in found.differs:
-        out.print(Text(f"Not the same in both: {one}", style="dim"))
-    faster = found.speedup >= 1
-    times = found.speedup if faster else 1 / found.speedup
-    said = f"{times:.2f} times as {'fast' if faster else 'slow'}: the second run's steps"
-    if not found.sure:
-        said += ", which is no more than steps of a run differ"
-    out.print(Text(said, style="bold"))
+    for reason in comparison.rough:
+        out.print(Text(f"Figures are rough: {reason}", style="dim"))
+    for difference in comparison.differs:
+        out.print(Text(f"Different in the runs: {difference}", style="dim"))
+    is_faster = comparison.speedup >= 1
+    ratio = comparison.speedup if is_faster else 1 / comparison.speedup
+    summary = f"{ratio:.2f} times as {'fast' if is_faster else 'slow'}: the second run's steps"
+    if not comparison.sure:
+        summary += ", which is within the variation of a run's steps"
+    out.print(Text(summary, style="bold"))
     head = ("first", "second", "saved", "times as fast")
     for title, rows in (
-        ("a step", found.parts), ("layers", found.layers[:LAYERS]),
-        ("operators that changed most", found.operators[:OPERATORS]),
+        ("a step", comparison.parts), ("layers", comparison.layers[:MAX_LAYERS]),
+        ("operators that changed most", comparison.operators[:MAX_OPERATORS]),
     ):  # fmt: skip
         show_table(out, (title, *head), map(_row, rows))
-    for name, titles in (("gone", found.gone), ("new", found.new)):
-        for one in titles:
-            out.print(Text(f"{name}: {one}"))
+    for label, titles in (("gone", comparison.gone), ("new", comparison.new)):
+        for title in titles:
+            out.print(Text(f"{label}: {title}"))
 
 
-def _row(one: Row) -> tuple[str, ...]:
-    times = f"{one.before / one.after:.2f}×" if one.before and one.after else ""
-    before, after = milliseconds(one.before), milliseconds(one.after)
-    return one.name, before, after, milliseconds(one.saved), times
+def _row(change: TimeChange) -> tuple[str, ...]:
+    """Return the cells of a change: name, both times, saved time, and speed-up."""
+    ratio = f"{change.before / change.after:.2f}×" if change.before and change.after else ""
+    before, after = milliseconds(change.before), milliseconds(change.after)
+    return change.name, before, after, milliseconds(change.saved), ratio
 
 
-def _part(seconds: float, whole: float) -> str:
-    return f"{milliseconds(seconds) or '0 ms'} ({part_of(seconds, whole)})"
+def _part(seconds: float, total_s: float) -> str:
+    """Format a time, and its fraction of another."""
+    return f"{milliseconds(seconds) or '0 ms'} ({part_of(seconds, total_s)})"

@@ -1,4 +1,4 @@
-"""Formatting of numbers, shapes and settings, shared by terminal and page."""
+"""Formatting of numbers, shapes, settings and warnings, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     from cputrain.diagnose import Diagnosis
     from cputrain.diagnose.roof import Roof
-    from cputrain.diagnose.seen import Operator, Seen
+    from cputrain.diagnose.step_profile import OperatorTime, StepProfile
 
-NOTHING = "Nothing worth doing was found: no cause costs 5 % of a step."
+NO_FINDING = "Nothing worth doing was found: no cause costs 5 % of a step."
 
 LEVELS = {"computing": "computing", "l2": "L2", "l3": "L3", "memory": "memory"}
 """Display name of each bound of an operator: compute or a memory level."""
@@ -23,37 +23,38 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds else ""
 
 
-def shapes(of: Iterable[tuple[int, ...]]) -> str:
-    """Format tensor shapes: 8x3x224x224 8."""
-    return " ".join("x".join(map(str, shape)) or "·" for shape in of)
+def shapes(tensor_shapes: Iterable[tuple[int, ...]]) -> str:
+    """Format tensor shapes, "8x3x224x224 8"; a dot stands for a scalar."""
+    return " ".join("x".join(map(str, shape)) or "·" for shape in tensor_shapes)
 
 
-def reached(found: Diagnosis) -> str:
-    """Return the script's FLOP/s beside the roof of its operators."""
-    seen, roof = found.seen, found.roof
+def reached(diagnosis: Diagnosis) -> str:
+    """Return the script's FLOP/s and the roof of its operators."""
+    seen, roof = diagnosis.seen, diagnosis.roof
     counted = [operator for operator in seen.operators if operator.flops]
     if not counted:
         return "no operator whose operations are counted"
     flops = sum(operator.flops for operator in counted)
-    least = sum(
-        operator.flops / roof.highest_flops(operator.computes, seen.threads) for operator in counted
+    roof_s = sum(
+        operator.flops / roof.highest_flops(operator.compute_dtype, seen.threads)
+        for operator in counted
     )
-    if least <= 0:
+    if roof_s <= 0:
         return "no operator whose operations are counted"
-    types = {operator.computes for operator in counted}
-    said = of_roof(flops / seen.whole, flops / least, "FLOP/s")
-    share = share_of_roof(least / seen.whole)
-    said += f" in {types.pop()}" if len(types) == 1 else " in the types of its operators"
-    said += f" ({share})" if share.endswith("%") else ""
-    return said + (", rough" if found.rough else "")
+    dtypes = {operator.compute_dtype for operator in counted}
+    text = of_roof(flops / seen.instrumented_step, flops / roof_s, "FLOP/s")
+    share = share_of_roof(roof_s / seen.instrumented_step)
+    text += f" in {dtypes.pop()}" if len(dtypes) == 1 else " in the dtypes of its operators"
+    text += f" ({share})" if share.endswith("%") else ""
+    return text + (", rough" if diagnosis.rough else "")
 
 
-def operator_share(operator: Operator, roof: Roof, threads: int) -> str:
+def operator_share(operator: OperatorTime, roof: Roof, threads: int) -> str:
     """Return an operator's fraction of its roof, with the bound: "45% (L3)"."""
-    least, bound = roof.least_seconds(operator, threads)
-    if not least or not operator.seconds:
+    roof_s, bound = roof.least_seconds(operator, threads)
+    if not roof_s or not operator.seconds:
         return ""
-    return f"{share_of_roof(least / operator.seconds)} ({LEVELS[bound]})"
+    return f"{share_of_roof(roof_s / operator.seconds)} ({LEVELS[bound]})"
 
 
 def option(name: str, value: str) -> str:
@@ -61,19 +62,28 @@ def option(name: str, value: str) -> str:
     return f"--{name.replace('_', '-')} {value}"
 
 
-def spread(seen: Seen) -> str:
+def spread(seen: StepProfile) -> str:
     """Return the spread of step times in words."""
     if seen.spread >= 1:
-        return "half of them further apart than a step takes"
-    return f"half of them within {seen.spread:.0%}"
+        return "the middle half is spread over more than a step time"
+    return f"the middle half is within {seen.spread:.0%}"
 
 
-def doubts(found: Diagnosis) -> str:
-    """Return why the figures are rough; empty if they are not."""
-    return f"Figures are rough: {'; '.join(found.rough)}." if found.rough else ""
+def roughness(diagnosis: Diagnosis) -> str:
+    """Return a sentence on why the figures are rough; empty if they are not."""
+    return f"Figures are rough: {'; '.join(diagnosis.rough)}." if diagnosis.rough else ""
 
 
 __all__ = [
-    "LEVELS", "NOTHING", "doubts", "milliseconds", "operator_share", "option", "part_of", "rate",
-    "reached", "shapes", "spread",
+    "LEVELS",
+    "NO_FINDING",
+    "milliseconds",
+    "operator_share",
+    "option",
+    "part_of",
+    "rate",
+    "reached",
+    "roughness",
+    "shapes",
+    "spread",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LINE = "border:0;border-bottom:1px solid rgba(128,128,128,.35)"
 CELL = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;background:none"
 FAINT = "opacity:.6"
-MARKS = {
+EFFECT_SYMBOLS = {
     "applied": "✓",
     "already so": "✓",
     "in part": "◐",
@@ -37,8 +37,8 @@ MARKS = {
 def plan_html(plan: Plan) -> str:
     """Return the plan's decisions with their reasons, and its warnings."""
     rows = [
-        (one.policy.replace("_", " "), one.says, str(one.origin), one.reason)
-        for one in plan.decisions
+        (decision.policy.replace("_", " "), decision.says, str(decision.origin), decision.reason)
+        for decision in plan.decisions
     ]
     return _table(
         ("decision", "value", "by", "why"), rows, title=f"Plan for {plan.machine}"
@@ -60,7 +60,7 @@ def setup_html(setup: Setup) -> str:
     rows, faint = [], []
     for step in setup.steps:
         reason = setup.plan.decision(step.policy).reason
-        rows.append((f"{MARKS[step.effect]} {step.effect}", step.name, step.says,
+        rows.append((f"{EFFECT_SYMBOLS[step.effect]} {step.effect}", step.name, step.says,
                      step.why or reason))  # fmt: skip
         faint.append(step.effect == "nothing to do")
     parts = [_table(("", "decision", "value", "why"), rows, faint=faint, title="cputrain")]
@@ -79,10 +79,10 @@ def found_html(found: Found) -> str:
     return trials_html(found.trials) + "".join(map(note_html, said_of(found)))
 
 
-def trials_html(trials: Sequence[Trial], now: str = "") -> str:
-    """Return a table of trials, and the trial that is running."""
+def trials_html(trials: Sequence[Trial], running: str = "") -> str:
+    """Return a table of completed trials, and a note on the running one."""
     faint = [not trial.good for trial in trials]
-    return _table(HEAD, map(cells, trials), faint=faint) + (note_html(now) if now else "")
+    return _table(HEAD, map(cells, trials), faint=faint) + (note_html(running) if running else "")
 
 
 def note_html(text: str) -> str:
@@ -112,9 +112,9 @@ def _table(
         )
         parts.append(f'<thead><tr style="background:none">{names}</tr></thead>')
     parts.append("<tbody>")
-    for at, row in enumerate(rows):
-        style = f";{FAINT}" if at < len(faint) and faint[at] else ""
-        inside = "".join(f'<td style="{CELL};border:0">{escape(cell)}</td>' for cell in row)
-        parts.append(f'<tr style="background:none{style}">{inside}</tr>')
+    for index, row in enumerate(rows):
+        style = f";{FAINT}" if index < len(faint) and faint[index] else ""
+        row_cells = "".join(f'<td style="{CELL};border:0">{escape(cell)}</td>' for cell in row)
+        parts.append(f'<tr style="background:none{style}">{row_cells}</tr>')
     parts.append("</tbody></table>")
     return "".join(parts)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def show_machine(out: Console, machine: Machine, bandwidth: Bandwidth | None) -> None:
     """Print the machine's facts, limits, budget and warnings."""
-    for at, (title, pairs) in enumerate(sections(machine, bandwidth)):
-        show_pairs(out, f"\n{title}" if at else title, pairs)
+    for index, (title, pairs) in enumerate(sections(machine, bandwidth)):
+        show_pairs(out, f"\n{title}" if index else title, pairs)
     for warning in _warnings(machine):
         out.print(f"\n[yellow]warning[/yellow] {warning}", soft_wrap=True)
 
@@ -31,14 +31,17 @@ def show_opencl(out: Console, devices: Sequence[OpenCLDevice], problem: str) -> 
 
 
 def _opencl(devices: Sequence[OpenCLDevice], problem: str) -> Iterator[tuple[str, object]]:
-    for number, one in enumerate(devices):
-        shared = "shares the host's memory" if one.shares_memory else _gib(one.memory_bytes)
-        types = [name for name, has in (("float64", one.float64), ("float16", one.float16)) if has]
+    for index, device in enumerate(devices):
+        memory = "shares the host's memory" if device.shares_memory else _gib(device.memory_bytes)
+        dtypes = [
+            name for name, is_supported in
+            (("float64", device.float64), ("float16", device.float16)) if is_supported
+        ]  # fmt: skip
         yield (
-            f"ocl:{number}",
-            f"{one.name}: {one.kind}, {_plural(one.units, 'unit')}, {shared}, tensors up to "
-            f"{_gib(one.largest_tensor_bytes)}{', ' if types else ''}{' and '.join(types)} "
-            f"({one.platform}, {one.version})",
+            f"ocl:{index}",
+            f"{device.name}: {device.kind}, {_plural(device.units, 'unit')}, {memory}, "
+            f"tensors up to {_gib(device.largest_tensor_bytes)}"
+            f"{', ' if dtypes else ''}{' and '.join(dtypes)} ({device.platform}, {device.version})",
         )
     if problem:
         yield "unknown", problem
@@ -46,8 +49,8 @@ def _opencl(devices: Sequence[OpenCLDevice], problem: str) -> Iterator[tuple[str
         yield (
             "none",
             (
-                "no driver has a device. A GPU needs its maker's OpenCL driver; pip install "
-                '"cputrain[opencl]" brings one for the CPU'
+                "no driver has a device. A GPU needs its vendor's OpenCL driver; pip install "
+                '"cputrain[opencl]" installs one for the CPU'
             ),
         )
 
@@ -64,16 +67,16 @@ def sections(
 
 def _processor(machine: Machine) -> Iterator[tuple[str, object]]:
     topology = machine.topology
-    threads = sorted({len(core) for core in topology.cores})
+    threads_per_core = sorted({len(core) for core in topology.cores})
     yield (
         "cores",
         f"{len(topology.cores)} on {_plural(len(topology.sockets), 'socket')}, "
         f"{len(topology.online)} logical CPUs "
-        f"({' or '.join(map(str, threads))} per core)",
+        f"({' or '.join(map(str, threads_per_core))} per core)",
     )
     if len(machine.kinds) > 1:
         for kind in machine.kinds:
-            yield f"  {kind.kind}", f"CPUs {format_list(kind.cpus)}{_upto(kind.max_frequency_hz)}"
+            yield f"  {kind.kind}", f"CPUs {format_list(kind.cpus)}{_up_to(kind.max_frequency_hz)}"
     if topology.offline:
         yield "offline", f"CPUs {format_list(topology.offline)}"
     for name, domains in (
@@ -87,18 +90,18 @@ def _processor(machine: Machine) -> Iterator[tuple[str, object]]:
             cpus = f"CPUs {format_list(node.cpus)}" if node.cpus else "no CPUs"
             size = _gib(node.memory_bytes) or "memory unknown"
             yield f"node {node.id}", f"{cpus}, {size}"
-    yield "instructions", " ".join(machine.isa) or "none that matter here"
+    yield "instructions", " ".join(machine.isa) or "none that speed up training"
     details = machine.details
     if details is not None:
         clock = details.frequency
         now = f"{clock.current_hz / 1e9:.2f} GHz now" if clock.current_hz else ""
         governor = f"governor {clock.governor}" if clock.governor else ""
-        told = [part for part in (now, _upto(clock.max_hz).lstrip(", "), governor) if part]
-        yield "frequency", ", ".join(told) or None
+        known = [part for part in (now, _up_to(clock.max_hz).lstrip(", "), governor) if part]
+        yield "frequency", ", ".join(known) or None
     yield (
         "virtual",
-        "yes: caches, sockets and modules are what the hypervisor shows"
-        if (machine.virtual)
+        "yes: the hypervisor decides which caches, sockets and memory modules are visible"
+        if machine.virtual
         else None,
     )
 
@@ -110,22 +113,22 @@ def _memory(machine: Machine, bandwidth: Bandwidth | None) -> Iterator[tuple[str
     yield "huge pages", memory.huge_pages
     channels = memory.channels
     if channels is not None:
-        known = channels.populated is not None or channels.possible is not None
-        if known:
+        is_known = channels.populated is not None or channels.possible is not None
+        if is_known:
             populated = "?" if channels.populated is None else channels.populated
             possible = "?" if channels.possible is None else channels.possible
             speed = f", {channels.speed_mt_per_s} MT/s" if channels.speed_mt_per_s else ""
             ranks = f", rank {channels.ranks}" if channels.ranks else ""
             yield "channels", f"{populated} of {possible} in use{speed}{ranks}"
             yield "", channels.how or None
-        yield "" if known else "channels", channels.why_unknown
+        yield "" if is_known else "channels", channels.why_unknown
     if bandwidth is not None:
         yield (
             "bandwidth",
             f"{bandwidth.bandwidth_bytes_per_s / 1e9:.1f} GB/s on "
             f"{_plural(bandwidth.threads, 'core')}, "
             f"{bandwidth.one_core_bytes_per_s / 1e9:.1f} GB/s on one, measured by copying "
-            f"(rounds differ by {bandwidth.spread:.0%})",
+            f"(rounds vary by {bandwidth.spread:.0%})",
         )
     elif machine.details is not None:
         yield "bandwidth", "not measured yet: cputrain info --measure"
@@ -162,7 +165,7 @@ def _warnings(machine: Machine) -> Sequence[str]:
 
 
 def _domains(domains: Sequence[Domain]) -> str | None:
-    """Format cache domains, equal ones counted: 48 × 512 KiB, shared by 2 CPUs."""
+    """Format cache domains, alike ones counted: 48 × 512 KiB, shared by 2 CPUs."""
     if not domains:
         return None
     shapes: dict[tuple[int | None, int], int] = {}
@@ -185,7 +188,7 @@ def _gib(size: int | None) -> str | None:
     return None if size is None else f"{size / 2**30:.1f} GiB"
 
 
-def _upto(hertz: int | None) -> str:
+def _up_to(hertz: int | None) -> str:
     return f", up to {hertz / 1e9:.2f} GHz" if hertz else ""
 
 

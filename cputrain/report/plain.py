@@ -1,4 +1,4 @@
-"""Plain text renderings, for `repr` in IPython and notebooks."""
+"""Plain text of plans, machines and searches, for IPython and notebooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cputrain.tune.found import Found
 
 NOTABLE = 2.0
-"""Startup delay in seconds above which it is mentioned."""
+"""Startup delay in seconds above which the result of a search mentions it."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -57,4 +57,5 @@ def said_of(found: Found) -> list[str]:
 
 
 def _trimmed(out: io.StringIO) -> str:
+    """Return the text without blank lines at its ends, and without trailing spaces."""
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())

@@ -57,8 +57,8 @@ def why_not(plan: Plan, name: str) -> str:
         )
         raise UsageError(
             "--why-not",
-            f"knows of {', '.join(known)}",
+            f"must be one of {', '.join(known)}",
             found=repr(name),
-            do="Ask about one of them.",
+            do="Name one of them.",
         )
     return "\n".join(answers)

@@ -23,17 +23,17 @@ def console(stream: TextIO | None = None, *, aside: bool = False, plain: bool = 
     """
     from rich.console import Console
 
-    class Aside(Console):
+    class RaisingConsole(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
     stream = stream or sys.stdout
-    forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
+    is_forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
     width = None if stream.isatty() or os.environ.get("COLUMNS") else 120
-    return (Aside if aside else Console)(
+    return (RaisingConsole if aside else Console)(
         file=stream,
-        force_terminal=False if plain else forced or None,
-        force_jupyter=False,  # else rich bypasses the stream in a notebook
+        force_terminal=False if plain else is_forced or None,
+        force_jupyter=False,  # otherwise rich bypasses the stream in a notebook
         width=width,
         highlight=False,
         emoji=False,

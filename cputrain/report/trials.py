@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from cputrain.tune.found import Trial
 
-HEAD = ("stage", "what", "a step", "speed", "")
-KEPT = 7
+HEAD = ("stage", "settings", "step", "speed", "")
+"""Headings of the table of trials."""
+
+NUM_OTHER_LINES = 7
 """Terminal lines that are not rows: header, borders, and the status line."""
 
 
@@ -46,9 +48,9 @@ class Lines:
 
     def ended(self, trial: Trial) -> None:
         """Print the line of a completed trial."""
-        stage, what, step, speed, says = cells(trial)
+        stage, settings, step, speed, verdict = cells(trial)
         print(
-            f"{stage:<9}{what:<40}{step:>10}  {speed:>6}  {says}".rstrip(),
+            f"{stage:<9}{settings:<40}{step:>10}  {speed:>6}  {verdict}".rstrip(),
             file=sys.stderr,
             flush=True,
         )
@@ -75,9 +77,9 @@ class Live:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._now = ""
         self._display.stop()
@@ -102,16 +104,16 @@ class Live:
         from rich.console import Group
         from rich.text import Text
 
-        # rows that do not fit on the screen are shown at the end
-        room = max(1, self._out.height - KEPT) if self._now else len(self._rows)
-        table = _table(self._rows[-room:], self._good[-room:])
+        # rows that do not fit on the screen are shown when the search ends
+        max_rows = max(1, self._out.height - NUM_OTHER_LINES) if self._now else len(self._rows)
+        table = _table(self._rows[-max_rows:], self._good[-max_rows:])
         if not self._now:
             return table
-        left = self._end - time.monotonic()
-        clock = f"{left:.0f} s left" if left > 0 else "about to end"
-        if left == float("inf"):
-            clock = "until all is tried"
-        note = Text(f"{self._now} …  {clock}; Ctrl-C keeps the best so far", style="dim")
+        left_s = self._end - time.monotonic()
+        remaining = f"{left_s:.0f} s left" if left_s > 0 else "about to end"
+        if left_s == float("inf"):
+            remaining = "no time limit"
+        note = Text(f"{self._now} …  {remaining}; Ctrl-C keeps the best so far", style="dim")
         return Group(table, note)
 
 
@@ -123,8 +125,8 @@ def _table(rows: Sequence[tuple[str, ...]], good: Sequence[bool]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for name in HEAD:
         table.add_column(name, justify="right" if name in HEAD[2:4] else "left", overflow="fold")
-    for row, fine in zip(rows, good, strict=True):
-        table.add_row(*map(Text, row), style=None if fine else "red")
+    for row, is_good in zip(rows, good, strict=True):
+        table.add_row(*map(Text, row), style=None if is_good else "red")
     return table
 
 

@@ -1,6 +1,6 @@
 """Record a run of `cputrain diagnose`: time undisturbed steps, then trace operators of a few more.
 
-A step ends where the step of an optimizer does. Undisturbed steps give step times and system
+A step ends with the step of an optimizer. Undisturbed steps give step times and system
 counters. Traced steps run under a TorchDispatchMode that records every operator: its time, its
 tensors' shapes, its FLOPs and its bytes.
 """
@@ -12,11 +12,11 @@ import json
 import os
 import time
 
-from cputrain.runtime.counted import Counters, others_seconds
+from cputrain.runtime.counters import Counters, other_cpu_seconds
 from cputrain.runtime.loader_clock import LoaderClock
 from cputrain.runtime.operators import OperatorTrace
 from cputrain.runtime.patching import Patch, never_compile
-from cputrain.runtime.trial import end
+from cputrain.runtime.trial import end_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 NUM_WARMUP_STEPS = 3
-"""Warm-up steps before any is timed."""
+"""Number of warm-up steps before timing."""
 
 SLOW_STEP_S = 2.0
-"""Seconds of a step above which warm-up ends after one step."""
+"""Step time in seconds above which one step of warm-up is enough."""
 
 
 class Observer:
-    """Step times, counters and the operator trace so far."""
+    """Records step times, counters and operators, and writes them when the run ends."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Observer:
         seconds: float,
         threads: int,
     ) -> None:
-        """Register the hooks.
+        """Register optimizer hooks and patch `torch.autograd.backward`.
 
         Args:
             fd: File descriptor that the JSON document is written to.
@@ -86,6 +86,7 @@ class Observer:
         atexit.register(self._write, "ended")
 
     def _read_marks(self) -> dict[str, float]:
+        """Return the current time, and the seconds waited for loaders so far."""
         return {"at": time.perf_counter(), "wait": self._loaders.seconds}
 
     def _patch_backward(self, torch: ModuleType) -> None:
@@ -127,7 +128,7 @@ class Observer:
         self._last_marks = self._read_marks()
 
     def _advance(self, step_s: float) -> None:
-        """Enter the next stage when this one is complete; a step has one call per optimizer."""
+        """Enter the next stage if this one is complete; a step has one call per optimizer."""
         num_optimizers = max(1, len(self._optimizers))
         if self._stage == "warm":
             if self._count >= NUM_WARMUP_STEPS * num_optimizers or (
@@ -140,19 +141,19 @@ class Observer:
             if self._count >= self._max_steps * num_optimizers or (
                 self._count >= min_steps and elapsed_s > self._max_s
             ):
-                ended = self._counters.now()
+                at_end = self._counters.now()
                 self._placed = self._counters.placed()
-                self._counted = {name: ended[name] - self._at_begin[name] for name in ended}
+                self._counted = {name: at_end[name] - self._at_begin[name] for name in at_end}
                 self._stage, self._count = "traced", 0
                 self._at_trace_begin = {**self._counters.now(), "at": time.perf_counter()}
                 self._operators.begin()
         elif self._count >= self._num_traced * num_optimizers:
             self._operators.stop()
-            ended = {**self._counters.now(), "at": time.perf_counter()}
-            counted = {name: ended[name] - self._at_trace_begin[name] for name in ended}
-            self._other_cpus_traced = others_seconds(counted) / counted["at"]
+            at_end = {**self._counters.now(), "at": time.perf_counter()}
+            counted = {name: at_end[name] - self._at_trace_begin[name] for name in at_end}
+            self._other_cpus_traced = other_cpu_seconds(counted) / counted["at"]
             self._write("enough")
-            end()
+            end_process()
         elif self._count % num_optimizers == 0:
             self._operators.new_step()
 
@@ -175,6 +176,7 @@ class Observer:
 
 
 def _describe(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's name, size, and whether it is fused or can be."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     group = optimizer.param_groups[0]
     return {

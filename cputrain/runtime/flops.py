@@ -1,14 +1,14 @@
-"""Count the floating-point operations of one operator call, from first principles.
+"""Count the floating-point operations (FLOPs) of an operator call.
 
-`torch.utils.flop_counter` cannot be used as it is: it multiplies the weight gradient of a grouped
-convolution by the number of groups, counts products with padding, which kernels leave out, ignores
-causal masks, and has no formula for the attention and recurrent kernels of the CPU. A count that is
-too high makes an operator exceed what the machine can do. So a count here is the number of
-multiplications and additions that the result needs; a kernel may do more. A formula of torch's
-registry counts only for an operator that has none here, such as a user's own.
+`torch.utils.flop_counter` is not sufficient: it multiplies the weight gradient of a grouped
+convolution by the number of groups, counts products with padding, which kernels skip, ignores
+causal masks, and has no formula for the CPU's attention and recurrent kernels. A count that is too
+high would make an operator exceed the machine's peak FLOP/s. So a count is the number of
+multiplications and additions that the result needs; a kernel may do more. Formulas of torch's
+registry are used for operators without a formula in this module, such as a user's own.
 
-A multiplication and an addition are two operations. Additions without products, such as those of a
-bias, are left out.
+A multiplication and an addition are two operations. Additions without a product, such as those of a
+bias, are not counted.
 """
 
 from __future__ import annotations
@@ -26,16 +26,24 @@ if TYPE_CHECKING:
     Formula = Callable[[Arguments, Any], int]
 
 COMPLEX_FACTOR = 4
-"""Products of two complex numbers and their sum, in operations of real ones, over two."""
+"""FLOPs of a complex multiply-add divided by those of a real one: 8 / 2."""
 
 GATES = {2: 4, 3: 3}
-"""Gates of a recurrent layer by torch's number of its mode: LSTM and GRU; others have one."""
+"""Gates of a recurrent layer by torch's number of its mode: LSTM and GRU; plain RNNs have one."""
 
 
 def count_flops(
     torch: ModuleType, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> int:
-    """Return the operations that a call needs; 0 where no formula is known."""
+    """Return the FLOPs that a call needs; 0 without a formula.
+
+    Args:
+        torch: The torch module.
+        func: Operator overload that was called.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        result: Result of the call.
+    """
     formula = FORMULAS.get(func._schema.name)
     if formula is None:
         from torch.utils.flop_counter import flop_registry
@@ -49,12 +57,12 @@ def count_flops(
 
 
 def is_counted(name: str) -> bool:
-    """Return whether an operator, such as "mm", has a formula here."""
+    """Return whether this module has a formula for an operator, such as "mm"."""
     return name in COUNTED
 
 
 def bind(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by the names that the operator's schema gives them."""
+    """Return the arguments of a call by their names in the operator's schema, with defaults."""
     bound = {}
     for position, argument in enumerate(func._schema.arguments):
         if position < len(args) and not argument.kwarg_only:
@@ -67,18 +75,18 @@ def bind(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 
 
 def _first(arguments: Arguments, *names: str) -> Any:
-    """Return the argument that has one of these names: schemas differ in them."""
+    """Return the first argument present among alternative names, which differ between schemas."""
     return next(arguments[name] for name in names if name in arguments)
 
 
 def _product(*operands: str) -> Formula:
-    """Return the formula of a product of matrices or vectors with these two arguments."""
+    """Return the formula of a product of matrices or vectors, by the names of its two operands."""
     left_name, right_name = operands
 
     def formula(arguments: Arguments, result: Any) -> int:
         left, right = arguments[left_name], arguments[right_name]
         if _is_sparse(left) and _is_sparse(right):
-            return 0  # it depends on where their elements are
+            return 0  # the count depends on the positions of their elements
         if _is_sparse(left):
             return 2 * _stored(left) * int(right.shape[-1] if right.dim() > 1 else 1)
         if _is_sparse(right):
@@ -93,13 +101,13 @@ def _is_sparse(tensor: Any) -> bool:
 
 
 def _stored(sparse: Any) -> int:
-    """Return how many elements a sparse tensor stores."""
+    """Return the number of stored elements of a sparse tensor."""
     values = sparse._values() if str(sparse.layout) == "torch.sparse_coo" else sparse.values()
     return int(values.numel())
 
 
 def _summed_product(arguments: Arguments, _: Any) -> int:
-    """Count addbmm, which adds up the products of a batch."""
+    """Count addbmm, which sums the matrix products of a batch."""
     return 2 * int(arguments["batch1"].numel()) * int(arguments["batch2"].shape[-1])
 
 
@@ -120,8 +128,8 @@ def _transposed_convolution(arguments: Arguments, result: Any) -> int:
 
 def _convolution_gradients(arguments: Arguments, _: Any) -> int:
     """Count convolution_backward: each gradient has as many products as the forward pass."""
-    gradients = sum(map(bool, arguments["output_mask"][:2]))
-    return 2 * gradients * _convolution_products(
+    num_gradients = sum(map(bool, arguments["output_mask"][:2]))
+    return 2 * num_gradients * _convolution_products(
         arguments["input"].shape, arguments["weight"].shape, arguments["grad_output"].shape,
         arguments,
     )  # fmt: skip
@@ -133,25 +141,27 @@ def _convolution_products(
     output_shape: Sequence[int],
     arguments: Arguments,
 ) -> int:
-    """Return the products of elements of the input and of the weight, without those of padding."""
+    """Return the products of input and weight elements, without those of padding."""
     num_dims = len(weight_shape) - 2
-    # a transposed convolution is the input gradient of another: input and output change places
+    # a transposed convolution is the input gradient of a convolution: output and input swap
     is_transposed = arguments.get("transposed", False)
     positions, image = (input_shape, output_shape) if is_transposed else (output_shape, input_shape)
     batch = input_shape[0] if len(input_shape) == num_dims + 2 else 1
-    each = (_each(arguments.get(name), num_dims) for name in ("stride", "padding", "dilation"))
-    pairs = prod(
-        _pairs(int(num), int(size), int(kernel), *geometry)
+    options = (
+        _per_dimension(arguments.get(name), num_dims) for name in ("stride", "padding", "dilation")
+    )
+    num_pairs = prod(
+        _count_pairs(int(num), int(size), int(kernel), *geometry)
         for num, size, kernel, geometry in zip(
-            positions[-num_dims:], image[-num_dims:], weight_shape[2:], zip(*each, strict=True),
+            positions[-num_dims:], image[-num_dims:], weight_shape[2:], zip(*options, strict=True),
             strict=True,
         )
     ) if num_dims else 1  # fmt: skip
-    return int(batch) * int(weight_shape[0]) * int(weight_shape[1]) * pairs
+    return int(batch) * int(weight_shape[0]) * int(weight_shape[1]) * num_pairs
 
 
-def _each(value: Any, num_dims: int) -> tuple[int | None, ...]:
-    """Return a number for each dimension, where one may stand for all of them."""
+def _per_dimension(value: Any, num_dims: int) -> tuple[int | None, ...]:
+    """Return the value of each dimension; a single value applies to all, None to none."""
     if value is None:
         return (None,) * num_dims
     values = tuple(map(int, value)) if isinstance(value, (list, tuple)) else (int(value),)
@@ -159,7 +169,7 @@ def _each(value: Any, num_dims: int) -> tuple[int | None, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _pairs(
+def _count_pairs(
     num_positions: int,
     size: int,
     kernel: int,
@@ -167,50 +177,50 @@ def _pairs(
     padding: int | None,
     dilation: int | None,
 ) -> int:
-    """Return how many pairs of a position and a tap of the kernel are within the image, along one
-    dimension."""
+    """Return the pairs of output position and kernel tap inside the image, in one dimension."""
     stride, padding, dilation = stride or 1, padding or 0, dilation or 1
     total = 0
     for tap in range(kernel):
         offset = tap * dilation - padding
-        first = max(0, -(offset // stride))  # the quotient, rounded up
+        first = max(0, -(offset // stride))  # rounded up
         last = min(num_positions - 1, (size - 1 - offset) // stride)
         total += max(0, last - first + 1)
     return total
 
 
 def _attention(arguments: Arguments, _: Any) -> int:
-    """Count attention: scores, and their product with the values."""
+    """Count attention: the scores, and their product with the values."""
     query, value = arguments["query"], arguments["value"]
     return 2 * _scores(arguments) * (int(query.shape[-1]) + int(value.shape[-1]))
 
 
 def _attention_gradients(arguments: Arguments, _: Any) -> int:
-    """Count attention's backward pass: the scores once more, and four products for gradients."""
+    """Count attention's backward pass: the scores again, and four products for gradients."""
     query, value = arguments["query"], arguments["value"]
     return 2 * _scores(arguments) * (3 * int(query.shape[-1]) + 2 * int(value.shape[-1]))
 
 
 def _scores(arguments: Arguments) -> int:
-    """Return the pairs of a query and a key that attention needs, of all heads and samples."""
+    """Return the pairs of query and key of all heads and samples, without causally masked ones."""
     *heads, num_queries, _ = map(int, arguments["query"].shape)
     num_keys = int(arguments["key"].shape[-2])
     if not arguments["is_causal"]:
         return prod(heads) * num_queries * num_keys
-    full = min(num_queries, num_keys)  # from there on a query has all keys
-    return prod(heads) * (full * (full + 1) // 2 + (num_queries - full) * num_keys)
+    # query i attends to keys 0 to i, as far as there are keys
+    num_rows = min(num_queries, num_keys)
+    return prod(heads) * (num_rows * (num_rows + 1) // 2 + (num_queries - num_rows) * num_keys)
 
 
 def _recurrent(arguments: Arguments, _: Any) -> int:
     """Count a recurrent layer: at each time step, products with the input and with the state."""
-    steps, batch, features = map(int, arguments["input"].shape)
+    num_steps, batch, features = map(int, arguments["input"].shape)
     hidden = int(arguments["hidden_size"])
-    gates = GATES.get(arguments["mode"], 1) * hidden
-    return 2 * steps * batch * gates * (features + hidden)
+    gate_size = GATES.get(arguments["mode"], 1) * hidden
+    return 2 * num_steps * batch * gate_size * (features + hidden)
 
 
 def _recurrent_gradients(arguments: Arguments, result: Any) -> int:
-    """Count its backward pass: gradients of what is multiplied, and of the weights."""
+    """Count a recurrent layer's backward pass: gradients of input and state, and of the weights."""
     return 2 * _recurrent(arguments, result)
 
 
@@ -258,3 +268,4 @@ FORMULAS: dict[str, Formula] = {
 }
 
 COUNTED = frozenset(name.partition("::")[2] for name in FORMULAS)
+"""Names without namespace of the operators in `FORMULAS`."""

@@ -1,9 +1,9 @@
-"""Count the bytes that one operator call must read and write, and the elements it goes over.
+"""Count the bytes that an operator call must read and write, and its number of elements.
 
-A count that is too high makes an operator exceed what caches and memory can do. So views move
-nothing, what is expanded counts as it is stored, and an operator that looks up rows is counted with
-the rows, not with the table. What a kernel moves beyond that, for buffers of its own or for want
-of cache, is not counted.
+A count that is too high would make an operator exceed the bandwidth of caches and memory. So views
+move no bytes, an expanded tensor counts with its stored elements, and a lookup of rows counts the
+rows, not the table. Additional traffic of a kernel, for temporary buffers or from cache misses, is
+not counted.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ WRITE_ONLY = frozenset({
     "zero_", "fill_", "copy_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_",
     "geometric_", "log_normal_", "cauchy_",
 })  # fmt: skip
-"""Operators in place that do not read what they write."""
+"""In-place operators that overwrite their tensor without reading it."""
 
 SHAPE_ONLY = frozenset({
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like",
     "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided",
 })  # fmt: skip
-"""Operators that do not read what they are given."""
+"""Factories that use only the shape and dtype of their argument."""
 
 ALLOCATING = frozenset({
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
     "resize_", "resize_as_", "set_", "_efficientzerotensor",
 })  # fmt: skip
-"""Operators that write nothing."""
+"""Operators that allocate or resize without writing elements."""
 
-LOOKING_UP = frozenset({
+GATHERING = frozenset({
     "embedding", "index_select", "gather", "index", "_unsafe_index", "take", "masked_select",
     "_embedding_bag", "_embedding_bag_forward_only",
 })  # fmt: skip
-"""Operators that read a part of their first tensor, which indices name."""
+"""Operators that read the elements of their first tensor that indices or a mask select."""
 
 SCATTERING = frozenset({
     "index_put_", "_index_put_impl_", "_unsafe_index_put_", "index_add_", "index_copy_",
     "index_fill_", "index_reduce_", "scatter_", "scatter_add_", "scatter_reduce_", "put_",
     "masked_scatter_", "masked_fill_", "embedding_renorm_", "fill_diagonal_",
 })  # fmt: skip
-"""Operators that change a part of their first tensor, which indices name."""
+"""Operators that write the elements of their first tensor that indices or a mask select."""
 
 
 class Traffic:
-    """The bytes and elements of one call."""
+    """Bytes and elements of one call."""
 
     __slots__ = ("num_bytes", "num_elements")
 
     def __init__(self, num_bytes: int = 0, num_elements: int = 0) -> None:
         self.num_bytes = num_bytes
-        """Read and written, each byte once for each."""
+        """Bytes read plus bytes written."""
         self.num_elements = num_elements
-        """Of the largest argument or result, a list of tensors together."""
+        """Elements of the largest argument or result, where a list of tensors counts as one."""
 
 
 def is_plain(torch: ModuleType, tensor: Any) -> bool:
-    """Return whether a tensor's elements lie in its own storage: not sparse, nested or wrapped."""
-    dispatch = type(tensor).__torch_dispatch__
+    """Return whether a tensor is dense and strided: not sparse, nested or a wrapper subclass."""
+    torch_dispatch = type(tensor).__torch_dispatch__
     return bool(
-        dispatch is torch.Tensor.__torch_dispatch__
+        torch_dispatch is torch.Tensor.__torch_dispatch__
         and tensor.layout is torch.strided
         and not tensor.is_nested
     )
 
 
 def tensors_in(torch: ModuleType, values: Any) -> list[Any]:
-    """Return the tensors among values and in their lists."""
+    """Return the tensors among values, including those in nested lists and tuples."""
     tensors = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -86,52 +86,62 @@ def tensors_in(torch: ModuleType, values: Any) -> list[Any]:
 def traffic_of(
     torch: ModuleType, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> Traffic:
-    """Return what a call must move. All its tensors are plain."""
+    """Return the traffic of a call.
+
+    Args:
+        torch: The torch module.
+        func: Operator overload that was called.
+        args: Positional arguments; every tensor must be plain (see `is_plain`).
+        kwargs: Keyword arguments.
+        result: Result of the call.
+    """
     name = func._schema.name.partition("::")[2]
     if torch.Tag.inplace_view in func.tags:
         return Traffic()
     reads, writes = _Sizes(), _Sizes()
     results = tensors_in(torch, (result,))
-    num_written = sum(map(_stored_bytes, results))
+    result_bytes = sum(map(_stored_bytes, results))
     arguments = bind(func, args, kwargs)
     storages = set()
-    partial = name in LOOKING_UP or name in SCATTERING
+    is_partial = name in GATHERING or name in SCATTERING
     for argument in func._schema.arguments:
         tensors = tensors_in(torch, (arguments.get(argument.name),))
         if not tensors:
             continue
         storages |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        most = _looked_up(name, arguments, num_written) if partial else None
+        max_bytes = _selected_bytes(name, arguments, result_bytes) if is_partial else None
         is_written = argument.alias_info is not None and argument.alias_info.is_write
-        partial = False  # only the first
+        is_partial = False  # only the first tensor is
         if not (name in SHAPE_ONLY or (is_written and (argument.kwarg_only or name in WRITE_ONLY))):
-            reads.add(tensors, most)
-        if is_written and name not in ALLOCATING and not _is_left(name, argument.name, arguments):
-            writes.add(tensors, most)
+            reads.add(tensors, max_bytes)
+        if (
+            is_written
+            and name not in ALLOCATING
+            and not _is_only_read(name, argument.name, arguments)
+        ):
+            writes.add(tensors, max_bytes)
     if name not in ALLOCATING:
-        # what shares storage with an argument is a view, or was counted as written in place
-        new = [one for one in results if one.untyped_storage().data_ptr() not in storages]
+        # a result that shares storage with an argument is a view, or counted as in place
+        new = [tensor for tensor in results if tensor.untyped_storage().data_ptr() not in storages]
         writes.add(new, None)
         if not writes.num_bytes and results and not new:
             return Traffic()
-    return Traffic(
-        reads.num_bytes + writes.num_bytes, max(reads.most_elements, writes.most_elements)
-    )
+    return Traffic(reads.num_bytes + writes.num_bytes, max(reads.max_elements, writes.max_elements))
 
 
-def _is_left(name: str, argument: str, arguments: dict[str, Any]) -> bool:
-    """Return whether an argument that may be written is not: gradients that need no scaling."""
+def _is_only_read(name: str, argument: str, arguments: dict[str, Any]) -> bool:
+    """Return whether a mutable argument is only read, as unscaled gradients of fused steps are."""
     return (
         name.startswith("_fused_") and argument == "grads" and arguments.get("grad_scale") is None
     )
 
 
-def _looked_up(name: str, arguments: dict[str, Any], num_written: int) -> int:
-    """Return the bytes of its first tensor that an operator with indices needs, at least."""
+def _selected_bytes(name: str, arguments: dict[str, Any], result_bytes: int) -> int:
+    """Return a lower bound for the bytes of the first tensor that indices or a mask select."""
     if name in {"embedding", "index_select", "gather", "index", "_unsafe_index", "take"}:
-        return num_written
+        return result_bytes
     if name == "masked_select":
-        return num_written
+        return result_bytes
     if name.startswith("_embedding_bag"):
         weight, indices = arguments["weight"], arguments["indices"]
         return int(indices.numel()) * int(weight.shape[-1]) * int(weight.element_size())
@@ -139,46 +149,47 @@ def _looked_up(name: str, arguments: dict[str, Any], num_written: int) -> int:
         value = arguments.get(source)
         if hasattr(value, "element_size"):
             return _stored_bytes(value)
-    return 0  # a number is written wherever indices or a mask say so
+    return 0  # a scalar is written: the number of selected elements is unknown
 
 
 class _Sizes:
-    """Bytes of tensors, each storage counted no further than it is long."""
+    """Bytes of tensors, where overlapping tensors count at most the bytes of their storage."""
 
     def __init__(self) -> None:
-        self.most_elements = 0
-        self._by_place: dict[tuple[int, int], int] = {}
-        self._lengths: dict[int, int] = {}
+        self.max_elements = 0
+        """Elements of the largest argument."""
+        self._by_position: dict[tuple[int, int], int] = {}
+        self._storage_bytes: dict[int, int] = {}
 
-    def add(self, tensors: Sequence[Any], most_bytes: int | None) -> None:
-        """Add an argument: a tensor or a list of them, of which at most so much counts."""
+    def add(self, tensors: Sequence[Any], max_bytes: int | None) -> None:
+        """Add the tensors of one argument, each with at most `max_bytes`."""
         num_elements = 0
         for tensor in tensors:
             size = _stored_bytes(tensor)
-            size = size if most_bytes is None else min(size, most_bytes)
+            size = size if max_bytes is None else min(size, max_bytes)
             storage = tensor.untyped_storage()
             base = storage.data_ptr()
-            place = (base, tensor.storage_offset())
-            self._by_place[place] = max(size, self._by_place.get(place, 0))
-            self._lengths[base] = storage.nbytes()
+            position = (base, tensor.storage_offset())
+            self._by_position[position] = max(size, self._by_position.get(position, 0))
+            self._storage_bytes[base] = storage.nbytes()
             num_elements += size // max(1, tensor.element_size())
-        self.most_elements = max(self.most_elements, num_elements)
+        self.max_elements = max(self.max_elements, num_elements)
 
     @property
     def num_bytes(self) -> int:
-        """All of them."""
+        """Return the bytes of all arguments; a storage counts at most with its length."""
         return sum(self._by_storage())
 
     def _by_storage(self) -> Iterator[int]:
         totals: dict[int, int] = {}
-        for (base, _), size in self._by_place.items():
+        for (base, _), size in self._by_position.items():
             totals[base] = totals.get(base, 0) + size
         for base, size in totals.items():
-            yield min(size, self._lengths[base])
+            yield min(size, self._storage_bytes[base])
 
 
 def _stored_bytes(tensor: Any) -> int:
-    """Return a tensor's bytes, where an expanded dimension is stored once."""
+    """Return the bytes of a tensor's stored elements: an expanded dimension counts once."""
     sizes = (
         int(size)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

@@ -1,6 +1,6 @@
-"""Record a trial of `cputrain tune`: time its steps, record its losses, and end it in time.
+"""Record a trial of `cputrain tune`: time steps, record losses, and end the process in time.
 
-The recorder observes torch's own extension points: the optimizer post-step hook,
+The recorder uses torch's extension points: the optimizer post-step hook,
 `torch.autograd.backward`, and the iterators of DataLoaders.
 """
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "CPUTRAIN_TRIAL"
-"""Variable with the recorder's arguments as JSON: a file descriptor for the result, and limits."""
+"""Variable with the recorder's arguments as JSON; child processes do not inherit it."""
 
-LOSSES = 100
+MAX_LOSSES = 100
 """Largest number of losses that are recorded."""
 
 FEW = 2
-"""Least number of timed steps, and of warm-up steps, however slow they are."""
+"""Smallest number of warm-up steps and of timed steps, however slow they are."""
 
-PATIENCE = 4
-"""Factor of the requested time for which a trial may continue to collect the wanted losses."""
+TIME_FACTOR = 4
+"""Multiple of the requested time for which a trial may continue to collect losses."""
 
-ROUNDING = 1e-5
-"""Relative noise, slightly above what another summation order changes in a gradient."""
+NOISE = 1e-5
+"""Relative noise of gradients, slightly above the effect of another summation order."""
 
 
 def watch(torch: ModuleType) -> None:
-    """Start the recorder that the environment names, if any; child processes have none."""
+    """Start the recorder that the environment variable `VARIABLE` requests, if it is set."""
     document = os.environ.pop(VARIABLE, "")
     if not document:
         return
@@ -52,20 +52,20 @@ def watch(torch: ModuleType) -> None:
 
         Observer(torch, **arguments)
     else:
-        Recorder(torch, **arguments)
+        StepRecorder(torch, **arguments)
 
 
-class Recorder:
-    """Step times, loader waits and losses so far.
+class StepRecorder:
+    """Records step times, loader waits and losses, and writes them when the run ends.
 
     Args:
         fd: File descriptor that the JSON document is written to.
         warmup: Optimizer steps before timing begins.
         steps: Largest number of timed steps.
         seconds: Time after which fewer steps are enough.
-        losses: Number of losses wanted.
+        losses: Number of losses to record.
         begun: `time.perf_counter()` at which the process was started.
-        disturbed: Whether to add noise to gradients, to find out what rounding changes.
+        disturbed: Whether to add noise to gradients, to measure the effect of rounding on losses.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Recorder:
         )
 
         register_optimizer_step_post_hook(self._after_step)
-        never_compile(Recorder._after_step)
+        never_compile(StepRecorder._after_step)
         if disturbed:
             register_optimizer_step_pre_hook(_noise_hook(torch))
         self._record_losses(torch)
@@ -117,18 +117,18 @@ class Recorder:
         self._waits.append(self._loaders.seconds)
         if self._is_done():
             self._write("enough")
-            end()
+            end_process()
 
     def _is_done(self) -> bool:
         count, now = len(self._times), self._times[-1]
         min_steps = FEW * len(self._optimizers)
         if min_steps <= count < self._warmup and now - self._times[0] > self._seconds / 2:
-            self._warmup = count  # slow steps: shorten the warm-up, and time a few
+            self._warmup = count  # slow steps: end the warm-up early
         num_timed = count - self._warmup
         if num_timed < min_steps:
             return False
         seconds = now - self._times[self._warmup - 1]
-        if num_timed >= self._max_timed or seconds >= PATIENCE * self._seconds:
+        if num_timed >= self._max_timed or seconds >= TIME_FACTOR * self._seconds:
             return True
         return seconds >= self._seconds and len(self._losses) >= self._num_losses_wanted
 
@@ -137,7 +137,7 @@ class Recorder:
         original = autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(self._losses) < LOSSES:
+            if len(self._losses) < MAX_LOSSES:
                 self._losses.append(_loss_value(torch, tensors))
             return original(tensors, *args, **kwargs)
 
@@ -178,8 +178,8 @@ class Recorder:
         return self._times[self._warmup - 1] - self._started_at
 
 
-def end() -> None:
-    """End the process at once with status 0, without the script's exit handlers."""
+def end_process() -> None:
+    """Exit at once with status 0, without running the script's exit handlers."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -187,10 +187,10 @@ def end() -> None:
 
 
 def _noise_hook(torch: ModuleType) -> Callable[..., None]:
-    """Return an optimizer pre-step hook that adds noise of the size of rounding to gradients."""
+    """Return an optimizer pre-step hook that adds noise of rounding size to gradients."""
     generator = torch.Generator().manual_seed(1)
 
-    def disturb(optimizer: Any, *_: object) -> None:
+    def add_noise(optimizer: Any, *_: object) -> None:
         with torch.no_grad():
             for param in (tensor for group in optimizer.param_groups for tensor in group["params"]):
                 grad = param.grad
@@ -198,13 +198,13 @@ def _noise_hook(torch: ModuleType) -> Callable[..., None]:
                     continue
                 noise = torch.randn(grad.shape, generator=generator).to(grad.dtype)
                 rms = float(grad.square().mean().sqrt())
-                grad.add_(noise, alpha=ROUNDING * rms)
+                grad.add_(noise, alpha=NOISE * rms)
 
-    return disturb
+    return add_noise
 
 
 def seed(torch: ModuleType) -> None:
-    """Seed torch, random and NumPy, so that every trial draws the same numbers."""
+    """Seed torch, random and NumPy, so that every trial has the same random numbers."""
     import random
 
     torch.manual_seed(0)
@@ -216,13 +216,14 @@ def seed(torch: ModuleType) -> None:
 
 
 def _loss_value(torch: ModuleType, tensors: Any) -> float:
-    """Return the loss: the sum of the tensors that backward starts from."""
+    """Return the sum of the tensors that backward starts from."""
     losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     with torch.no_grad():
         return sum(float(loss.detach().double().sum()) for loss in losses)
 
 
 def _peak_rss_bytes() -> int | None:
+    """Return the peak resident set of the process; None on Windows."""
     try:
         import resource
     except ImportError:  # not on Windows

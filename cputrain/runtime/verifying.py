@@ -1,7 +1,7 @@
-"""Record a run of `cputrain verify`: compare each training call undivided and sharded.
+"""Record a run of `cputrain verify`: compare each training call without and with sharding.
 
-The script itself continues with undivided outputs. After a given number of optimizer steps the
-comparisons are written as JSON and the run ends.
+The script itself continues with the outputs of the unsharded call. After a given number of
+optimizer steps the comparisons are written as JSON and the run ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import weakref
 
 from cputrain.runtime.root_forward import root_forward_of
-from cputrain.runtime.trial import end, seed
+from cputrain.runtime.trial import end_process, seed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Verifier:
-    """The comparisons so far, by model.
+    """Compares the calls of each model, and writes the comparisons when the run ends.
 
     Args:
         fd: File descriptor that the JSON document is written to.
@@ -63,7 +63,7 @@ class Verifier:
         self._num_steps_left -= 1
         if self._num_steps_left == 0:
             self._write()
-            end()
+            end_process()
 
     def _write(self) -> None:
         if os.getpid() != self._pid or self._fd < 0:

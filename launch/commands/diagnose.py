@@ -87,7 +87,7 @@ def show(found: Diagnosis) -> None:
 
 
 def _diagnosed(parsed: Parsed) -> Diagnosis:
-    from cputrain.diagnose import apply, diagnose
+    from cputrain.diagnose import diagnose, try_remedies
     from cputrain.launch.commands.tune import script_of, seconds_of, watched_script
 
     steps = whole_number(parsed.values.get("--steps", "12"), "--steps", least=2, advice="12")
@@ -101,7 +101,9 @@ def _diagnosed(parsed: Parsed) -> Diagnosis:
             return found
         reduced = parsed.values.get("--precision") == "bf16"
         return found.replace(
-            applied=apply(script, found, steps=steps, longest=longest, reduced=reduced, tell=_tell)
+            applied=try_remedies(
+                script, found, steps=steps, longest=longest, reduced=reduced, tell=_tell
+            )
         )
 
 

@@ -1,4 +1,4 @@
-"""Scripts that train, each slower than it need be for one cause."""
+"""Training scripts, each with one cause of slowness planted in it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 x = torch.randn(8, 1024)
 """ + STEPS,
 }  # fmt: skip
-"""By the cause that is to be found first."""
+"""Scripts by the cause that must be found first."""
 
 GOOD = BEGIN + KEEPS_MEMORY + """
 model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(3)]).bfloat16()
@@ -89,4 +89,4 @@ for step in range(200):
     loss.backward()
     optimizer.step()
 """  # fmt: skip
-"""Nothing that is worth doing."""
+"""Script without a cause of slowness."""

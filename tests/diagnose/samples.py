@@ -1,12 +1,12 @@
-"""Figures of a run and of a machine, for whatever is found in them."""
+"""Builders of roofs, operators, step profiles and diagnoses with fixed figures."""
 
 from __future__ import annotations
 
-from cputrain.diagnose import Applied, Diagnosis, Finding, Sure
-from cputrain.diagnose.box import box_of
-from cputrain.diagnose.layers import layers_of
+from cputrain.diagnose import Confidence, Diagnosis, Finding, TriedRemedy
+from cputrain.diagnose.layers import layer_times
+from cputrain.diagnose.machine_layout import machine_layout
 from cputrain.diagnose.roof import Roof
-from cputrain.diagnose.seen import Operator, Seen
+from cputrain.diagnose.step_profile import OperatorTime, StepProfile
 
 ROOF = Roof(
     torch="2", cores=4,
@@ -17,30 +17,31 @@ ROOF = Roof(
 )  # fmt: skip
 
 
-def operator(name="mul", seconds=0.01, calls=1, **rest):
-    given = {"shapes": ((8, 8),), "dtype": "float32", "phase": "forward", "layer": "Net.one",
+def operator(name="mul", seconds=0.01, calls=1, **fields):
+    defaults = {"shapes": ((8, 8),), "dtype": "float32", "phase": "forward", "layer": "Net.one",
              "flops": 0.0, "bytes": 0.0, "numbers": 0.0, "channels_last": False,
              "elementwise": name in {"mul", "add"}}  # fmt: skip
-    return Operator(name=name, seconds=seconds, calls=calls, **{**given, **rest})
+    return OperatorTime(name=name, seconds=seconds, calls=calls, **{**defaults, **fields})
 
 
-def seen(*operators, **rest):
-    given = {
+def seen(*operators, **fields):
+    """Return a step profile of 0.1 s with these operators."""
+    defaults = {
         "step": 0.1, "spread": 0.01, "wait": 0.0, "backward": 0.04, "optimizer": 0.0, "threads": 4,
         "steps": 12, "kinds": {"Net.one": "Linear"}, "optimizers": (), "loaders": (),
         "counted": {}, "tiny": 0.0, "line": (), "clock": 0.0, "highest_clock": 0.0, "placed": {},
     }  # fmt: skip
-    return Seen(operators=operators or (operator(seconds=0.1),), **{**given, **rest})
+    return StepProfile(operators=operators or (operator(seconds=0.1),), **{**defaults, **fields})
 
 
-def finding(title, **rest):
-    given = {"cause": "code", "lost_seconds": 0.05, "speedup": 2.0, "evidence": ("it was seen",),
-             "remedy": "cputrain launch does it", "sure": Sure.CALCULATED}  # fmt: skip
-    return Finding(title=title, **{**given, **rest})
+def finding(title, **fields):
+    defaults = {"cause": "code", "lost_seconds": 0.05, "speedup": 2.0, "evidence": ("it was seen",),
+             "remedy": "cputrain launch does it", "sure": Confidence.CALCULATED}  # fmt: skip
+    return Finding(title=title, **{**defaults, **fields})
 
 
 def diagnosis(machine, *, name="train.py"):
-    """A small network's, with a little of everything; texts of a script have this name in them."""
+    """Return the diagnosis of a small network, with `name` in every text that a script provides."""
     layer = f"Net.{name}"
     operators = (
         operator("convolution", 0.02, shapes=((8, 3, 64, 64), (16, 3, 3, 3)), flops=2e9, bytes=1e8,
@@ -53,17 +54,19 @@ def diagnosis(machine, *, name="train.py"):
     )  # fmt: skip
     line = ((0, 0.001, 0.02), (1, 0.022, 0.003), (1, 0.026, 0.004), (2, 0.04, 0.04),
             *((3, 0.09 + 4e-5 * at, 2e-5) for at in range(20)), (4, 0.095, 0.001))  # fmt: skip
-    of = seen(
+    profile = seen(
         *operators, wait=0.02, optimizer=0.01, kinds={layer: f"Conv2d{name}"}, line=line,
         loaders=("_SingleProcessDataLoaderIter",),
     )  # fmt: skip
     return Diagnosis(
-        script=name, when="2026-01-01 12:00", cputrain="1", box=box_of(machine), roof=ROOF, seen=of,
+        script=name, when="2026-01-01 12:00", cputrain="1",
+        box=machine_layout(machine), roof=ROOF, seen=profile,
         findings=(finding(f"what {name} has"), finding("bits", exact=False, cause="units")),
-        layers=layers_of(of),
+        layers=layer_times(profile),
         applied=(
-            Applied(title=f"what {name} has", settings={"fused_optimizer": "on"}, predicted=2.0,
-                    measured=1.8),
-            Applied(title="all", settings={}, predicted=None, measured=None, fault=f"{name} ended"),
+            TriedRemedy(title=f"what {name} has", settings={"fused_optimizer": "on"}, predicted=2.0,
+                        measured=1.8),
+            TriedRemedy(title="all", settings={}, predicted=None, measured=None,
+                        fault=f"{name} ended"),
         ),
     )  # fmt: skip

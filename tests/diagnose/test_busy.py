@@ -1,4 +1,4 @@
-"""Diagnoses beside busy processes: rough, and said to be so, and no figure that cannot be."""
+"""Diagnoses beside busy processes are marked as rough, and have no impossible figures."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ model = nn.Sequential(
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
 x = torch.randn(4, 3, 32, 32)
 """ + STEPS  # fmt: skip
-"""Convolutions whose gradients torch's own counter counts once for each group."""
+"""Grouped convolutions, whose weight gradients torch's counter multiplies by the groups."""
 
 
 def test_beside_busy_processes_no_figure_is_impossible(tmp_path):
-    """With an empty cache, so that the machine's best is measured beside them."""
+    """The cache is empty, so that the roof is measured beside the busy processes."""
     cache = tmp_path / "cache"
     scripts = {"grouped": GROUPED, "products": PLANTED["code"]}
     for name, text in scripts.items():
@@ -43,14 +43,14 @@ def test_beside_busy_processes_no_figure_is_impossible(tmp_path):
             assert row.impossible == ()
             assert any("was measured" in reason for reason in row.rough), row.rough
             times.append(row.measurements)
-    # one that is rough is kept as such, and measured again the next time
+    # a rough roof is cached as rough, and measured again the next time
     assert times[1] > times[0] >= 1
     document = json.loads((cache / "cputrain" / "roof.json").read_text())
     (roof,) = (value for name, value in document.items() if name != "schema_version")
     assert roof["rough"]
 
 
-def test_busy_processes_are_gone_behind():
+def test_busy_processes_end_with_the_context():
     with pytest.raises(ZeroDivisionError), busy_processes(1):
         _ = 1 / 0
     with busy_processes(0):
@@ -62,7 +62,7 @@ def test_busy_processes_are_gone_behind():
     ["235 GFLOP/s of 78.9 (298%)", "235 GFLOP/s of 78.9 GFLOP/s", "1.1 TFLOP/s of 900 GFLOP/s",
      "takes 101 % of a step", "saves -3% of a step", "60.2 GB/s of 20.1 GB/s"],
 )  # fmt: skip
-def test_what_is_impossible_is_seen(text):
+def test_impossible_rates_and_percentages_are_detected(text):
     good = diagnosis(MACHINE).as_json()
     assert impossible_figures(good, "78.9 GFLOP/s of 235 GFLOP/s (34%)") == []
     assert impossible_figures(good, text)
@@ -71,26 +71,25 @@ def test_what_is_impossible_is_seen(text):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda it: it["seen"]["operators"][0].update(flops=1e12),
-        lambda it: it["seen"]["operators"][1].update(bytes=1e12),
-        lambda it: it["seen"]["operators"][0].update(seconds=0.0),
-        lambda it: it["roof"]["flops_per_s"]["float32"].update({"4": 1e9}),
-        lambda it: it["roof"]["bandwidth_bytes_per_s"]["l3"].update({"4": 1e12}),
-        lambda it: it["findings"][0].update(lost_seconds=-0.1),
-        lambda it: it["findings"][0].update(lost_seconds=0.1),
-        lambda it: it["findings"][0].update(speedup=0.9),
-        lambda it: it["layers"][0].update(share=1.2),
+        lambda doc: doc["seen"]["operators"][0].update(flops=1e12),
+        lambda doc: doc["seen"]["operators"][1].update(bytes=1e12),
+        lambda doc: doc["seen"]["operators"][0].update(seconds=0.0),
+        lambda doc: doc["roof"]["flops_per_s"]["float32"].update({"4": 1e9}),
+        lambda doc: doc["roof"]["bandwidth_bytes_per_s"]["l3"].update({"4": 1e12}),
+        lambda doc: doc["findings"][0].update(lost_seconds=-0.1),
+        lambda doc: doc["findings"][0].update(lost_seconds=0.1),
+        lambda doc: doc["findings"][0].update(speedup=0.9),
+        lambda doc: doc["layers"][0].update(share=1.2),
     ],
 )
-def test_what_is_impossible_in_a_document_is_seen(change):
+def test_impossible_figures_of_a_document_are_detected(change):
     document = json.loads(json.dumps(diagnosis(MACHINE).as_json()))
     assert impossible_figures(document) == []
     change(document)
     assert impossible_figures(document)
 
 
-def test_busy_processes_end_with_the_one_that_started_them() -> None:
-    """However it ends: a kill leaves it no time to end them."""
+def test_busy_processes_end_if_their_parent_is_killed() -> None:
     program = (
         "import os\n"
         "from cputrain.bench.diagnoses.busy import busy_processes\n"

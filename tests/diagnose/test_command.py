@@ -1,4 +1,4 @@
-"""`cputrain diagnose` on scripts that train, each slower than it need be for one cause."""
+"""`cputrain diagnose` on training scripts with a planted cause of slowness."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cputrain.machine import read_machine
 from tests.diagnose.planted import GOOD, PLANTED
 
 HAS_BFLOAT16 = bool({"avx512_bf16", "amx_bf16"} & set(read_machine(detail=False).isa))
-"""Whether this CPU has units for it; without them, nothing is lost by not using them."""
+"""Whether this CPU has bfloat16 units; without them, float32 costs nothing."""
 
 
 @pytest.fixture(scope="module")
 def cache():
-    """One for all, so that the machine is measured once."""
+    """Cache folder of all tests, so that the roof is measured once."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
         yield Path(folder)
 
 
 @pytest.fixture(autouse=True)
-def _roof_is_kept(cache):
-    """Beside other tests it is rough, and would be measured again by each of these."""
+def _roof_is_not_rough(cache):
+    """Clear the roughness of the cached roof, or each test would measure it again."""
     path = cache / "cputrain" / "roof.json"
     if path.exists():
         document = json.loads(path.read_text())
@@ -46,67 +46,68 @@ def diagnose(folder, text, *options):
     )  # fmt: skip
 
 
-TURNS = 3
-"""Whatever else a machine does may mislead a run that measures; not one after the other."""
+MAX_ATTEMPTS = 3
+"""Runs until the expected cause must be first, since other processes may disturb a run."""
 
 
 def first_causes(folder, text):
-    """The cause that is found first, in each turn until one is as it should be."""
-    for _ in range(TURNS):
+    """Yield the first cause and the diagnosis of each attempt."""
+    for _ in range(MAX_ATTEMPTS):
         done = diagnose(folder, text, "--json")
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        yield next((one["cause"] for one in found["findings"]), ""), found
+        diagnosis = json.loads(done.stdout)
+        yield next((one["cause"] for one in diagnosis["findings"]), ""), diagnosis
 
 
-@pytest.mark.parametrize("cause", [one for one in PLANTED if one != "units" or HAS_BFLOAT16])
+@pytest.mark.parametrize("cause", [cause for cause in PLANTED if cause != "units" or HAS_BFLOAT16])
 def test_the_planted_cause_is_found_first(cause, tmp_path):
-    told = []
-    for first, found in first_causes(tmp_path, PLANTED[cause]):
-        assert found["schema_version"] == 1
-        assert found["seen"]["operators"]
-        assert abs(sum(one["share"] for one in found["layers"]) - 1) < 1e-6
-        told.append([(one["cause"], one["title"], one["speedup"]) for one in found["findings"]])
+    findings = []
+    for first, diagnosis in first_causes(tmp_path, PLANTED[cause]):
+        assert diagnosis["schema_version"] == 1
+        assert diagnosis["seen"]["operators"]
+        assert abs(sum(one["share"] for one in diagnosis["layers"]) - 1) < 1e-6
+        findings.append(
+            [(one["cause"], one["title"], one["speedup"]) for one in diagnosis["findings"]]
+        )
         if first == cause:
             return
-    raise AssertionError(told)
+    raise AssertionError(findings)
 
 
-def test_remedies_are_tried(tmp_path):
-    """Alone, where nothing else is changed, and together."""
+def test_remedies_are_tried_alone_and_together(tmp_path):
     done = diagnose(tmp_path, PLANTED["code"], "--json", "--apply", "--steps", "5")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert all(one["exact"] for one in found["findings"] if one["settings"] in
-               [each["settings"] for each in found["applied"][:-1]])  # fmt: skip
-    *alone, last = found["applied"]
+    diagnosis = json.loads(done.stdout)
+    assert all(one["exact"] for one in diagnosis["findings"] if one["settings"] in
+               [each["settings"] for each in diagnosis["applied"][:-1]])  # fmt: skip
+    *alone, last = diagnosis["applied"]
     first = next(one for one in alone if one["settings"] == {"fused_optimizer": "on"})
     assert first["fault"] == last["fault"] == ""
-    assert first["predicted"] in [one["speedup"] for one in found["findings"]]
+    assert first["predicted"] in [one["speedup"] for one in diagnosis["findings"]]
     assert first["measured"] > 0
     assert last["predicted"] is None
     assert last["measured"] > 0
     assert first["settings"].items() <= last["settings"].items()
 
 
-def test_in_a_script_that_is_good_there_is_nothing(tmp_path):
+def test_a_fast_script_has_no_finding(tmp_path):
     text = GOOD if HAS_BFLOAT16 else GOOD.replace(".bfloat16()", "")
     assert "" in (first for first, _ in first_causes(tmp_path, text))
 
 
-def test_the_page_has_all_of_it(tmp_path):
+def test_the_terminal_shows_findings_and_tables(tmp_path):
     done = diagnose(tmp_path, PLANTED["code"])
     assert done.returncode == 0, done.stderr
-    for part in ("A step of", "1. ", "cputrain launch", "Where the time goes", "Linear", "GFLOP/s"):
+    for part in ("A step of", "1. ", "cputrain launch", "Time by layer", "Linear", "GFLOP/s"):
         assert part in done.stdout
 
 
-def test_a_script_of_a_few_steps_is_looked_into_all_the_same(tmp_path):
+def test_a_script_of_few_steps_is_diagnosed(tmp_path):
     done = diagnose(tmp_path, PLANTED["code"].replace("range(200)", "range(8)"), "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["seen"]
-    assert 2 <= found["steps"] <= 5
-    assert found["operators"]
+    profile = json.loads(done.stdout)["seen"]
+    assert 2 <= profile["steps"] <= 5
+    assert profile["operators"]
 
 
 @pytest.mark.parametrize(
@@ -115,14 +116,14 @@ def test_a_script_of_a_few_steps_is_looked_into_all_the_same(tmp_path):
         ("raise ValueError('of its own')", "it ended with exit code 1: ValueError: of its own"),
         ("import torch", "no optimizer took a step"),
         (
-            # (one that is slow to begin with has one step less to warm up)
+            # a slow first step shortens the warm-up by a step
             PLANTED["code"].replace("range(200)", "range(3)"),
-            "steps behind the first few, and 3 are needed",
+            "steps after warm-up, and 3 are needed",
         ),
         ("import torch, os\nif os.fork(): os.wait()\n", "no optimizer took a step"),
     ],
 )
-def test_what_cannot_be_diagnosed_is_told(text, says, tmp_path):
+def test_a_script_that_cannot_be_diagnosed_is_an_error(text, says, tmp_path):
     done = diagnose(tmp_path, text)
     assert done.returncode == 2
     assert says in done.stderr

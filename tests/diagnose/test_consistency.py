@@ -1,4 +1,4 @@
-"""No figure is above the roof, whatever was measured: generated roofs and operators."""
+"""No figure exceeds the roof, for generated roofs and operators."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from cputrain.bench.diagnoses.impossible import impossible_figures, text_of_page
 from cputrain.diagnose import Diagnosis, compare
-from cputrain.diagnose.box import box_of
 from cputrain.diagnose.causes import CAUSES
-from cputrain.diagnose.consistency import EXCEEDED, exceeding, reconciled
-from cputrain.diagnose.finding import Case, Sure, found
-from cputrain.diagnose.layers import layers_of
+from cputrain.diagnose.consistency import EXCEEDED, operators_above_roof, reconcile
+from cputrain.diagnose.finding import Confidence, DiagnosedCase, make_finding
+from cputrain.diagnose.layers import layer_times
+from cputrain.diagnose.machine_layout import machine_layout
 from cputrain.diagnose.records import record_from
 from cputrain.diagnose.roof import Roof
 from cputrain.machine import read_machine
@@ -31,7 +31,7 @@ rates = st.floats(1e3, 1e15)
 
 @st.composite
 def tables(draw, names):
-    """Rates by number of threads, in any order: more threads may be slower."""
+    """Draw rates by thread count; more threads may be slower."""
     threads = draw(st.sets(st.sampled_from([2, 3, 4, 8, 64]), max_size=3)) | {1}
     return {name: {str(count): draw(rates) for count in threads} for name in names}
 
@@ -91,16 +91,17 @@ def steps(draw):
 
 @st.composite
 def diagnoses(draw):
-    """What `diagnose` makes of such a step, with each cause's findings."""
-    roof, of = draw(roofs()), draw(steps())
+    """Draw a diagnosis with the findings of every cause."""
+    roof, profile = draw(roofs()), draw(steps())
     fewer = draw(st.one_of(st.none(), steps()))
-    case = Case(machine=MACHINE, roof=roof, seen=of, fewer=fewer,
+    case = DiagnosedCase(machine=MACHINE, roof=roof, seen=profile, fewer=fewer,
                 products=draw(st.sampled_from([{}, {(500, 70, 33, "float32"): 0.5,
                                                     (512, 128, 64, "float32"): 0.1}])))  # fmt: skip
     return Diagnosis(
-        script="train.py", when="2026-01-01 12:00", cputrain="1", box=box_of(MACHINE), roof=roof,
-        seen=of, findings=tuple(each for cause in CAUSES for each in cause.find(case)),
-        layers=layers_of(of),
+        script="train.py", when="2026-01-01 12:00", cputrain="1",
+        box=machine_layout(MACHINE), roof=roof, seen=profile,
+        findings=tuple(each for cause in CAUSES for each in cause.find(case)),
+        layers=layer_times(profile),
     )  # fmt: skip
 
 
@@ -123,14 +124,14 @@ def test_no_figure_is_above_the_roof(diagnosis):
         assert document["rough"]
         for text in texts:
             assert "Figures are rough" in " ".join(text.split())
-    # and so it is when it is read again
+    # a document that was read is the same
     again = record_from(Diagnosis, document)
     assert json.loads(json.dumps(again.as_json())) == document
 
 
 @many
 @given(diagnoses(), diagnoses())
-def test_nor_where_two_are_compared(before, after):
+def test_no_figure_of_a_comparison_is_above_the_roof(before, after):
     compared = compare(before, after)
     text = shown(show_compared, compared)
     assert impossible_figures(before.as_json(), text) == []
@@ -140,24 +141,24 @@ def test_nor_where_two_are_compared(before, after):
 
 @many
 @given(roofs(), steps())
-def test_a_roof_only_rises_to_what_was_seen(roof, of):
-    raised, within = reconciled(roof, of)
-    assert not exceeding(raised, within, tolerance=1 + 1e-6)
-    assert reconciled(raised, within) == (raised, within)
+def test_reconciling_only_raises_the_roof(roof, profile):
+    raised, within = reconcile(roof, profile)
+    assert not operators_above_roof(raised, within, tolerance=1 + 1e-6)
+    assert reconcile(raised, within) == (raised, within)
     for name, table in roof.flops_per_s.items():
         for threads, rate in table.items():
             assert raised.flops(name, int(threads)) >= rate
     for level, table in roof.bandwidth_bytes_per_s.items():
         for threads, rate in table.items():
             assert raised.bandwidth(int(threads), level) >= rate
-    if exceeding(roof, of):
+    if operators_above_roof(roof, profile):
         assert raised.rough
-    assert [one.seconds for one in within.operators] == [one.seconds for one in of.operators]
+    assert [one.seconds for one in within.operators] == [one.seconds for one in profile.operators]
 
 
 @many
 @given(roofs(), st.integers(1, 200), st.integers(1, 200), st.floats(0, 1e12))
-def test_more_threads_never_have_less(roof, some, more, num_bytes):
+def test_rates_never_decrease_with_threads(roof, some, more, num_bytes):
     some, more = sorted((some, more))
     for dtype in ("float32", "bfloat16", "int8", "float16", "float64", "complex64", "int64", ""):
         assert roof.flops(dtype, some) <= roof.flops(dtype, more)
@@ -168,8 +169,7 @@ def test_more_threads_never_have_less(roof, some, more, num_bytes):
         assert roof.bandwidth(some, slower) <= roof.bandwidth(some, faster)
 
 
-def test_threads_between_those_that_were_measured_have_their_part():
-    """Of one thread's figure and of eight threads' there is one for four."""
+def test_rates_between_measured_thread_counts_are_interpolated():
     rates = {"1": 100.0, "8": 640.0}
     roof = ROOF.replace(flops_per_s={"float32": rates, "bfloat16": rates}, cores=8)
     assert [roof.flops("float32", threads) for threads in (1, 4, 6, 7, 8, 16)] == [
@@ -177,59 +177,67 @@ def test_threads_between_those_that_were_measured_have_their_part():
     ]  # fmt: skip
 
 
-def test_what_a_cache_holds_is_held_against_the_cache():
+def test_data_that_a_cache_holds_has_the_bandwidth_of_the_cache():
     roof = ROOF.replace(cache_bytes={"l2": 1e6, "l3": 3e7})
     assert roof.level_of(4e6, 4) == "l2"
     assert roof.level_of(2e7, 4) == "l3"
     assert roof.level_of(1e9, 4) == "memory"
     assert 4e6 / roof.transfer_seconds(4e6, 4) == 16e10
-    # a part of what is larger is there as well
+    # a cache holds a part of larger data
     assert 4e10 < 1e8 / roof.transfer_seconds(1e8, 4) < 8e10
     assert 4e10 < 1e10 / roof.transfer_seconds(1e10, 4) < 4.1e10
     inside = operator(bytes=1e7, calls=10, seconds=1e7 / 15e10)
-    assert not exceeding(roof, seen(inside))
-    assert exceeding(roof, seen(inside.replace(calls=1, bytes=1e9, seconds=1e9 / 15e10)))
+    assert not operators_above_roof(roof, seen(inside))
+    assert operators_above_roof(roof, seen(inside.replace(calls=1, bytes=1e9, seconds=1e9 / 15e10)))
 
 
-def test_a_disturbed_roof_is_raised_and_a_count_that_cannot_be_is_not_used():
+def test_a_rough_roof_is_raised_and_an_impossible_count_is_dropped():
     fast = operator("mm", seconds=0.01, flops=8e9)  # twice the roof
-    raised, within = reconciled(ROOF, seen(fast))
+    raised, within = reconcile(ROOF, seen(fast))
     assert raised.flops("float32", 4) == 8e11
     assert raised.rough == (EXCEEDED,)
     assert within.operators == (fast,)
     for wrong in (operator("mm", seconds=0.01, flops=1e12), operator("theirs", flops=8e9),
                   operator("mm", seconds=0.0, flops=1e9)):  # fmt: skip
-        raised, within = reconciled(ROOF, seen(wrong))
+        raised, within = reconcile(ROOF, seen(wrong))
         assert raised.flops_per_s == ROOF.flops_per_s
         assert within.operators[0].flops == 0
-    # a type of few bits may be computed in float32
+    # a narrow dtype may be computed in float32
     slow = ROOF.replace(flops_per_s={"float32": {"1": 1e12}, "bfloat16": {"1": 1e10}})
-    raised, _ = reconciled(slow, seen(operator("mm", seconds=0.01, flops=1e9, dtype="bfloat16")))
+    raised, _ = reconcile(slow, seen(operator("mm", seconds=0.01, flops=1e9, dtype="bfloat16")))
     assert raised.rough == ()
-    # and float32 in fewer, where the script says so
+    # and float32 in a narrower dtype, if the script allows it
     fewer = operator("mm", seconds=0.01, flops=8e9, computed_in="bfloat16")
-    assert reconciled(ROOF, seen(fewer)) == (ROOF, seen(fewer))
+    assert reconcile(ROOF, seen(fewer)) == (ROOF, seen(fewer))
 
 
-def test_steps_that_cost_more_when_they_are_timed():
-    """Shares are of what was timed, and savings of a step."""
-    of = seen(operator("mm", seconds=0.3, flops=3e10, bytes=1e6), step=0.1)
-    case = Case(machine=MACHINE, roof=ROOF, seen=of)
-    finding = found(case, 0.15, from_operators=True, cause="code", title="", evidence=(),
-                    remedy="", sure=Sure.CALCULATED)  # fmt: skip
+def test_savings_refer_to_an_undisturbed_step():
+    """Traced steps are slower: their operator times are scaled."""
+    profile = seen(operator("mm", seconds=0.3, flops=3e10, bytes=1e6), step=0.1)
+    case = DiagnosedCase(machine=MACHINE, roof=ROOF, seen=profile)
+    finding = make_finding(case, 0.15, from_operators=True, cause="code", title="", evidence=(),
+                    remedy="", sure=Confidence.CALCULATED)  # fmt: skip
     assert abs(finding.lost_seconds - 0.05) < 1e-9
     assert finding.speedup == 2
 
 
 def test_no_step_is_shorter_than_its_operations_at_the_roof():
-    case = Case(machine=MACHINE, roof=ROOF, seen=seen(operator("mm", seconds=0.09, flops=3.2e10)))
-    about = {"cause": "code", "title": "", "evidence": (), "remedy": "", "sure": Sure.CALCULATED}
-    assert abs(found(case, 0.09, **about).lost_seconds - 0.02) < 1e-9
-    assert abs(found(case, 0.09, exact=False, **about).lost_seconds - 0.08) < 1e-9
-    assert found(case, -1.0, **about).speedup == 1
+    case = DiagnosedCase(
+        machine=MACHINE, roof=ROOF, seen=seen(operator("mm", seconds=0.09, flops=3.2e10))
+    )
+    about = {
+        "cause": "code",
+        "title": "",
+        "evidence": (),
+        "remedy": "",
+        "sure": Confidence.CALCULATED,
+    }
+    assert abs(make_finding(case, 0.09, **about).lost_seconds - 0.02) < 1e-9
+    assert abs(make_finding(case, 0.09, exact=False, **about).lost_seconds - 0.08) < 1e-9
+    assert make_finding(case, -1.0, **about).speedup == 1
 
 
 @pytest.mark.parametrize("wrong", [{"lost_seconds": -0.1}, {"speedup": 0.5}])
-def test_a_remedy_that_loses_is_none(wrong):
+def test_a_finding_cannot_lose_time(wrong):
     with pytest.raises(ValueError, match="a finding that saves"):
         finding("it loses", **wrong)

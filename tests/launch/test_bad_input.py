@@ -101,7 +101,7 @@ def test_files_that_say_something_else_are_named(tmp_path: Path) -> None:
         (["lunch", "x.py"], "Did you mean launch?"),
         (["x.py"], "Say: cputrain launch x.py"),
         (["-q"], "--help"),
-        (["plan", "--why-not", "sorcery"], "knows of"),
+        (["plan", "--why-not", "sorcery"], "must be one of"),
         (["plan", "--sysroot", "/", "--from", "x"], "cannot be given with"),
         (["info", "extra"], "is not wanted"),
         (["info", "--measure", "--sysroot", "/tmp"], "--"),

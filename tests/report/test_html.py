@@ -1,4 +1,4 @@
-"""Values as HTML: whole, escaped, and nothing that a notebook would not want."""
+"""HTML for notebooks: complete, escaped, and without scripts, links and fixed colors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVIL = "<script>alert('\"&')</script>"
 
 
 class Reader(HTMLParser):
-    """Text and elements; fails where they are not nested."""
+    """Collects text and element names; fails on wrong nesting, links and colors."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -69,11 +69,11 @@ def test_every_captured_machine_and_its_plan_are_shown(path: Path) -> None:
         assert decision.reason in text
 
 
-def test_what_came_of_a_setup_is_shown_whole() -> None:
+def test_every_step_of_a_setup_is_shown() -> None:
     plan = make_plan(machine(MACHINES[0]), Request())
     steps = tuple(
-        Step(policy=one.policy, says=one.says, effect=effect, why=EVIL)
-        for one, effect in zip(plan.decisions, [*Effect] * 4, strict=False)
+        Step(policy=decision.policy, says=decision.says, effect=effect, why=EVIL)
+        for decision, effect in zip(plan.decisions, [*Effect] * 4, strict=False)
     )
     setup = Setup(plan=plan, steps=steps, launched=True, restart=EVIL, warnings=(EVIL,))
     text = read(setup_html(setup))

@@ -1,4 +1,4 @@
-"""The page of a diagnosis, in a browser: on a phone, on paper, in the dark, on every machine."""
+"""The HTML page of a diagnosis: in a browser, in print, in dark mode, for every machine."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ from cputrain.machine import read_machine
 from cputrain.machine.capture import read_capture
 from cputrain.report.page import diagnosis_page
 from tests.diagnose.samples import diagnosis
-from tests.report.browser import FOUND, Browser
+from tests.report.browser import CHROMIUM, Browser
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
 
 EVIL = "<script>alert('\"&')</script>"
 
 SIZES = ((360, 740), (820, 1180), (1440, 900))
-"""A phone, a tablet, a desk."""
+"""Screens of a phone, a tablet and a desktop."""
 
-FAINT = """
+LOW_CONTRAST = """
 (() => {
-  const light = (color) => {
-    const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((one) => {
-      const part = one / 255;
-      return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const luminance = (color) => {
+    const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((value) => {
+      const c = value / 255;
+      return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
     });
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const behind = (one) => {
-    for (; one; one = one.parentElement) {
-      const color = getComputedStyle(one).backgroundColor;
+  const background = (element) => {
+    for (; element; element = element.parentElement) {
+      const color = getComputedStyle(element).backgroundColor;
       if (!color.endsWith(", 0)")) return color;
     }
   };
   const faint = [];
-  for (const one of document.querySelectorAll("main *")) {
-    const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!own || !one.checkVisibility()) continue;
-    const style = getComputedStyle(one);
-    const ink = one.closest("svg") ? style.fill : style.color;
-    const [a, b] = [light(ink), light(behind(one))].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) faint.push(one.textContent.slice(0, 40));
+  for (const element of document.querySelectorAll("main *")) {
+    const hasText = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!hasText || !element.checkVisibility()) continue;
+    const style = getComputedStyle(element);
+    const ink = element.closest("svg") ? style.fill : style.color;
+    const [a, b] = [luminance(ink), luminance(background(element))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) faint.push(element.textContent.slice(0, 40));
   }
   return faint;
 })()
 """
-"""Texts that stand out from what is behind them by less than people are promised (4.5 to 1)."""
+"""Texts with a contrast below 4.5 to 1 (WCAG AA)."""
 
 OUTSIDE = """
-[...document.querySelectorAll(".roofline circle, .roofline line, .line rect")].filter((one) => {
-  const [a, b] = [one, one.closest("svg")].map((each) => each.getBoundingClientRect());
-  const room = one.tagName === "circle" ? a.width / 2 + 1 : 1;
+[...document.querySelectorAll(".roofline circle, .roofline line, .line rect")].filter((mark) => {
+  const [a, b] = [mark, mark.closest("svg")].map((box) => box.getBoundingClientRect());
+  const room = mark.tagName === "circle" ? a.width / 2 + 1 : 1;
   return a.left < b.left - room || a.right > b.right + room
       || a.top < b.top - room || a.bottom > b.bottom + room;
 }).length
 """
-"""Marks that are beyond their chart."""
+"""Number of marks outside of their chart."""
 
 
 class Reader(HTMLParser):
-    """Text, and what would be taken from elsewhere; fails where elements are not nested."""
+    """Collects text; fails on external resources, inline handlers and wrong nesting."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -92,42 +92,42 @@ def machine(path: Path):
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
-def test_everything_is_on_the_page_and_escaped(path):
-    found = diagnosis(machine(path), name=EVIL)
-    page = diagnosis_page(found)
+def test_the_page_has_every_text_and_escapes_it(path):
+    shown = diagnosis(machine(path), name=EVIL)
+    page = diagnosis_page(shown)
     text = Reader(page).text
     assert EVIL in text
     assert EVIL not in page
     assert page.count("<script>") == 1
     for part in ("2.00×", "1.80×", "fewer bits", "the optimizer", f"own::{EVIL}", "Conv2d",
-                 found.box.name):  # fmt: skip
+                 shown.box.name):  # fmt: skip
         assert part in text
-    cores = sum(len(domain.cores) for one in found.box.sockets for domain in one.domains)
+    cores = sum(len(domain.cores) for socket in shown.box.sockets for domain in socket.domains)
     assert cores == len(machine(path).topology.cores)
     assert page.count('<i class="core') == cores
-    assert f"{found.box.reasons[0]}" in text
+    assert f"{shown.box.reasons[0]}" in text
 
 
-def test_nothing_worth_doing_is_said(tmp_path):
-    found = diagnosis(machine(MACHINES[0])).replace(findings=(), applied=())
-    text = Reader(diagnosis_page(found)).text
+def test_a_page_without_findings_says_so(tmp_path):
+    shown = diagnosis(machine(MACHINES[0])).replace(findings=(), applied=())
+    text = Reader(diagnosis_page(shown)).text
     assert "Nothing worth doing was found" in text
     assert "Tried" not in text
 
 
-needs_chromium = pytest.mark.skipif(not FOUND, reason="needs Chromium: apt-get install chromium")
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with Browser() as found:
-        yield found
+    with Browser() as started:
+        yield started
 
 
 @pytest.fixture
 def page(tmp_path):
     path = tmp_path / "page.html"
-    two_sockets = next(one for one in MACHINES if "7451" in one.name)
+    two_sockets = next(path for path in MACHINES if "7451" in path.name)
     path.write_text(diagnosis_page(diagnosis(machine(two_sockets), name=EVIL)))
     return path
 
@@ -135,18 +135,18 @@ def page(tmp_path):
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_it_fits_and_can_be_read(browser, page, width, height, dark):
+def test_the_page_fits_and_is_readable(browser, page, width, height, dark):
     browser.open(page, width=width, height=height, dark=dark)
     assert browser.value("document.documentElement.scrollWidth") <= width
-    assert browser.value(FAINT) == []
+    assert browser.value(LOW_CONTRAST) == []
     assert browser.value(OUTSIDE) == 0
     light = browser.value("getComputedStyle(document.documentElement).backgroundColor")
     assert (max(map(int, re.findall(r"\d+", light))) < 60) == dark
-    assert browser.said == []
+    assert browser.messages == []
 
 
 @needs_chromium
-def test_a_mark_tells_what_it_stands_for(browser, page):
+def test_marks_have_tooltips(browser, page):
     browser.open(page, width=1440, height=900)
     hidden = "document.querySelector('.tip').hidden"
     assert browser.value(hidden)
@@ -155,9 +155,9 @@ def test_a_mark_tells_what_it_stands_for(browser, page):
     for kind, says in ((".roofline .backward", "convolution_backward"), (".core", "CPU"),
                        (".line .forward", EVIL), (".bar.wait", "loader")):  # fmt: skip
         at = browser.value(
-            f"(() => {{ const one = document.querySelector({kind!r}); "
-            "one.scrollIntoView({block: 'center'}); const at = one.getBoundingClientRect(); "
-            "return [at.left + at.width / 2, at.top + at.height / 2]; })()"
+            f"(() => {{ const mark = document.querySelector({kind!r}); "
+            "mark.scrollIntoView({block: 'center'}); const box = mark.getBoundingClientRect(); "
+            "return [box.left + box.width / 2, box.top + box.height / 2]; })()"
         )
         browser.point(*at)
         assert not browser.value(hidden)
@@ -169,27 +169,26 @@ def test_a_mark_tells_what_it_stands_for(browser, page):
         assert browser.value(inside)
     browser.point(2, 2)
     assert browser.value(hidden)
-    assert browser.said == []
+    assert browser.messages == []
 
 
 @needs_chromium
-def test_a_picture_of_it_has_every_colour(browser, page, tmp_path):
-    """Charts are drawn, not only there."""
+def test_a_screenshot_has_every_color(browser, page, tmp_path):
     browser.open(page, width=820, height=1180)
     browser.picture(tmp_path / "page.png")
     shown = browser.value(
-        "['wait', 'forward', 'backward', 'optimizer'].map((one) => "
-        "getComputedStyle(document.querySelector('.bar.' + one)).backgroundColor)"
+        "['wait', 'forward', 'backward', 'optimizer'].map((name) => "
+        "getComputedStyle(document.querySelector('.bar.' + name)).backgroundColor)"
     )
     assert len(set(shown)) == 4
     assert len((tmp_path / "page.png").read_bytes()) > 30_000
 
 
 @needs_chromium
-def test_on_paper_nothing_is_folded(browser, page, tmp_path):
+def test_collapsed_sections_are_printed(browser, page, tmp_path):
     browser.open(page, width=820, height=1180)
     assert not browser.value("document.querySelector('details').open")
     browser.printed(tmp_path / "page.pdf")
     assert browser.value("document.querySelector('details').open")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
-    assert browser.said == []
+    assert browser.messages == []

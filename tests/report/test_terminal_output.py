@@ -1,4 +1,4 @@
-"""What people see of machines and plans."""
+"""Terminal output of machines and plans."""
 
 import io
 import pathlib
@@ -24,7 +24,7 @@ def shown(show, *values):
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
 def test_every_captured_machine_is_shown_without_a_gap(path):
-    """No fact that is unknown comes out as None."""
+    """Unknown facts are omitted, not shown as None."""
     machine = read_machine(read_capture(str(path)))
     text = shown(show_machine, machine, None)
     assert "None" not in text
@@ -35,25 +35,24 @@ def test_every_captured_machine_is_shown_without_a_gap(path):
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
 def test_every_plan_is_shown_with_all_its_reasons(path):
-    """Each decision is in the table, and everything rejected can be asked about."""
+    """The table has each decision, and `--why-not` explains every rejected value."""
     plan = make_plan(read_machine(read_capture(str(path))), Request())
     words = shown(show_plan, plan).split()
     for decision in plan.decisions:
-        # a path longer than its column is folded, everything else stays whole
+        # a path longer than its column is folded
         assert {word for word in decision.reason.split() if len(word) < 30} <= set(words)
         for name in decision.rejected:
             assert decision.rejected[name] in why_not(plan, name)
 
 
-def test_asking_about_something_unheard_of_lists_what_can_be_asked():
-    """The error names what is known."""
+def test_why_not_of_an_unknown_name_lists_the_known_names():
     plan = make_plan(read_machine(read_capture(str(MACHINES[0]))), Request())
-    with pytest.raises(UsageError, match=r"knows of .*threads.*'warp drive'"):
+    with pytest.raises(UsageError, match=r"must be one of .*threads.*'warp drive'"):
         why_not(plan, "warp drive")
 
 
-def test_colour_is_used_only_where_it_is_wanted(monkeypatch):
-    """FORCE_COLOR colours a pipe, and NO_COLOR keeps it plain."""
+def test_color_follows_the_environment(monkeypatch):
+    """A pipe has colors only with FORCE_COLOR."""
     machine = read_machine(read_capture(str(MACHINES[0])))
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     assert "\x1b[" not in shown(show_machine, machine, None)

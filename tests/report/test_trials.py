@@ -1,4 +1,4 @@
-"""A search as it is shown while it goes on."""
+"""Progress of a search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_without_a_terminal_each_trial_is_a_line(capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_on_a_terminal_it_is_a_table_with_what_runs_and_the_time_left() -> None:
+def test_on_a_terminal_a_table_shows_the_running_trial_and_the_time_left() -> None:
     out = StringIO()
     console = Console(file=out, force_terminal=True, width=100, height=10)
     with Live(console) as watcher:
@@ -41,7 +41,9 @@ def test_on_a_terminal_it_is_a_table_with_what_runs_and_the_time_left() -> None:
         for trial in TRIALS * 20:
             watcher.ended(trial)
         last = out.getvalue().rpartition("\x1b[2K")[2]
-        assert last.count("rejected: far off") == 2  # what fits a screen of ten lines
-        whole = len(out.getvalue())
-    assert out.getvalue()[whole:].count("rejected: far off") == 20  # all of them, in the end
-    assert "left" not in out.getvalue()[whole:]
+        assert last.count("rejected: far off") == 2  # what fits on a screen of ten lines
+        num_shown = len(out.getvalue())
+    assert (
+        out.getvalue()[num_shown:].count("rejected: far off") == 20
+    )  # all rows are shown at the end
+    assert "left" not in out.getvalue()[num_shown:]

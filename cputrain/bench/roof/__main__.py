@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PRODUCTS = """
 import json, sys, time, torch
-from cputrain.diagnose.measuring import best
+from cputrain.diagnose.roof_benchmark import fastest_seconds as best
 threads = int(sys.argv[1]); torch.set_num_threads(threads)
 rates = {}
 for name in ("float32", "bfloat16"):

@@ -1,4 +1,4 @@
-"""Six causes for which a network does not reach the speed that is in the box, one file each."""
+"""Six causes of slow training steps, one module each, whose `find` yields findings."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ if TYPE_CHECKING:
     from cputrain.diagnose.finding import Cause
 
 CAUSES: tuple[Cause, ...] = (memory, work, waiting, overlap, units, code)
+"""Modules of all causes."""
 
 __all__ = ["CAUSES", "code", "memory", "overlap", "units", "waiting", "work"]

@@ -1,162 +1,170 @@
-"""Code: what takes time and computes nothing, or computes it in a roundabout way."""
+"""Overheads of code: unfused optimizers, page faults, denormals, Python, CPU quota, and heat."""
 
 from __future__ import annotations
 
-from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.finding import Confidence, make_finding
 from cputrain.diagnose.rates import part_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cputrain.diagnose.finding import Case, Finding
+    from cputrain.diagnose.finding import DiagnosedCase, Finding
 
-PASSES = {"Adam": 7, "AdamW": 7, "Adagrad": 5, "SGD": 5}
-"""Times that a fused step reads or writes as much as there are parameters."""
+FUSED_PASSES = {"Adam": 7, "AdamW": 7, "Adagrad": 5, "SGD": 5}
+"""Bytes that a fused optimizer step reads and writes, as a multiple of the parameters' bytes."""
 
-TENSOR_SECONDS = 2e-6
-"""Of a fused step, for each tensor."""
+FUSED_TENSOR_S = 2e-6
+"""Seconds per tensor of a fused optimizer step."""
 
-DENORMAL_SHARE = 1e-3
-"""Part of all results from which on denormal numbers are talked of."""
+MIN_DENORMALS = 1e-3
+"""Fraction of denormal results above which they are reported."""
 
 FLUSHING = (
     "it is not exact, numbers below 1.2e-38 become zero, and the logarithm of a probability that "
     "small becomes -inf"
 )
-"""What the option changes. So it is never tried by itself, nor by --apply."""
+"""What flushing denormals changes in the results; hence `--apply` never tries it."""
 
 LAUNCH = "cputrain launch"
 
 
-def find(case: Case) -> Iterator[Finding]:
-    """Optimizers, pages, denormals, Python, a limit that is used up, and heat."""
-    for one in (_optimizer, _pages, _denormals, _python, _throttled, _hot):
-        yield from one(case)
+def find(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield findings of optimizers, page faults, denormals, Python, the CPU quota, and heat."""
+    for search in (_optimizer, _pages, _denormals, _python, _throttled, _hot):
+        yield from search(case)
 
 
-def _optimizer(case: Case) -> Iterator[Finding]:
+def _optimizer(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding if optimizers could be fused."""
     seen = case.seen
-    slow = [
-        one for one in seen.optimizers
-        if one["can_fuse"] and not one["fused"] and one["name"] in PASSES
+    unfused = [
+        optimizer for optimizer in seen.optimizers
+        if optimizer["can_fuse"] and not optimizer["fused"] and optimizer["name"] in FUSED_PASSES
     ]  # fmt: skip
-    if not slow:
+    if not unfused:
         return
-    whole = sum(PASSES[one["name"]] * one["bytes"] for one in slow)
-    tensors = sum(one["tensors"] for one in slow)
-    level = "memory" if whole > _last_cache(case) else "l3"
-    fused = whole / case.roof.streaming(seen.threads, level) + tensors * TENSOR_SECONDS
-    names = ", ".join(dict.fromkeys(one["name"] for one in slow))
-    calls = sum(one.calls for one in seen.operators if one.phase == "optimizer")
-    yield found(
-        case, max(0.0, seen.optimizer - fused),
+    num_bytes = sum(FUSED_PASSES[optimizer["name"]] * optimizer["bytes"] for optimizer in unfused)
+    num_tensors = sum(optimizer["tensors"] for optimizer in unfused)
+    level = "memory" if num_bytes > _l3_bytes(case) else "l3"
+    fused_s = num_bytes / case.roof.streaming(seen.threads, level) + num_tensors * FUSED_TENSOR_S
+    names = ", ".join(dict.fromkeys(optimizer["name"] for optimizer in unfused))
+    num_calls = sum(operator.calls for operator in seen.operators if operator.phase == "optimizer")
+    yield make_finding(
+        case, max(0.0, seen.optimizer - fused_s),
         cause="code",
         title=f"{names} takes {part_of(seen.optimizer, seen.step)} of a step: it is not fused",
         evidence=(
-            f"it takes {seen.optimizer * 1e3:.3g} ms in {calls:.0f} operators on {tensors} tensors",
-            f"one pass over them takes about {fused * 1e3:.3g} ms",
+            f"it takes {seen.optimizer * 1e3:.3g} ms in {num_calls:.0f} operators on {num_tensors} "
+            "tensors",
+            f"one pass over them takes about {fused_s * 1e3:.3g} ms",
         ),
         remedy=f"{LAUNCH} does it, or {names.split(',')[0]}(..., fused=True)",
         settings={"fused_optimizer": "on"},
-        sure=Sure.CALCULATED,
+        sure=Confidence.CALCULATED,
     )  # fmt: skip
 
 
-def _last_cache(case: Case) -> int:
+def _l3_bytes(case: DiagnosedCase) -> int:
+    """Return the size of all L3 caches together."""
     domains = case.machine.topology.l3_domains
-    return sum(one.size_bytes or 0 for one in domains)
+    return sum(domain.size_bytes or 0 for domain in domains)
 
 
-def _pages(case: Case) -> Iterator[Finding]:
+def _pages(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding if the allocator returns memory to the system and faults it in again."""
     seen = case.seen
-    faults = seen.counted.get("faults", 0.0)
-    system = seen.counted.get("system_seconds", 0.0)
-    # threads that compute side by side wait side by side
-    lost = min(faults * case.roof.fault_seconds, system) / max(1.0, seen.busy)
-    if not lost:
+    num_faults = seen.counted.get("faults", 0.0)
+    system_s = seen.counted.get("system_seconds", 0.0)
+    # page faults of concurrent threads overlap
+    lost_s = min(num_faults * case.roof.fault_seconds, system_s) / max(1.0, seen.busy_cpus)
+    if not lost_s:
         return
-    yield found(
-        case, lost,
+    yield make_finding(
+        case, lost_s,
         cause="code",
-        title=f"memory is given back and asked for anew: {faults:.0f} pages in each step",
+        title=f"memory is returned and allocated again: {num_faults:.0f} page faults in each step",
         evidence=(
-            f"a page that is touched at first takes {1e6 * case.roof.fault_seconds:.2g} µs",
-            f"the system took {system * 1e3:.3g} ms of a step",
+            f"a page fault takes {1e6 * case.roof.fault_seconds:.2g} µs",
+            f"the kernel took {system_s * 1e3:.3g} ms of CPU time in a step",
         ),
-        remedy=f"{LAUNCH} tells the allocator to keep it",
+        remedy=f"{LAUNCH} makes the allocator keep it",
         settings={"allocator": "tuned"},
-        sure=Sure.CALCULATED,
+        sure=Confidence.CALCULATED,
     )  # fmt: skip
 
 
-def _denormals(case: Case) -> Iterator[Finding]:
+def _denormals(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding if many results are denormal numbers."""
     seen = case.seen
-    if seen.tiny < DENORMAL_SHARE:
+    if seen.tiny < MIN_DENORMALS:
         return
-    count = sum(one.bytes for one in seen.operators) / 4 * seen.tiny
-    longer = case.roof.denormal_seconds
-    lost = min(count * longer / seen.threads, seen.computing)
-    yield found(
-        case, lost, from_operators=True,
+    num_denormals = sum(operator.bytes for operator in seen.operators) / 4 * seen.tiny
+    denormal_s = case.roof.denormal_seconds
+    lost_s = min(num_denormals * denormal_s / seen.threads, seen.computing)
+    yield make_finding(
+        case, lost_s, from_operators=True,
         cause="code",
         title=f"{seen.tiny:.1%} of all results are too small for a normal number (denormals)",
         evidence=(
-            f"such a number takes this CPU up to {longer * 1e9:.2g} ns longer than another",
+            f"such a number takes this CPU up to {denormal_s * 1e9:.2g} ns longer than another",
         ),
         remedy=f"{LAUNCH} --flush-denormals on, where the results stay good: {FLUSHING}",
         settings={"flush_denormals": "on"},
         exact=False,
         changes=FLUSHING,
-        sure=Sure.AT_BEST,
+        sure=Confidence.AT_BEST,
     )  # fmt: skip
 
 
-def _python(case: Case) -> Iterator[Finding]:
+def _python(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding for the time between operators, half of which a remedy may save."""
     seen = case.seen
-    calls = sum(one.calls for one in seen.operators)
-    if not calls:
+    num_calls = sum(operator.calls for operator in seen.operators)
+    if not num_calls:
         return
-    yield found(
+    yield make_finding(
         case, seen.between / 2,
         cause="code",
         title=f"Python takes {part_of(seen.between, seen.step)} of a step, between operators",
         evidence=(
-            f"{calls:.0f} operators of {seen.computing / calls * 1e6:.3g} µs in the mean; "
-            f"{seen.between / calls * 1e6:.3g} µs between two",
+            f"{num_calls:.0f} operators of {seen.computing / num_calls * 1e6:.3g} µs on average; "
+            f"{seen.between / num_calls * 1e6:.3g} µs between two",
         ),
         remedy="a larger batch, or try cputrain launch --compile on",
         settings={"compile": "on"},
-        sure=Sure.AT_BEST,
+        sure=Confidence.AT_BEST,
     )  # fmt: skip
 
 
-def _throttled(case: Case) -> Iterator[Finding]:
-    seconds = case.seen.counted.get("throttled_seconds", 0.0)
-    if seconds:
-        yield found(
-            case, seconds / max(1, case.seen.threads),
+def _throttled(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding if the container's CPU quota throttled the threads."""
+    throttled_s = case.seen.counted.get("throttled_seconds", 0.0)
+    if throttled_s:
+        yield make_finding(
+            case, throttled_s / max(1, case.seen.threads),
             cause="code",
-            title="the container's share of the CPU is used up",
-            evidence=(f"its threads were held for {seconds * 1e3:.3g} ms in each step",),
-            remedy=f"{LAUNCH} uses as many threads as the quota feeds; or a larger quota",
+            title="the container's CPU quota is used up",
+            evidence=(f"its threads were throttled for {throttled_s * 1e3:.3g} ms in each step",),
+            remedy=f"{LAUNCH} uses as many threads as the quota allows; or a larger quota",
             settings={},
-            sure=Sure.CALCULATED,
+            sure=Confidence.CALCULATED,
         )  # fmt: skip
 
 
-def _hot(case: Case) -> Iterator[Finding]:
+def _hot(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding if heat lowered the CPU's clock."""
     seen = case.seen
     if seen.counted.get("hot", 0.0) and seen.clock < seen.highest_clock:
-        slower = 1 - seen.clock / seen.highest_clock
-        yield found(
-            case, seen.computing * slower, from_operators=True,
+        slowdown = 1 - seen.clock / seen.highest_clock
+        yield make_finding(
+            case, seen.computing * slowdown, from_operators=True,
             cause="code",
-            title=f"the CPU becomes too hot, and computes {slower:.0%} slower",
+            title=f"the CPU overheats, and computes {slowdown:.0%} slower",
             evidence=(
-                f"{seen.clock / 1e9:.2f} GHz in the mean, {seen.highest_clock / 1e9:.2f} at best; "
-                "its sensors slowed it down meanwhile",
+                f"{seen.clock / 1e9:.2f} GHz on average, {seen.highest_clock / 1e9:.2f} at best; "
+                "thermal throttling slowed it down meanwhile",
             ),
-            remedy="better cooling, or a lower limit of power that it can hold",
-            sure=Sure.CALCULATED,
+            remedy="better cooling, or a power limit that it can hold",
+            sure=Confidence.CALCULATED,
         )  # fmt: skip

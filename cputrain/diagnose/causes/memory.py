@@ -1,8 +1,8 @@
-"""Memory: operators that read and write more than they compute, one after the other."""
+"""Memory traffic: chains of elementwise operators, and memory that is all on one NUMA node."""
 
 from __future__ import annotations
 
-from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.finding import Confidence, make_finding
 from cputrain.diagnose.rates import of_roof, part_of
 from cputrain.machine import cores_within
 
@@ -10,96 +10,108 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cputrain.diagnose.finding import Case, Finding
-    from cputrain.diagnose.seen import Operator, Seen
+    from cputrain.diagnose.finding import DiagnosedCase, Finding
+    from cputrain.diagnose.step_profile import OperatorTime, StepProfile
 
-LEAST = 1 << 20
-"""Bytes of a call: what is less stays in a core's cache."""
+MIN_CALL_BYTES = 1 << 20
+"""Bytes of a call above which memory traffic counts; fewer stay in a core's cache."""
 
-CHAIN = 2
-"""Operators, one after the other, that are worth being one."""
+MIN_CHAIN = 2
+"""Smallest number of consecutive operators that are worth fusing."""
 
 
-def find(case: Case) -> Iterator[Finding]:
-    """Chains of operators; and memory that is all in one place."""
-    yield from _chains(case)
+def find(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield findings of chains of elementwise operators, and of memory on one NUMA node."""
+    yield from _unfused_chains(case)
     yield from _one_node(case)
 
 
-def _chains(case: Case) -> Iterator[Finding]:
+def _unfused_chains(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding if a compiler could fuse chains of elementwise operators."""
     seen = case.seen
-    long = [one for one in _followed(seen) if len(one) >= CHAIN]
-    lost = sum(_lost(one) for one in long)
-    if lost <= 0:
+    chains = [chain for chain in _elementwise_chains(seen) if len(chain) >= MIN_CHAIN]
+    lost_s = sum(_savings_s(chain) for chain in chains)
+    if lost_s <= 0:
         return
-    every = [each for one in long for each in one]
-    seconds = sum(one.seconds / one.calls for one in every)
-    moved = sum(one.bytes / one.calls for one in every)
-    least = sum(case.roof.transfer_seconds(one.bytes / one.calls, seen.threads) for one in every)
-    share = part_of(seconds, seen.whole)
-    yield found(
-        case, lost, from_operators=True,
+    calls = [operator for chain in chains for operator in chain]
+    seconds = sum(operator.seconds / operator.calls for operator in calls)
+    num_bytes = sum(operator.bytes / operator.calls for operator in calls)
+    roof_s = sum(
+        case.roof.transfer_seconds(operator.bytes / operator.calls, seen.threads)
+        for operator in calls
+    )
+    share = part_of(seconds, seen.instrumented_step)
+    yield make_finding(
+        case, lost_s, from_operators=True,
         cause="memory",
         title=f"{share} of a step goes to and from memory, operator by operator",
         evidence=(
-            f"{len(every)} operators in {len(long)} chains go over {moved / 2**20:.0f} MiB, number "
-            f"by number, in {seconds * 1e3:.3g} ms",
-            f"that is {of_roof(moved / seconds, moved / least, 'B/s')} that memory and caches have",
-            "as one for each chain they would read and write once",
+            f"{len(calls)} elementwise operators in {len(chains)} chains read and write "
+            f"{num_bytes / 2**20:.0f} MiB in {seconds * 1e3:.3g} ms",
+            f"that is {of_roof(num_bytes / seconds, num_bytes / roof_s, 'B/s')} "
+            "of memory and caches",
+            "fused to one operator, each chain would read and write once",
         ),
-        remedy="try cputrain launch --compile on (makes one of each chain)",
+        remedy="try cputrain launch --compile on (fuses each chain)",
         settings={"compile": "on"},
-        sure=Sure.AT_BEST,
+        sure=Confidence.AT_BEST,
     )  # fmt: skip
 
 
-def _followed(seen: Seen) -> Iterator[list[Operator]]:
-    """Operators that go over much memory number by number, with nothing else between them."""
-    chain: list[Operator] = []
-    for which, _, _ in seen.line:
-        one = seen.operators[which]
-        if one.elementwise and one.phase != "optimizer" and one.bytes > LEAST * one.calls:
-            if chain and chain[-1].phase != one.phase:
+def _elementwise_chains(seen: StepProfile) -> Iterator[list[OperatorTime]]:
+    """Yield runs of consecutive large elementwise operators of one phase; some runs are empty."""
+    chain: list[OperatorTime] = []
+    for index, _, _ in seen.line:
+        operator = seen.operators[index]
+        if (
+            operator.elementwise
+            and operator.phase != "optimizer"
+            and operator.bytes > MIN_CALL_BYTES * operator.calls
+        ):
+            if chain and chain[-1].phase != operator.phase:
                 yield chain
                 chain = []
-            chain.append(one)
-        elif one.bytes:  # a view is nothing
+            chain.append(operator)
+        elif operator.bytes:  # a view, which moves no bytes, does not end a chain
             yield chain
             chain = []
     yield chain
 
 
-def _one_node(case: Case) -> Iterator[Finding]:
+def _one_node(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding if several NUMA nodes compute and most memory is on one of them."""
     seen = case.seen
-    own = set(case.machine.budget.cpus)
-    nodes = [node for node in case.machine.nodes if not own.isdisjoint(node.cpus)]
-    whole = sum(seen.placed.values())
-    if len(nodes) < 2 or not whole:
+    allowed = set(case.machine.budget.cpus)
+    nodes = [node for node in case.machine.nodes if not allowed.isdisjoint(node.cpus)]
+    total_bytes = sum(seen.placed.values())
+    if len(nodes) < 2 or not total_bytes:
         return
-    if seen.threads <= max(len(cores_within(case.machine.topology, one.cpus)) for one in nodes):
-        return  # they may all be beside it
-    fullest = max(seen.placed, key=lambda one: seen.placed[one])
-    share = seen.placed[fullest] / whole
-    # what is fetched from one node comes through that node's channels alone
-    bound = sum(
-        one.seconds for one in seen.operators if not one.flops and one.bytes > LEAST * one.calls
+    if seen.threads <= max(len(cores_within(case.machine.topology, node.cpus)) for node in nodes):
+        return  # all threads may be on the node with the memory
+    fullest = max(seen.placed, key=lambda node: seen.placed[node])
+    share = seen.placed[fullest] / total_bytes
+    # memory of one node is read through the channels of that node alone
+    memory_bound_s = sum(
+        operator.seconds
+        for operator in seen.operators
+        if not operator.flops and operator.bytes > MIN_CALL_BYTES * operator.calls
     )
-    yield found(
-        case, bound * max(0.0, 1 - 1 / (len(nodes) * share)), from_operators=True,
+    yield make_finding(
+        case, memory_bound_s * max(0.0, 1 - 1 / (len(nodes) * share)), from_operators=True,
         cause="memory",
         title=f"{share:.0%} of the memory is on node {fullest}, and {len(nodes)} nodes compute",
         evidence=(
-            f"operators that go over memory take {bound * 1e3:.3g} ms of a step, through the "
+            f"memory-bound operators take {memory_bound_s * 1e3:.3g} ms of a step, through the "
             f"channels of one of {len(nodes)} nodes",
         ),
         remedy="cputrain launch --memory-policy interleave",
         settings={"memory_policy": "interleave"},
-        sure=Sure.CALCULATED,
+        sure=Confidence.CALCULATED,
     )  # fmt: skip
 
 
-def _lost(chain: list[Operator]) -> float:
-    """Seconds, if what is largest was read and written once."""
-    each = [one.bytes / one.calls for one in chain]
-    seconds = sum(one.seconds / one.calls for one in chain)
-    return seconds * max(0.0, 1 - max(each) / sum(each))
+def _savings_s(chain: list[OperatorTime]) -> float:
+    """Return the seconds saved if only the largest operator's bytes were read and written."""
+    num_bytes = [operator.bytes / operator.calls for operator in chain]
+    seconds = sum(operator.seconds / operator.calls for operator in chain)
+    return seconds * max(0.0, 1 - max(num_bytes) / sum(num_bytes))

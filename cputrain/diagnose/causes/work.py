@@ -1,70 +1,72 @@
-"""Work: too little of it for so many threads."""
+"""Too little parallel work: a step is faster with fewer threads."""
 
 from __future__ import annotations
 
-from cputrain.diagnose.finding import Sure, found
+from cputrain.diagnose.finding import Confidence, make_finding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cputrain.diagnose.finding import Case, Finding
+    from cputrain.diagnose.finding import DiagnosedCase, Finding
 
 
-RESTLESS = 0.25
-"""CPUs that are at work for others, from which on nothing is said of threads."""
+MAX_OTHER_CPUS = 0.25
+"""CPUs in use by other processes above which thread counts are not compared."""
 
 
-def find(case: Case) -> Iterator[Finding]:
-    """What fewer threads save, where they were tried."""
+def find(case: DiagnosedCase) -> Iterator[Finding]:
+    """Yield a finding if the run with fewer threads had shorter steps."""
     seen, fewer = case.seen, case.fewer
     if fewer is None or fewer.step >= seen.step:
         return
-    if seen.others > RESTLESS and seen.threads <= case.machine.budget.physical_cores:
-        return  # threads wait for one that another program has stopped: that is not the script's
-    same = [one for one in _pairs(case) if one[1] <= one[2]]
-    slower = sum(many - few for _, few, many in same)
-    names = ", ".join(dict.fromkeys(name for name, *_ in sorted(same, key=lambda one: -one[2])[:3]))
-    yield found(
+    if seen.other_cpus > MAX_OTHER_CPUS and seen.threads <= case.machine.budget.physical_cores:
+        return  # threads wait for a thread that another program preempted; the script is not slow
+    unscaled = [times for times in _times_by_threads(case) if times[1] <= times[2]]
+    slower_s = sum(all_s - fewer_s for _, fewer_s, all_s in unscaled)
+    slowest = sorted(unscaled, key=lambda times: -times[2])[:3]
+    names = ", ".join(dict.fromkeys(name for name, *_ in slowest))
+    yield make_finding(
         case, seen.step - fewer.step,
         cause="work",
-        title=f"{seen.threads} threads are too many: {_threads(fewer.threads)} faster",
+        title=f"{seen.threads} threads are too many: {_count(fewer.threads)} faster",
         evidence=(
             f"a step takes {seen.step * 1e3:.3g} ms with {seen.threads} threads, "
             f"{fewer.step * 1e3:.3g} ms with {fewer.threads}",
             f"operators that are not faster with more: {names or 'none of them alone'}"
-            f" ({slower * 1e3:.3g} ms of a step)",
-            *_teams(case),
+            f" ({slower_s * 1e3:.3g} ms of a step)",
+            *_region_overhead(case),
         ),
         remedy=f"cputrain launch --threads {fewer.threads}, a larger batch, or --replicas auto",
         settings={"threads": str(fewer.threads)},
-        sure=Sure.MEASURED,
+        sure=Confidence.MEASURED,
     )  # fmt: skip
 
 
-def _teams(case: Case) -> Iterator[str]:
-    """What it costs to have a team of threads begin and end, where that was measured."""
+def _region_overhead(case: DiagnosedCase) -> Iterator[str]:
+    """Yield a line on the overhead of a parallel region, if it was measured."""
     seconds = case.roof.team_seconds.get(str(case.seen.threads), 0.0)
     if seconds:
-        calls = sum(one.calls for one in case.seen.operators)
+        num_calls = sum(operator.calls for operator in case.seen.operators)
         yield (
-            f"a team of {case.seen.threads} takes {seconds * 1e6:.2g} µs to begin and end, and a "
-            f"step has {calls:.0f} operators"
+            f"starting and ending a parallel region of {case.seen.threads} threads takes "
+            f"{seconds * 1e6:.2g} µs, and a step has {num_calls:.0f} operators"
         )
 
 
-def _threads(count: int) -> str:
-    return "one is" if count == 1 else f"{count} are"
+def _count(num_threads: int) -> str:
+    return "one is" if num_threads == 1 else f"{num_threads} are"
 
 
-def _pairs(case: Case) -> list[tuple[str, float, float]]:
-    """Operators that both runs had: their seconds with fewer threads, and with all."""
+def _times_by_threads(case: DiagnosedCase) -> list[tuple[str, float, float]]:
+    """Return name, and seconds with fewer and with all threads, of operators in both profiles."""
     assert case.fewer is not None
-    few = {
-        (one.name, one.shapes, one.phase, one.layer): one.seconds for one in case.fewer.operators
+    fewer_s = {
+        (operator.name, operator.shapes, operator.phase, operator.layer): operator.seconds
+        for operator in case.fewer.operators
     }
     return [
-        (one.name, few[key], one.seconds)
-        for one in case.seen.operators
-        if (key := (one.name, one.shapes, one.phase, one.layer)) in few
+        (operator.name, fewer_s[key], operator.seconds)
+        for operator in case.seen.operators
+        if (key := (operator.name, operator.shapes, operator.phase, operator.layer)) in fewer_s
     ]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cputrain.report.page.whole import diagnosis_page
+from cputrain.report.page.page import diagnosis_page
 
 __all__ = ["diagnosis_page"]

@@ -7,46 +7,59 @@ from cputrain.report.page.marks import element, text, tip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cputrain.diagnose.box import Box, Core, Shared, Socket
+    from cputrain.diagnose.machine_layout import CacheDomain, Core, MachineLayout, Socket
 
 
-def drawing(box: Box, threads: int) -> str:
-    """Return the drawing and a list of facts, with the cores that may be used marked."""
-    many = len(box.sockets) > 1
-    sockets = [_socket(one, f"socket {at}" if many else "") for at, one in enumerate(box.sockets)]
-    cores = [one for each in box.sockets for domain in each.domains for one in domain.cores]
-    allowed = sum(one.allowed for one in cores)
-    facts = [f"{allowed} of {len(cores)} cores may be used, and the script computes with {threads} "
-             f"thread{'s' if threads != 1 else ''}"]  # fmt: skip
-    if box.memory_bytes:
-        facts.append(f"{box.memory_bytes / 2**30:.0f} GiB of memory")
-    if box.channels:
-        facts.append(f"{box.channels} memory channels in use")
+def drawing(layout: MachineLayout, threads: int) -> str:
+    """Return the drawing, which marks the cores that may be used, and a line of facts.
+
+    Args:
+        layout: Layout of the machine.
+        threads: Intra-op threads of the script.
+    """
+    has_names = len(layout.sockets) > 1
+    sockets = [
+        _socket(socket, f"socket {index}" if has_names else "")
+        for index, socket in enumerate(layout.sockets)
+    ]
+    cores = [
+        core for socket in layout.sockets for domain in socket.domains for core in domain.cores
+    ]
+    num_allowed = sum(core.allowed for core in cores)
+    facts = [f"{num_allowed} of {len(cores)} cores may be used, and the script computes with "
+             f"{threads} thread{'s' if threads != 1 else ''}"]  # fmt: skip
+    if layout.memory_bytes:
+        facts.append(f"{layout.memory_bytes / 2**30:.0f} GiB of memory")
+    if layout.channels:
+        facts.append(f"{layout.channels} memory channels in use")
     return (
         element("div", *sockets, class_="box")
         + text("p", "; ".join(facts) + ".")
-        + "".join(text("p", one, class_="note") for one in box.reasons)
+        + "".join(text("p", reason, class_="note") for reason in layout.reasons)
     )
 
 
-def _socket(one: Socket, name: str) -> str:
+def _socket(socket: Socket, name: str) -> str:
     title = text("h4", name) if name else ""
-    return element("div", title, *map(_shared, one.domains), class_="socket")
+    return element("div", title, *map(_domain, socket.domains), class_="socket")
 
 
-def _shared(one: Shared) -> str:
-    size = f"L3 {one.size_bytes / 2**20:.0f} MiB" if one.size_bytes else "no L3 is told"
-    cores = element("div", *map(_core, one.cores), class_="cores")
+def _domain(domain: CacheDomain) -> str:
+    size = f"L3 {domain.size_bytes / 2**20:.0f} MiB" if domain.size_bytes else "L3 unknown"
+    cores = element("div", *map(_core, domain.cores), class_="cores")
     return element("div", cores, text("small", size), class_="shared")
 
 
-def _core(one: Core) -> str:
-    said = tip(
-        f"CPU{'s' if len(one.cpus) > 1 else ''} {format_list(one.cpus)}",
-        one.kind,
-        "" if one.allowed else "not to be used",
+def _core(core: Core) -> str:
+    label = tip(
+        f"CPU{'s' if len(core.cpus) > 1 else ''} {format_list(core.cpus)}",
+        core.kind,
+        "" if core.allowed else "may not be used",
     )
-    kind = (
-        f"core {'allowed' if one.allowed else ''} {'efficient' if one.kind == 'efficiency' else ''}"
+    classes = (
+        f"core {'allowed' if core.allowed else ''} "
+        f"{'efficient' if core.kind == 'efficiency' else ''}"
     )
-    return element("i", class_=" ".join(kind.split()), data_tip=said, tabindex=0, aria_label=said)
+    return element(
+        "i", class_=" ".join(classes.split()), data_tip=label, tabindex=0, aria_label=label
+    )

@@ -1,4 +1,4 @@
-"""HTML elements of the page; text that comes from a script is escaped here."""
+"""HTML and SVG elements of the page; this module escapes all text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ def element(name: str, *inside: str, **attributes: object) -> str:
     """Return an element with escaped attributes around inner markup.
 
     In attribute names a trailing underscore is dropped (`class_`), and others become hyphens.
+    An attribute with the value None is omitted.
     """
-    written = "".join(
+    attribute_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return f"<{name}{written}>{''.join(inside)}</{name}>"
+    return f"<{name}{attribute_text}>{''.join(inside)}</{name}>"
 
 
-def text(name: str, what: object, **attributes: object) -> str:
+def text(name: str, content: object, **attributes: object) -> str:
     """Return an element with escaped text."""
-    return element(name, escape(str(what)), **attributes)
+    return element(name, escape(str(content)), **attributes)
 
 
 def tip(*lines: str) -> str:
@@ -35,17 +36,26 @@ def tip(*lines: str) -> str:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()
 ) -> str:
-    """Return a table in a scrollable container; cells are markup, `numbers` are numeric columns."""
+    """Return a table in a scrollable container.
 
-    def cell(name: str, at: int, inside: str) -> str:
-        return element(name, inside, class_="number" if at in numbers else None)
+    Args:
+        head: Headings, as text.
+        rows: Cells of each row, as markup.
+        numbers: Indices of numeric columns.
+    """
 
-    top = element("tr", *(cell("th", at, escape(one)) for at, one in enumerate(head)))
-    lines = [element("tr", *(cell("td", at, one) for at, one in enumerate(row))) for row in rows]
-    whole = element("table", element("thead", top), element("tbody", *lines))
-    return element("div", whole, class_="wide")
+    def cell(name: str, index: int, inside: str) -> str:
+        return element(name, inside, class_="number" if index in numbers else None)
+
+    header = element("tr", *(cell("th", index, escape(name)) for index, name in enumerate(head)))
+    body = [
+        element("tr", *(cell("td", index, markup) for index, markup in enumerate(row)))
+        for row in rows
+    ]
+    markup = element("table", element("thead", header), element("tbody", *body))
+    return element("div", markup, class_="wide")
 
 
-def part(share: float) -> str:
+def percent(fraction: float) -> str:
     """Format a fraction as a percentage for CSS and SVG."""
-    return f"{100 * share:.3f}%"
+    return f"{100 * fraction:.3f}%"

@@ -1,4 +1,4 @@
-"""Read what the system counts while a script runs: time, pages, switches, heat, memory nodes."""
+"""Read the system's counters of a process: CPU time, page faults, switches, heat, NUMA nodes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
 NUM_CLOCKS = 8
-"""CPUs whose clock is read; reading all would take long on a large machine."""
+"""Largest number of CPUs whose clock is read, since reading all is slow on a large machine."""
 
-STEAL = 8
-"""The field of a line of /proc/stat with the time that a hypervisor gave to other machines."""
+STEAL_FIELD = 8
+"""Field of a CPU's line of /proc/stat with its steal time."""
 
 
 class Counters:
-    """The counters of this process, and of some CPUs."""
+    """Counters of this process and of some CPUs."""
 
     def __init__(self, source: Source | None = None, cpus: tuple[int, ...] | None = None) -> None:
-        """Read from the live system by default, and of the CPUs that this process may use."""
+        """Select what is read.
+
+        Args:
+            source: Files of a system; the live system by default.
+            cpus: CPUs whose busy time, clocks and heat count; by default those that this process
+                may run on.
+        """
         self._source = source or RootSource()
         if cpus is None:
             get_affinity = getattr(os, "sched_getaffinity", None)  # not on every system
@@ -34,7 +40,7 @@ class Counters:
         self._quota = os.path.dirname(read_grant(self._source).quota_from)
 
     def now(self) -> dict[str, float]:
-        """Return every counter that grows."""
+        """Return the current value of every counter; differences of two calls are meaningful."""
         busy, steal = self._busy()
         counters = {
             "throttled_seconds": self._throttled(), "busy_seconds": busy, "steal_seconds": steal,
@@ -56,7 +62,7 @@ class Counters:
         }  # fmt: skip
 
     def clock(self) -> float:
-        """Return the mean clock of some CPUs in hertz; 0 where the system does not say."""
+        """Return the mean clock of some CPUs in hertz; 0 if unknown."""
         stride = max(1, len(self.cpus) // NUM_CLOCKS)
         clocks = [
             value * 1000
@@ -66,11 +72,11 @@ class Counters:
         return sum(clocks) / len(clocks) if clocks else 0.0
 
     def placed(self) -> dict[str, float]:
-        """Return the bytes of this process on each memory node, without those of files."""
+        """Return the bytes of this process on each NUMA node, without file mappings."""
         placed: dict[str, float] = {}
         for line in (text(self._source, "/proc/self/numa_maps", 1 << 26) or "").splitlines():
             words = dict(word.partition("=")[::2] for word in line.split()[2:])
-            if "file" in words:  # a library's, or the page cache's
+            if "file" in words:  # a shared library or another file mapping
                 continue
             page_bytes = 1024.0 * int(words.get("kernelpagesize_kB", "4"))
             for name, count in words.items():
@@ -79,7 +85,7 @@ class Counters:
         return placed
 
     def _throttled(self) -> float:
-        """Return the seconds for which the group with the quota had used up its CPU time."""
+        """Return the seconds for which the control group with the CPU quota was throttled."""
         for line in (text(self._source, f"{self._quota}/cpu.stat") or "").splitlines():
             name, _, value = line.partition(" ")
             if name in {"throttled_usec", "throttled_time"} and value.isdecimal():
@@ -87,28 +93,28 @@ class Counters:
         return 0.0
 
     def _busy(self) -> tuple[float, float]:
-        """Return the seconds for which the CPUs worked for anyone, and those stolen of them."""
+        """Return the busy seconds of the CPUs with steal time, and the steal time alone."""
         names = {f"cpu{cpu}" for cpu in self.cpus}
-        ticks = stolen = 0
+        busy_ticks = steal_ticks = 0
         for line in (text(self._source, "/proc/stat", 1 << 24) or "").splitlines():
             words = line.split()
-            if words and words[0] in names:  # without those that were idle
-                ticks += sum(map(int, [*words[1:4], *words[6 : STEAL + 1]]))
-                stolen += sum(map(int, words[STEAL : STEAL + 1]))
-        hertz = os.sysconf("SC_CLK_TCK") if ticks else 1
-        return ticks / hertz, stolen / hertz
+            if words and words[0] in names:  # without idle and iowait
+                busy_ticks += sum(map(int, [*words[1:4], *words[6 : STEAL_FIELD + 1]]))
+                steal_ticks += sum(map(int, words[STEAL_FIELD : STEAL_FIELD + 1]))
+        ticks_per_s = os.sysconf("SC_CLK_TCK") if busy_ticks else 1
+        return busy_ticks / ticks_per_s, steal_ticks / ticks_per_s
 
     def _waiting(self) -> float:
-        """Return the seconds for which threads of this process could run and had no CPU."""
-        nanoseconds = 0
+        """Return the seconds for which runnable threads of this process waited for a CPU."""
+        waiting_ns = 0
         for thread in self._source.names("/proc/self/task"):
             words = (text(self._source, f"/proc/self/task/{thread}/schedstat") or "").split()
             if len(words) == 3 and words[1].isdecimal():
-                nanoseconds += int(words[1])
-        return nanoseconds / 1e9
+                waiting_ns += int(words[1])
+        return waiting_ns / 1e9
 
     def _pressure(self) -> float:
-        """Return the seconds for which any thread of the system waited for a CPU."""
+        """Return the seconds for which some thread of the system waited for a CPU (PSI)."""
         for line in (text(self._source, "/proc/pressure/cpu") or "").splitlines():
             words = line.split()
             if words[:1] == ["some"] and words[-1].startswith("total="):
@@ -116,12 +122,12 @@ class Counters:
         return 0.0
 
     def _living_workers(self) -> float:
-        """Return the CPU seconds of processes that this one has started, and they in turn."""
+        """Return the CPU seconds of all living descendants of this process."""
         parents: dict[int, int] = {}
         ticks: dict[int, int] = {}
         for pid, fields in self._processes():
             parents[pid] = int(fields[1])
-            ticks[pid] = sum(map(int, fields[11:15]))  # its own, and of those it has reaped
+            ticks[pid] = sum(map(int, fields[11:15]))  # its own, and of children that it reaped
         total, generation = 0, {os.getpid()}
         while generation:
             generation = {pid for pid, parent in parents.items() if parent in generation}
@@ -129,7 +135,7 @@ class Counters:
         return total / os.sysconf("SC_CLK_TCK") if total else 0.0
 
     def _processes(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield each process, and the fields of its stat behind its name."""
+        """Yield each process ID, and the fields of /proc/PID/stat after the command name."""
         for name in self._source.names("/proc"):
             if name.isdecimal():
                 fields = (text(self._source, f"/proc/{name}/stat") or "").rpartition(") ")[2]
@@ -137,15 +143,15 @@ class Counters:
                     yield int(name), words
 
     def _hot(self) -> int:
-        """Return how often one of the CPUs became too hot and slowed down."""
+        """Return the thermal throttling events of the CPUs."""
         return sum(
             number(self._source, f"{CPU_FOLDER}/cpu{cpu}/thermal_throttle/core_throttle_count") or 0
             for cpu in self.cpus
         )
 
 
-def others_seconds(counted: Mapping[str, float]) -> float:
-    """Return the CPU seconds that others had meanwhile: other programs and other machines."""
+def other_cpu_seconds(counted: Mapping[str, float]) -> float:
+    """Return the CPU seconds of other programs and virtual machines from counter differences."""
     names = ("user_seconds", "system_seconds", "workers_seconds")
-    used = sum(counted.get(name, 0.0) for name in names)
-    return max(0.0, counted.get("busy_seconds", 0.0) - used)
+    used_s = sum(counted.get(name, 0.0) for name in names)
+    return max(0.0, counted.get("busy_seconds", 0.0) - used_s)

@@ -1,4 +1,4 @@
-"""What the system counts, read from the files of one that is given and of this one."""
+"""Counters read from the files of a given system, and from the live system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import torch
 
 from cputrain.machine.source import RootSource
-from cputrain.runtime.counted import Counters, others_seconds
+from cputrain.runtime.counters import Counters, other_cpu_seconds
 
 FILES = {
     "proc/stat": "cpu 9 9 9\ncpu0 100 0 100 5000 7 0 0 0 0 0\ncpu1 50 0 50 5000 7 0 0 300 0 0\n"
@@ -44,61 +44,61 @@ def counters(folder):
     return Counters(RootSource(str(folder)), (0, 1))
 
 
-def test_what_a_system_tells(tmp_path):
-    found = counters(tmp_path)
-    now = found.now()
-    assert now["throttled_seconds"] == 2.5  # of the group with the quota
+def test_counters_of_a_given_system(tmp_path):
+    reader = counters(tmp_path)
+    now = reader.now()
+    assert now["throttled_seconds"] == 2.5  # of the control group with the quota
     assert now["hot"] == 7
     assert now["busy_seconds"] == 600 / os.sysconf("SC_CLK_TCK")
     assert now["steal_seconds"] == 300 / os.sysconf("SC_CLK_TCK")
     assert now["waiting_seconds"] == 2.5
     assert now["pressure_seconds"] == 4.5
-    assert found.clock() == 2.5e9
-    assert found.placed() == {"0": 3 * 4096, "1": 6 * 4096 + (2 << 20)}
+    assert reader.clock() == 2.5e9
+    assert reader.placed() == {"0": 3 * 4096, "1": 6 * 4096 + (2 << 20)}
 
 
-def test_a_system_that_tells_nothing(tmp_path):
-    found = Counters(RootSource(str(tmp_path)), (0, 1))
-    now = found.now()
+def test_missing_files_count_as_zero(tmp_path):
+    reader = Counters(RootSource(str(tmp_path)), (0, 1))
+    now = reader.now()
     assert now["throttled_seconds"] == now["hot"] == now["busy_seconds"] == 0
-    assert (found.clock(), found.placed()) == (0, {})
+    assert (reader.clock(), reader.placed()) == (0, {})
 
 
-def test_what_this_one_tells_grows():
-    found = Counters()
-    before = found.now()
+def test_counters_of_the_live_system_grow():
+    reader = Counters()
+    before = reader.now()
     end = time.perf_counter() + 0.3
     while time.perf_counter() < end:
         torch.ones(1 << 16).add_(1)
-    after = found.now()
+    after = reader.now()
     assert after["user_seconds"] > before["user_seconds"]
     assert after["busy_seconds"] > before["busy_seconds"]
     assert all(after[name] >= before[name] for name in before)
 
 
-def test_what_own_workers_use_is_not_used_by_others(tmp_path):
-    """A child, and one that it has started; while they live, and when they have ended."""
+def test_cpu_time_of_descendants_is_counted_as_workers(tmp_path):
+    """A child and a grandchild, both alive and after they ended."""
     spin = "import time; print(flush=True)\nwhile time.process_time() < {}: pass"
     inner = [sys.executable, "-c", spin.format(0.5)]
     outer = f"import subprocess\nsubprocess.run({inner!r}, check=True)\n" + spin.format(0.5)
-    found = Counters()
-    before = found.now()
+    reader = Counters()
+    before = reader.now()
     with subprocess.Popen(
         [sys.executable, "-c", outer + "\ninput()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
-        child.stdout.readline()  # the inner one runs
-        child.stdout.readline()  # and has ended, and the outer one runs
-        living = found.now()
+        child.stdout.readline()  # the grandchild runs
+        child.stdout.readline()  # the grandchild has ended, and the child runs
+        living = reader.now()
         assert living["workers_seconds"] - before["workers_seconds"] >= 0.4
         child.communicate(b"\n")
-    after = found.now()
+    after = reader.now()
     assert after["workers_seconds"] - before["workers_seconds"] >= 0.9
 
 
-def test_others_are_whoever_is_neither_this_process_nor_its_workers():
+def test_other_cpu_time_excludes_this_process_and_its_workers():
     counted = {"busy_seconds": 9.0, "user_seconds": 3.0, "system_seconds": 1.0,
                "workers_seconds": 2.0}  # fmt: skip
-    assert others_seconds(counted) == 3
-    assert others_seconds({**counted, "busy_seconds": 5.0}) == 0  # ticks of a clock are coarse
-    assert others_seconds({}) == 0
+    assert other_cpu_seconds(counted) == 3
+    assert other_cpu_seconds({**counted, "busy_seconds": 5.0}) == 0  # clock ticks are coarse
+    assert other_cpu_seconds({}) == 0

@@ -1,4 +1,4 @@
-"""Read a diagnosis that was kept."""
+"""Read a diagnosis from the JSON document that `cputrain diagnose --json` prints."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 ADVICE = "Make one with: cputrain diagnose --json SCRIPT > run.json"
 
 MAX_CHARACTERS = 1 << 28
-"""Of a file that is read at all."""
+"""Characters of a file that are read; a larger file is truncated and then rejected."""
 
 
 def read_diagnosis(path: str) -> Diagnosis:
     """Return the diagnosis in a file.
 
     Raises:
-        UsageError: it holds none; the message says what is wrong with it.
+        UsageError: The file has no valid diagnosis; the message names the first fault.
     """
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS)
         document = json.loads(text)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageError(path, "must be a file that can be read", found=why, do=ADVICE) from None
+        reason = error.strerror or str(error)
+        raise UsageError(path, "must be a file that can be read", found=reason, do=ADVICE) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(path, "must be a JSON document", found=str(error), do=ADVICE) from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise UsageError(
-            path, "must be what cputrain diagnose --json printed", found="another document",
+            path, "must be the output of cputrain diagnose --json", found="another document",
             do=ADVICE,
         )  # fmt: skip
     if document.get("schema_version") != SCHEMA_VERSION:
@@ -47,14 +47,16 @@ def read_diagnosis(path: str) -> Diagnosis:
             found=repr(document.get("schema_version"))[:80], do=ADVICE,
         )  # fmt: skip
     try:
-        found = record_from(Diagnosis, document)
+        diagnosis = record_from(Diagnosis, document)
     except (ValueError, OverflowError) as error:
-        raise UsageError(path, "must hold a whole diagnosis", found=str(error), do=ADVICE) from None
-    return found.replace(findings=tuple(_possible(found.findings)))
+        raise UsageError(
+            path, "must hold a complete diagnosis", found=str(error), do=ADVICE
+        ) from None
+    return diagnosis.replace(findings=tuple(_possible(diagnosis.findings)))
 
 
 def _possible(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield findings without sentences that cannot be, as earlier versions had them."""
+    """Yield findings without impossible figures, which earlier versions of cputrain wrote."""
     for finding in findings:
         if is_possible(finding.title):
             yield finding.replace(evidence=tuple(filter(is_possible, finding.evidence)))

@@ -1,0 +1,106 @@
+"""Run a script with the remedies that are launch options, and measure their speed-ups."""
+
+from __future__ import annotations
+
+from cputrain.diagnose.diagnosis import profile_script
+from cputrain.diagnose.finding import TriedRemedy
+from cputrain.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cputrain.diagnose.diagnosis import Diagnosis
+    from cputrain.diagnose.finding import Finding
+    from cputrain.diagnose.step_profile import StepProfile
+    from cputrain.tune.trial import Script
+
+NEUTRAL_SETTINGS = {
+    "placement": "none", "memory_policy": "local", "loader": "off", "allocator": "default",
+    "huge_pages": "off", "short_waits": "off", "flush_denormals": "off", "fused_optimizer": "off",
+    "channels_last": "off", "compile": "off", "gradient_exchange": "torch",
+}  # fmt: skip
+"""Options of a launch that changes nothing by itself, so that a remedy is measured alone."""
+
+ALL_REMEDIES = "all of them, and the defaults of cputrain launch"
+"""Title of the run with all remedies."""
+
+LOWER_PRECISION = frozenset({"precision"})
+"""Options that lower the precision; `cputrain diagnose --precision bf16` allows trying them."""
+
+
+def is_triable(finding: Finding, *, reduced: bool) -> bool:
+    """Return whether a remedy consists of launch options and may be tried.
+
+    Args:
+        finding: Finding with the remedy.
+        reduced: Whether remedies that lower the precision are allowed.
+    """
+    if finding.settings is None:
+        return False
+    return finding.exact or (reduced and finding.settings.keys() <= LOWER_PRECISION)
+
+
+def try_remedies(
+    script: Script,
+    diagnosis: Diagnosis,
+    *,
+    steps: int,
+    longest: float,
+    reduced: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> tuple[TriedRemedy, ...]:
+    """Run the script with each remedy alone and with all, and return the measured speed-ups.
+
+    A remedy that changes results is not tried, unless it lowers the precision and `reduced` is
+    set. The script runs under plain python once more; the speed-ups refer to the mean of its step
+    times before and after.
+
+    Args:
+        script: Script that was diagnosed.
+        diagnosis: Its diagnosis.
+        steps: Number of steps that are timed.
+        longest: Time limit of a run in seconds.
+        reduced: Whether to try remedies that lower the precision.
+        tell: Called with a message before each run.
+    """
+    tried = [finding for finding in diagnosis.findings if is_triable(finding, reduced=reduced)]
+    if not tried:
+        return ()
+
+    def profile_with(settings: dict[str, str] | None) -> StepProfile | str:
+        """Return the step profile with some settings, or the error."""
+        try:
+            return profile_script(script, steps, longest, settings=settings)[0]
+        except UsageError as error:
+            return str(error.found)
+
+    threads = {"threads": str(diagnosis.seen.threads)}
+    runs: list[tuple[str, dict[str, str], float | None, dict[str, str]]] = [
+        (finding.title, finding.settings or {}, finding.speedup,
+         {**NEUTRAL_SETTINGS, **threads, **(finding.settings or {})})
+        for finding in tried
+    ]  # fmt: skip
+    combined: dict[str, str] = {}
+    for finding in reversed(tried):  # where two set the same option, the larger gain wins
+        combined.update(finding.settings or {})
+    runs.append((ALL_REMEDIES, combined, None, combined))
+    results: list[StepProfile | str] = []
+    for title, _, _, settings in runs:
+        tell(f"with {title}" if title == ALL_REMEDIES else f"remedy against: {title}")
+        results.append(profile_with(settings))
+    tell("plain python once more")
+    repeated = profile_with(None)
+    plain_s = (
+        diagnosis.seen.step
+        if isinstance(repeated, str)
+        else (diagnosis.seen.step + repeated.step) / 2
+    )
+    return tuple(
+        TriedRemedy(
+            title=title, settings=settings, predicted=predicted,
+            measured=None if isinstance(result, str) else plain_s / result.step,
+            fault=result if isinstance(result, str) else "",
+        )
+        for (title, settings, predicted, _), result in zip(runs, results, strict=True)
+    )  # fmt: skip
