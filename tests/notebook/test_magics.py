@@ -31,13 +31,13 @@ for step in range(200):
 """
 
 FOUND = """
-from cputrain.notebook.running import remember
-from cputrain.tune.found import Found, Trial
+from cputrain.notebook.running import remember_winner
+from cputrain.tune.result import SearchResult, Trial
 trial = Trial(stage="rules", settings={}, seconds=0.1, speedup=None, says="<b>fine</b>", good=True)
-found = Found(settings={"threads": "1", "fused_optimizer": "off"}, against_rules=None,
+found = SearchResult(settings={"threads": "1", "fused_optimizer": "off"}, against_rules=None,
     against_python=1.5, reason="1.5 times as fast", reduced=False, loss_difference=None,
     later=None, pays_after=None, untried=(), trials=(trial,), seconds=1.0)
-remember(found, "%cputrain_tune")
+remember_winner(found, "%cputrain_tune")
 """
 
 

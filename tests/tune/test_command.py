@@ -13,10 +13,10 @@ from tests.tune.test_trials import LOOP, TRAINS
 MACHINE = """
 import json, sys
 from cputrain.machine import RootSource, read_machine
-from cputrain.tune.store import Tuned, circumstances, save
+from cputrain.tune.store import TunedPlan, circumstances, save
 machine = read_machine(RootSource(), detail=False)
 known = circumstances(sys.argv[1], machine.fingerprint(), machine.budget.cpus)
-save(sys.argv[1], known, Tuned(settings=json.loads(sys.argv[2]), reason="1.5 times as fast",
+save(sys.argv[1], known, TunedPlan(settings=json.loads(sys.argv[2]), reason="1.5 times as fast",
      when="2026-01-02", arguments=(), evidence={}))
 """
 
