@@ -47,7 +47,7 @@ def _command_line_text(value: object, where: str) -> str:
         return format_list(tuple(sorted(value)))
     raise UsageError(
         where,
-        "must be a text, a whole number, True, False, or a list of CPUs",
+        "must be a string, a whole number, True, False, or a list of CPUs",
         found=repr(value)[:60],
         do="Say it as on the command line, in quotes.",
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = Option(flag="--help", short="-h", help="show this and stop")
 
 SETUP_OPTIONS = (
-    Option(flag="--so-far", help="change nothing; say what was applied to what until now"),
+    Option(flag="--so-far", help="change nothing; list what was applied until now, and to what"),
     HELP,
 )
 
@@ -64,14 +64,14 @@ def _setup(words: list[str]) -> SetupResult | None:
     if parsed.has("--help"):
         print(_with_magic_names("setup", usage(
             "setup", "[options]",
-            "Applies to this process what still can be applied of what cputrain launch does.",
+            "Applies what cputrain launch applies, as far as a running process allows.",
             {"options": SETUP_OPTIONS, "settings": KNOB_OPTIONS},
         )))  # fmt: skip
         return None
     if parsed.rest:
         raise UsageError(
             "%cputrain_setup",
-            "takes options alone",
+            "takes only options",
             found=repr(parsed.rest[0]),
             do="Say for example: %cputrain_setup --threads 4",
         )
@@ -89,9 +89,9 @@ def _tune(shell: Any, words: list[str], cell: str | None) -> NotebookTuning | No
     if parsed.has("--help"):
         print(_with_magic_names("tune", usage(
             "tune", "[options] script.py [its arguments], or a cell under it",
-            "Runs the script or the cell again and again for some steps, each time in a fresh\n"
-            "process and under another plan, and finds the fastest that learns as plain python\n"
-            "does. A setting that is given stays; --precision bf16 allows fewer bits.",
+            "Runs the script or the cell repeatedly for some steps, each time in a new process\n"
+            "under another plan, and finds the fastest that learns as plain python does. A\n"
+            "setting that is given stays in every plan; --precision bf16 allows reduced precision.",
             {"options": TUNE_OPTIONS, "settings": KNOB_OPTIONS},
         )))  # fmt: skip
         return None

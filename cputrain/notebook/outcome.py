@@ -99,7 +99,7 @@ class SetupResult(Record):
         for effect in (Effect.PARTLY, Effect.NOT_APPLIED):
             lines += [f"{effect}: {step.says}: {step.why}" for step in self.of(effect)]
         if self.restart:
-            lines.append(f"To have all of it: {self.restart}")
+            lines.append(f"To apply the whole plan: {self.restart}")
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
 
     __repr__ = __str__

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NO_OPTIONS = Parsed(values={}, rest=())
 
-ON_TRIAL = "cputrain tune is measuring this process, and plans it"
+ON_TRIAL = "cputrain tune measures this process and has chosen its plan"
 
 
 class _Session:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cputrain.launch.options import Parsed
     from cputrain.tune.result import SearchResult, Watcher
 
-FRESH_PROCESS = "a cell runs in a fresh process, which knows nothing of the cells before it"
+FRESH_PROCESS = "it runs in a new process, without the cells before it"
 
 
 def tune_script(shell: Any, parsed: Parsed) -> NotebookTuning:
@@ -65,7 +65,7 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> NotebookTuning:
             "%%cputrain_tune",
             "takes a cell and no script",
             found=repr(parsed.rest[0]),
-            do="A script is tuned by a line of its own: %cputrain_tune train.py",
+            do="To tune a script, use the line magic: %cputrain_tune train.py",
         )
     ranges = parsed.values.get("--cells")
     earlier = [earlier_inputs(shell, ranges)] if ranges else []
@@ -121,7 +121,7 @@ def _error_about_cell(error: UsageError, path: str) -> UsageError:
     if "NameError" in error.found:
         return UsageError(
             "the cell",
-            f"must hold all that it needs: {FRESH_PROCESS}",
+            f"must define all that it uses: {FRESH_PROCESS}",
             found=error.found,
             do="Put the cells that it needs before it: %%cputrain_tune --cells 1-4",
         )

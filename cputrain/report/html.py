@@ -68,8 +68,8 @@ def setup_html(setup: SetupResult) -> str:
         parts.append(note_html("This process was started by cputrain launch."))
     if setup.restart:
         parts.append(
-            f'<div style="margin:.4em 0">To have all of it: <code>{escape(setup.restart)}</code>'
-            "</div>"
+            '<div style="margin:.4em 0">To apply the whole plan: '
+            f"<code>{escape(setup.restart)}</code></div>"
         )
     return "".join(parts) + _warnings(setup.warnings)
 

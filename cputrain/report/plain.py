@@ -47,7 +47,7 @@ def result_sentences(result: SearchResult) -> list[str]:
         sentences.append(f"Against plain python: {result.against_python:.2f} times as fast.")
     if result.later is not None and result.later > NOTABLE:
         sentences.append(
-            f"It starts {result.later:.0f} s later, which pays after {result.pays_after} steps."
+            f"It starts {result.later:.0f} s later, which pays off after {result.pays_after} steps."
         )
     if result.untried:
         sentences.append(

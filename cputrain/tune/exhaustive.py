@@ -51,7 +51,7 @@ class ExhaustiveSearch(Search):
         """Run all combinations, run the fastest again, and return the best."""
         python, reference, rules = self._run_baselines()
         if rules is None:
-            raise RuntimeError("the plan by rules came to nothing: there is nothing to compare")
+            raise RuntimeError("the rule-based plan failed: no combination can be compared with it")
         self._runner.rules_step_s = rules.step_s
         situation = Situation(
             machine=self._machine, plan=self._plan, rules=rules, precision=self._precision

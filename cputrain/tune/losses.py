@@ -118,12 +118,18 @@ def compare_losses(
         mean = sum(differences) / count
         max_mean = REDUCED_MEAN + reference.chaos
         good = mean <= max_mean
-        limit = f"{max_mean:.2g} in the mean, and is {mean:.2g}"
+        fault = (
+            f"losses differ from plain python's by {mean:.2g} in the mean; "
+            f"{max_mean:.2g} is allowed"
+        )
     else:
         over = [at for at in range(count) if differences[at] > reference.allowed[at]]
         good = not over
         at = over[0] if over else count - 1
-        limit = f"{reference.allowed[at]:.1g} at loss {at + 1}, and is {differences[at]:.2g}"
+        fault = (
+            f"loss {at + 1} differs from plain python's by {differences[at]:.2g}; "
+            f"{reference.allowed[at]:.1g} is allowed"
+        )
     if good:
         return LossVerdict(
             good=True, max_difference=max_difference, num_compared=count,
@@ -133,5 +139,5 @@ def compare_losses(
         good=False,
         max_difference=max_difference,
         num_compared=count,
-        says=f"its losses may differ by {limit}",
+        says=fault,
     )

@@ -100,7 +100,7 @@ class TrialRunner:
         if outcome.fault:
             raise NothingToTuneError(outcome.fault)
         self._python_elapsed_s = outcome.elapsed_s
-        self._record("python", None, outcome, None, "what the others are compared with")
+        self._record("python", None, outcome, None, "reference for the losses of candidates")
         return outcome
 
     def run_disturbed(self, threads: int) -> TrialOutcome | None:

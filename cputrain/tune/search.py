@@ -134,7 +134,9 @@ class Search:
     def _search(self) -> SearchResult:
         python, reference, rules = self._run_baselines()
         if rules is None:
-            return self._rules_result("the plan by rules came to nothing")
+            return self._rules_result(
+                "the rule-based plan failed, or its losses differ from plain python's"
+            )
         self._rules_speedup = python.step_s / rules.step_s
         self._runner.rules_step_s = rules.step_s
         situation = Situation(
@@ -146,9 +148,9 @@ class Search:
             if all(trial.stage in ("python", "rules") for trial in self._runner.trials):
                 cost_s = self._runner.ledger.median_cost_s()
                 return self._rules_result(
-                    f"a trial takes {cost_s:.0f} s: no time was left for more"
+                    f"no time was left for candidates: a trial takes {cost_s:.0f} s"
                 )
-            return self._rules_result("nothing that was tried is faster")
+            return self._rules_result("no candidate is faster than the rule-based plan")
         return self._confirm_in_turns(best, reference)
 
     # -- stages
@@ -329,17 +331,21 @@ class Search:
                 )
             rules, winner = outcomes[False], outcomes[True]
             if rules is None or winner is None:
-                return self._rules_result("the fastest failed when it was run again")
+                return self._rules_result(
+                    "the fastest candidate or the rule-based plan failed in a turn"
+                )
             self._ratios.append(rules.step_s / winner.step_s)
         middle, lowest = median(self._ratios), min(self._ratios)
         if len(self._ratios) == 1 and middle < MIN_CLEAR:
             return self._rules_result(
-                f"the fastest was {middle:.2f} times as fast, once: no time was left for more"
+                f"the fastest candidate was {middle:.2f} times as fast in its only turn: no time "
+                "was left to confirm it"
             )
         turns = f"{lowest:.2f} to {max(self._ratios):.2f}"
         if lowest <= 1.0 or middle < MIN_WINNER:
             return self._rules_result(
-                f"the fastest was {middle:.2f} times as fast ({turns}), which is within the noise"
+                f"the fastest candidate was {middle:.2f} times as fast ({turns}), which is within "
+                "the noise"
             )
         return self._winner_result(
             best,
@@ -353,7 +359,7 @@ class Search:
         if self._ratios:
             speedup = median(self._ratios)
         if not settings or speedup < MIN_CLEAR:
-            return self._rules_result("interrupted before anything was clearly faster")
+            return self._rules_result("interrupted before any candidate was clearly faster")
         single = Speedup(median=speedup, lowest=speedup, highest=speedup)
         return self._winner_result(settings, single, "interrupted, so not confirmed in turns")
 
@@ -370,7 +376,7 @@ class Search:
         added = {knob: value for knob, value in extended.items() if knob not in best}
         self._remarks.append(
             f"{settings_text(added)} is {speedup:.2f} times as fast again, but starts "
-            f"{delay_s:.0f} s later, which pays after {num_steps:.0f} steps only"
+            f"{delay_s:.0f} s later, which pays off only after {num_steps:.0f} steps"
         )
         return False
 

@@ -125,7 +125,7 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[TunedPlan | 
         if document["path"] != os.path.realpath(script):  # another script with the same checksum
             return None, ""
         if document["schema_version"] != SCHEMA_VERSION:
-            return None, f"the tuned plan {path} is of another version of cputrain"
+            return None, f"the tuned plan {path} was written by another version of cputrain"
         settings = document["settings"]
         if not settings:  # the rule-based plan won, and a launch follows the rules by default
             return None, ""
@@ -133,11 +133,11 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[TunedPlan | 
         changed = [name for name in now if before.get(name) != now[name]]
         if changed:
             return None, (
-                f"what was tuned is not used, as {_enumerated(changed)} changed since: "
-                f"cputrain tune {script}"
+                f"the tuned plan is not used, because {_enumerated(changed)} changed since it was "
+                f"measured; measure again: cputrain tune {script}"
             )
         if not all(isinstance(text, str) for pair in settings.items() for text in pair):
-            raise TypeError("settings that are no text")
+            raise TypeError("a setting that is not a string")
         return TunedPlan(
             settings=settings,
             reason=str(document["reason"]),

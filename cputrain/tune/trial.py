@@ -184,7 +184,7 @@ def run_watched(
             try:
                 code = child.wait(longest)
             except subprocess.TimeoutExpired:
-                fault = f"it was not through with its steps after {longest:.0f} s"
+                fault = f"it did not complete its steps within {longest:.0f} s"
             finally:
                 _kill(child)
             output.seek(0)
@@ -277,7 +277,7 @@ def _outcome(
     if not fault and not times:
         fault = "no optimizer took a step"
     elif not fault and len(times) < warmup + FEW:
-        fault = f"it took {len(times)} steps only, and {warmup + FEW} are needed"
+        fault = f"it took only {len(times)} steps, and {warmup + FEW} are needed"
     if fault:
         return TrialOutcome(settings=settings, fault=fault, elapsed_s=elapsed_s)
     waits = document["waits"]

@@ -70,7 +70,7 @@ def test_the_extension_comes_without_torch_and_goes_without_a_trace(tmp_path: Pa
         ("%cputrain_setup --thread 1", "--thread is no option of %cputrain_setup. Did you mean"),
         ("%cputrain_setup --threads none", "--threads must be auto or a whole number"),
         ("%cputrain_setup 'x", "the line must be quoted as in a shell"),
-        ("%cputrain_setup train.py", "takes options alone; found 'train.py'"),
+        ("%cputrain_setup train.py", "takes only options; found 'train.py'"),
         ("%cputrain_tune", "%cputrain_tune needs a script, or a cell under it"),
         ("%cputrain_tune no.py", "the script no.py does not exist"),
         ("%%cputrain_tune x.py\npass", "takes a cell and no script; found 'x.py'"),

@@ -98,5 +98,5 @@ def test_a_search_is_shown_with_every_trial() -> None:
     assert text.count(EVIL) == 2
     assert "200 ms" in text
     assert "rejected: no" in text
-    assert "It starts 7 s later, which pays after 40 steps." in text
+    assert "It starts 7 s later, which pays off after 40 steps." in text
     assert "compile on" in text

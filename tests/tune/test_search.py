@@ -143,7 +143,7 @@ def test_what_is_wrong_or_fails_is_rejected_by_name_however_fast() -> None:
     result = search(machine)
     assert result.settings == {"c": "on"}
     rejected = {str(one.settings): one.says for one in result.trials if not one.good}
-    assert "its losses may differ by" in rejected["{'a': 'on'}"]
+    assert "differs from plain python's by" in rejected["{'a': 'on'}"]
     assert "boom" in rejected["{'b': 'on'}"]
 
 
@@ -213,13 +213,13 @@ def test_a_late_start_must_pay() -> None:
     result = search(machine, late=[knob("late", "on")])
     assert result.settings == {"a": "on"}
     assert "late on is 1.2" in result.reason
-    assert "times as fast again, but starts 600 s later, which pays after" in result.reason
+    assert "times as fast again, but starts 600 s later, which pays off only after" in result.reason
 
 
 def test_what_there_was_no_time_for_is_told() -> None:
     result = search(Machine({}), budget=0.0)
     assert result.untried == ("threads 1", "threads 2", "a on", "b on", "c on")
-    assert "no time was left for more" in result.reason
+    assert "no time was left for candidates" in result.reason
 
 
 def a_second_each(
@@ -275,7 +275,7 @@ def test_what_is_clearly_faster_in_one_turn_is_kept_when_time_is_short(
     result = search(machine, knobs=[knob("a", "on")], budget=8.0)
     assert (result.settings == {"a": "on"}) is kept
     assert len([trial for trial in result.trials if trial.stage == "turns"]) == 2
-    assert ("1 turn" if kept else "once: no time was left for more") in result.reason
+    assert ("1 turn" if kept else "only turn: no time was left to confirm it") in result.reason
 
 
 def test_whoever_watches_hears_of_every_trial() -> None:
@@ -349,7 +349,7 @@ def test_time_is_kept_for_turns_that_take_longer_than_trials(
             outcome = super().__call__(script, settings, **rest)
             if elapsed_s > rest["longest"]:
                 return TrialOutcome(
-                    settings=settings, fault="it was not through", elapsed_s=elapsed_s
+                    settings=settings, fault="it did not complete its steps", elapsed_s=elapsed_s
                 )
             return outcome.replace(elapsed_s=elapsed_s)
 
