@@ -136,9 +136,12 @@ def _part(cores: tuple[Cpus, ...], index: int, count: int) -> tuple[Cpus, ...]:
 def _why(machine: Machine, count: int, fast: int) -> str:
     budget = machine.budget
     if count < fast:
-        return budget.reasons[-1] if len(budget.reasons) > 1 else "the budget is smaller"
+        return budget.reasons[-1] if len(budget.reasons) > 1 else "the CPU budget is smaller"
     if len(machine.kinds) > 1 and fast < budget.physical_cores:
-        return f"{fast} of the {budget.physical_cores} cores are fast; slower ones hold them up"
+        return (
+            f"{fast} of the {budget.physical_cores} cores are fast; operators would wait for "
+            "slower ones"
+        )
     if len(budget.reasons) > 1:
         return budget.reasons[-1]
     return "one for each physical core; second hardware threads share its arithmetic units"
