@@ -84,7 +84,7 @@ def _parse(shell: Any, cell: str) -> ast.Module:
 
 
 class _ShellCallReplacer(ast.NodeTransformer):
-    """Replaces or removes the calls of IPython's shell that magics and `!` were transformed to."""
+    """Transformer that replaces or removes the calls that magics and `!` were transformed to."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell

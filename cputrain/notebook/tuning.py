@@ -83,8 +83,8 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> NotebookTuning:
 
 def _search(shell: Any, parsed: Parsed, script: target.Target) -> SearchResult:
     machine = read_machine(RootSource())
-    with _watcher(shell) as watching:
-        return tune.find_as_asked(parsed, script, machine, watching)
+    with _watcher(shell) as watcher:
+        return tune.find_as_asked(parsed, script, machine, watcher)
 
 
 def _apply_winner(parsed: Parsed) -> SetupResult:

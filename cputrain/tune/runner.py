@@ -41,7 +41,7 @@ PLAIN_SETTINGS = {
 
 
 class TrialRunner:
-    """Runs the trials of one search; holds their results and what is left of the budget.
+    """Runner of one search's trials, with their results and the rest of the time budget.
 
     Args:
         script: The script to tune.
