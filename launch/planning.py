@@ -82,7 +82,7 @@ def plan_for_script(parsed: Parsed, script: str, machine: Machine) -> tuple[Plan
         return plan_for(parsed, machine, tuned=tuned), why_not
     except UsageError as error:
         plan = plan_for(parsed, machine)  # which raises where the fault is the user's
-        return plan, f"what was tuned is not used: {error}"
+        return plan, f"the tuned plan is not used: {error}"
 
 
 def _tuned_settings(script: str, machine: Machine) -> tuple[dict[str, Setting], str]:

@@ -1,8 +1,8 @@
-"""Cells of a notebook as a script of their own.
+"""Convert cells of a notebook to a script.
 
-What belongs to IPython alone is left out of it (`%matplotlib inline`, `!pip install`), and what it
-would have run is put in its place (`%time train()`, `files = !ls`). The script finds modules where
-the notebook finds them, and has no `__file__`, as a notebook has none.
+Magics and shell commands that only IPython can run are left out (`%matplotlib inline`,
+`!pip install`); those that contain code or have a Python equivalent are replaced by it
+(`%time train()`, `files = !ls`). The script has the notebook's `sys.path` and no `__file__`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-RUNS_LINE = frozenset({"time", "prun", "memit"})
-RUNS_CELL = frozenset({"time", "capture", "prun"})
-"""Magics whose code belongs to what the cell does."""
+CODE_LINE_MAGICS = frozenset({"time", "prun", "memit"})
+"""Line magics that run the code in their line, which is kept."""
 
-HEAD = """\
+CODE_CELL_MAGICS = frozenset({"time", "capture", "prun"})
+"""Cell magics that run the code of their cell, which is kept."""
+
+SCRIPT_HEADER = """\
 import sys
 sys.path[:] = {path!r}
 del sys, __file__
@@ -33,16 +35,28 @@ def get_ipython():
 """
 
 
-def script_of(shell: Any, cells: Sequence[str]) -> tuple[str, list[str]]:
-    """The script, and what was left out of it."""
+def make_script(shell: Any, cells: Sequence[str]) -> tuple[str, list[str]]:
+    """Convert cells to a script.
+
+    Args:
+        shell: IPython's shell, or its transformer of cells.
+        cells: Sources of the cells, in the order in which they run.
+
+    Returns:
+        The script, and the source lines that were left out.
+    """
     path = [os.path.abspath(entry) for entry in sys.path]
-    body = _Plain(shell)
-    parts = [ast.unparse(body.visit(_parsed(shell, cell))) for cell in cells]
-    return "\n".join([HEAD.format(path=path), *parts, ""]), body.left_out
+    replacer = _ShellCallReplacer(shell)
+    parts = [ast.unparse(replacer.visit(_parse(shell, cell))) for cell in cells]
+    return "\n".join([SCRIPT_HEADER.format(path=path), *parts, ""]), replacer.left_out
 
 
 def earlier_inputs(shell: Any, ranges: str) -> str:
-    """Inputs by their numbers, as %history takes them: 1-4, or 2:5 7."""
+    """Return the sources of earlier cells by their numbers, as %history takes them: 1-4, or 2:5 7.
+
+    Raises:
+        UsageError: There are no such cells.
+    """
     text = str(shell.extract_input_lines(ranges.replace(",", " "), raw=True))
     if not text.strip():
         raise UsageError(
@@ -54,10 +68,11 @@ def earlier_inputs(shell: Any, ranges: str) -> str:
     return text
 
 
-def _parsed(shell: Any, cell: str) -> ast.Module:
+def _parse(shell: Any, cell: str) -> ast.Module:
+    """Transform a cell as IPython does, and parse it; magics become calls of `get_ipython()`."""
     try:
         text = str(shell.transform_cell(cell))
-        compile(text, "the cell", "exec")  # which finds what parsing alone does not
+        compile(text, "the cell", "exec")  # finds errors that parsing does not
         return ast.parse(text, "the cell")
     except SyntaxError as error:
         raise UsageError(
@@ -68,52 +83,53 @@ def _parsed(shell: Any, cell: str) -> ast.Module:
         ) from None
 
 
-class _Plain(ast.NodeTransformer):
-    """Takes IPython's own calls out of what its transformer made of a cell."""
+class _ShellCallReplacer(ast.NodeTransformer):
+    """Transformer that replaces or removes the calls that magics and `!` were transformed to."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.left_out: list[str] = []
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        words = _words(node.value)
+        words = _shell_call(node.value)
         if words is None:
             return self.generic_visit(node)
-        inside = self._instead(words)
-        return inside or ast.Pass()
+        statements = self._replacement(words)
+        return statements or ast.Pass()
 
     def visit_Call(self, node: ast.Call) -> Any:
-        words = _words(node)
+        words = _shell_call(node)
         if words is None:
             return self.generic_visit(node)
         if words[0] == "getoutput":  # files = !ls
-            shown = f"__import__('subprocess').getoutput({words[1]!r}).splitlines()"
-            return ast.parse(shown, mode="eval").body
-        self.left_out.append(_typed(words))
+            code = f"__import__('subprocess').getoutput({words[1]!r}).splitlines()"
+            return ast.parse(code, mode="eval").body
+        self.left_out.append(_source_text(words))
         return ast.Constant(None)
 
-    def _instead(self, words: list[str]) -> list[ast.stmt]:
+    def _replacement(self, words: list[str]) -> list[ast.stmt]:
+        """Return the statements that do what a shell call does; none if only IPython can do it."""
         kind, name, rest = words[0], words[1], words[2:]
         if kind == "run_line_magic" and rest:
-            if name in RUNS_LINE:
-                return self._code(rest[0])
+            if name in CODE_LINE_MAGICS:
+                return self._statements(rest[0])
             if name == "cd":
-                return self._code(f"__import__('os').chdir({os.path.expanduser(rest[0])!r})")
-            if name in ("env", "set_env") and _pair(rest[0]):
-                variable, value = _pair(rest[0])
-                return self._code(f"__import__('os').environ[{variable!r}] = {value!r}")
-        if kind == "run_cell_magic" and name in RUNS_CELL:
-            return self._code(rest[-1])
-        self.left_out.append(_typed(words))
+                return self._statements(f"__import__('os').chdir({os.path.expanduser(rest[0])!r})")
+            if name in ("env", "set_env") and _name_and_value(rest[0]):
+                variable, value = _name_and_value(rest[0])
+                return self._statements(f"__import__('os').environ[{variable!r}] = {value!r}")
+        if kind == "run_cell_magic" and name in CODE_CELL_MAGICS:
+            return self._statements(rest[-1])
+        self.left_out.append(_source_text(words))
         return []
 
-    def _code(self, text: str) -> list[ast.stmt]:
-        made: ast.Module = self.visit(_parsed(self._shell, text))
-        return made.body
+    def _statements(self, text: str) -> list[ast.stmt]:
+        module: ast.Module = self.visit(_parse(self._shell, text))
+        return module.body
 
 
-def _words(node: ast.expr) -> list[str] | None:
-    """Method and arguments of a call such as get_ipython().system('ls'); None for any other."""
+def _shell_call(node: ast.expr) -> list[str] | None:
+    """Return method and arguments of a call like get_ipython().system('ls'); None for another."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     shell = node.func.value
@@ -121,18 +137,18 @@ def _words(node: ast.expr) -> list[str] | None:
         return None
     if shell.func.id != "get_ipython":
         return None
-    words = [one.value for one in node.args if isinstance(one, ast.Constant)]
+    words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
     return [node.func.attr, *map(str, words)] if words else None
 
 
-def _pair(text: str) -> tuple[str, ...]:
-    """A=B or A B, as %env takes it."""
+def _name_and_value(text: str) -> tuple[str, ...]:
+    """Split the argument of %env, "A=B" or "A B"; empty if there is no value."""
     name, sign, value = text.partition("=" if "=" in text else " ")
     return (name.strip(), value.strip()) if sign else ()
 
 
-def _typed(words: Sequence[str]) -> str:
-    """It, as it was typed."""
+def _source_text(words: Sequence[str]) -> str:
+    """Return the magic or shell command that was transformed to this call, as it was typed."""
     kind, *rest = words
     if kind.startswith("run_"):
         sign = "%%" if kind == "run_cell_magic" else "%"

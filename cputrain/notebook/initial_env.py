@@ -1,4 +1,7 @@
-"""What this process began with: the loader and glibc have read it, whatever was set since."""
+"""Environment that this process started with, which the dynamic loader and glibc have read.
+
+Later changes of `os.environ` have no effect on them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 READ_AT_START = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_")
+"""Prefixes of variables that are read only when a process starts."""
 
 
-def began_with() -> dict[str, str]:
-    """The environment at the start; the present one where the system does not tell."""
+def initial_environ() -> dict[str, str]:
+    """Return the environment at process start; the current one where it is not known."""
     try:
         with open("/proc/self/environ", "rb") as file:
             entries = os.fsdecode(file.read()).split("\0")
@@ -22,29 +26,29 @@ def began_with() -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def environment_here() -> dict[str, str]:
-    """The present environment, with what was read at the start as it was then."""
-    return {**_without(os.environ), **_only(began_with())}
+def effective_environ() -> dict[str, str]:
+    """Return the current environment, with the initial values of variables read at start."""
+    return {**_without_start_variables(os.environ), **_start_variables(initial_environ())}
 
 
-def _without(environment: Mapping[str, str]) -> dict[str, str]:
+def _without_start_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in environment.items() if not name.startswith(READ_AT_START)
     }
 
 
-def _only(environment: Mapping[str, str]) -> dict[str, str]:
+def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
 
 
 def has(variables: Mapping[str, str]) -> bool:
-    """Whether this process began with all of these."""
-    there = began_with()
-    return bool(variables) and all(there.get(name) == value for name, value in variables.items())
+    """Return whether the process started with all of these variables; False for none."""
+    initial = initial_environ()
+    return bool(variables) and all(initial.get(name) == value for name, value in variables.items())
 
 
-def command_of() -> tuple[str, ...]:
-    """What this process is, as it would be named behind `cputrain launch`."""
+def launch_target() -> tuple[str, ...]:
+    """Return the arguments of `cputrain launch` that would start a process like this one."""
     if "ipykernel" in sys.modules:
         return ("--cmd", "--", "jupyter", "lab")
     if "IPython" in sys.modules and hasattr(sys, "ps1"):

@@ -1,4 +1,4 @@
-"""Settings as a program gives them, and messages about them as a program reads them."""
+"""Settings as keyword arguments of `cputrain.setup`, and messages that name them."""
 
 from __future__ import annotations
 
@@ -16,48 +16,54 @@ if TYPE_CHECKING:
     from cputrain.errors import CputrainError
     from cputrain.plan import Setting
 
-FLAGS = {knob.flag: knob for knob in KNOBS.values()}
+KNOBS_BY_FLAG = {knob.flag: knob for knob in KNOBS.values()}
 
-SPOKEN = re.compile(rf"({'|'.join(sorted(FLAGS, reverse=True))})(?![\w-])(?: ([\w,-]*\w))?")
-"""A flag in a message, and the word behind it."""
+FLAG_IN_MESSAGE = re.compile(
+    rf"({'|'.join(sorted(KNOBS_BY_FLAG, reverse=True))})(?![\w-])(?: ([\w,-]*\w))?"
+)
+"""Matches a flag in a message, and the word after it."""
 
 
-def settings_of(given: Mapping[str, object]) -> dict[str, Setting]:
-    """Checked as the same words of a file are; None leaves a setting to whoever else says it."""
-    found = {}
-    for name, value in given.items():
+def settings_from_kwargs(kwargs: Mapping[str, object]) -> dict[str, Setting]:
+    """Check keyword arguments as values of cputrain.toml are checked; None leaves a setting unset.
+
+    Raises:
+        UsageError: An argument names no setting, or its value breaks the setting's rule.
+    """
+    settings = {}
+    for name, value in kwargs.items():
         where = f"the argument {name}"
         knob = known(name, where)
         if value is not None:
-            found[knob.name] = checked(knob, _typed(value, where), where)
-    return found
+            settings[knob.name] = checked(knob, _command_line_text(value, where), where)
+    return settings
 
 
-def _typed(value: object, where: str) -> str:
-    """The value as it would be typed."""
-    if isinstance(value, (str, int)):  # a bool is an int, and is on or off
+def _command_line_text(value: object, where: str) -> str:
+    """Return a value as it would be typed on the command line."""
+    if isinstance(value, (str, int)):  # bool is an int: on or off
         return written(value)
     if isinstance(value, (list, tuple, set, frozenset, range)) and _are_cpus(value):
         return format_list(tuple(sorted(value)))
     raise UsageError(
         where,
-        "must be a text, a whole number, True, False, or a list of CPUs",
+        "must be a string, a whole number, True, False, or a list of CPUs",
         found=repr(value)[:60],
         do="Say it as on the command line, in quotes.",
     )
 
 
-def _are_cpus(value: Iterable[object]) -> bool:
-    return all(type(one) is int and one >= 0 for one in value)
+def _are_cpus(values: Iterable[object]) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)
 
 
-def in_python(text: str) -> str:
-    """A message with arguments in the place of flags: threads=2 for --threads 2."""
-    return SPOKEN.sub(_argument, text)
+def flags_to_kwargs(text: str) -> str:
+    """Replace flags in a message by keyword arguments: "--threads 2" by "threads=2"."""
+    return FLAG_IN_MESSAGE.sub(_kwarg, text)
 
 
-def _argument(found: re.Match[str]) -> str:
-    knob, word = FLAGS[found[1]], found[2]
+def _kwarg(match: re.Match[str]) -> str:
+    knob, word = KNOBS_BY_FLAG[match[1]], match[2]
     if word is None:
         return knob.name
     if word.isdigit() or word in knob.takes.split("|"):
@@ -67,11 +73,14 @@ def _argument(found: re.Match[str]) -> str:
     return f"{knob.name} {word}"
 
 
-def in_one_message(error: CputrainError) -> CputrainError:
-    """The error in the words of a program; IPython shows it without a traceback of ours."""
-    told = type(error)(
-        in_python(error.parameter), in_python(error.rule), found=error.found, do=in_python(error.do)
+def error_with_kwargs(error: CputrainError) -> CputrainError:
+    """Return the error with keyword arguments in place of flags; IPython shows it in one line."""
+    copy = type(error)(
+        flags_to_kwargs(error.parameter),
+        flags_to_kwargs(error.rule),
+        found=error.found,
+        do=flags_to_kwargs(error.do),
     )
-    # IPython asks an exception how it wants to be shown
-    setattr(told, "_render_traceback_", lambda: [f"{type(told).__name__}: {told}"])  # noqa: B010
-    return told
+    # IPython calls this hook of an exception in place of printing a traceback
+    setattr(copy, "_render_traceback_", lambda: [f"{type(copy).__name__}: {copy}"])  # noqa: B010
+    return copy

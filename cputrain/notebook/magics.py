@@ -1,4 +1,4 @@
-"""%cputrain_setup and %cputrain_tune: the command line's options, in a notebook."""
+"""Magics %cputrain_setup and %cputrain_tune, with the options of the command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from cputrain.notebook.outcome import Setup, Tuning
+    from cputrain.notebook.outcome import NotebookTuning, SetupResult
 
 HELP = Option(flag="--help", short="-h", help="show this and stop")
 
 SETUP_OPTIONS = (
-    Option(flag="--so-far", help="change nothing; say what was applied to what until now"),
+    Option(flag="--so-far", help="change nothing; list what was applied until now, and to what"),
     HELP,
 )
 
@@ -33,66 +33,72 @@ TUNE_OPTIONS = (
 )
 
 
-def cputrain_setup(line: str) -> Setup | None:
+def cputrain_setup(line: str) -> SetupResult | None:
     """Apply what still can be applied of cputrain's plan: %cputrain_setup --threads 4"""
-    found: Setup | None = _told("setup", lambda: _setup(_words(line)))
-    return found
+    result: SetupResult | None = _report_errors("setup", lambda: _setup(_split(line)))
+    return result
 
 
-def tune_magic(shell: Any) -> Callable[[str, str | None], Tuning | None]:
-    """%cputrain_tune and %%cputrain_tune for a shell, which knows its earlier inputs."""
+def tune_magic(shell: Any) -> Callable[[str, str | None], NotebookTuning | None]:
+    """Return the function behind %cputrain_tune and %%cputrain_tune.
 
-    def cputrain_tune(line: str, cell: str | None = None) -> Tuning | None:
+    Args:
+        shell: IPython's shell, which has the earlier inputs that `--cells` names.
+    """
+
+    def cputrain_tune(line: str, cell: str | None = None) -> NotebookTuning | None:
         """Measure plans on a cell, or on a script: %cputrain_tune train.py"""
-        found: Tuning | None = _told("tune", lambda: _tune(shell, _words(line), cell))
-        return found
+        result: NotebookTuning | None = _report_errors(
+            "tune", lambda: _tune(shell, _split(line), cell)
+        )
+        return result
 
     return cputrain_tune
 
 
-def _setup(words: list[str]) -> Setup | None:
-    from cputrain.notebook.running import set_up
+def _setup(words: list[str]) -> SetupResult | None:
+    from cputrain.notebook.running import setup_from_options
     from cputrain.runtime.state import NOW
 
     parsed = parse(words, (*SETUP_OPTIONS, *KNOB_OPTIONS), "setup")
     if parsed.has("--help"):
-        print(_spelled("setup", usage(
+        print(_with_magic_names("setup", usage(
             "setup", "[options]",
-            "Applies to this process what still can be applied of what cputrain launch does.",
+            "Applies what cputrain launch applies, as far as a running process allows.",
             {"options": SETUP_OPTIONS, "settings": KNOB_OPTIONS},
         )))  # fmt: skip
         return None
     if parsed.rest:
         raise UsageError(
             "%cputrain_setup",
-            "takes options alone",
+            "takes only options",
             found=repr(parsed.rest[0]),
             do="Say for example: %cputrain_setup --threads 4",
         )
     if parsed.has("--so-far"):
-        said = [said for one in NOW.applied.values() if (said := one.describe())]
-        print(f"cputrain: {', '.join(said) or 'nothing was applied yet'}")
+        texts = [text for applied in NOW.applied.values() if (text := applied.describe())]
+        print(f"cputrain: {', '.join(texts) or 'nothing was applied yet'}")
         return None
-    return set_up(parsed, {})
+    return setup_from_options(parsed, {})
 
 
-def _tune(shell: Any, words: list[str], cell: str | None) -> Tuning | None:
+def _tune(shell: Any, words: list[str], cell: str | None) -> NotebookTuning | None:
     from cputrain.notebook.tuning import tune_cell, tune_script
 
     parsed = parse(words, (*TUNE_OPTIONS, *KNOB_OPTIONS), "tune")
     if parsed.has("--help"):
-        print(_spelled("tune", usage(
+        print(_with_magic_names("tune", usage(
             "tune", "[options] script.py [its arguments], or a cell under it",
-            "Runs the script or the cell again and again for some steps, each time in a fresh\n"
-            "process and under another plan, and finds the fastest that learns as plain python\n"
-            "does. A setting that is given stays; --precision bf16 allows fewer bits.",
+            "Runs the script or the cell repeatedly for some steps, each time in a new process\n"
+            "under another plan, and finds the fastest that learns as plain python does. A\n"
+            "setting that is given stays in every plan; --precision bf16 allows reduced precision.",
             {"options": TUNE_OPTIONS, "settings": KNOB_OPTIONS},
         )))  # fmt: skip
         return None
     return tune_script(shell, parsed) if cell is None else tune_cell(shell, parsed, cell)
 
 
-def _words(line: str) -> list[str]:
+def _split(line: str) -> list[str]:
     from shlex import split
 
     try:
@@ -104,19 +110,19 @@ def _words(line: str) -> list[str]:
         ) from None  # fmt: skip
 
 
-def _told(verb: str, act: Callable[[], Any]) -> Any:
-    """What it returns; an error of ours is one message, as IPython shows those about usage."""
-    from IPython.core.error import UsageError as Shown
+def _report_errors(verb: str, action: Callable[[], Any]) -> Any:
+    """Call the action; raise errors of cputrain as IPython's UsageError, shown in one line."""
+    from IPython.core.error import UsageError as IPythonUsageError
 
     try:
-        return act()
+        return action()
     except CputrainError as error:
-        raise Shown(_spelled(verb, str(error))) from None
+        raise IPythonUsageError(_with_magic_names(verb, str(error))) from None
     except KeyboardInterrupt:
         print("cputrain: interrupted before anything was measured")
         return None
 
 
-def _spelled(verb: str, text: str) -> str:
-    """A message with the magic in the place of the command."""
+def _with_magic_names(verb: str, text: str) -> str:
+    """Replace the command in a message by the magic: "cputrain tune" by "%cputrain_tune"."""
     return text.replace(f"cputrain {verb}", f"%cputrain_{verb}")

@@ -1,4 +1,4 @@
-"""What came of a plan in a process that was already running."""
+"""Results of `cputrain.setup` and of a search in a notebook."""
 
 from __future__ import annotations
 
@@ -9,97 +9,97 @@ from cputrain.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.plan import Plan
-    from cputrain.tune.found import Found
+    from cputrain.tune.result import SearchResult
 
 
 class Effect(StrEnum):
-    """What happened to a decision."""
+    """What happened to a decision in a running process."""
 
     APPLIED = "applied"
-    """It was carried out just now: fused optimizers."""
+    """The decision was applied by this call: fused optimizers."""
 
     ALREADY = "already so"
-    """By `cputrain launch`, by an earlier setup, or by itself: 2 threads."""
+    """The setting was in effect before, by a launch, an earlier setup or by default: 2 threads."""
 
     PARTLY = "in part"
-    """Some of it came too late: short waits, only beside loader workers."""
+    """A part of the decision came too late: short waits, only beside loader workers."""
 
     NOT_APPLIED = "not applied"
-    """It came too late: huge pages."""
+    """The decision came too late or was refused: a preloaded allocator."""
 
     NOTHING = "nothing to do"
-    """It leaves things as they are: no channels last."""
+    """The decision changes nothing: no channels last."""
 
 
 class Step(Record):
-    """A decision, and what happened to it."""
+    """A decision of the plan and what happened to it."""
 
     policy: str
-    """The policy that decided: "threads"."""
+    """Name of the policy that decided: "threads"."""
 
     says: str
-    """What was decided, in a few words."""
+    """The decision in a few words: "2 threads"."""
 
     effect: Effect
-    """What happened."""
+    """What happened to the decision."""
 
     why: str = ""
-    """What is to be known about that."""
+    """Why it was not applied, or only in part; empty otherwise."""
 
     late: bool = False
-    """Whether a process that begins under the plan would have it."""
+    """Whether a new process under `cputrain launch` would have the setting."""
 
     @property
     def name(self) -> str:
-        """The policy, in words."""
+        """Name of the policy with spaces: "fused optimizer"."""
         return self.policy.replace("_", " ")
 
 
-class Setup(Record):
-    """What `cputrain.setup` did, and what it could not do any more."""
+class SetupResult(Record):
+    """Result of `cputrain.setup`: the plan, and what happened to each of its decisions."""
 
     plan: Plan
-    """The plan, with every reason."""
+    """The plan of this process, with the reason for each decision."""
 
     steps: tuple[Step, ...]
-    """What happened to each decision of it."""
+    """What happened to each decision, in the order of the plan."""
 
     launched: bool
     """Whether `cputrain launch` started this process."""
 
     restart: str = ""
-    """What to type to have all of it, where some came too late."""
+    """Command that starts a process with the whole plan; empty if nothing came too late."""
 
     warnings: tuple[str, ...] = ()
-    """What the user should know."""
+    """Warnings for the user."""
 
     def step(self, policy: str) -> Step:
-        """What happened to one policy's decision."""
-        return next(found for found in self.steps if found.policy == policy)
+        """Return what happened to the decision of a policy."""
+        return next(step for step in self.steps if step.policy == policy)
 
     def of(self, effect: Effect) -> tuple[Step, ...]:
-        """The decisions to which this happened."""
-        return tuple(found for found in self.steps if found.effect is effect)
+        """Return the decisions with this effect."""
+        return tuple(step for step in self.steps if step.effect is effect)
 
     def so_far(self) -> tuple[str, ...]:
-        """What the plan of this process was applied to until now: fused Adam (4 tensors)."""
+        """Return what the applied settings have changed until now: "fused Adam (4 tensors)"."""
         from cputrain.runtime.state import NOW
 
-        return tuple(said for found in NOW.applied.values() if (said := found.describe()))
+        return tuple(text for applied in NOW.applied.values() if (text := applied.describe()))
 
     def __str__(self) -> str:
         applied = self.of(Effect.APPLIED)
-        shown = ", ".join(found.says for found in applied) or "nothing was changed"
-        lines = [f"cputrain: {shown}"]
-        lines += [f"  {found.name}: {found.why}" for found in applied if found.why]
+        summary = ", ".join(step.says for step in applied) or "nothing was changed"
+        lines = [f"cputrain: {summary}"]
+        lines += [f"  {step.name}: {step.why}" for step in applied if step.why]
         already = self.of(Effect.ALREADY)
         if already:
             by = " (under cputrain launch)" if self.launched else ""
-            lines.append(f"already so{by}: {', '.join(found.says for found in already)}")
+            lines.append(f"already so{by}: {', '.join(step.says for step in already)}")
         for effect in (Effect.PARTLY, Effect.NOT_APPLIED):
-            lines += [f"{effect}: {found.says}: {found.why}" for found in self.of(effect)]
+            lines += [f"{effect}: {step.says}: {step.why}" for step in self.of(effect)]
         if self.restart:
-            lines.append(f"To have all of it: {self.restart}")
+            lines.append(f"To apply the whole plan: {self.restart}")
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
 
     __repr__ = __str__
@@ -110,38 +110,38 @@ class Setup(Record):
         return setup_html(self)
 
 
-class Tuning(Record):
-    """What a search in a notebook came to."""
+class NotebookTuning(Record):
+    """Result of `%cputrain_tune`: the search, and what was applied and stored."""
 
-    found: Found
-    """The fastest, and every trial."""
+    result: SearchResult
+    """The winner and every trial."""
 
-    applied: Setup | None = None
-    """What of it was applied to this process; None where nothing was to be."""
+    applied: SetupResult | None = None
+    """What applying the winner to this process did; None if it was not applied."""
 
     kept_in: str | None = None
-    """The file that `cputrain launch` reads it from; None for a cell."""
+    """Path of the stored plan, which `cputrain launch` reads; None for a cell."""
 
     left_out: tuple[str, ...] = ()
-    """What only IPython could have run, and no trial did."""
+    """Source lines that only IPython can run, which the trials did not have."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else there is to say."""
+        """Notes to show below the result: the stored plan's path, and what was left out."""
         kept = () if self.kept_in is None else (f"Kept in {self.kept_in}.",)
         left = (f"Left out of the trials: {', '.join(self.left_out)}",) if self.left_out else ()
         return (*kept, *left)
 
     def __str__(self) -> str:
-        from cputrain.report.plain import found_text
+        from cputrain.report.plain import search_result_text
 
-        lines = [found_text(self.found), *self.notes]
+        lines = [search_result_text(self.result), *self.notes]
         return "\n".join([*lines, *([str(self.applied)] if self.applied is not None else [])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from cputrain.report.html import found_html, note_html, setup_html
+        from cputrain.report.html import note_html, search_result_html, setup_html
 
-        parts = [found_html(self.found), *map(note_html, self.notes)]
+        parts = [search_result_html(self.result), *map(note_html, self.notes)]
         return "".join([*parts, *([setup_html(self.applied)] if self.applied is not None else [])])

@@ -1,4 +1,4 @@
-"""`cputrain.setup`: a plan for the process that calls it, as far as it can still be carried out."""
+"""`cputrain.setup`: plan the calling process, and apply what still can be applied to it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from cputrain.errors import CputrainError
 from cputrain.launch import planning
 from cputrain.launch.options import Parsed
 from cputrain.machine import RootSource, read_machine
-from cputrain.notebook import initial_env as began
-from cputrain.notebook import placement
+from cputrain.notebook import initial_env, placement
 from cputrain.notebook.apply import apply_settings
-from cputrain.notebook.kwargs import in_one_message, in_python, settings_of
-from cputrain.notebook.outcome import Effect, Setup, Step
+from cputrain.notebook.kwargs import (
+    error_with_kwargs,
+    flags_to_kwargs,
+    settings_from_kwargs,
+)
+from cputrain.notebook.outcome import Effect, SetupResult, Step
 from cputrain.plan import Setting, make_plan
 from cputrain.plan.backend import decided
 from cputrain.runtime.openmp import Runtimes
@@ -26,106 +29,124 @@ if TYPE_CHECKING:
 
     from cputrain.machine import Machine
     from cputrain.plan import Plan
-    from cputrain.tune.found import Found
+    from cputrain.tune.result import SearchResult
 
-NOTHING_SAID = Parsed(values={}, rest=())
+NO_OPTIONS = Parsed(values={}, rest=())
 
-ON_TRIAL = "cputrain tune is measuring this process, and plans it"
+ON_TRIAL = "cputrain tune measures this process and has chosen its plan"
 
 
 class _Session:
-    """What is remembered from one setup to the next."""
+    """State that lasts from one setup to the next."""
 
     machine: Machine | None = None
-    """As it was before a mask of ours."""
+    """The machine as it was before a setup changed this process's CPU mask."""
 
     tuned: dict[str, Setting] | None = None
-    """What was found by measuring."""
+    """Settings of the winner of the latest search in this process."""
 
 
-def setup(**settings: object) -> Setup:
-    """Make training in this process faster, as far as that can be done once it runs.
+def setup(**settings: object) -> SetupResult:
+    """Make training in this process faster, as far as that is possible once it runs.
 
-    Settings are those of `cputrain launch`, with underscores: `setup(threads=4, compile="on")`.
-    What is not given comes from CPUTRAIN_* variables, from cputrain.toml, from what
-    `%%cputrain_tune` found, or from the rules. Called again, it puts the new plan in the place of
-    the old one. The value that it returns says of every decision what happened to it.
+    Settings that are not given come from CPUTRAIN_* variables, cputrain.toml, the latest search of
+    `%%cputrain_tune`, or the rules. Called again, it replaces the former plan by the new one.
+
+    Args:
+        **settings: Settings of `cputrain launch`, with underscores:
+            `setup(threads=4, compile="on")`.
+
+    Returns:
+        The plan, and for each of its decisions what happened to it.
+
+    Raises:
+        UsageError: A setting is unknown, or its value breaks a rule; nothing is changed then.
     """
     try:
-        return set_up(NOTHING_SAID, settings_of(settings))
+        return setup_from_options(NO_OPTIONS, settings_from_kwargs(settings))
     except CputrainError as error:
-        raise in_one_message(error) from None
+        raise error_with_kwargs(error) from None
 
 
-def set_up(parsed: Parsed, given: Mapping[str, Setting]) -> Setup:
-    """The same for what a magic's line says, or a program."""
-    plan = plan_here(parsed, given)
-    waiting = TRIAL_VARIABLE in os.environ  # taken out once torch is there
+def setup_from_options(parsed: Parsed, settings: Mapping[str, Setting]) -> SetupResult:
+    """Plan this process and apply the plan.
+
+    Args:
+        parsed: Options of a magic's line.
+        settings: Further settings by knob, which go before those of `parsed`.
+    """
+    plan = plan_for_process(parsed, settings)
+    is_on_trial = TRIAL_VARIABLE in os.environ  # importing torch starts the recorder, removes it
     import torch
 
-    if waiting or NOW.on_trial:
+    if is_on_trial or NOW.on_trial:
         steps = tuple(
-            Step(policy=one.policy, says=one.says, effect=Effect.NOTHING, why=ON_TRIAL)
-            for one in plan.decisions
+            Step(policy=decision.policy, says=decision.says, effect=Effect.NOTHING, why=ON_TRIAL)
+            for decision in plan.decisions
         )
-        return Setup(plan=plan, steps=steps, launched=NOW.launched)
+        return SetupResult(plan=plan, steps=steps, launched=NOW.launched)
     steps = apply_settings(torch, plan)
-    _show_values()
+    _register_formatters()
     runtimes = Runtimes().describe().removeprefix("warning: ")
-    return Setup(
+    return SetupResult(
         plan=plan,
         steps=steps,
         launched=NOW.launched,
-        restart=_restart(plan, steps),
-        warnings=(*map(in_python, plan.warnings), *([runtimes] if runtimes else [])),
+        restart=_restart_command(plan, steps),
+        warnings=(*map(flags_to_kwargs, plan.warnings), *([runtimes] if runtimes else [])),
     )
 
 
-def _show_values() -> None:
-    """Plans and the like as tables, where IPython shows them."""
+def _register_formatters() -> None:
+    """Have IPython, if this process runs it, display plans and other values as tables."""
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()
         if shell is not None:
-            from cputrain.notebook.extension import show_values
+            from cputrain.notebook.extension import register_formatters
 
-            show_values(shell)
+            register_formatters(shell)
 
 
-def plan_here(parsed: Parsed, given: Mapping[str, Setting]) -> Plan:
-    """The plan for this process; nothing is changed."""
-    request = planning.request_for(parsed, began.environment_here(), _Session.tuned or {})
+def plan_for_process(parsed: Parsed, settings: Mapping[str, Setting]) -> Plan:
+    """Return the plan for this process, without applying it."""
+    request = planning.request_for(parsed, initial_env.effective_environ(), _Session.tuned or {})
     request = request.replace(
-        settings={**request.settings, **given}, backends=decided(NOW.values.get("backend"))
+        settings={**request.settings, **settings}, backends=decided(NOW.values.get("backend"))
     )
-    plan = make_plan(machine_here(), request)
+    plan = make_plan(machine_before_setup(), request)
     planning.check_preload(plan)
     return plan
 
 
-def machine_here() -> Machine:
-    """The machine, without a mask of ours."""
+def machine_before_setup() -> Machine:
+    """Return the machine as it was before a setup changed the CPU mask of this process."""
     if _Session.machine is None or placement.POLICY not in NOW.applied:
         _Session.machine = read_machine(RootSource(), detail=False)
     return _Session.machine
 
 
-def remember(found: Found, where: str) -> None:
-    """From now on the plan has what was measured, where the user says nothing else."""
+def remember_winner(result: SearchResult, where: str) -> None:
+    """Use the winner's settings in later setups, where the user sets nothing else.
+
+    Args:
+        result: Result of the search.
+        where: Name of the command that searched, for the reasons of decisions.
+    """
     _Session.tuned = {
-        name: Setting(value=value, where=where, measured=f"{where}: {found.reason}")
-        for name, value in found.settings.items()
+        name: Setting(value=value, where=where, measured=f"{where}: {result.reason}")
+        for name, value in result.settings.items()
     }
 
 
-def _restart(plan: Plan, steps: tuple[Step, ...]) -> str:
-    """What to type to have what came too late."""
+def _restart_command(plan: Plan, steps: tuple[Step, ...]) -> str:
+    """Return the launch command under which nothing comes too late; empty if nothing did."""
     from shlex import join
 
     late = [step.policy for step in steps if step.late]
     if not late or sys.platform == "win32":
         return ""
-    asked = [f"--{name.replace('_', '-')}={plan.settings[name]}" for name in late
+    flags = [f"--{name.replace('_', '-')}={plan.settings[name]}" for name in late
              if name in plan.settings]  # fmt: skip
-    return join(("cputrain", "launch", *asked, *began.command_of()))
+    return join(("cputrain", "launch", *flags, *initial_env.launch_target()))

@@ -1,11 +1,11 @@
-"""Why a decision cannot be carried out in a process that runs."""
+"""Errors that say why a decision cannot be applied to a running process."""
 
 from __future__ import annotations
 
 
 class TooLateError(Exception):
-    """It could have been when the process began."""
+    """The decision can be applied only when a process starts; the message says why."""
 
 
 class RefusedError(Exception):
-    """The system does not allow it, and would not have."""
+    """The system does not allow the setting, in a new process neither; the message says why."""

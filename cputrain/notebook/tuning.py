@@ -1,4 +1,4 @@
-"""A search on cells or a script, from within a notebook; what it found is for this process, too."""
+"""Search for the fastest plan of cells or a script in a notebook, and apply the winner."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cputrain.errors import UsageError
 from cputrain.launch import target
 from cputrain.launch.commands import tune
 from cputrain.machine import RootSource, read_machine
-from cputrain.notebook.cells import earlier_inputs, script_of
-from cputrain.notebook.outcome import Setup, Tuning
-from cputrain.notebook.running import NOTHING_SAID, remember, set_up
+from cputrain.notebook.cells import earlier_inputs, make_script
+from cputrain.notebook.outcome import NotebookTuning, SetupResult
+from cputrain.notebook.running import NO_OPTIONS, remember_winner, setup_from_options
 from cputrain.plan.policies import KNOBS
 
 TYPE_CHECKING = False
@@ -23,73 +23,86 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.launch.options import Parsed
-    from cputrain.tune.found import Found, Watcher
+    from cputrain.tune.result import SearchResult, Watcher
 
-HOLDS = "a cell runs in a fresh process, which knows nothing of the cells before it"
+FRESH_PROCESS = "it runs in a new process, without the cells before it"
 
 
-def tune_script(shell: Any, parsed: Parsed) -> Tuning:
-    """As `cputrain tune` does, and kept as it keeps it."""
+def tune_script(shell: Any, parsed: Parsed) -> NotebookTuning:
+    """Search for a script's fastest plan and store it, as `cputrain tune` does.
+
+    Args:
+        shell: IPython's shell.
+        parsed: Options of the magic's line, and the script; `--apply yes` applies the winner.
+    """
     if not parsed.rest:
         raise UsageError(
             "%cputrain_tune",
             "needs a script, or a cell under it",
             do="Say: %cputrain_tune train.py, or begin a cell with: %%cputrain_tune",
         )
-    what = tune.script_of(parsed, "%cputrain_tune")
-    found = _search(shell, parsed, what)
-    kept = tune.keep(what, read_machine(RootSource(), detail=False), found)
+    script = tune.script_of(parsed, "%cputrain_tune")
+    result = _search(shell, parsed, script)
+    kept_in = tune.keep(script, read_machine(RootSource(), detail=False), result)
     if parsed.values.get("--apply") != "yes":
-        return Tuning(found=found, kept_in=kept)
-    remember(found, "%cputrain_tune")
-    return Tuning(found=found, kept_in=kept, applied=_applied(parsed))
+        return NotebookTuning(result=result, kept_in=kept_in)
+    remember_winner(result, "%cputrain_tune")
+    return NotebookTuning(result=result, kept_in=kept_in, applied=_apply_winner(parsed))
 
 
-def tune_cell(shell: Any, parsed: Parsed, cell: str) -> Tuning:
-    """On a script made of the cell, and of those that --cells puts before it."""
+def tune_cell(shell: Any, parsed: Parsed, cell: str) -> NotebookTuning:
+    """Search for the fastest plan of a cell, and of the earlier inputs that `--cells` names.
+
+    The winner is used by later setups, and applied now unless `--apply no` is given.
+
+    Args:
+        shell: IPython's shell.
+        parsed: Options of the magic's line.
+        cell: Source of the cell.
+    """
     if parsed.rest:
         raise UsageError(
             "%%cputrain_tune",
             "takes a cell and no script",
             found=repr(parsed.rest[0]),
-            do="A script is tuned by a line of its own: %cputrain_tune train.py",
+            do="To tune a script, use the line magic: %cputrain_tune train.py",
         )
     ranges = parsed.values.get("--cells")
-    before = [earlier_inputs(shell, ranges)] if ranges else []
-    text, left_out = script_of(shell, [*before, cell])
-    with _written(text) as path:
-        what = target.Target(kind=target.Kind.SCRIPT, name=path, arguments=())
+    earlier = [earlier_inputs(shell, ranges)] if ranges else []
+    text, left_out = make_script(shell, [*earlier, cell])
+    with _temporary_script(text) as path:
+        script = target.Target(kind=target.Kind.SCRIPT, name=path, arguments=())
         try:
-            found = _search(shell, parsed, what)
+            result = _search(shell, parsed, script)
         except UsageError as error:
-            raise _about_the_cell(error, path) from None
-    remember(found, "%%cputrain_tune")
-    applied = None if parsed.values.get("--apply") == "no" else _applied(parsed)
-    return Tuning(found=found, applied=applied, left_out=tuple(left_out))
+            raise _error_about_cell(error, path) from None
+    remember_winner(result, "%%cputrain_tune")
+    applied = None if parsed.values.get("--apply") == "no" else _apply_winner(parsed)
+    return NotebookTuning(result=result, applied=applied, left_out=tuple(left_out))
 
 
-def _search(shell: Any, parsed: Parsed, what: target.Target) -> Found:
+def _search(shell: Any, parsed: Parsed, script: target.Target) -> SearchResult:
     machine = read_machine(RootSource())
-    with _watching(shell) as watching:
-        return tune.find_as_asked(parsed, what, machine, watching)
+    with _watcher(shell) as watcher:
+        return tune.find_as_asked(parsed, script, machine, watcher)
 
 
-def _applied(parsed: Parsed) -> Setup:
-    """What was found, applied to this process."""
-    # what was given stayed in every trial, except how few bits were allowed
-    given = {
+def _apply_winner(parsed: Parsed) -> SetupResult:
+    """Apply the remembered winner to this process, with the settings of the magic's line."""
+    # these settings were fixed in every trial, except --precision, which only sets a limit
+    values = {
         flag: value for flag, value in parsed.values.items() if flag in _FLAGS - {"--precision"}
     }
-    return set_up(NOTHING_SAID.replace(values=given), {})
+    return setup_from_options(NO_OPTIONS.replace(values=values), {})
 
 
 _FLAGS = {knob.flag for knob in KNOBS.values()}
 
 
 @contextmanager
-def _written(text: str) -> Iterator[str]:
-    """A file of the script, in a folder that only this user may open; nothing is left of it."""
-    from cputrain.tune.folders import path_of_trials
+def _temporary_script(text: str) -> Iterator[str]:
+    """Write a script to a private temporary folder; at the end remove all traces of its trials."""
+    from cputrain.tune.folders import trials_path
 
     with tempfile.TemporaryDirectory(prefix="cputrain-cell-") as folder:
         path = os.path.join(folder, "cell.py")
@@ -98,17 +111,17 @@ def _written(text: str) -> Iterator[str]:
         try:
             yield path
         finally:
-            shutil.rmtree(path_of_trials(path), ignore_errors=True)
+            shutil.rmtree(trials_path(path), ignore_errors=True)
 
 
-def _about_the_cell(error: UsageError, path: str) -> UsageError:
-    """What was said of the script, as it is about the cell."""
+def _error_about_cell(error: UsageError, path: str) -> UsageError:
+    """Return an error about the temporary script as an error about the cell; others unchanged."""
     if error.parameter != f"the script {path}":
         return error
     if "NameError" in error.found:
         return UsageError(
             "the cell",
-            f"must hold all that it needs: {HOLDS}",
+            f"must define all that it uses: {FRESH_PROCESS}",
             found=error.found,
             do="Put the cells that it needs before it: %%cputrain_tune --cells 1-4",
         )
@@ -120,12 +133,12 @@ def _about_the_cell(error: UsageError, path: str) -> UsageError:
     )
 
 
-def _watching(shell: Any) -> AbstractContextManager[Watcher]:
-    """A table that grows in a notebook; what fits the terminal elsewhere."""
+def _watcher(shell: Any) -> AbstractContextManager[Watcher]:
+    """Return a table that is updated in a notebook; elsewhere the terminal's progress display."""
     if getattr(shell, "kernel", None) is None:
         from cputrain.report.trials import watcher
 
         return watcher()
-    from cputrain.notebook.showing import Showing
+    from cputrain.notebook.progress import ProgressTable
 
-    return Showing()
+    return ProgressTable()

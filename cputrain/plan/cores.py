@@ -1,7 +1,6 @@
-"""Which cores a process computes on: its budget, or its rank's share of it.
+"""Cores that a process computes on: the machine's CPU budget, or a rank's share of it.
 
-Several policies ask this; it is worked out in one place so that threads, placement and loader
-agree.
+The policies for threads, placement, loaders and replicas all use it, so that they agree.
 """
 
 from __future__ import annotations
@@ -17,31 +16,35 @@ if TYPE_CHECKING:
 
 
 class Share(Record):
-    """The cores of one process."""
+    """Cores of one process."""
 
     fast: tuple[Cpus, ...]
     """Cores to compute on."""
 
     frugal: tuple[Cpus, ...]
-    """Efficiency cores beside them; empty on most machines."""
+    """Efficiency cores, for loader workers; empty on most machines."""
 
     cores: int
-    """How many cores' worth of time there is: fewer than `fast` under a quota."""
+    """Number of cores whose CPU time is available: under a quota, fewer than `fast`."""
 
     divided: bool
-    """Whether the budget was divided among ranks here."""
+    """Whether this is a part of the budget, which was divided among ranks."""
 
     reason: str
-    """How it came about, as half a sentence."""
+    """Why these cores, as a clause for the reasons of decisions."""
 
     @property
     def cpus(self) -> Cpus:
-        """All logical CPUs of the share."""
+        """All logical CPUs of the cores, efficiency cores included."""
         return tuple(sorted(cpu for core in (*self.fast, *self.frugal) for cpu in core))
 
 
 def share_of(machine: Machine, request: Request) -> Share:
-    """The cores this process may count on."""
+    """Return the cores that a process computes on.
+
+    Raises:
+        UsageError: --placement lists CPUs that this process may not use.
+    """
     budget = machine.budget
     frugal_cpus = {
         cpu for kind in machine.kinds if kind.kind is CoreKind.EFFICIENCY for cpu in kind.cpus
@@ -50,7 +53,7 @@ def share_of(machine: Machine, request: Request) -> Share:
     cores = cores_within(machine.topology, budget.cpus if asked is None else asked)
     fast = tuple(core for core in cores if core[0] not in frugal_cpus)
     frugal = tuple(core for core in cores if core[0] in frugal_cpus)
-    if not fast:  # confined to efficiency cores, by a mask say: they are what there is
+    if not fast:  # the CPU mask has efficiency cores only
         fast, frugal = frugal, ()
     count = min(budget.physical_cores, len(fast))
     whole = Share(
@@ -76,7 +79,11 @@ def share_of(machine: Machine, request: Request) -> Share:
 
 
 def asked_cpus(machine: Machine, request: Request) -> Cpus | None:
-    """The CPUs that --placement lists; None where it lists none."""
+    """Return the CPUs that --placement lists; None if it is not set or lists none.
+
+    Raises:
+        UsageError: The list is malformed, or has CPUs that this process may not use.
+    """
     asked = request.setting("placement")
     if asked is None or asked.value in ("none", "cores"):
         return None
@@ -97,19 +104,21 @@ def asked_cpus(machine: Machine, request: Request) -> Cpus | None:
 
 
 def shortened(value: str) -> str:
-    """What was typed, quoted, and short enough for a message."""
+    """Return a typed value quoted, and cut to a length that fits a message."""
     return repr(value if len(value) <= 60 else f"{value[:57]}...")
 
 
 def _has_own_cpus(machine: Machine, ranks: int) -> bool:
-    """Whether a launcher that can bind ranks has done so: the mask is a rank's part or less of
-    what the job was given."""
+    """Return whether the launcher has bound its ranks to CPUs of their own.
+
+    It has if the mask of this process is at most one rank's part of the CPUs of the job.
+    """
     job = machine.limits.cpuset or machine.topology.online
     return len(machine.budget.cpus) * ranks <= len(job)
 
 
 def _by_locality(machine: Machine, cores: tuple[Cpus, ...]) -> tuple[Cpus, ...]:
-    """Cores ordered so that neighbours in the order share a node and a cache."""
+    """Sort cores by NUMA node and L3 cache, so that contiguous parts share them."""
     node = {cpu: node.id for node in machine.nodes for cpu in node.cpus}
     cache = {cpu: domain.cpus[0] for domain in machine.topology.l3_domains for cpu in domain.cpus}
     return tuple(
@@ -118,7 +127,7 @@ def _by_locality(machine: Machine, cores: tuple[Cpus, ...]) -> tuple[Cpus, ...]:
 
 
 def _part(cores: tuple[Cpus, ...], index: int, count: int) -> tuple[Cpus, ...]:
-    """An even part, contiguous; ranks beyond the number of cores share them in turn."""
+    """Return the contiguous part of a rank; a single core if there are fewer cores than ranks."""
     if len(cores) < count:
         return (cores[index % len(cores)],)
     return cores[index * len(cores) // count : (index + 1) * len(cores) // count]
@@ -127,9 +136,12 @@ def _part(cores: tuple[Cpus, ...], index: int, count: int) -> tuple[Cpus, ...]:
 def _why(machine: Machine, count: int, fast: int) -> str:
     budget = machine.budget
     if count < fast:
-        return budget.reasons[-1] if len(budget.reasons) > 1 else "the budget is smaller"
+        return budget.reasons[-1] if len(budget.reasons) > 1 else "the CPU budget is smaller"
     if len(machine.kinds) > 1 and fast < budget.physical_cores:
-        return f"{fast} of the {budget.physical_cores} cores are fast; slower ones hold them up"
+        return (
+            f"{fast} of the {budget.physical_cores} cores are fast; operators would wait for "
+            "slower ones"
+        )
     if len(budget.reasons) > 1:
         return budget.reasons[-1]
     return "one for each physical core; second hardware threads share its arithmetic units"

@@ -1,4 +1,4 @@
-"""What a policy says, and what it is told."""
+"""Types of policies: their input (Request, Setting, Knob) and their result (Decision)."""
 
 from __future__ import annotations
 
@@ -16,132 +16,141 @@ if TYPE_CHECKING:
 
 
 class Origin(StrEnum):
-    """Why a decision stands."""
+    """Origin of a decision."""
 
     RULE = "rule"
-    """A rule of ours: 8 threads, because the quota feeds 8 cores."""
+    """A rule of cputrain: 8 threads, because the CPU quota is 8 cores."""
 
     MEASURED = "measured"
-    """A measurement on this machine: tcmalloc, because this script ran 1.2 times as fast."""
+    """A measurement by `cputrain tune`: tcmalloc, because this script ran 1.2 times as fast."""
 
     USER = "user"
-    """The user's word: 4 threads, because OMP_NUM_THREADS=4 was set."""
+    """A setting of the user: 4 threads, because OMP_NUM_THREADS=4 was set."""
 
 
 class Change(StrEnum):
-    """What a decision does to the arithmetic."""
+    """Effect of a decision on the arithmetic."""
 
     NONE = "none"
-    """Nothing is changed: the start method of a script is left alone."""
+    """Nothing changes: the script's own start method stays."""
 
     EXACT = "exact"
-    """The same arithmetic up to the order of additions: threads, placement, allocator."""
+    """Equal results up to the order of additions: threads, placement, allocator."""
 
     FLUSHED = "flushed"
-    """Denormals become zero: log(1e-40) is -inf. Only ever by the user's word."""
+    """Denormals are flushed to zero: log(1e-40) is -inf. Only where the user sets it."""
 
     REDUCED = "reduced"
-    """Fewer bits: bf16. Only ever by the user's word."""
+    """Reduced precision: bf16. Only where the user sets or allows it."""
 
 
 class Decision(Record):
-    """One policy's answer: frozen, printable, replayable."""
+    """Decision of one policy, with its reason; part of a plan's JSON document."""
 
     policy: str
-    """The policy that decided: "threads"."""
+    """Name of the policy: "threads"."""
 
     value: Any
-    """What was decided, as JSON can hold it."""
+    """Value of the decision; a JSON type once the plan is saved."""
 
     says: str
-    """The value in a few words, for people: "8 threads"."""
+    """The value in a few words: "8 threads"."""
 
     reason: str
-    """Why, in a sentence."""
+    """Reason for the value, in a sentence."""
 
     origin: Origin = Origin.RULE
-    """Whether a rule, a measurement or the user stands behind it."""
+    """Whether a rule, a measurement or the user decided."""
 
     change: Change = Change.NONE
-    """What it does to the arithmetic."""
+    """Effect on the arithmetic."""
 
     environment: dict[str, str] = {}
     """Variables that libraries read when the process starts or while torch is loaded."""
 
     rejected: dict[str, str] = {}
-    """What was not chosen, and why not: the answers to --why-not."""
+    """Values that were not chosen, with the reasons that `cputrain plan --why-not` prints."""
 
     warning: str = ""
-    """Something the user should know, with what to do about it."""
+    """Warning for the user, with what to do about it; empty if there is none."""
 
 
 class Setting(Record):
-    """A knob as the user set it."""
+    """Value of a knob, and where it was set."""
 
     value: str
-    """As typed."""
+    """Value as typed."""
 
     where: str
-    """Where it was typed: "--threads", "CPUTRAIN_THREADS", a file's path."""
+    """Where it was set: "--threads", "CPUTRAIN_THREADS", the path of a file."""
 
     measured: str = ""
-    """What a measurement found, where it was one that set it."""
+    """Result of the measurement that chose the value; empty if the user set it."""
 
 
 class Request(Record):
-    """What the user asked for, and the process that is to be planned."""
+    """Input of all policies: the user's settings, and the process to plan."""
 
     settings: Mapping[str, Setting] = {}
-    """Knobs that were set, by name."""
+    """Settings by the name of their knob."""
 
     environment: Mapping[str, str] = {}
-    """The user's environment, without what an outer cputrain put there."""
+    """The user's environment, without the variables of an outer cputrain."""
 
     rank: Rank | None = None
-    """This process's place among ranks on the machine."""
+    """Index of this process among the ranks on the machine; None for a single process."""
 
     python: tuple[int, int] = (3, 11)
-    """The version of the interpreter that will run the script."""
+    """Version of the interpreter that will run the script."""
 
     backends: tuple[Candidate, ...] = ()
-    """What is known of backends other than the default."""
+    """Backends that may replace the default one, as far as they were examined."""
 
     def setting(self, knob: str) -> Setting | None:
-        """The user's word on a knob; None for "auto", which leaves it to the rule."""
+        """Return the setting of a knob; None if it is not set, or set to "auto"."""
         found = self.settings.get(knob)
         return None if found is None or found.value == "auto" else found
 
 
 class Knob(Record):
-    """Something the user may set: a flag, a CPUTRAIN_* variable and a key of cputrain.toml."""
+    """Setting that a user may give as a flag, a CPUTRAIN_* variable or a key of cputrain.toml."""
 
     name: str
-    """In a file: "threads". The flag is --threads, the variable CPUTRAIN_THREADS."""
+    """Key in cputrain.toml: "threads" for --threads and CPUTRAIN_THREADS."""
 
     takes: str = ""
-    """What it takes, for the help: "N|auto"; empty for what is decided without asking."""
+    """Values it accepts, for the help: "N|auto"; empty if users cannot set it."""
 
     help: str
-    """What it does, in a line."""
+    """Description for the help, in a line."""
 
     choices: tuple[str, ...] = ()
-    """The values it takes; empty where the policy checks them itself."""
+    """Accepted values; empty if the policy checks the value itself."""
 
     @property
     def flag(self) -> str:
-        """The option on the command line."""
+        """Option on the command line: "--threads"."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
+        """Environment variable: "CPUTRAIN_THREADS"."""
         return "CPUTRAIN_" + self.name.upper()
 
 
 def switch(
     knob: Knob, asked: Setting | None, *, change: Change, on: str, off: str, reason: str
 ) -> Decision:
-    """A decision that is off unless somebody says on."""
+    """Return the decision of a policy that is off unless the user sets it to "on".
+
+    Args:
+        knob: Knob of the policy.
+        asked: The user's setting, if any.
+        change: Effect on the arithmetic if it is on.
+        on: Text for the decision if it is on: "models compiled".
+        off: Text for the decision if it is off.
+        reason: Why it is off by default.
+    """
     chosen = asked is not None and asked.value == "on"
     return Decision(
         policy=knob.name,
@@ -159,9 +168,9 @@ def switch(
 if TYPE_CHECKING:
 
     class Policy(Protocol):
-        """A module with a knob and a pure function."""
+        """Module with a knob and a pure function that decides its value."""
 
         KNOB: Knob
 
         def decide(self, machine: Machine, request: Request) -> Decision:
-            """The decision for this machine and request."""
+            """Return the decision for a machine and a request."""

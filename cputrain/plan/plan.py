@@ -1,4 +1,4 @@
-"""A plan: every decision for one run, frozen; it can be printed, saved, compared and replayed."""
+"""Plan: the decisions of all policies for one run, which can be printed, saved and replayed."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class Plan(Record):
-    """Decisions, each with its reason, and the machine they were made for."""
+    """Decisions with their reasons, and the machine for which they were made."""
 
     machine: str
-    """The machine's fingerprint."""
+    """Fingerprint of the machine."""
 
     settings: dict[str, str] = {}
-    """What the user asked for, by knob, as typed."""
+    """Settings of the user and of tuned plans, by knob, as typed."""
 
     decisions: tuple[Decision, ...]
-    """One for each policy, in the order in which they are carried out."""
+    """Decision of each policy, in the order in which they are applied."""
 
     def decision(self, policy: str) -> Decision:
-        """One policy's decision."""
+        """Return the decision of a policy. Raises StopIteration if the plan has none."""
         return next(found for found in self.decisions if found.policy == policy)
 
     def value(self, policy: str) -> Any:
-        """What was decided; None too for a policy that a replayed plan does not know."""
+        """Return the value of a policy's decision; None also if a replayed plan lacks it."""
         return next((found.value for found in self.decisions if found.policy == policy), None)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that libraries read when the process starts or while torch is loaded."""
+        """Variables that libraries read when the process starts or while torch is loaded."""
         return {
             name: value
             for decision in self.decisions
@@ -53,20 +53,20 @@ class Plan(Record):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know before the run."""
+        """Warnings of all decisions, for the user to read before the run."""
         return tuple(decision.warning for decision in self.decisions if decision.warning)
 
     def document(self) -> dict[str, Any]:
-        """The JSON document of `cputrain plan --json`, which `launch --plan` replays."""
+        """Return the JSON document of `cputrain plan --json`, which `launch --plan` replays."""
         return {"schema_version": SCHEMA_VERSION, "kind": "cputrain plan", **self.as_json()}
 
     def carried(self, *, rank: str = "", environment: Mapping[str, str] = EMPTY) -> str:
-        """Return the part that travels into the script's process, without the reasons.
+        """Return the plan without reasons as JSON, for the environment of the script's process.
 
         Args:
-            rank: The rank that the plan is for, as "index/count"; empty for a single process.
-            environment: The user's environment, of which the variables of threads travel along: a
-                child that was given others keeps to its own.
+            rank: Rank that the plan is for, as "index/count"; empty for a single process.
+            environment: The user's environment. Its thread variables are included: a child process
+                in which they differ keeps its own number of threads.
         """
         return json.dumps(
             {
@@ -82,7 +82,7 @@ class Plan(Record):
 
 
 def make_plan(machine: Machine, request: Request) -> Plan:
-    """Ask every policy."""
+    """Make a plan from the decisions of all policies for a machine and a request."""
     from cputrain.plan.policies import POLICIES
 
     return Plan(
@@ -95,7 +95,7 @@ def make_plan(machine: Machine, request: Request) -> Plan:
 
 
 def _with_its_origin(decision: Decision, request: Request) -> Decision:
-    """A setting that was found by measuring stands for the measurement, and not for the user."""
+    """Return the decision, with the measurement as its origin if one chose the setting."""
     setting = request.setting(decision.policy)
     if setting is None or not setting.measured or decision.origin is not Origin.USER:
         return decision

@@ -1,6 +1,6 @@
-"""Reading a saved plan. A file may come from anywhere, so every value is checked before it is used.
+"""Read a saved plan, and validate every value, since the file may come from anywhere.
 
-Whatever holds here can be carried out: a replayed plan fails when it is read, or not at all.
+What passes validation can be applied: a plan that cannot be is rejected when it is read.
 """
 
 from __future__ import annotations
@@ -27,17 +27,25 @@ CARRIERS = frozenset(
         "ZENDNNL_ENABLE_POSTOP_CACHE",
     }
 )
-"""Every variable a plan may set: a replayed file cannot set PATH."""
+"""Environment variables that a plan may set; a replayed file cannot set any other, as PATH."""
 
 TEXT = frozenset({"LD_PRELOAD"})
-"""Those that hold more than a number."""
+"""Variables among them whose values are not numbers."""
 
 MOST = 1 << 16
-"""Above any number of CPUs, threads or memory nodes that a machine has."""
+"""Upper bound of numbers of CPUs, threads and NUMA nodes, above those of any machine."""
 
 
 def read_plan(text: str, where: str) -> Plan:
-    """A plan from its JSON document; an error that says what is wrong with it."""
+    """Return the plan of a JSON document.
+
+    Args:
+        text: The document.
+        where: Name of the file, for messages.
+
+    Raises:
+        PlanError: The document is no plan, is of another schema, or holds an invalid value.
+    """
     advice = "Make one with: cputrain plan --json SCRIPT > plan.json"
     try:
         document = json.loads(text)
@@ -57,9 +65,9 @@ def read_plan(text: str, where: str) -> Plan:
             decisions=_read_decisions(document["decisions"]),
         )
     except KeyError as error:
-        fault = f"no {error}"
+        fault = f"no key {error}"
     except AttributeError:
-        fault = "something else in the place of an object"
+        fault = "another type where an object is expected"
     except (TypeError, ValueError) as error:
         fault = str(error)
     raise PlanError(where, "must hold a machine and its decisions", found=fault, do=advice)
@@ -67,7 +75,7 @@ def read_plan(text: str, where: str) -> Plan:
 
 def _read_decisions(entries: object) -> tuple[Decision, ...]:
     if not isinstance(entries, list):
-        raise TypeError(f"{_shown(entries)} in the place of the decisions")
+        raise TypeError(f"{_shown(entries)} where a list of decisions is expected")
     decisions = tuple(_read_decision(entry) for entry in entries)
     policies = [decision.policy for decision in decisions]
     twice = next((policy for policy in policies if policies.count(policy) > 1), None)
@@ -79,11 +87,11 @@ def _read_decisions(entries: object) -> tuple[Decision, ...]:
 def _read_decision(entry: dict[str, Any]) -> Decision:
     policy = _text(entry["policy"])
     if policy not in VALUES:
-        raise ValueError(f"{_shown(policy)}, which is no decision of cputrain")
+        raise ValueError(f"an unknown policy {_shown(policy)}")
     holds, rule = VALUES[policy]
     value = entry["value"]
     if not holds(value):
-        raise ValueError(f"{policy} is {_shown(value)}, and should be {rule}")
+        raise ValueError(f"{policy} with the value {_shown(value)}, which must be {rule}")
     return Decision(
         policy=policy,
         value=value,
@@ -99,29 +107,29 @@ def _read_decision(entry: dict[str, Any]) -> Decision:
 
 def _variable(name: str, value: object) -> tuple[str, str]:
     if name not in CARRIERS:
-        raise ValueError(f"{_shown(name)}, which is no variable that a plan sets")
+        raise ValueError(f"the variable {_shown(name)}, which a plan may not set")
     written = _text(value)
     if name not in TEXT and not (written.isascii() and written.isdigit() and len(written) < 20):
-        raise ValueError(f"{name} set to {_shown(written)}, and should be a number")
+        raise ValueError(f"{name} set to {_shown(written)}, which must be a number")
     return name, written
 
 
 def _knob(name: object) -> str:
     if not isinstance(name, str) or name not in KNOBS:
-        raise ValueError(f"{_shown(name)}, which is no setting of cputrain")
+        raise ValueError(f"an unknown setting {_shown(name)}")
     return name
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{_shown(value)} in the place of a text")
+        raise TypeError(f"{_shown(value)} where a string is expected")
     if not value.replace("\t", " ").isprintable():
-        raise ValueError(f"{_shown(value)}, which cannot be printed")
+        raise ValueError(f"{_shown(value)}, which has unprintable characters")
     return value
 
 
 def _shown(value: object) -> str:
-    """A value of the file, short enough for a message."""
+    """Return the repr of a value, cut to a length that fits a message."""
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
@@ -191,7 +199,7 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
         _object(cpus=_or_none(_numbers), threads=_count, compute_threads=_or_none(_count)),
         '{"cpus": [CPUs] or null, "threads": N, "compute_threads": N or null}',
     ),
-    "allocator": (_allocator, '{"keep_bytes": N}, or a text'),
+    "allocator": (_allocator, '{"keep_bytes": N}, or a string'),
     "huge_pages": (_switch, "true or false"),
     "openmp": (lambda value: value is None, "null"),
     "short_waits": (_switch, "true or false"),
@@ -217,4 +225,4 @@ VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
         '"unsafe": true or false}, or null',
     ),
 }
-"""Whether a policy's value is one that can be carried out, and what it should be."""
+"""Check of each policy's value, and the rule that it enforces, for messages."""

@@ -1,4 +1,4 @@
-"""Teams of cores for replicas: which cores each has, and how many are worth a thought."""
+"""Divide cores among replicas, and propose numbers of replicas to try."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 def ordered(machine: Machine, cores: Sequence[Cpus]) -> list[Cpus]:
-    """The cores, those that share a NUMA node and within it a cache beside one another."""
+    """Sort cores so that those of a NUMA node, and in it those of an L3 cache, are contiguous."""
     nodes = _place_of([node.cpus for node in machine.nodes])
     caches = _place_of([domain.cpus for domain in machine.topology.l3_domains])
     return sorted(cores, key=lambda core: (nodes.get(core[0], 0), caches.get(core[0], 0), core[0]))
 
 
 def parts(cores: Sequence[Cpus], count: int) -> list[tuple[Cpus, ...]]:
-    """So many parts of them, as even as can be, each of neighbours."""
+    """Divide cores into `count` contiguous parts of sizes that differ by one at most."""
     edges = [round(number * len(cores) / count) for number in range(count + 1)]
     return [tuple(cores[a:b]) for a, b in pairwise(edges)]
 
 
 def counts(machine: Machine, cores: Sequence[Cpus]) -> list[int]:
-    """Numbers of replicas that are worth trying, the most promising first.
+    """Return numbers of replicas to try, the most promising first.
 
-    One for each cache that cores share and for each NUMA node, as what a replica works on then
-    stays there; and parts of 4, 8, 2, 16 and 32 cores, and of one where there are few.
+    One replica for each L3 cache, and one for each NUMA node, so that a replica's data stay there;
+    then replicas of 4, 8, 2, 16 and 32 cores, or of 1 and 2 if there are at most four cores.
     """
     held = {cpu for core in cores for cpu in core}
     domains = [domain.cpus for domain in machine.topology.l3_domains]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from html import escape
 
 from cputrain.report.machines import sections
-from cputrain.report.plain import said_of
+from cputrain.report.plain import result_sentences
 from cputrain.report.trials import HEAD, cells
 
 TYPE_CHECKING = False
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cputrain.machine import Machine
-    from cputrain.notebook.outcome import Setup
+    from cputrain.notebook.outcome import SetupResult
     from cputrain.plan import Plan
-    from cputrain.tune.found import Found, Trial
+    from cputrain.tune.result import SearchResult, Trial
 
 LINE = "border:0;border-bottom:1px solid rgba(128,128,128,.35)"
 CELL = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;background:none"
@@ -55,7 +55,7 @@ def machine_html(machine: Machine) -> str:
     return "".join(parts) + _warnings(() if channels is None else channels.warnings)
 
 
-def setup_html(setup: Setup) -> str:
+def setup_html(setup: SetupResult) -> str:
     """Return the decisions of `cputrain.setup`, and whether each was applied."""
     rows, faint = [], []
     for step in setup.steps:
@@ -68,15 +68,15 @@ def setup_html(setup: Setup) -> str:
         parts.append(note_html("This process was started by cputrain launch."))
     if setup.restart:
         parts.append(
-            f'<div style="margin:.4em 0">To have all of it: <code>{escape(setup.restart)}</code>'
-            "</div>"
+            '<div style="margin:.4em 0">To apply the whole plan: '
+            f"<code>{escape(setup.restart)}</code></div>"
         )
     return "".join(parts) + _warnings(setup.warnings)
 
 
-def found_html(found: Found) -> str:
+def search_result_html(result: SearchResult) -> str:
     """Return all trials of a search and its result."""
-    return trials_html(found.trials) + "".join(map(note_html, said_of(found)))
+    return trials_html(result.trials) + "".join(map(note_html, result_sentences(result)))
 
 
 def trials_html(trials: Sequence[Trial], running: str = "") -> str:

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.machine import Machine
     from cputrain.plan import Plan
-    from cputrain.tune.found import Found
+    from cputrain.tune.result import SearchResult
 
 NOTABLE = 2.0
 """Startup delay in seconds above which the result of a search mentions it."""
@@ -33,27 +33,27 @@ def machine_text(machine: Machine) -> str:
     return _trimmed(out)
 
 
-def found_text(found: Found) -> str:
+def search_result_text(result: SearchResult) -> str:
     """Return all trials of a search and its result."""
     out = io.StringIO()
-    show_table(console(out, plain=True), HEAD, map(cells, found.trials))
-    return "\n".join([_trimmed(out), *said_of(found)])
+    show_table(console(out, plain=True), HEAD, map(cells, result.trials))
+    return "\n".join([_trimmed(out), *result_sentences(result)])
 
 
-def said_of(found: Found) -> list[str]:
+def result_sentences(result: SearchResult) -> list[str]:
     """Return the result of a search in sentences."""
-    said = [f"{found.reason[0].upper()}{found.reason[1:]}."]
-    if found.against_python is not None:
-        said.append(f"Against plain python: {found.against_python:.2f} times as fast.")
-    if found.later is not None and found.later > NOTABLE:
-        said.append(
-            f"It starts {found.later:.0f} s later, which pays after {found.pays_after} steps."
+    sentences = [f"{result.reason[0].upper()}{result.reason[1:]}."]
+    if result.against_python is not None:
+        sentences.append(f"Against plain python: {result.against_python:.2f} times as fast.")
+    if result.later is not None and result.later > NOTABLE:
+        sentences.append(
+            f"It starts {result.later:.0f} s later, which pays off after {result.pays_after} steps."
         )
-    if found.untried:
-        said.append(
-            f"Not tried for want of time: {', '.join(found.untried)} (--budget gives more)."
+    if result.untried:
+        sentences.append(
+            f"Not tried for want of time: {', '.join(result.untried)} (--budget gives more)."
         )
-    return said
+    return sentences
 
 
 def _trimmed(out: io.StringIO) -> str:

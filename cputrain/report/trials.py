@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cputrain.tune.found import shown
+from cputrain.tune.result import settings_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from cputrain.tune.found import Trial
+    from cputrain.tune.result import Trial
 
 HEAD = ("stage", "settings", "step", "speed", "")
 """Headings of the table of trials."""
@@ -27,7 +27,7 @@ def cells(trial: Trial) -> tuple[str, str, str, str, str]:
     """Return a trial's cells in the table."""
     return (
         trial.stage,
-        shown(trial.settings),
+        settings_text(trial.settings),
         "–" if trial.seconds is None else f"{trial.seconds * 1e3:.3g} ms",
         "" if trial.speedup is None else f"{trial.speedup:.2f}×",
         trial.says if trial.good else f"rejected: {trial.says}",
@@ -43,10 +43,12 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def begins(self, stage: str, settings: dict[str, str] | None, left: float) -> None:
+    def trial_started(
+        self, stage: str, settings: dict[str, str] | None, remaining_s: float
+    ) -> None:
         """Ignore the start of a trial."""
 
-    def ended(self, trial: Trial) -> None:
+    def trial_ended(self, trial: Trial) -> None:
         """Print the line of a completed trial."""
         stage, settings, step, speed, verdict = cells(trial)
         print(
@@ -84,15 +86,17 @@ class Live:
         self._now = ""
         self._display.stop()
 
-    def begins(self, stage: str, settings: dict[str, str] | None, left: float) -> None:
+    def trial_started(
+        self, stage: str, settings: dict[str, str] | None, remaining_s: float
+    ) -> None:
         """Show the trial that starts, and the remaining time."""
         import time
 
-        self._now = f"{stage}: {shown(settings)}"
-        self._end = time.monotonic() + left
+        self._now = f"{stage}: {settings_text(settings)}"
+        self._end = time.monotonic() + remaining_s
         self._display.refresh()
 
-    def ended(self, trial: Trial) -> None:
+    def trial_ended(self, trial: Trial) -> None:
         """Add the row of a completed trial."""
         self._rows.append(cells(trial))
         self._good.append(trial.good)

@@ -1,4 +1,4 @@
-"""Measures plans on the user's own script, and keeps the one that wins.
+"""Measure candidate plans on the user's script and keep the fastest.
 
 Importing this loads no torch. See README.md in this folder.
 """

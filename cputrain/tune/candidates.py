@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cputrain.machine import Machine
     from cputrain.plan import Plan
-    from cputrain.tune.trial import Outcome
+    from cputrain.tune.trial import TrialOutcome
 
     class Knob(Protocol):
         """A module that knows what is worth trying."""
@@ -45,7 +45,7 @@ class Situation(Record):
     plan: Plan
     """The one by rules, with what the user has set."""
 
-    rules: Outcome
+    rules: TrialOutcome
     """A trial of the plan by rules."""
 
     precision: str

@@ -1,4 +1,4 @@
-"""Every combination of what the search tries, which takes long: what the search is measured by."""
+"""Exhaustive search: measures every combination of candidates, to judge the usual search by."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import product
 from cputrain.bench.compare import Speedup, median
 from cputrain.record import Record
 from cputrain.tune.candidates import Situation
-from cputrain.tune.found import Found
-from cputrain.tune.runs import is_reduced
+from cputrain.tune.result import SearchResult
+from cputrain.tune.runner import is_reduced
 from cputrain.tune.search import Search
 
 TYPE_CHECKING = False
@@ -19,65 +19,72 @@ if TYPE_CHECKING:
 
     Settings = dict[str, str]
 
-ROUNDS = 2
-"""How often every combination runs."""
+NUM_ROUNDS = 2
+"""Runs of every combination."""
 
-FINALISTS = 3
-"""Of the fastest, so many run again."""
+NUM_FINALISTS = 3
+"""Fastest combinations that run again."""
 
-TURNS = 3
-"""How often they do."""
+NUM_FINAL_ROUNDS = 3
+"""Further runs of each finalist."""
 
 
 class Combination(Record):
-    """One of them."""
+    """Combination of settings, and the step times of its runs."""
 
     settings: Settings
-    """What it has beyond the rules."""
+    """Settings that differ from the rule-based plan."""
 
-    steps: list[float]
-    """Seconds of a step, from each run."""
+    step_times_s: list[float]
+    """Step time of each run; runs are added."""
 
     @property
-    def step(self) -> float:
-        """The median."""
-        return median(self.steps)
+    def step_s(self) -> float:
+        """Median step time over all runs."""
+        return median(self.step_times_s)
 
 
-class Exhaustive(Search):
-    """A search of everything, which keeps to no budget."""
+class ExhaustiveSearch(Search):
+    """Search that runs every combination, without a time budget."""
 
-    def run(self) -> Found:
-        """All of them, and those that were fastest again."""
-        python, known, rules = self._begin()
+    def run(self) -> SearchResult:
+        """Run all combinations, run the fastest again, and return the best."""
+        python, reference, rules = self._run_baselines()
         if rules is None:
-            raise RuntimeError("the plan by rules came to nothing: there is nothing to compare")
-        self._runs.pace = rules.step
+            raise RuntimeError("the rule-based plan failed: no combination can be compared with it")
+        self._runner.rules_step_s = rules.step_s
         situation = Situation(
             machine=self._machine, plan=self._plan, rules=rules, precision=self._precision
         )
-        every = [Combination(settings=one, steps=[]) for one in self._combinations(situation)]
-        standing = every[0]
-        left = self._again(every, ROUNDS, known)
-        left = self._again(sorted(left, key=lambda one: one.step)[:FINALISTS], TURNS, known)
-        best = min([standing, *left], key=lambda one: one.step)
-        gain = standing.step / best.step
-        return Found(
+        combinations = [
+            Combination(settings=settings, step_times_s=[])
+            for settings in self._combinations(situation)
+        ]
+        baseline = combinations[0]
+        valid = self._run_rounds(combinations, NUM_ROUNDS, reference)
+        valid = self._run_rounds(
+            sorted(valid, key=lambda combination: combination.step_s)[:NUM_FINALISTS],
+            NUM_FINAL_ROUNDS,
+            reference,
+        )
+        best = min([baseline, *valid], key=lambda combination: combination.step_s)
+        speedup = baseline.step_s / best.step_s
+        return SearchResult(
             settings=best.settings,
-            against_rules=Speedup(median=gain, lowest=gain, highest=gain),
-            against_python=python.step / best.step,
-            reason=f"{gain:.2f} times as fast as the rules, the fastest of {len(every)}",
+            against_rules=Speedup(median=speedup, lowest=speedup, highest=speedup),
+            against_python=python.step_s / best.step_s,
+            reason=f"{speedup:.2f} times as fast as the rules, the fastest of {len(combinations)}",
             reduced=is_reduced(best.settings),
-            loss_difference=self._runs.ledger.difference(best.settings),
-            later=self._runs.ledger.later(best.settings),
+            loss_difference=self._runner.ledger.loss_difference(best.settings),
+            later=self._runner.ledger.startup_delay_s(best.settings),
             pays_after=None,
-            **self._all(),
+            **self._common_fields(),
         )
 
     def _combinations(self, situation: Situation) -> Iterator[Settings]:
-        """The plan by rules first."""
-        every = (*self._knobs, *self._late_knobs)
-        knobs = [knob for knob in every if knob.KNOB not in self._fixed]
+        """Yield the settings of every combination; the rule-based plan, which has none, first."""
+        all_knobs = (*self._knobs, *self._late_knobs)
+        knobs = [knob for knob in all_knobs if knob.KNOB not in self._fixed]
         for values in product(*([None, *knob.values(situation)] for knob in knobs)):
             yield {
                 knob.KNOB: value
@@ -85,13 +92,15 @@ class Exhaustive(Search):
                 if value is not None
             }
 
-    def _again(self, which: list[Combination], rounds: int, known: Reference) -> list[Combination]:
-        """Run each so often, in turns: those whose losses were right every time."""
-        for _ in range(rounds):
-            for one in list(which):
-                outcome = self._runs.attempt("every", one.settings, known)
+    def _run_rounds(
+        self, combinations: list[Combination], num_rounds: int, reference: Reference
+    ) -> list[Combination]:
+        """Run each combination once per round; return those whose losses were always right."""
+        for _ in range(num_rounds):
+            for combination in list(combinations):
+                outcome = self._runner.run_candidate("every", combination.settings, reference)
                 if outcome is None:
-                    which = [other for other in which if other is not one]
+                    combinations = [kept for kept in combinations if kept is not combination]
                 else:
-                    one.steps.append(outcome.step)
-        return which
+                    combination.step_times_s.append(outcome.step_s)
+        return combinations

@@ -1,4 +1,4 @@
-"""Where trials keep what they print, and what they compile."""
+"""Folders for the output of trials and for compiled models."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import tempfile
 from contextlib import contextmanager
 
 from cputrain.machine.cache import cache_folder
-from cputrain.tune.store import name_of
+from cputrain.tune.store import cache_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMPILED = "compiled"
-"""The folder in it that all trials share, so that each model is compiled once."""
+COMPILE_CACHE = "compiled"
+"""Subfolder with TorchInductor's cache, shared by all trials so that each model compiles once."""
 
 
-def path_of_trials(script: str) -> str:
-    """Where the output of a script's trials is kept until it is tuned again."""
-    return os.path.join(cache_folder(), "trials", name_of(script))
+def trials_path(script: str) -> str:
+    """Return the folder that keeps the output of a script's trials until it is tuned again."""
+    return os.path.join(cache_folder(), "trials", cache_name(script))
 
 
 @contextmanager
 def trials_folder(script: str) -> Iterator[str]:
-    """That folder, empty; one that is gone afterwards, where there is no cache to write to.
+    """Empty a script's trials folder and yield its path; remove its compile cache at the end.
 
-    What trials compiled is gone in any case: it takes much room, and a launch has the user's cache.
+    The compile cache is large, and a launch uses the user's own. Where the cache folder is not
+    writable, a temporary folder takes its place.
     """
-    path = path_of_trials(script)
+    path = trials_path(script)
     try:
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -40,4 +41,4 @@ def trials_folder(script: str) -> Iterator[str]:
         try:
             yield path
         finally:
-            shutil.rmtree(os.path.join(path, COMPILED), ignore_errors=True)
+            shutil.rmtree(os.path.join(path, COMPILE_CACHE), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What trials took, by their settings: what another one would cost, and how late it is warm."""
+"""Ledger of trials: their durations, start-up times and loss differences, by settings."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cputrain.tune.trial import Outcome
+    from cputrain.tune.trial import TrialOutcome
 
     Settings = Mapping[str, str]
     Key = tuple[tuple[str, str], ...]
 
 
 class Ledger:
-    """The longest of everything that ran with the same settings."""
+    """Maximum duration, start-up time and loss difference of the trials with the same settings."""
 
     def __init__(self) -> None:
-        self._costs: dict[Key, float] = {}
-        self._starts: dict[Key, float] = {}
+        self._costs_s: dict[Key, float] = {}
+        self._startups_s: dict[Key, float] = {}
         self._differences: dict[Key, float] = {}
 
-    def add(self, settings: Settings, outcome: Outcome, difference: float | None) -> None:
-        """A trial, and how far its losses were off."""
+    def add(self, settings: Settings, outcome: TrialOutcome, difference: float | None) -> None:
+        """Record a trial and the largest difference of its losses from plain python's."""
         key = _key(settings)
-        for kept, value in (
-            (self._costs, outcome.took),
-            (self._starts, outcome.before_timed),
+        for maxima, value in (
+            (self._costs_s, outcome.elapsed_s),
+            (self._startups_s, outcome.startup_s),
             (self._differences, difference),
         ):
             if value is not None:
-                kept[key] = max(kept.get(key, 0.0), value)
+                maxima[key] = max(maxima.get(key, 0.0), value)
 
-    def usual_cost(self) -> float:
-        """Seconds of a trial of which nothing is known."""
-        return median(list(self._costs.values()))
+    def median_cost_s(self) -> float:
+        """Return the median duration of a trial: the estimate for settings that have not run."""
+        return median(list(self._costs_s.values()))
 
-    def cost(self, settings: Settings) -> float:
-        """Seconds of a trial with these: at least as many as with any of them alone."""
-        usual = self.usual_cost()
-        return max(self._costs.get(key, usual) for key in _parts(settings))
+    def estimated_cost_s(self, settings: Settings) -> float:
+        """Return the expected duration of a trial: no less than with any of its settings alone."""
+        default = self.median_cost_s()
+        return max(self._costs_s.get(key, default) for key in _keys_with_parts(settings))
 
-    def later(self, settings: Settings) -> float:
-        """Seconds that it loses until it is warm, against the rules, at the worst."""
-        late = max(self._starts.get(key, 0.0) for key in _parts(settings))
-        return max(0.0, late - self._starts.get((), 0.0))
+    def startup_delay_s(self, settings: Settings) -> float:
+        """Return by how much the first timed step is later than with the rule-based plan."""
+        startup_s = max(self._startups_s.get(key, 0.0) for key in _keys_with_parts(settings))
+        return max(0.0, startup_s - self._startups_s.get((), 0.0))
 
-    def difference(self, settings: Settings) -> float | None:
-        """The largest of its losses, if any were compared."""
+    def loss_difference(self, settings: Settings) -> float | None:
+        """Return the largest difference of losses; None if none were compared."""
         return self._differences.get(_key(settings))
 
 
@@ -56,6 +56,6 @@ def _key(settings: Settings) -> Key:
     return tuple(sorted(settings.items()))
 
 
-def _parts(settings: Settings) -> list[Key]:
-    """Itself, and each of its settings alone."""
+def _keys_with_parts(settings: Settings) -> list[Key]:
+    """Return the key of the settings, and the key of each setting alone."""
     return [_key(settings), *((pair,) for pair in settings.items())]

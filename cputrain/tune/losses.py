@@ -1,10 +1,10 @@
-"""Whether a candidate learns as plain python does.
+"""Compare the losses of a candidate with those of plain python.
 
-A second run of plain python has another number of threads, and its gradients are disturbed by as
-much as rounding does. How far its losses are from those of the first is what the order of additions
-does to this script; a candidate that is exact may be some times as far. Where training is chaotic
-the distance grows from step to step, so a candidate may be a step ahead; and from where it is large
-only gross faults are found.
+How far losses may differ is measured on the script itself. Plain python runs a second time with
+another number of threads and with noise of the size of rounding errors in its gradients. The
+distance between both runs is what the order of additions changes in this script's losses; an exact
+candidate may differ by a multiple of it. In chaotic training the distance grows from step to step,
+so a candidate may be one step ahead of it; where it is large, only gross faults can be detected.
 """
 
 from __future__ import annotations
@@ -18,63 +18,63 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LEAST = 1e-4
-"""A relative difference that float32 makes in any script within a few steps."""
+MIN_ALLOWED = 1e-4
+"""Relative difference that is always allowed: float32 rounding reaches it within a few steps."""
 
-TIMES = 50.0
-"""How many times as far as the disturbed run an exact candidate may be away."""
+EXACT_FACTOR = 50.0
+"""Allowed difference of an exact candidate, as a multiple of that of the disturbed run."""
 
-CHAOS = 0.004
-"""Where plain python differs from itself by more, it is not for rounding alone to say how far."""
+CHAOS_THRESHOLD = 0.004
+"""Difference between runs of plain python above which training counts as chaotic."""
 
-TIMES_IN_CHAOS = 10.0
-"""How many times as far a candidate may be there."""
+CHAOS_FACTOR = 10.0
+"""Allowed difference in chaotic training, as a multiple of that of the disturbed run."""
 
-MOST = 1.9
-"""A loss that is not a number differs by 2, and is wrong in any chaos."""
+MAX_ALLOWED = 1.9
+"""Upper bound of the allowed difference: NaN and infinity differ by 2, and are always rejected."""
 
-REDUCED = 0.1
-"""How far a candidate with fewer bits may be away, in the mean over the losses, beyond chaos."""
+REDUCED_MEAN = 0.1
+"""Allowed mean difference of a candidate with reduced precision, beyond that of chaos."""
 
 
 class Reference(Record):
-    """Plain python's losses, and how well they repeat."""
+    """Losses of plain python, and how far losses of candidates may differ from them."""
 
     losses: tuple[float, ...]
-    """Of the first run."""
+    """Losses of the first run."""
 
     allowed: tuple[float, ...]
-    """The relative difference that each may have."""
+    """Allowed relative difference of each loss."""
 
     chaos: float
-    """How far plain python is from itself, in the mean."""
+    """Mean relative difference between the runs of plain python."""
 
 
-class Verdict(Record):
-    """What the losses of a candidate say."""
+class LossVerdict(Record):
+    """Result of comparing a candidate's losses with the reference."""
 
     good: bool
-    """Whether it learns as plain python does."""
+    """Whether the differences are within what is allowed."""
 
-    worst: float | None
-    """Its largest relative difference; None where nothing could be compared."""
+    max_difference: float | None
+    """Largest relative difference; None if no loss could be compared."""
 
-    compared: int
-    """How many losses were."""
+    num_compared: int
+    """Number of compared losses."""
 
     says: str
-    """In words."""
+    """The result in words."""
 
 
-def reference(runs: Sequence[Sequence[float]]) -> Reference:
-    """From the losses of several runs of plain python."""
-    first, *others = runs
+def make_reference(runs: Sequence[Sequence[float]]) -> Reference:
+    """Compute the reference from the losses of one or more runs of plain python."""
+    first, *repeats = runs
     count = min(map(len, runs))
     spread = [
-        max((_difference(other[at], first[at]) for other in others), default=0.0)
+        max((_difference(repeat[at], first[at]) for repeat in repeats), default=0.0)
         for at in range(count)
     ]
-    # a step ahead, as what has not grown yet in one run may have in another
+    # shifted by one step: a difference may appear one step earlier in another run
     farthest = list(accumulate(spread, max))
     ahead = farthest[1:] + farthest[-1:]
     return Reference(
@@ -85,39 +85,59 @@ def reference(runs: Sequence[Sequence[float]]) -> Reference:
 
 
 def _allowed(spread: float) -> float:
-    if spread <= CHAOS:
-        return max(LEAST, TIMES * spread)
-    return min(MOST, max(TIMES * CHAOS, TIMES_IN_CHAOS * spread))
+    if spread <= CHAOS_THRESHOLD:
+        return max(MIN_ALLOWED, EXACT_FACTOR * spread)
+    return min(MAX_ALLOWED, max(EXACT_FACTOR * CHAOS_THRESHOLD, CHAOS_FACTOR * spread))
 
 
-def _difference(loss: float, other: float) -> float:
-    return loss_difference([loss], [other]) or 0.0
+def _difference(loss: float, expected: float) -> float:
+    return loss_difference([loss], [expected]) or 0.0
 
 
-def check(known: Reference, losses: Sequence[float], *, reduced: bool = False) -> Verdict:
-    """Compare a candidate's losses with plain python's."""
-    count = min(len(known.allowed), len(losses))
+def compare_losses(
+    reference: Reference, losses: Sequence[float], *, reduced: bool = False
+) -> LossVerdict:
+    """Compare a candidate's losses with those of plain python.
+
+    Args:
+        reference: Losses of plain python, and the allowed differences.
+        losses: The candidate's losses, from the first step on.
+        reduced: Whether the candidate has reduced precision, for which the mean is limited alone.
+    """
+    count = min(len(reference.allowed), len(losses))
     if count == 0:
-        return Verdict(
-            good=not reduced, worst=None, compared=0, says="there are no losses to compare"
+        return LossVerdict(
+            good=not reduced,
+            max_difference=None,
+            num_compared=0,
+            says="there are no losses to compare",
         )
-    differences = [_difference(losses[at], known.losses[at]) for at in range(count)]
-    worst = max(differences)
+    differences = [_difference(losses[at], reference.losses[at]) for at in range(count)]
+    max_difference = max(differences)
     if reduced:
         mean = sum(differences) / count
-        most = REDUCED + known.chaos
-        good = mean <= most
-        limit = f"{most:.2g} in the mean, and is {mean:.2g}"
+        max_mean = REDUCED_MEAN + reference.chaos
+        good = mean <= max_mean
+        fault = (
+            f"losses differ from plain python's by {mean:.2g} in the mean; "
+            f"{max_mean:.2g} is allowed"
+        )
     else:
-        over = [at for at in range(count) if differences[at] > known.allowed[at]]
+        over = [at for at in range(count) if differences[at] > reference.allowed[at]]
         good = not over
         at = over[0] if over else count - 1
-        limit = f"{known.allowed[at]:.1g} at loss {at + 1}, and is {differences[at]:.2g}"
+        fault = (
+            f"loss {at + 1} differs from plain python's by {differences[at]:.2g}; "
+            f"{reference.allowed[at]:.1g} is allowed"
+        )
     if good:
-        return Verdict(
-            good=True, worst=worst, compared=count,
-            says=f"{count} losses within {worst:.1g} of plain python's",
+        return LossVerdict(
+            good=True, max_difference=max_difference, num_compared=count,
+            says=f"{count} losses within {max_difference:.1g} of plain python's",
         )  # fmt: skip
-    return Verdict(
-        good=False, worst=worst, compared=count, says=f"its losses may differ by {limit}"
+    return LossVerdict(
+        good=False,
+        max_difference=max_difference,
+        num_compared=count,
+        says=fault,
     )

@@ -1,10 +1,15 @@
-"""Finding the plan that is fastest for a script, within a budget of time.
+"""Search for the fastest plan of a script within a time budget.
 
-First plain python, twice, for the losses; then the plan by rules, and every value of every knob
-alone, with the rules in between. What helped is added to the best so far, one after the other, the
-most helpful first, if the two are so in turns; what costs much to try comes after that. In the end
-the winner and the plan by rules run in turns: it must be faster in every turn, and by more than the
-noise, or the rules stay.
+The stages:
+
+1. Plain python runs twice: its losses are the reference that candidates are compared with.
+2. The rule-based plan runs, and each candidate value of each knob runs alone; runs of the
+   rule-based plan in between account for changes of the machine's speed.
+3. Values that helped are combined, the most helpful first; each is kept if pairs of runs with and
+   without it show that it helps there, too.
+4. Knobs that are expensive to try are added to the best combination.
+5. The winner and the rule-based plan run in turns. The winner must be faster in every turn, and by
+   more than the noise; else the rule-based plan is kept.
 """
 
 from __future__ import annotations
@@ -13,9 +18,9 @@ from itertools import pairwise
 
 from cputrain.bench.compare import Speedup, median
 from cputrain.tune.candidates import KNOBS, LATE, Situation
-from cputrain.tune.found import Found, shown
-from cputrain.tune.losses import reference
-from cputrain.tune.runs import PLAIN, Runs, is_reduced
+from cputrain.tune.losses import make_reference
+from cputrain.tune.result import SearchResult, settings_text
+from cputrain.tune.runner import PLAIN_SETTINGS, TrialRunner, is_reduced
 from cputrain.tune.trial import run_trial
 
 TYPE_CHECKING = False
@@ -26,39 +31,52 @@ if TYPE_CHECKING:
     from cputrain.machine import Machine
     from cputrain.plan import Plan
     from cputrain.tune.candidates import Knob
-    from cputrain.tune.found import Watcher
     from cputrain.tune.losses import Reference
-    from cputrain.tune.trial import Outcome, Script
+    from cputrain.tune.result import Watcher
+    from cputrain.tune.trial import Script, TrialOutcome
 
     Settings = dict[str, str]
 
-HELPS = 1.02
-"""How many times as fast a value must be to be looked at again."""
+MIN_HELPFUL = 1.02
+"""Speed-up of a single run from which a candidate is tried further."""
 
-BEATS = 1.03
-"""How many times as fast the winner must be in the end."""
+MIN_WINNER = 1.03
+"""Median speed-up that the winner must have in the end."""
 
-CLEARLY = 1.1
-"""How many times as fast what ran in turns only once, or not at all, must be to be kept."""
+MIN_CLEAR = 1.1
+"""Speed-up that a candidate must have to win with one turn only, or with none."""
 
-TURNS = 3
-"""How often the winner and the rules run in turns, if there is time."""
+MAX_TURNS = 3
+"""Turns of the winner and the rule-based plan, if there is time."""
 
-BETWEEN = 2
-"""Candidates between two runs of the rules."""
+RULES_INTERVAL = 2
+"""Candidates that run between two runs of the rule-based plan."""
 
-TOGETHER = 4
-"""Runs that it takes to see whether what helped alone helps together with the rest."""
+RUNS_TO_COMBINE = 4
+"""Runs that decide whether a helpful value helps in combination with others, too."""
 
-WORSE = 2
-"""Values of a knob in steps, each slower than the one before, after which the rest is left out."""
+MAX_SLOWER = 2
+"""Consecutive slowdowns of a stepwise knob after which its remaining values are skipped."""
 
-LONGEST_WAIT = 600.0
-"""Seconds of training that may pass before a later start has paid."""
+MAX_PAYBACK_S = 600.0
+"""Seconds of training within which faster steps must have made up for a later start."""
 
 
 class Search:
-    """One search: what was tried so far, and the best."""
+    """Search for the fastest plan of one script.
+
+    Args:
+        script: The script, and how its trials run.
+        machine: The machine, which candidates depend on.
+        plan: The rule-based plan, with the user's settings.
+        fixed: Settings of the user, which stay in every candidate.
+        precision: Least precision that the user allows: "float32", "kernels" or "bf16".
+        budget: Seconds for the whole search.
+        watcher: Receives the progress.
+        knobs: Knobs whose values are tried, first each alone.
+        late: Knobs that are expensive to try, on top of the best of the others.
+        run: Runs one trial; the signature is that of `run_trial`.
+    """
 
     def __init__(
         self,
@@ -72,275 +90,339 @@ class Search:
         watcher: Watcher | None = None,
         knobs: Sequence[Knob] = KNOBS,
         late: Sequence[Knob] = LATE,
-        run: Callable[..., Outcome] = run_trial,
+        run: Callable[..., TrialOutcome] = run_trial,
     ) -> None:
-        self._runs = Runs(script, fixed=fixed, budget=budget, watcher=watcher, run=run)
+        self._runner = TrialRunner(script, fixed=fixed, budget_s=budget, watcher=watcher, run=run)
         self._machine = machine
         self._plan = plan
         self._fixed = fixed
         self._precision = precision
         self._knobs = knobs
         self._late_knobs = late
-        self._rules_gain = 0.0
-        """How many times as fast as python the rules are."""
+        self._rules_speedup = 0.0
+        """Speed-up of the rule-based plan over plain python."""
         self._best: tuple[float, Settings] = (1.0, {})
-        """The fastest so far, from single runs: how many times as fast as the rules."""
+        """Speed-up over the rule-based plan, by single runs, and settings of the best so far."""
         self._pairs: list[tuple[Settings, list[float]]] = []
-        """What was put together with the rules alone, and how many times as fast as they it was."""
+        """Candidates that ran paired with the rule-based plan, and the speed-ups over it."""
         self._ratios: list[float] = []
+        """Speed-up of the winner in each turn."""
         self._untried: list[str] = []
         self._remarks: list[str] = []
 
-    def run(self) -> Found:
-        """Search until there is nothing left to try, or no time."""
+    def run(self) -> SearchResult:
+        """Search until every candidate is tried or the time is up; Ctrl-C keeps the best so far."""
         try:
             return self._search()
         except KeyboardInterrupt:
-            if self._runs.pace == 0.0:
+            if self._runner.rules_step_s == 0.0:
                 raise
-            return self._so_far()
+            return self._interrupted_result()
 
-    def _begin(self) -> tuple[Outcome, Reference, Outcome | None]:
-        """Plain python, what its losses allow, and the rules, unless they came to nothing."""
-        python = self._runs.plain()
-        other = self._runs.disturbed(self._plan.value("threads"))
-        known = reference([python.losses, *([other.losses] if other else [])])
-        return python, known, self._runs.attempt("rules", {}, known)
+    def _run_baselines(self) -> tuple[TrialOutcome, Reference, TrialOutcome | None]:
+        """Run plain python twice, then the rule-based plan.
 
-    def _search(self) -> Found:
-        python, known, rules = self._begin()
+        Returns:
+            The first run of plain python, the reference for losses, and the run of the rule-based
+            plan; None for that if it failed or its losses are wrong.
+        """
+        python = self._runner.run_plain_python()
+        disturbed = self._runner.run_disturbed(self._plan.value("threads"))
+        reference = make_reference([python.losses, *([disturbed.losses] if disturbed else [])])
+        return python, reference, self._runner.run_candidate("rules", {}, reference)
+
+    def _search(self) -> SearchResult:
+        python, reference, rules = self._run_baselines()
         if rules is None:
-            return self._stays("the plan by rules came to nothing")
-        self._rules_gain = python.step / rules.step
-        self._runs.pace = rules.step
+            return self._rules_result(
+                "the rule-based plan failed, or its losses differ from plain python's"
+            )
+        self._rules_speedup = python.step_s / rules.step_s
+        self._runner.rules_step_s = rules.step_s
         situation = Situation(
             machine=self._machine, plan=self._plan, rules=rules, precision=self._precision
         )
-        best = self._together(self._alone(situation, known), known)
-        best = self._late(best, situation, known)
+        best = self._combine(self._run_alone(situation, reference), reference)
+        best = self._add_late_knobs(best, situation, reference)
         if not best:
-            if all(trial.stage in ("python", "rules") for trial in self._runs.trials):
-                usual = self._runs.ledger.usual_cost()
-                return self._stays(f"a trial takes {usual:.0f} s: no time was left for more")
-            return self._stays("nothing that was tried is faster")
-        return self._in_turns(best, known)
+            if all(trial.stage in ("python", "rules") for trial in self._runner.trials):
+                cost_s = self._runner.ledger.median_cost_s()
+                return self._rules_result(
+                    f"no time was left for candidates: a trial takes {cost_s:.0f} s"
+                )
+            return self._rules_result("no candidate is faster than the rule-based plan")
+        return self._confirm_in_turns(best, reference)
 
     # -- stages
 
-    def _alone(self, situation: Situation, known: Reference) -> list[Settings]:
-        """Every value by itself: those that help, the most helpful first."""
-        waiting = [
+    def _run_alone(self, situation: Situation, reference: Reference) -> list[Settings]:
+        """Run every value of every knob alone; return those that help, the most helpful first."""
+        queue = [
             ([{knob.KNOB: value} for value in knob.values(situation)], knob.IN_STEPS)
             for knob in self._knobs
             if knob.KNOB not in self._fixed
         ]
-        if self._rules_gain < 1.0:  # whatever it is that is wrong with the rules
-            plain = {knob: value for knob, value in PLAIN.items() if knob not in self._fixed}
-            waiting.insert(0, ([plain], False))
-        found: list[tuple[float, Settings]] = []
-        tried: list[tuple[Settings, Outcome | None]] = []
-        before = self._runs.pace
-        for candidates, in_steps in waiting:
-            steps: list[float] = []
+        if self._rules_speedup < 1.0:  # the rules slow this script down: try without all of them
+            plain = {
+                knob: value for knob, value in PLAIN_SETTINGS.items() if knob not in self._fixed
+            }
+            queue.insert(0, ([plain], False))
+        helpful: list[tuple[float, Settings]] = []
+        pending: list[tuple[Settings, TrialOutcome | None]] = []
+        rules_before_s = self._runner.rules_step_s
+        for candidates, in_steps in queue:
+            step_times_s: list[float] = []
             for number, settings in enumerate(candidates):
-                if not self._has_time_alone(tried, found):
-                    self._untried += map(shown, candidates[number:])
+                if not self._has_time_alone(pending, helpful):
+                    self._untried += map(settings_text, candidates[number:])
                     break
-                outcome = self._runs.attempt("alone", settings, known)
-                tried.append((settings, outcome))
-                if len(tried) == BETWEEN:
-                    before = self._compare(tried, before, known, found)
-                    tried = []
-                steps.append(outcome.step if outcome is not None else float("inf"))
-                if in_steps and _is_worse_and_worse([self._runs.pace, *steps]):
+                outcome = self._runner.run_candidate("alone", settings, reference)
+                pending.append((settings, outcome))
+                if len(pending) == RULES_INTERVAL:
+                    rules_before_s = self._compare_with_rules(
+                        pending, rules_before_s, reference, helpful
+                    )
+                    pending = []
+                step_times_s.append(outcome.step_s if outcome is not None else float("inf"))
+                if in_steps and _is_getting_slower([self._runner.rules_step_s, *step_times_s]):
                     break
-        if tried:
-            self._compare(tried, before, known, found)
-        return [settings for _, settings in sorted(found, key=lambda one: -one[0])]
+        if pending:
+            self._compare_with_rules(pending, rules_before_s, reference, helpful)
+        return [settings for _, settings in sorted(helpful, key=lambda entry: -entry[0])]
 
     def _has_time_alone(
-        self, tried: Sequence[object], found: Sequence[tuple[float, Settings]]
+        self, pending: Sequence[object], helpful: Sequence[tuple[float, Settings]]
     ) -> bool:
-        """For one more, and to put what helped so far together, which is worth more."""
-        helpful = sum(speedup >= CLEARLY for speedup, _ in found)
-        if self._runs.has_time(runs=2 + TOGETHER * helpful):  # it, and the rules after it
-            return True
-        return not tried and not found and self._runs.has_time(runs=1)
+        """Return whether there is time for another candidate, and to combine the helpful ones.
 
-    def _compare(
-        self,
-        tried: list[tuple[Settings, Outcome | None]],
-        before: float,
-        known: Reference,
-        found: list[tuple[float, Settings]],
-    ) -> float:
-        """What was tried between two runs of the rules, of which this makes the second.
-
-        It is left out where a turn is all that there is time for: that has the rules in it.
+        Combining what clearly helps is worth more than trying another candidate.
         """
-        rules = self._runs.attempt("rules", {}, known) if self._runs.has_time(runs=1) else None
-        self._runs.pace = rules.step if rules is not None else before
-        for place, (settings, outcome) in enumerate(tried, 1):
-            if outcome is not None:
-                # the machine may have changed its pace between the two
-                part = place / (len(tried) + 1)
-                speedup = (before + part * (self._runs.pace - before)) / outcome.step
-                if speedup >= HELPS:
-                    found.append((speedup, settings))
-                    self._best = max(self._best, (speedup, settings), key=lambda one: one[0])
-        return self._runs.pace
+        num_clear = sum(speedup >= MIN_CLEAR for speedup, _ in helpful)
+        # the candidate, and the rule-based plan after it
+        if self._runner.has_time(num_others=2 + RUNS_TO_COMBINE * num_clear):
+            return True
+        return not pending and not helpful and self._runner.has_time(num_others=1)
 
-    def _together(self, helpful: list[Settings], known: Reference) -> Settings:
-        """What helped, added to the best so far as long as it helps still."""
+    def _compare_with_rules(
+        self,
+        pending: list[tuple[Settings, TrialOutcome | None]],
+        rules_before_s: float,
+        reference: Reference,
+        helpful: list[tuple[float, Settings]],
+    ) -> float:
+        """Run the rule-based plan again, and add pending candidates that are faster to `helpful`.
+
+        The run is skipped where time is left for a turn only, which has one of the rule-based plan.
+
+        Args:
+            pending: Candidates that ran since the last run of the rule-based plan.
+            rules_before_s: Step time of that run.
+            reference: Losses of plain python.
+            helpful: Speed-ups and settings of helpful candidates, which is added to.
+
+        Returns:
+            The step time of the rule-based plan now.
+        """
+        rules = (
+            self._runner.run_candidate("rules", {}, reference)
+            if self._runner.has_time(num_others=1)
+            else None
+        )
+        self._runner.rules_step_s = rules.step_s if rules is not None else rules_before_s
+        for place, (settings, outcome) in enumerate(pending, 1):
+            if outcome is not None:
+                # interpolated, because the machine's speed may have changed between the two runs
+                fraction = place / (len(pending) + 1)
+                speedup = (
+                    rules_before_s + fraction * (self._runner.rules_step_s - rules_before_s)
+                ) / outcome.step_s
+                if speedup >= MIN_HELPFUL:
+                    helpful.append((speedup, settings))
+                    self._best = max(self._best, (speedup, settings), key=lambda entry: entry[0])
+        return self._runner.rules_step_s
+
+    def _combine(self, helpful: list[Settings], reference: Reference) -> Settings:
+        """Add helpful candidates to the best combination as long as each makes it faster."""
         best: Settings = {}
         for settings in helpful:
-            more = {**best, **settings}
+            extended = {**best, **settings}
             if any(knob in best for knob in settings):
                 continue
-            if not best and not self._runs.has_time(more, best):
-                return more  # a turn against the rules is what there is time for
-            gain = self._gain(more, best, known)
-            if gain:
-                self._best = (self._best[0] * gain if best else gain, more)
-                best = more
+            if not best and not self._runner.has_time(extended, best):
+                return extended  # the time that is left is for a turn against the rule-based plan
+            speedup = self._paired_speedup(extended, best, reference)
+            if speedup:
+                self._best = (self._best[0] * speedup if best else speedup, extended)
+                best = extended
         return best
 
-    def _late(self, best: Settings, situation: Situation, known: Reference) -> Settings:
-        """What costs much, on top of the best so far; the time for turns is kept."""
+    def _add_late_knobs(
+        self, best: Settings, situation: Situation, reference: Reference
+    ) -> Settings:
+        """Add values of expensive knobs to the best combination if they help and pay back."""
         for knob in self._late_knobs:
             if knob.KNOB in self._fixed:
                 continue
             for value in knob.values(situation):
-                more = {**best, knob.KNOB: value}
-                gain = self._gain(more, best, known, kept=2 * self._runs.ledger.cost(best))
-                if gain and self._pays(more, best, gain):
-                    self._best = (self._best[0] * gain if best else gain, more)
-                    best = more
+                extended = {**best, knob.KNOB: value}
+                speedup = self._paired_speedup(
+                    extended,
+                    best,
+                    reference,
+                    reserved_s=2 * self._runner.ledger.estimated_cost_s(best),
+                )
+                if speedup and self._pays_back(extended, best, speedup):
+                    self._best = (self._best[0] * speedup if best else speedup, extended)
+                    best = extended
         return best
 
-    def _gain(
-        self, more: Settings, best: Settings, known: Reference, *, kept: float = 0.0
+    def _paired_speedup(
+        self,
+        extended: Settings,
+        best: Settings,
+        reference: Reference,
+        *,
+        reserved_s: float = 0.0,
     ) -> float:
-        """A B, and B A if that looks well: what drifts in between touches both alike.
+        """Run two candidates A B, then B A if B looks faster, so that drift affects both alike.
 
-        How many times as fast it is with more; 0 where that is not worth it.
+        Args:
+            extended: Settings B: those of A and more.
+            best: Settings A.
+            reference: Losses of plain python.
+            reserved_s: Seconds of the budget that each run must leave to others.
+
+        Returns:
+            The median speed-up of B over A; 0 if it is too small, a run fails or time is short.
         """
         ratios: list[float] = []
-        for order in ((best, more), (more, best)):
-            if not self._runs.has_time(more, best):
-                if ratios and ratios[0] >= CLEARLY:
+        for order in ((best, extended), (extended, best)):
+            if not self._runner.has_time(extended, best):
+                if ratios and ratios[0] >= MIN_CLEAR:
                     break
-                self._untried.append(shown(more))
+                self._untried.append(settings_text(extended))
                 return 0.0
-            steps = {}
+            step_times_s = {}
             for settings in order:
-                outcome = self._runs.attempt("together", settings, known, kept=kept)
+                outcome = self._runner.run_candidate(
+                    "together", settings, reference, reserved_s=reserved_s
+                )
                 if outcome is None:
                     return 0.0
-                steps[settings is more] = outcome.step
-            ratios.append(steps[False] / steps[True])
-            if median(ratios) < HELPS:
+                step_times_s[settings is extended] = outcome.step_s
+            ratios.append(step_times_s[False] / step_times_s[True])
+            if median(ratios) < MIN_HELPFUL:
                 return 0.0
         if not best:
-            self._pairs.append((more, ratios))
+            self._pairs.append((extended, ratios))
         return median(ratios)
 
-    def _in_turns(self, best: Settings, known: Reference) -> Found:
-        """The winner against the rules: A B, B A, …"""
-        # what was alone against the rules before has had turns of its own
+    def _confirm_in_turns(self, best: Settings, reference: Reference) -> SearchResult:
+        """Run the winner and the rule-based plan in turns, A B, B A, …, and decide between them."""
+        # pairs of a candidate and the rule-based plan, from `_combine`, are turns already
         self._ratios = next((ratios for settings, ratios in self._pairs if settings == best), [])
-        for turn in range(1 if self._ratios else 0, TURNS):
-            if self._ratios and not self._runs.has_time({}, best):
+        for turn in range(1 if self._ratios else 0, MAX_TURNS):
+            if self._ratios and not self._runner.has_time({}, best):
                 break
             outcomes = {}
             for settings in ({}, best) if turn % 2 == 0 else (best, {}):
-                outcomes[bool(settings)] = self._runs.attempt(
-                    "turns", settings, known, thorough=True
+                outcomes[bool(settings)] = self._runner.run_candidate(
+                    "turns", settings, reference, thorough=True
                 )
             rules, winner = outcomes[False], outcomes[True]
             if rules is None or winner is None:
-                return self._stays("the fastest failed when it was run again")
-            self._ratios.append(rules.step / winner.step)
-        middle, least = median(self._ratios), min(self._ratios)
-        if len(self._ratios) == 1 and middle < CLEARLY:
-            return self._stays(
-                f"the fastest was {middle:.2f} times as fast, once: no time was left for more"
+                return self._rules_result(
+                    "the fastest candidate or the rule-based plan failed in a turn"
+                )
+            self._ratios.append(rules.step_s / winner.step_s)
+        middle, lowest = median(self._ratios), min(self._ratios)
+        if len(self._ratios) == 1 and middle < MIN_CLEAR:
+            return self._rules_result(
+                f"the fastest candidate was {middle:.2f} times as fast in its only turn: no time "
+                "was left to confirm it"
             )
-        turns = f"{least:.2f} to {max(self._ratios):.2f}"
-        if least <= 1.0 or middle < BEATS:
-            return self._stays(
-                f"the fastest was {middle:.2f} times as fast ({turns}), which is within the noise"
+        turns = f"{lowest:.2f} to {max(self._ratios):.2f}"
+        if lowest <= 1.0 or middle < MIN_WINNER:
+            return self._rules_result(
+                f"the fastest candidate was {middle:.2f} times as fast ({turns}), which is within "
+                "the noise"
             )
-        return self._chosen(
+        return self._winner_result(
             best,
-            Speedup(median=middle, lowest=least, highest=max(self._ratios)),
+            Speedup(median=middle, lowest=lowest, highest=max(self._ratios)),
             f"{len(self._ratios)} turn{'s' * (len(self._ratios) > 1)}, {turns}",
         )
 
-    def _so_far(self) -> Found:
-        """What to make of a search that was interrupted."""
+    def _interrupted_result(self) -> SearchResult:
+        """Return the best candidate so far if it is clearly faster, else the rule-based plan."""
         speedup, settings = self._best
         if self._ratios:
             speedup = median(self._ratios)
-        if not settings or speedup < CLEARLY:
-            return self._stays("interrupted before anything was clearly faster")
+        if not settings or speedup < MIN_CLEAR:
+            return self._rules_result("interrupted before any candidate was clearly faster")
         single = Speedup(median=speedup, lowest=speedup, highest=speedup)
-        return self._chosen(settings, single, "interrupted, so not confirmed in turns")
+        return self._winner_result(settings, single, "interrupted, so not confirmed in turns")
 
-    # -- what came of it
+    # -- results
 
-    def _pays(self, more: Settings, best: Settings, gain: float) -> bool:
-        """Whether a later start is made up for soon enough."""
-        ledger = self._runs.ledger
-        later = max(0.0, ledger.later(more) - ledger.later(best))
-        step = self._runs.pace / self._best[0]
-        steps = later / (step * (1 - 1 / gain))
-        if steps * step <= LONGEST_WAIT:
+    def _pays_back(self, extended: Settings, best: Settings, speedup: float) -> bool:
+        """Return whether faster steps make up for a later start within MAX_PAYBACK_S."""
+        ledger = self._runner.ledger
+        delay_s = max(0.0, ledger.startup_delay_s(extended) - ledger.startup_delay_s(best))
+        step_s = self._runner.rules_step_s / self._best[0]
+        num_steps = delay_s / (step_s * (1 - 1 / speedup))
+        if num_steps * step_s <= MAX_PAYBACK_S:
             return True
-        value = {knob: value for knob, value in more.items() if knob not in best}
+        added = {knob: value for knob, value in extended.items() if knob not in best}
         self._remarks.append(
-            f"{shown(value)} is {gain:.2f} times as fast again, but starts {later:.0f} s later, "
-            f"which pays after {steps:.0f} steps only"
+            f"{settings_text(added)} is {speedup:.2f} times as fast again, but starts "
+            f"{delay_s:.0f} s later, which pays off only after {num_steps:.0f} steps"
         )
         return False
 
-    def _chosen(self, settings: Settings, speedup: Speedup, how: str) -> Found:
-        later = self._runs.ledger.later(settings)
-        saved = self._runs.pace * (1 - 1 / speedup.median)
-        reason = f"{speedup.median:.2f} times as fast as the rules with {shown(settings)} ({how})"
-        return Found(
+    def _winner_result(self, settings: Settings, speedup: Speedup, evidence: str) -> SearchResult:
+        delay_s = self._runner.ledger.startup_delay_s(settings)
+        saved_s = self._runner.rules_step_s * (1 - 1 / speedup.median)
+        reason = (
+            f"{speedup.median:.2f} times as fast as the rules with {settings_text(settings)} "
+            f"({evidence})"
+        )
+        return SearchResult(
             settings=settings,
             against_rules=speedup,
-            against_python=self._rules_gain * speedup.median,
+            against_python=self._rules_speedup * speedup.median,
             reason="; ".join([reason, *self._remarks]),
             reduced=is_reduced(settings),
-            loss_difference=self._runs.ledger.difference(settings),
-            later=later,
-            pays_after=max(0, round(later / saved)),
-            **self._all(),
+            loss_difference=self._runner.ledger.loss_difference(settings),
+            later=delay_s,
+            pays_after=max(0, round(delay_s / saved_s)),
+            **self._common_fields(),
         )
 
-    def _stays(self, reason: str) -> Found:
-        return Found(
+    def _rules_result(self, reason: str) -> SearchResult:
+        """Return the result that keeps the rule-based plan."""
+        return SearchResult(
             settings={},
             against_rules=None,
-            against_python=self._rules_gain or None,
+            against_python=self._rules_speedup or None,
             reason="; ".join([reason, *self._remarks]),
             reduced=False,
             loss_difference=None,
             later=None,
             pays_after=None,
-            **self._all(),
+            **self._common_fields(),
         )
 
-    def _all(self) -> dict[str, Any]:
+    def _common_fields(self) -> dict[str, Any]:
+        """Return the fields of SearchResult that do not depend on the winner."""
         return {
             "untried": tuple(self._untried),
-            "trials": tuple(self._runs.trials),
-            "seconds": self._runs.seconds(),
+            "trials": tuple(self._runner.trials),
+            "seconds": self._runner.elapsed_s(),
         }
 
 
-def _is_worse_and_worse(steps: Sequence[float]) -> bool:
-    last = steps[-WORSE - 1 :]
-    return len(last) > WORSE and all(b > a for a, b in pairwise(last))
+def _is_getting_slower(step_times_s: Sequence[float]) -> bool:
+    """Return whether the last MAX_SLOWER step times are each longer than the one before."""
+    last = step_times_s[-MAX_SLOWER - 1 :]
+    return len(last) > MAX_SLOWER and all(b > a for a, b in pairwise(last))

@@ -1,7 +1,7 @@
-"""Plans that were found by measuring, kept for the next launch of the same script.
+"""Cache of tuned plans: one JSON file for each script, read by the next launch of that script.
 
-A file for each script in the user's cache. It is JSON, and what it says is checked as if the user
-had typed it; one that is stale or broken is as good as none.
+The settings in a file are checked as if the user had typed them. A stale or broken file is ignored,
+and the launch says why.
 """
 
 from __future__ import annotations
@@ -20,38 +20,47 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-class Tuned(Record):
-    """What tune found for a script."""
+class TunedPlan(Record):
+    """Winner of a search for a script, as it is stored."""
 
     settings: dict[str, str]
-    """Knobs, as a user would type them; none where the rules are best."""
+    """Settings by knob, as a user would type them; empty if the rule-based plan won."""
 
     reason: str
-    """What was measured, for whoever asks why."""
+    """Measurement behind the settings, shown as the reason of each decision."""
 
     when: str
-    """The day."""
+    """Date of the search, as YYYY-MM-DD."""
 
     arguments: tuple[str, ...]
-    """The script's, when it was measured."""
+    """Arguments of the script during the search."""
 
     evidence: dict[str, Any]
-    """Everything that was found."""
+    """The whole SearchResult as JSON, with every trial."""
 
 
-def path_of(script: str) -> str:
-    """The file of a script."""
-    return os.path.join(cache_folder(), "tuned", f"{name_of(script)}.json")
+def plan_path(script: str) -> str:
+    """Return the path of the file that stores a script's tuned plan."""
+    return os.path.join(cache_folder(), "tuned", f"{cache_name(script)}.json")
 
 
-def name_of(script: str) -> str:
-    """What a script is called in the cache: its own name, and what tells it from its like."""
+def cache_name(script: str) -> str:
+    """Return a script's name in the cache: its file name and a checksum of its real path."""
     path = os.path.realpath(script)
     return f"{os.path.basename(path)}-{crc32(os.fsencode(path)):08x}"
 
 
 def circumstances(script: str, machine: str, cpus: tuple[int, ...]) -> dict[str, Any]:
-    """What must be unchanged for a plan to hold."""
+    """Return what a tuned plan depends on: it is not used after any of this has changed.
+
+    Args:
+        script: Path of the script; its content counts.
+        machine: Fingerprint of the machine.
+        cpus: CPUs that the process may use.
+
+    Raises:
+        OSError: The script cannot be read.
+    """
     import hashlib
 
     with open(script, "rb") as file:
@@ -66,7 +75,7 @@ def circumstances(script: str, machine: str, cpus: tuple[int, ...]) -> dict[str,
 
 
 def torch_version() -> str:
-    """Of the torch that a script would import, without importing it."""
+    """Return the version of the installed torch without importing it; empty if there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -75,44 +84,61 @@ def torch_version() -> str:
         return ""
 
 
-def save(script: str, known: dict[str, Any], tuned: Tuned) -> str:
-    """Keep it; the file's path. Raises OSError."""
-    path = path_of(script)
+def save(script: str, current: dict[str, Any], tuned: TunedPlan) -> str:
+    """Store a script's tuned plan and return the path of its file.
+
+    Args:
+        script: Path of the script.
+        current: What `circumstances` returns for it.
+        tuned: The plan.
+
+    Raises:
+        OSError: The cache cannot be written.
+    """
+    path = plan_path(script)
     document = {
         "schema_version": SCHEMA_VERSION,
         "kind": "cputrain tuned plan",
         "path": os.path.realpath(script),
-        "circumstances": known,
+        "circumstances": current,
         **tuned.as_json(),
     }
     write_json(path, document)
     return path
 
 
-def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[Tuned | None, str]:
-    """What was found for a script, if all is as it was; else why it is not used, if it is there."""
-    path = path_of(script)
+def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[TunedPlan | None, str]:
+    """Return a script's tuned plan, or None and why the stored plan is not used.
+
+    The reason is empty if no plan is stored, or if the rule-based plan won.
+
+    Args:
+        script: Path of the script.
+        machine: Fingerprint of the machine.
+        cpus: CPUs that the process may use.
+    """
+    path = plan_path(script)
     document, why_not = read_json(path, "the tuned plan")
     if document is None:
         return None, why_not
     try:
-        if document["path"] != os.path.realpath(script):  # a name that is as another's
+        if document["path"] != os.path.realpath(script):  # another script with the same checksum
             return None, ""
         if document["schema_version"] != SCHEMA_VERSION:
-            return None, f"the tuned plan {path} is of another version of cputrain"
+            return None, f"the tuned plan {path} was written by another version of cputrain"
         settings = document["settings"]
-        if not settings:  # the rules were best then, and are what a launch goes by anyhow
+        if not settings:  # the rule-based plan won, and a launch follows the rules by default
             return None, ""
         before, now = document["circumstances"], circumstances(script, machine, cpus)
         changed = [name for name in now if before.get(name) != now[name]]
         if changed:
             return None, (
-                f"what was tuned is not used, as {_listed(changed)} changed since: "
-                f"cputrain tune {script}"
+                f"the tuned plan is not used, because {_enumerated(changed)} changed since it was "
+                f"measured; measure again: cputrain tune {script}"
             )
-        if not all(isinstance(one, str) for pair in settings.items() for one in pair):
-            raise TypeError("settings that are no text")
-        return Tuned(
+        if not all(isinstance(text, str) for pair in settings.items() for text in pair):
+            raise TypeError("a setting that is not a string")
+        return TunedPlan(
             settings=settings,
             reason=str(document["reason"]),
             when=str(document["when"]),
@@ -121,10 +147,11 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[Tuned | None
         ), ""
     except (KeyError, TypeError, AttributeError) as error:
         return None, f"the tuned plan {path} is broken ({error})"
-    except OSError:  # the script cannot be read: whoever starts it will say so
+    except OSError:  # an unreadable script: the launch itself reports it
         return None, ""
 
 
-def _listed(names: list[str]) -> str:
+def _enumerated(names: list[str]) -> str:
+    """Return the names of circumstances as a phrase: "the script and the CPUs"."""
     words = ["the CPUs" if name == "cpus" else f"the {name}" for name in names]
     return " and ".join(words)

@@ -1,4 +1,4 @@
-"""One run of the user's script under one candidate plan, and what was seen of it."""
+"""Run the user's script once under a candidate plan, and measure its steps and losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from cputrain.bench.compare import median
 from cputrain.record import Record
 from cputrain.runtime.trial import FEW, VARIABLE
-from cputrain.tune.folders import COMPILED
+from cputrain.tune.folders import COMPILE_CACHE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,87 +25,88 @@ if TYPE_CHECKING:
     from cputrain.launch.target import Target
 
 LONGEST = 600.0
-"""Seconds after which a trial is given up, by default."""
+"""Default time limit of a trial in seconds."""
 
-LOSSES = 12
-"""How many show a fault that appears with every tenth step."""
+NUM_LOSSES = 12
+"""Losses of a thorough trial: enough to show a fault that occurs at every tenth step."""
 
 SITE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "runtime", "site")
+"""Folder whose sitecustomize starts cputrain's runtime in the script's process."""
 
 NO_PLAN = '{"values":{},"environment":{},"settings":{}}'
-"""What plain python is given, so that it is watched and otherwise left alone."""
+"""Plan for plain python: it lets the recorder start, and changes nothing."""
 
 
 class Script(Record):
-    """What is tuned, and how its trials are run."""
+    """Script to tune, and how its trials run."""
 
     target: Target
     """The script and its arguments."""
 
     python: tuple[str, ...] = ()
-    """Options for the interpreter."""
+    """Options of the interpreter."""
 
     environment: dict[str, str]
-    """Without what an outer launch has set: plain python is to be plain."""
+    """Environment of the trials, without the variables of an outer `cputrain launch`."""
 
     folder: str
-    """Where what trials print is kept, two files for each, and what they compile."""
+    """Folder for the trials' output, two files for each, and for the compile cache."""
 
-    contained: bool = True
-    """Whether what a trial writes is thrown away."""
+    is_sandboxed: bool = True
+    """Whether what a trial writes is discarded; see `cputrain.tune.sandbox`."""
 
     warmup: int = 3
-    """Steps that are not timed."""
+    """Optimizer steps before timing begins."""
 
     steps: int = 30
-    """Steps that are."""
+    """Optimizer steps to time."""
 
     seconds: float = 6.0
-    """After so long fewer steps will do."""
+    """Time of the timed steps after which fewer of them are enough."""
 
 
-class Outcome(Record):
-    """What came of a trial."""
+class TrialOutcome(Record):
+    """Measurements of one trial, or why it failed."""
 
     settings: dict[str, str] | None
-    """The knobs of its plan; None for plain python."""
+    """Settings of its plan that differ from the rules; None for plain python."""
 
     fault: str = ""
-    """Why it came to nothing; empty where it did."""
+    """Why the trial failed; empty if it did not."""
 
     times: tuple[float, ...] = ()
-    """Between steps of optimizers, in seconds, without the warm-up."""
+    """Seconds between consecutive optimizer steps, without the warm-up."""
 
     waits: tuple[float, ...] = ()
-    """How much of each was waiting for data."""
+    """Seconds of each of `times` that were spent waiting for a data loader."""
 
     losses: tuple[float, ...] = ()
-    """What backward began with, from the first step on."""
+    """Values that `backward` started from, from the first step on."""
 
-    optimizers: int = 0
-    """How many took steps."""
+    num_optimizers: int = 0
+    """Optimizers that took steps."""
 
     uses: tuple[str, ...] = ()
-    """Of "attention", "convolution" and "loader", those that were seen."""
+    """Features that the script uses, of "attention", "convolution" and "loader"."""
 
-    before_timed: float | None = None
-    """Seconds from the start of the process to the first step that is timed."""
+    startup_s: float | None = None
+    """Seconds from the start of the process to the first timed step."""
 
     peak_rss_bytes: int | None = None
-    """Its largest resident memory."""
+    """Peak resident set size of the process."""
 
-    took: float = 0.0
-    """Seconds of the whole trial."""
+    elapsed_s: float = 0.0
+    """Duration of the whole trial."""
 
     @property
-    def step(self) -> float:
-        """Seconds of a step: the median, of as many together as there are optimizers."""
-        size = min(max(1, self.optimizers), len(self.times))
-        each = [
+    def step_s(self) -> float:
+        """Median step time; with several optimizers, of the means over one step of each."""
+        size = min(max(1, self.num_optimizers), len(self.times))
+        means = [
             sum(self.times[at : at + size]) / size
             for at in range(0, len(self.times) - size + 1, size)
         ]
-        return median(each)
+        return median(means)
 
 
 def run_trial(
@@ -115,75 +116,86 @@ def run_trial(
     disturbed: bool = False,
     thorough: bool = False,
     longest: float = LONGEST,
-) -> Outcome:
-    """Run it until enough was seen; `disturbed` by as much as rounding makes. Raises no fault.
+) -> TrialOutcome:
+    """Run the script until enough steps are timed; a failure is in the outcome's `fault`.
 
-    One that is `thorough` goes on for as many losses as a comparison needs, even where a step takes
-    long. After `longest` seconds a trial is given up.
+    Args:
+        script: The script, and how its trials run.
+        settings: Settings of the launch; None for plain python.
+        disturbed: Whether to add noise of the size of rounding errors to gradients.
+        thorough: Whether to go on until there are enough losses for a strict comparison.
+        longest: Time limit in seconds.
     """
-    begin = time.monotonic()
-    asked = {
+    started_at = time.monotonic()
+    arguments = {
         "warmup": script.warmup,
         "steps": script.steps,
         "seconds": script.seconds,
-        "losses": LOSSES if thorough else 0,
+        "losses": NUM_LOSSES if thorough else 0,
         "begun": time.perf_counter(),
         "disturbed": disturbed,
     }
-    watched = run_watched(script, settings, asked, longest=longest)
-    return _outcome(settings, watched, time.monotonic() - begin)
+    watched = run_watched(script, settings, arguments, longest=longest)
+    return _outcome(settings, watched, time.monotonic() - started_at)
 
 
-class Watched(Record):
-    """What came of a process of the script."""
+class WatchedRun(Record):
+    """How a run of the script with a recorder ended, and what the recorder wrote."""
 
     fault: str
-    """Why it was given up; empty where it was not."""
+    """Why the run was aborted; empty if it was not."""
 
     code: int
-    """Its exit code."""
+    """Exit code of the process; negative for the signal that ended it."""
 
     seen: bytes
-    """What the watcher within told."""
+    """JSON document of the recorder; empty if it wrote none."""
 
     errors: str
-    """The file of what it printed to stderr."""
+    """Path of the file with the run's stderr."""
 
 
 def run_watched(
     script: Script,
     settings: dict[str, str] | None,
-    asked: dict[str, Any],
+    arguments: dict[str, Any],
     *,
     longest: float = LONGEST,
-) -> Watched:
-    """Run it with a watcher that is asked for this, until the watcher ends it."""
+) -> WatchedRun:
+    """Run the script with a recorder in its process, until the recorder ends it.
+
+    Args:
+        script: The script, and how its trials run.
+        settings: Settings of the launch; None for plain python.
+        arguments: Arguments of the recorder, which select it, too: see `cputrain.runtime.trial`.
+        longest: Time limit in seconds.
+    """
     scratch = tempfile.mkdtemp(prefix="cputrain-trial-")
     base = os.path.join(script.folder, _file_name(script.folder, settings))
     try:
         with (
             open(f"{base}.out", "wb") as out,
             open(f"{base}.err", "wb") as err,
-            tempfile.TemporaryFile() as told,
+            tempfile.TemporaryFile() as output,
         ):
-            asked = {"fd": told.fileno(), **asked}
-            child = _start(script, settings, scratch, out.fileno(), err.fileno(), asked)
+            arguments = {"fd": output.fileno(), **arguments}
+            child = _start(script, settings, scratch, out.fileno(), err.fileno(), arguments)
             code, fault = 0, ""
             try:
                 code = child.wait(longest)
             except subprocess.TimeoutExpired:
-                fault = f"it was not through with its steps after {longest:.0f} s"
+                fault = f"it did not complete its steps within {longest:.0f} s"
             finally:
-                _end(child)
-            told.seek(0)
-            seen = told.read()
+                _kill(child)
+            output.seek(0)
+            seen = output.read()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return Watched(fault=fault, code=code, seen=seen, errors=f"{base}.err")
+    return WatchedRun(fault=fault, code=code, seen=seen, errors=f"{base}.err")
 
 
 def _file_name(folder: str, settings: dict[str, str] | None) -> str:
-    """What files about it are called: its number, and what it is."""
+    """Return the base name of a trial's output files: its number and its settings."""
     number = sum(name.endswith(".out") for name in os.listdir(folder)) + 1
     words = "-".join(f"{knob}={value}" for knob, value in (settings or {}).items())
     name = "python" if settings is None else words or "rules"
@@ -197,12 +209,14 @@ def _start(
     scratch: str,
     out: int,
     err: int,
-    asked: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> subprocess.Popen[bytes]:
-    environment = {**script.environment, VARIABLE: json.dumps(asked)}
-    compiled = os.path.join(script.folder, COMPILED)
-    os.makedirs(compiled, exist_ok=True)
-    environment["TORCHINDUCTOR_CACHE_DIR"] = compiled  # even where one is set, as torch itself does
+    """Start the process of a trial in a session of its own."""
+    environment = {**script.environment, VARIABLE: json.dumps(arguments)}
+    compile_cache = os.path.join(script.folder, COMPILE_CACHE)
+    os.makedirs(compile_cache, exist_ok=True)
+    # torch itself sets this variable in processes that have compiled: replace it
+    environment["TORCHINDUCTOR_CACHE_DIR"] = compile_cache
     plain = script.target.argv(script.python)
     if settings is None:
         before = environment.get("PYTHONPATH")
@@ -211,30 +225,30 @@ def _start(
         command: Sequence[str] = plain
     else:
         knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in settings.items()]
-        command = _launched(script, knobs)
-    if script.contained:
-        # in a process of its own, as this one may have threads, and those do not bear a fork
-        code = "import sys; from cputrain.tune.contained import run; run(*sys.argv[1:])"
-        command = [sys.executable, "-P", "-c", code, scratch, compiled, *command]
+        command = _launch_command(script, knobs)
+    if script.is_sandboxed:
+        # in a new process: this one may have threads, and a fork of it is not safe
+        code = "import sys; from cputrain.tune.sandbox import run; run(*sys.argv[1:])"
+        command = [sys.executable, "-P", "-c", code, scratch, compile_cache, *command]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
         env=environment,
-        pass_fds=(asked["fd"],),
+        pass_fds=(arguments["fd"],),
         start_new_session=True,
     )
 
 
-def _launched(script: Script, knobs: Sequence[str]) -> list[str]:
-    """The command line of a launch of it with these knobs."""
+def _launch_command(script: Script, knobs: Sequence[str]) -> list[str]:
+    """Return the command line of `cputrain launch` for the script with these options."""
     from shlex import join
 
     target = script.target
     kind = {"module": ["-m"], "command": ["--cmd", "--"]}.get(str(target.kind), [])
     python = ["--python-args", join(script.python)] if script.python else []
-    # -P: the working folder must not put a module of its own in the launcher's way
+    # -P: modules of the working folder must not shadow those that the launcher imports
     return [
         *(sys.executable, "-P", "-m", "cputrain.launch", "launch", "--quiet"),
         *knobs,
@@ -245,14 +259,17 @@ def _launched(script: Script, knobs: Sequence[str]) -> list[str]:
     ]
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """The trial and all that it started."""
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill all processes of the trial's process group and reap the first."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 
-def _outcome(settings: dict[str, str] | None, watched: Watched, took: float) -> Outcome:
+def _outcome(
+    settings: dict[str, str] | None, watched: WatchedRun, elapsed_s: float
+) -> TrialOutcome:
+    """Compute a trial's outcome from the recorder's document."""
     document = json.loads(watched.seen) if watched.seen else {}
     times = document.get("times", [])
     warmup = document.get("warmup", 0)
@@ -260,35 +277,36 @@ def _outcome(settings: dict[str, str] | None, watched: Watched, took: float) -> 
     if not fault and not times:
         fault = "no optimizer took a step"
     elif not fault and len(times) < warmup + FEW:
-        fault = f"it took {len(times)} steps only, and {warmup + FEW} are needed"
+        fault = f"it took only {len(times)} steps, and {warmup + FEW} are needed"
     if fault:
-        return Outcome(settings=settings, fault=fault, took=took)
+        return TrialOutcome(settings=settings, fault=fault, elapsed_s=elapsed_s)
     waits = document["waits"]
-    return Outcome(
+    return TrialOutcome(
         settings=settings,
         times=tuple(b - a for a, b in zip(times[warmup - 1 :], times[warmup:], strict=False)),
         waits=tuple(b - a for a, b in zip(waits[warmup - 1 :], waits[warmup:], strict=False)),
         losses=tuple(document["losses"]),
-        optimizers=document["optimizers"],
+        num_optimizers=document["optimizers"],
         uses=tuple(document["uses"]),
-        before_timed=document["before_timed"],
+        startup_s=document["before_timed"],
         peak_rss_bytes=document["peak_rss_bytes"],
-        took=took,
+        elapsed_s=elapsed_s,
     )
 
 
-def fault_of(watched: Watched) -> str:
-    """Why it came to nothing; empty where it did not end by itself, or ended well."""
+def fault_of(watched: WatchedRun) -> str:
+    """Return why a run was aborted or failed; empty if it ended with exit code 0."""
     if watched.fault or watched.code == 0:
         return watched.fault
-    return f"it ended with {_ending(watched.code)}: {_last_line(watched.errors)}"
+    return f"it ended with {_exit_text(watched.code)}: {_last_line(watched.errors)}"
 
 
-def _ending(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def _last_line(path: str) -> str:
+    """Return the last non-empty line of a file of stderr, which usually names the error."""
     with open(path, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file if line.strip()]
     return lines[-1] if lines else f"it printed nothing; see {path}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cputrain.bench.optimizers import OptimizerComparison
     from cputrain.bench.pools import PoolComparison
     from cputrain.launch.options import Parsed
-    from cputrain.tune.found import Found
+    from cputrain.tune.result import SearchResult
 
 OPTIONS = (
     Option(flag="--repeats", takes="N", help="rounds, each runs both ways once (default: 5)"),
@@ -221,7 +221,7 @@ def _against(named: str | None) -> str | None:
 
 def _searches(
     parsed: Parsed, script: Sequence[str], launch_arguments: Sequence[str]
-) -> dict[str, Found]:
+) -> dict[str, SearchResult]:
     """What tuning finds, by what it was allowed; nothing of it is remembered."""
     if not parsed.has("--tune"):
         return {}
@@ -239,7 +239,7 @@ def _commands(
     plain: Sequence[str],
     script: Sequence[str],
     launch_arguments: Sequence[str],
-    searches: Mapping[str, Found],
+    searches: Mapping[str, SearchResult],
 ) -> dict[str, tuple[str, ...]]:
     """Every way to run it, by name."""
     launch = (sys.executable, *LAUNCH, *launch_arguments)
@@ -293,7 +293,7 @@ def _search(
     precision: str,
     *,
     every: bool = False,
-) -> Found:
+) -> SearchResult:
     from cputrain.bench import workloads
     from cputrain.launch import planning, target
     from cputrain.launch.commands import launch

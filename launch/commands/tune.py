@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cputrain.launch.options import Parsed
     from cputrain.machine import Machine
     from cputrain.plan import Plan
-    from cputrain.tune.found import Found, Watcher
+    from cputrain.tune.result import SearchResult, Watcher
     from cputrain.tune.trial import Script
 
 OPTIONS = (
@@ -82,7 +82,7 @@ def _tune(parsed: Parsed, what: target.Target, machine: Machine) -> int:
 
 def find_as_asked(
     parsed: Parsed, what: target.Target, machine: Machine, watching: Watcher
-) -> Found:
+) -> SearchResult:
     """Search as the options say."""
     return find_plan(
         what,
@@ -108,20 +108,20 @@ def find_plan(
     python: Sequence[str] = (),
     anyhow: bool = False,
     watching: Watcher | None = None,
-) -> Found:
+) -> SearchResult:
     """Search, telling whoever is watching; what the plan's settings say stays.
 
     With a budget that has no end every combination is tried.
     """
-    from cputrain.tune.exhaustive import Exhaustive
-    from cputrain.tune.found import NothingToTuneError
+    from cputrain.tune.exhaustive import ExhaustiveSearch
+    from cputrain.tune.result import NothingToTuneError
     from cputrain.tune.search import Search
 
     with watched_script(what, python, anyhow=anyhow) as script:
         script = script.replace(
             steps=steps, seconds=max(1.5, budget / 60) if budget < float("inf") else 2.0
         )
-        search = (Search if budget < float("inf") else Exhaustive)(
+        search = (Search if budget < float("inf") else ExhaustiveSearch)(
             script,
             machine,
             plan,
@@ -154,7 +154,7 @@ def watched_script(what: target.Target, python: Sequence[str], *, anyhow: bool) 
             python=tuple(python),
             environment=planning.users_environment(os.environ),
             folder=folder,
-            contained=contained,
+            is_sandboxed=contained,
         )
 
 
@@ -178,22 +178,20 @@ def _can_contain() -> bool:
     import subprocess
     import tempfile
 
-    code = (
-        "import sys; from cputrain.tune.contained import enter; sys.exit(bool(enter(sys.argv[1])))"
-    )
+    code = "import sys; from cputrain.tune.sandbox import enter; sys.exit(bool(enter(sys.argv[1])))"
     with tempfile.TemporaryDirectory(prefix="cputrain-trial-") as scratch:
         command = [sys.executable, "-P", "-c", code, scratch]
         done = subprocess.run(command, capture_output=True, check=False)
     return done.returncode == 0
 
 
-def keep(what: target.Target, machine: Machine, found: Found) -> str | None:
+def keep(what: target.Target, machine: Machine, found: SearchResult) -> str | None:
     """Remember it for the next launch: the file, or None where that could not be."""
     from datetime import date
 
-    from cputrain.tune.store import Tuned, circumstances, save
+    from cputrain.tune.store import TunedPlan, circumstances, save
 
-    tuned = Tuned(
+    tuned = TunedPlan(
         settings=found.settings,
         reason=found.reason,
         when=date.today().isoformat(),
@@ -208,13 +206,13 @@ def keep(what: target.Target, machine: Machine, found: Found) -> str | None:
         return None
 
 
-def _show(found: Found, what: target.Target) -> None:
-    from cputrain.report.plain import said_of
-    from cputrain.tune.folders import path_of_trials
+def _show(found: SearchResult, what: target.Target) -> None:
+    from cputrain.report.plain import result_sentences
+    from cputrain.tune.folders import trials_path
 
-    print("\n".join(said_of(found)))
+    print("\n".join(result_sentences(found)))
     if not all(trial.good for trial in found.trials):
-        print(f"What trials printed: {path_of_trials(what.name)}")
+        print(f"What trials printed: {trials_path(what.name)}")
     if found.settings:
         print(f"cputrain launch {what.name} uses it from now on.")
 

@@ -134,7 +134,7 @@ def test_a_script_that_cannot_be_diagnosed_is_an_error(text, says, tmp_path):
 def test_a_script_that_never_steps_is_given_up(tmp_path):
     done = diagnose(tmp_path, "import time, torch\nwhile True: time.sleep(1)", "--longest", "10")
     assert done.returncode == 2
-    assert "it was not through with its steps after 10 s" in done.stderr
+    assert "it did not complete its steps within 10 s" in done.stderr
 
 
 @pytest.mark.parametrize("steps", ["0", "1", "x", "1001"])

@@ -8,12 +8,12 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from cputrain.errors import UsageError
-from cputrain.notebook.cells import script_of
+from cputrain.notebook.cells import make_script
 from tests.launch.programs import plain, script
 
 
 def made_of(*cells: str) -> tuple[str, list[str]]:
-    return script_of(TransformerManager(), cells)
+    return make_script(TransformerManager(), cells)
 
 
 CELLS = (

@@ -31,13 +31,13 @@ for step in range(200):
 """
 
 FOUND = """
-from cputrain.notebook.running import remember
-from cputrain.tune.found import Found, Trial
+from cputrain.notebook.running import remember_winner
+from cputrain.tune.result import SearchResult, Trial
 trial = Trial(stage="rules", settings={}, seconds=0.1, speedup=None, says="<b>fine</b>", good=True)
-found = Found(settings={"threads": "1", "fused_optimizer": "off"}, against_rules=None,
+found = SearchResult(settings={"threads": "1", "fused_optimizer": "off"}, against_rules=None,
     against_python=1.5, reason="1.5 times as fast", reduced=False, loss_difference=None,
     later=None, pays_after=None, untried=(), trials=(trial,), seconds=1.0)
-remember(found, "%cputrain_tune")
+remember_winner(found, "%cputrain_tune")
 """
 
 
@@ -70,7 +70,7 @@ def test_the_extension_comes_without_torch_and_goes_without_a_trace(tmp_path: Pa
         ("%cputrain_setup --thread 1", "--thread is no option of %cputrain_setup. Did you mean"),
         ("%cputrain_setup --threads none", "--threads must be auto or a whole number"),
         ("%cputrain_setup 'x", "the line must be quoted as in a shell"),
-        ("%cputrain_setup train.py", "takes options alone; found 'train.py'"),
+        ("%cputrain_setup train.py", "takes only options; found 'train.py'"),
         ("%cputrain_tune", "%cputrain_tune needs a script, or a cell under it"),
         ("%cputrain_tune no.py", "the script no.py does not exist"),
         ("%%cputrain_tune x.py\npass", "takes a cell and no script; found 'x.py'"),

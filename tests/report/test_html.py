@@ -9,10 +9,10 @@ import pytest
 
 from cputrain.machine import Machine, read_machine
 from cputrain.machine.capture import read_capture
-from cputrain.notebook.outcome import Effect, Setup, Step
+from cputrain.notebook.outcome import Effect, SetupResult, Step
 from cputrain.plan import Request, make_plan
-from cputrain.report.html import found_html, machine_html, plan_html, setup_html
-from cputrain.tune.found import Found, Trial
+from cputrain.report.html import machine_html, plan_html, search_result_html, setup_html
+from cputrain.tune.result import SearchResult, Trial
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
 
@@ -75,7 +75,7 @@ def test_every_step_of_a_setup_is_shown() -> None:
         Step(policy=decision.policy, says=decision.says, effect=effect, why=EVIL)
         for decision, effect in zip(plan.decisions, [*Effect] * 4, strict=False)
     )
-    setup = Setup(plan=plan, steps=steps, launched=True, restart=EVIL, warnings=(EVIL,))
+    setup = SetupResult(plan=plan, steps=steps, launched=True, restart=EVIL, warnings=(EVIL,))
     text = read(setup_html(setup))
     assert text.count(EVIL) == len(steps) + 2
     for effect in Effect:
@@ -89,14 +89,14 @@ def test_a_search_is_shown_with_every_trial() -> None:
         Trial(stage="alone", settings={"threads": "1"}, seconds=None, speedup=None, says="no",
               good=False),
     )  # fmt: skip
-    found = Found(
+    found = SearchResult(
         settings={}, against_rules=None, against_python=1.5, reason=f"nothing {EVIL}",
         reduced=False, loss_difference=None, later=7.0, pays_after=40,
         untried=("compile on",), trials=trials, seconds=1.0,
     )  # fmt: skip
-    text = read(found_html(found))
+    text = read(search_result_html(found))
     assert text.count(EVIL) == 2
     assert "200 ms" in text
     assert "rejected: no" in text
-    assert "It starts 7 s later, which pays after 40 steps." in text
+    assert "It starts 7 s later, which pays off after 40 steps." in text
     assert "compile on" in text

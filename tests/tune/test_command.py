@@ -13,10 +13,10 @@ from tests.tune.test_trials import LOOP, TRAINS
 MACHINE = """
 import json, sys
 from cputrain.machine import RootSource, read_machine
-from cputrain.tune.store import Tuned, circumstances, save
+from cputrain.tune.store import TunedPlan, circumstances, save
 machine = read_machine(RootSource(), detail=False)
 known = circumstances(sys.argv[1], machine.fingerprint(), machine.budget.cpus)
-save(sys.argv[1], known, Tuned(settings=json.loads(sys.argv[2]), reason="1.5 times as fast",
+save(sys.argv[1], known, TunedPlan(settings=json.loads(sys.argv[2]), reason="1.5 times as fast",
      when="2026-01-02", arguments=(), evidence={}))
 """
 
@@ -71,7 +71,8 @@ def test_what_was_found_is_not_used_when_something_changed(tmp_path: Path) -> No
     path.write_text(path.read_text() + "\n# changed\n")
     done = launch(tmp_path, str(path))
     assert done.returncode == 0
-    assert "what was tuned is not used, as the script changed since: cputrain tune" in done.stderr
+    assert "the tuned plan is not used, because the script changed since" in done.stderr
+    assert "measure again: cputrain tune" in done.stderr
     assert planned(tmp_path, str(path))["fused_optimizer"]["origin"] == "rule"
     kept.write_text("{")
     assert "cannot be read" in launch(tmp_path, str(path)).stderr
@@ -89,7 +90,7 @@ def test_what_cannot_be_carried_out_any_more_breaks_no_launch(
     keep(tmp_path, path, settings)
     done = launch(tmp_path, str(path))
     assert (done.returncode, done.stdout) == (0, "it runs\n"), done.stderr
-    assert "huge_pages" in settings or "what was tuned is not used: cputrain tune" in done.stderr
+    assert "huge_pages" in settings or "the tuned plan is not used: cputrain tune" in done.stderr
     wrong = complaint(launch(tmp_path, "--threads=none", str(path)))
     assert "--threads" in wrong
 

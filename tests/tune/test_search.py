@@ -10,11 +10,11 @@ import pytest
 
 from cputrain.machine import RootSource, read_machine
 from cputrain.plan import Request, make_plan
-from cputrain.tune import runs
-from cputrain.tune.exhaustive import Exhaustive
-from cputrain.tune.found import NothingToTuneError
+from cputrain.tune import runner
+from cputrain.tune.exhaustive import ExhaustiveSearch
+from cputrain.tune.result import NothingToTuneError
 from cputrain.tune.search import Search
-from cputrain.tune.trial import Outcome
+from cputrain.tune.trial import TrialOutcome
 
 MACHINE = read_machine(RootSource(), detail=False)
 PLAN = make_plan(MACHINE, Request())
@@ -48,11 +48,13 @@ class Machine:
         *,
         disturbed: bool = False,
         **_: object,
-    ) -> Outcome:
+    ) -> TrialOutcome:
         pairs = set((settings or {}).items())
         self.runs.append(settings)
         if pairs & self.failing:
-            return Outcome(settings=settings, fault="it ended with exit code 1: boom", took=1.0)
+            return TrialOutcome(
+                settings=settings, fault="it ended with exit code 1: boom", elapsed_s=1.0
+            )
         step = (
             0.01
             * (self.python if settings is None else 1.0)
@@ -62,14 +64,14 @@ class Machine:
             step *= self.factors.get(pair, 1.0)
         step *= self.random.uniform(0.99, 1.01)
         scale = 1.01 if pairs & self.wrong else 1.0 + 1e-7 * disturbed
-        return Outcome(
+        return TrialOutcome(
             settings=settings,
             times=(step,) * 20,
             waits=(0.0,) * 20,
             losses=tuple(scale * loss for loss in LOSSES),
-            optimizers=1,
-            before_timed=2.0 + sum(self.late.get(pair, 0.0) for pair in pairs),
-            took=0.0,
+            num_optimizers=1,
+            startup_s=2.0 + sum(self.late.get(pair, 0.0) for pair in pairs),
+            elapsed_s=0.0,
         )
 
 
@@ -88,27 +90,27 @@ def search(machine: Machine, **options: Any) -> Any:
 
 def test_what_helps_is_put_together_and_what_does_not_is_left_out() -> None:
     machine = Machine({("threads", "2"): 0.7, ("a", "on"): 0.8, ("b", "on"): 1.03})
-    found = search(machine)
-    assert found.settings == {"threads": "2", "a": "on"}
-    assert found.against_rules.median == pytest.approx(1 / 0.56, rel=0.25)
-    assert found.against_python == pytest.approx(1.5 / 0.56, rel=0.4)
-    assert "threads 2, a on" in found.reason
-    assert not found.reduced
+    result = search(machine)
+    assert result.settings == {"threads": "2", "a": "on"}
+    assert result.against_rules.median == pytest.approx(1 / 0.56, rel=0.25)
+    assert result.against_python == pytest.approx(1.5 / 0.56, rel=0.4)
+    assert "threads 2, a on" in result.reason
+    assert not result.reduced
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_slower_by_three_percent_is_not_chosen(seed: int) -> None:
-    found = search(Machine({("a", "on"): 1.03, ("b", "on"): 1.0}, seed=seed))
-    assert found.settings == {}
-    assert found.against_rules is None
+    result = search(Machine({("a", "on"): 1.03, ("b", "on"): 1.0}, seed=seed))
+    assert result.settings == {}
+    assert result.against_rules is None
 
 
 def test_rules_that_are_slower_than_python_are_given_up() -> None:
     rules = {("fused_optimizer", "off"): 0.5}
-    found = search(Machine(rules, python=0.55), knobs=[])
-    assert found.settings["fused_optimizer"] == "off"
-    assert found.settings["allocator"] == "default"
-    assert found.against_python > 0.9
+    result = search(Machine(rules, python=0.55), knobs=[])
+    assert result.settings["fused_optimizer"] == "off"
+    assert result.settings["allocator"] == "default"
+    assert result.against_python > 0.9
     fixed = search(Machine(rules, python=0.55), knobs=[], fixed={"allocator": "tuned"})
     assert "allocator" not in fixed.settings
 
@@ -138,30 +140,30 @@ def test_two_searches_choose_equally_fast_plans() -> None:
 def test_what_is_wrong_or_fails_is_rejected_by_name_however_fast() -> None:
     machine = Machine({("a", "on"): 0.1, ("b", "on"): 0.1, ("c", "on"): 0.9})
     machine.wrong, machine.failing = {("a", "on")}, {("b", "on")}
-    found = search(machine)
-    assert found.settings == {"c": "on"}
-    rejected = {str(one.settings): one.says for one in found.trials if not one.good}
-    assert "its losses may differ by" in rejected["{'a': 'on'}"]
+    result = search(machine)
+    assert result.settings == {"c": "on"}
+    rejected = {str(one.settings): one.says for one in result.trials if not one.good}
+    assert "differs from plain python's by" in rejected["{'a': 'on'}"]
     assert "boom" in rejected["{'b': 'on'}"]
 
 
 def test_what_the_user_has_set_stays() -> None:
     machine = Machine({("threads", "2"): 0.5, ("a", "on"): 0.8})
-    found = search(machine, fixed={"threads": "4"})
-    assert found.settings == {"a": "on"}
+    result = search(machine, fixed={"threads": "4"})
+    assert result.settings == {"a": "on"}
     assert all(one is None or one["threads"] == "4" for one in machine.runs[2:])
 
 
 def test_without_time_the_rules_stay() -> None:
-    found = search(Machine({("a", "on"): 0.5}), budget=-1.0)
-    assert found.settings == {}
-    assert len(found.trials) == 2
+    result = search(Machine({("a", "on"): 0.5}), budget=-1.0)
+    assert result.settings == {}
+    assert len(result.trials) == 2
 
 
 def interrupted(machine: Machine, after: int) -> Any:
     """A search that is interrupted after so many runs."""
 
-    def run(*args: Any, **options: Any) -> Outcome:
+    def run(*args: Any, **options: Any) -> TrialOutcome:
         if len(machine.runs) == after:
             raise KeyboardInterrupt
         return machine(*args, **options)
@@ -171,17 +173,17 @@ def interrupted(machine: Machine, after: int) -> Any:
 
 @pytest.mark.parametrize("after", [7, 10, 15, 20])
 def test_an_interrupt_keeps_the_best_so_far(after: int) -> None:
-    found = interrupted(Machine({("threads", "2"): 0.5, ("a", "on"): 0.7}), after)
-    assert found.settings["threads"] == "2"
-    assert ("a" in found.settings) == (after == 20)
-    assert "interrupted" in found.reason or after == 20
+    result = interrupted(Machine({("threads", "2"): 0.5, ("a", "on"): 0.7}), after)
+    assert result.settings["threads"] == "2"
+    assert ("a" in result.settings) == (after == 20)
+    assert "interrupted" in result.reason or after == 20
 
 
 @pytest.mark.parametrize("after", [4, 8])
 def test_an_interrupt_keeps_the_rules_where_nothing_is_clearly_faster(after: int) -> None:
-    found = interrupted(Machine({("threads", "2"): 0.95}), after)
-    assert found.settings == {}
-    assert "interrupted" in found.reason
+    result = interrupted(Machine({("threads", "2"): 0.95}), after)
+    assert result.settings == {}
+    assert "interrupted" in result.reason
 
 
 def test_an_interrupt_before_there_is_anything_to_keep_is_one() -> None:
@@ -194,30 +196,30 @@ def test_values_in_steps_are_left_when_they_get_slower_and_slower() -> None:
     search(machine, knobs=[knob("n", *"0123", in_steps=True)])
     assert {"n": "1"} in machine.runs
     assert {"n": "2"} not in machine.runs
-    found = search(machine, knobs=[knob("n", *"0123")])
-    assert found.settings == {"n": "3"}
+    result = search(machine, knobs=[knob("n", *"0123")])
+    assert result.settings == {"n": "3"}
 
 
 def test_a_late_start_must_pay() -> None:
     factors = {("a", "on"): 0.8, ("late", "on"): 0.8}
     machine = Machine(factors)
     machine.late = {("late", "on"): 20.0}
-    found = search(machine, late=[knob("late", "on")])
-    assert found.settings == {"a": "on", "late": "on"}
-    assert found.later == pytest.approx(20.0)
-    assert found.pays_after == pytest.approx(20 / 0.0036, rel=0.5)
+    result = search(machine, late=[knob("late", "on")])
+    assert result.settings == {"a": "on", "late": "on"}
+    assert result.later == pytest.approx(20.0)
+    assert result.pays_after == pytest.approx(20 / 0.0036, rel=0.5)
     machine = Machine(factors)
     machine.late = {("late", "on"): 600.0}
-    found = search(machine, late=[knob("late", "on")])
-    assert found.settings == {"a": "on"}
-    assert "late on is 1.2" in found.reason
-    assert "times as fast again, but starts 600 s later, which pays after" in found.reason
+    result = search(machine, late=[knob("late", "on")])
+    assert result.settings == {"a": "on"}
+    assert "late on is 1.2" in result.reason
+    assert "times as fast again, but starts 600 s later, which pays off only after" in result.reason
 
 
 def test_what_there_was_no_time_for_is_told() -> None:
-    found = search(Machine({}), budget=0.0)
-    assert found.untried == ("threads 1", "threads 2", "a on", "b on", "c on")
-    assert "no time was left for more" in found.reason
+    result = search(Machine({}), budget=0.0)
+    assert result.untried == ("threads 1", "threads 2", "a on", "b on", "c on")
+    assert "no time was left for candidates" in result.reason
 
 
 def a_second_each(
@@ -227,11 +229,11 @@ def a_second_each(
     seconds = [0.0]
 
     class Slow(Machine):
-        def __call__(self, *args: Any, **options: Any) -> Outcome:
+        def __call__(self, *args: Any, **options: Any) -> TrialOutcome:
             seconds[0] += 1
-            return super().__call__(*args, **options).replace(took=1.0)
+            return super().__call__(*args, **options).replace(elapsed_s=1.0)
 
-    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     return Slow(factors, drift=0.0)
 
 
@@ -241,28 +243,28 @@ def test_time_is_kept_to_put_together_what_helps(
 ) -> None:
     machine = a_second_each(monkeypatch, {("a", "on"): 0.7, ("b", "on"): 0.8})
     knobs = [knob(name, "on") for name in "abcdefghij"]
-    found = search(machine, knobs=knobs, budget=budget)
-    assert found.settings == {"a": "on", "b": "on"}
-    assert bool(found.untried) is (budget < 30)
+    result = search(machine, knobs=knobs, budget=budget)
+    assert result.settings == {"a": "on", "b": "on"}
+    assert bool(result.untried) is (budget < 30)
 
 
 def test_one_value_is_tried_where_there_is_time_for_it_and_a_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = a_second_each(monkeypatch, {("a", "on"): 0.7})
-    found = search(machine, knobs=[knob("a", "on"), knob("b", "on")], budget=6.5)
-    assert found.settings == {"a": "on"}
-    assert found.untried == ("b on",)
+    result = search(machine, knobs=[knob("a", "on"), knob("b", "on")], budget=6.5)
+    assert result.settings == {"a": "on"}
+    assert result.untried == ("b on",)
 
 
 def test_what_is_clearly_faster_side_by_side_is_not_lost_when_time_is_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = a_second_each(monkeypatch, {("a", "on"): 0.7})
-    found = search(machine, knobs=[knob("a", "on")], budget=9.5)
-    assert [trial.stage for trial in found.trials].count("together") == 2
-    assert found.settings == {"a": "on"}
-    assert "(1 turn" in found.reason
+    result = search(machine, knobs=[knob("a", "on")], budget=9.5)
+    assert [trial.stage for trial in result.trials].count("together") == 2
+    assert result.settings == {"a": "on"}
+    assert "(1 turn" in result.reason
 
 
 @pytest.mark.parametrize(("factor", "kept"), [(0.7, True), (0.95, False)])
@@ -270,26 +272,26 @@ def test_what_is_clearly_faster_in_one_turn_is_kept_when_time_is_short(
     monkeypatch: pytest.MonkeyPatch, factor: float, kept: bool
 ) -> None:
     machine = a_second_each(monkeypatch, {("a", "on"): factor})
-    found = search(machine, knobs=[knob("a", "on")], budget=8.0)
-    assert (found.settings == {"a": "on"}) is kept
-    assert len([trial for trial in found.trials if trial.stage == "turns"]) == 2
-    assert ("1 turn" if kept else "once: no time was left for more") in found.reason
+    result = search(machine, knobs=[knob("a", "on")], budget=8.0)
+    assert (result.settings == {"a": "on"}) is kept
+    assert len([trial for trial in result.trials if trial.stage == "turns"]) == 2
+    assert ("1 turn" if kept else "only turn: no time was left to confirm it") in result.reason
 
 
 def test_whoever_watches_hears_of_every_trial() -> None:
     heard: list[Any] = []
     watcher = SimpleNamespace(
-        begins=lambda stage, settings, left: heard.append((stage, settings, left > 0)),
-        ended=lambda trial: heard.append(trial),
+        trial_started=lambda stage, settings, left: heard.append((stage, settings, left > 0)),
+        trial_ended=lambda trial: heard.append(trial),
     )
-    found = search(Machine({("a", "on"): 0.8}), watcher=watcher)
+    result = search(Machine({("a", "on"): 0.8}), watcher=watcher)
     assert heard[0] == ("python", None, True)
-    assert [one for one in heard if not isinstance(one, tuple)] == list(found.trials)
+    assert [one for one in heard if not isinstance(one, tuple)] == list(result.trials)
 
 
 def test_a_script_that_does_not_train_is_told() -> None:
-    def run(*_: Any, **__: Any) -> Outcome:
-        return Outcome(settings=None, fault="no optimizer took a step")
+    def run(*_: Any, **__: Any) -> TrialOutcome:
+        return TrialOutcome(settings=None, fault="no optimizer took a step")
 
     with pytest.raises(NothingToTuneError, match="no optimizer took a step"):
         search(Machine({}), run=run)
@@ -299,7 +301,7 @@ def test_every_combination_is_tried_and_the_fastest_is_found() -> None:
     class Together(Machine):
         """Two that help only with one another: a search that tries each alone misses them."""
 
-        def __call__(self, script: object, settings: Any, **rest: Any) -> Outcome:
+        def __call__(self, script: object, settings: Any, **rest: Any) -> TrialOutcome:
             outcome = super().__call__(script, settings, **rest)
             both = (settings or {}).get("a") == (settings or {}).get("b") == "on"
             return outcome.replace(times=tuple(t * (0.5 if both else 1.0) for t in outcome.times))
@@ -307,7 +309,9 @@ def test_every_combination_is_tried_and_the_fastest_is_found() -> None:
     machine = Together({("a", "on"): 1.1, ("b", "on"): 1.05, ("c", "on"): 0.5}, drift=0.0)
     machine.wrong = {("c", "on")}
     script: Any = None
-    every = Exhaustive(script, MACHINE, PLAN, fixed={}, knobs=KNOBS, late=[], run=machine).run()
+    every = ExhaustiveSearch(
+        script, MACHINE, PLAN, fixed={}, knobs=KNOBS, late=[], run=machine
+    ).run()
     assert {**every.settings, "threads": ""} == {"a": "on", "b": "on", "threads": ""}
     assert every.against_rules.median == pytest.approx(1 / (0.5 * 1.1 * 1.05), rel=0.1)
     tried = [trial.settings for trial in every.trials if trial.stage == "every"]
@@ -320,8 +324,8 @@ def test_a_slow_script_is_not_slowed_down_to_know_its_noise() -> None:
     """Plain python again, with half the threads if that takes little of the time there is."""
 
     class Slow(Machine):
-        def __call__(self, script: object, settings: Any, **rest: Any) -> Outcome:
-            return super().__call__(script, settings, **rest).replace(took=20.0)
+        def __call__(self, script: object, settings: Any, **rest: Any) -> TrialOutcome:
+            return super().__call__(script, settings, **rest).replace(elapsed_s=20.0)
 
     usual = PLAN.value("threads")
     for budget, threads in ((300.0, usual // 2 or 2), (150.0, usual)):
@@ -335,17 +339,19 @@ def test_time_is_kept_for_turns_that_take_longer_than_trials(
 ) -> None:
     """Of a slow script a trial sees a few steps; a turn, as many as the losses need."""
     clock = [0.0]
-    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(runner.time, "monotonic", lambda: clock[0])
 
     class Slow(Machine):
-        def __call__(self, script: object, settings: Any, **rest: Any) -> Outcome:
+        def __call__(self, script: object, settings: Any, **rest: Any) -> TrialOutcome:
             thorough = rest.pop("thorough", False)
-            took = 45.0 if thorough else 14.0
-            clock[0] += min(took, rest["longest"])
+            elapsed_s = 45.0 if thorough else 14.0
+            clock[0] += min(elapsed_s, rest["longest"])
             outcome = super().__call__(script, settings, **rest)
-            if took > rest["longest"]:
-                return Outcome(settings=settings, fault="it was not through", took=took)
-            return outcome.replace(took=took)
+            if elapsed_s > rest["longest"]:
+                return TrialOutcome(
+                    settings=settings, fault="it did not complete its steps", elapsed_s=elapsed_s
+                )
+            return outcome.replace(elapsed_s=elapsed_s)
 
-    found = search(Slow({("threads", "2"): 0.8}, drift=0.0), budget=300.0)
-    assert found.settings == {"threads": "2"}
+    result = search(Slow({("threads", "2"): 0.8}, drift=0.0), budget=300.0)
+    assert result.settings == {"threads": "2"}

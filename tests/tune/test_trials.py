@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cputrain.launch.target import Kind, Target
-from cputrain.tune.losses import check, reference
-from cputrain.tune.trial import Outcome, Script, run_trial
+from cputrain.tune.losses import compare_losses, make_reference
+from cputrain.tune.trial import Script, TrialOutcome, run_trial
 from tests.launch.programs import script
 
 TRAINS = """
@@ -57,20 +57,20 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def trial(one: Script, settings: dict[str, str] | None = None) -> Outcome:
-    found = run_trial(one, settings)
-    assert found.fault == "", found.fault
-    return found
+def trial(one: Script, settings: dict[str, str] | None = None) -> TrialOutcome:
+    result = run_trial(one, settings)
+    assert result.fault == "", result.fault
+    return result
 
 
 def test_steps_are_timed_and_losses_written_down_until_there_are_enough(tmp_path: Path) -> None:
     one = made(tmp_path, TRAINS + LOOP + "raise SystemExit('too far')")
     python, launched = trial(one), trial(one, {})
     assert len(python.times) == 20
-    assert python.optimizers == 1
-    assert python.step > 0
+    assert python.num_optimizers == 1
+    assert python.step_s > 0
     assert python.peak_rss_bytes is not None
-    assert python.before_timed is not None
+    assert python.startup_s is not None
     assert python.losses[0] > python.losses[-1] > 0
     assert len(python.losses) == 23
     assert launched.losses == pytest.approx(python.losses, rel=1e-5)
@@ -112,11 +112,11 @@ def test_a_trial_that_is_disturbed_shows_what_rounding_does(tmp_path: Path) -> N
 def test_a_transform_that_is_wrong_is_rejected(tmp_path: Path, fault: str) -> None:
     one = made(tmp_path, TRAINS + LOOP, fault)
     python, disturbed = trial(one), run_trial(one, {}, disturbed=True)
-    known = reference([python.losses, disturbed.losses])
-    assert check(known, trial(one, {}).losses).good
-    verdict = check(known, trial(one, {"attention": "math"}).losses)
+    known = make_reference([python.losses, disturbed.losses])
+    assert compare_losses(known, trial(one, {}).losses).good
+    verdict = compare_losses(known, trial(one, {"attention": "math"}).losses)
     assert not verdict.good
-    assert "its losses may differ by" in verdict.says
+    assert "differs from plain python's by" in verdict.says
 
 
 def test_nothing_that_a_trial_writes_stays(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_nothing_that_a_trial_writes_stays(tmp_path: Path) -> None:
     )
     before = sorted(os.listdir(tmp_path))
     one = made(tmp_path, text)
-    found = trial(one, {})
-    assert len(found.times) == 20
+    result = trial(one, {})
+    assert len(result.times) == 20
     assert sorted(os.listdir(tmp_path)) == sorted([*before, "x.py", "kept"])
     assert (tmp_path / "old.txt").read_text() == "old"
 
@@ -141,7 +141,7 @@ def test_nothing_that_a_trial_writes_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (LOOP.replace("200", "4"), "4 steps only, and 5 are needed"),
+        (LOOP.replace("200", "4"), "only 4 steps, and 5 are needed"),
         ("", "no optimizer took a step"),
         ("input('how many steps? ')", "EOFError"),
         ("raise ValueError('no data')", "exit code 1: ValueError: no data"),
@@ -155,9 +155,9 @@ def test_a_script_that_does_not_train_says_why(tmp_path: Path, text: str, says: 
 
 def test_a_script_that_does_not_get_to_its_steps_is_ended(tmp_path: Path) -> None:
     text = "import subprocess, time; subprocess.Popen(['sleep', '61.5']); time.sleep(60)"
-    found = run_trial(made(tmp_path, text), {}, longest=2.0)
-    assert found.fault == "it was not through with its steps after 2 s"
-    assert found.took < 30
+    result = run_trial(made(tmp_path, text), {}, longest=2.0)
+    assert result.fault == "it did not complete its steps within 2 s"
+    assert result.elapsed_s < 30
     commands = Path("/proc").glob("[0-9]*/cmdline")
     assert not any(b"sleep\x0061.5" in read(path) for path in commands)
 
@@ -211,7 +211,7 @@ for epoch in range(100):
 def test_scripts_of_all_kinds_are_seen(tmp_path: Path, name: str) -> None:
     one = made(tmp_path, TRAINS + OTHERS[name])
     python, launched = trial(one), trial(one, {})
-    assert python.optimizers == (2 if name == "two optimizers" else 1)
+    assert python.num_optimizers == (2 if name == "two optimizers" else 1)
     assert len(python.times) == 20
     assert launched.losses[:10] == pytest.approx(python.losses[:10], rel=1e-4)
     assert ("loader" in python.uses) == (name == "a loader")
@@ -219,34 +219,34 @@ def test_scripts_of_all_kinds_are_seen(tmp_path: Path, name: str) -> None:
 
 
 def test_a_step_is_as_many_together_as_there_are_optimizers() -> None:
-    one = Outcome(settings={}, times=(1.0, 3.0, 1.0, 3.0), optimizers=2)
-    assert one.step == 2.0
-    assert one.replace(optimizers=1).step == 2.0
-    assert one.replace(times=(1.0, 1.0, 9.0), optimizers=1).step == 1.0
-    assert one.replace(optimizers=40).step == 2.0
+    one = TrialOutcome(settings={}, times=(1.0, 3.0, 1.0, 3.0), num_optimizers=2)
+    assert one.step_s == 2.0
+    assert one.replace(num_optimizers=1).step_s == 2.0
+    assert one.replace(times=(1.0, 1.0, 9.0), num_optimizers=1).step_s == 1.0
+    assert one.replace(num_optimizers=40).step_s == 2.0
 
 
 # losses
 
 
 def test_losses_may_be_as_far_as_rounding_takes_them_and_no_farther() -> None:
-    known = reference([[1.0, 0.5, 0.25], [1.0, 0.500005, 0.2501]])
+    known = make_reference([[1.0, 0.5, 0.25], [1.0, 0.500005, 0.2501]])
     assert known.allowed == pytest.approx((5e-4, 0.02, 0.02), rel=0.01)
-    assert check(known, [1.0004, 0.509, 0.254]).good
-    assert not check(known, [1.0006, 0.5, 0.25]).good
-    assert not check(known, [1.0, 0.5, 0.256]).good
-    assert not check(known, [1.0, 0.5, float("nan")]).good
-    assert check(known, [1.01, 0.51, 0.26], reduced=True).good
-    assert not check(known, [1.5, 0.8, 0.5], reduced=True).good
+    assert compare_losses(known, [1.0004, 0.509, 0.254]).good
+    assert not compare_losses(known, [1.0006, 0.5, 0.25]).good
+    assert not compare_losses(known, [1.0, 0.5, 0.256]).good
+    assert not compare_losses(known, [1.0, 0.5, float("nan")]).good
+    assert compare_losses(known, [1.01, 0.51, 0.26], reduced=True).good
+    assert not compare_losses(known, [1.5, 0.8, 0.5], reduced=True).good
 
 
 def test_gross_faults_are_found_in_chaos() -> None:
-    known = reference([[1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.03, 4.4, 9.0]])
+    known = make_reference([[1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.03, 4.4, 9.0]])
     assert known.allowed == pytest.approx((1e-4, 0.2, 0.91, 1.9, 1.9), rel=0.01)
-    assert check(known, [1.0, 2.1, 2.0, 20.0, 1.0]).good
-    assert not check(known, [1.0, 3.0, 3.0, 4.0, 5.0]).good
-    assert not check(known, [1.0, 2.0, 3.0, 4.0, float("nan")]).good
-    assert not check(known, [2.0, 4.0, 6.0, 8.0, 10.0], reduced=True).good
-    nothing = reference([[], []])
-    assert check(nothing, [2.0]).good
-    assert not check(nothing, [2.0], reduced=True).good
+    assert compare_losses(known, [1.0, 2.1, 2.0, 20.0, 1.0]).good
+    assert not compare_losses(known, [1.0, 3.0, 3.0, 4.0, 5.0]).good
+    assert not compare_losses(known, [1.0, 2.0, 3.0, 4.0, float("nan")]).good
+    assert not compare_losses(known, [2.0, 4.0, 6.0, 8.0, 10.0], reduced=True).good
+    nothing = make_reference([[], []])
+    assert compare_losses(nothing, [2.0]).good
+    assert not compare_losses(nothing, [2.0], reduced=True).good
