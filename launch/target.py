@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """Kind of launch target."""
 
     SCRIPT = "script"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 class Target(Record):
     """A launch target with its arguments."""
 
-    kind: Kind
+    kind: TargetKind
     """Kind of target."""
 
     name: str
@@ -41,10 +41,10 @@ class Target(Record):
 
     def argv(self, python_arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the complete command line."""
-        if self.kind is Kind.COMMAND:
+        if self.kind is TargetKind.COMMAND:
             return (self.name, *self.arguments)
-        switch: tuple[str, ...] = ("-m",) if self.kind is Kind.MODULE else ()
-        if self.kind is Kind.SCRIPT and self.name.startswith("-") and self.name != "-":
+        switch: tuple[str, ...] = ("-m",) if self.kind is TargetKind.MODULE else ()
+        if self.kind is TargetKind.SCRIPT and self.name.startswith("-") and self.name != "-":
             switch = ("--",)  # a file's name all the same
         return (sys.executable, *python_arguments, *switch, self.name, *self.arguments)
 
@@ -63,9 +63,9 @@ def read_target(rest: Sequence[str], *, module: bool, command: bool) -> Target:
             do="Say: cputrain launch [options] train.py [its arguments], -m package.module, "
             "or --cmd -- command",
         )
-    kind = Kind.MODULE if module else Kind.COMMAND if command else Kind.SCRIPT
-    if kind is Kind.SCRIPT and _is_this_program(words[0]):
-        kind = Kind.COMMAND  # cputrain launch cputrain launch x.py
+    kind = TargetKind.MODULE if module else TargetKind.COMMAND if command else TargetKind.SCRIPT
+    if kind is TargetKind.SCRIPT and _is_this_program(words[0]):
+        kind = TargetKind.COMMAND  # cputrain launch cputrain launch x.py
     return Target(kind=kind, name=words[0], arguments=words[1:])
 
 
@@ -75,9 +75,9 @@ def _is_this_program(word: str) -> bool:
 
 def find(target: Target, environment: Mapping[str, str]) -> str:
     """Return the executable's path; raise an error if it cannot run, before any change."""
-    if target.kind is Kind.COMMAND:
+    if target.kind is TargetKind.COMMAND:
         return _find_command(target.name, environment.get("PATH", os.defpath))
-    if target.kind is Kind.SCRIPT and target.name != "-":
+    if target.kind is TargetKind.SCRIPT and target.name != "-":
         _check_script(target.name)
     if not sys.executable:
         raise NotFound("the Python interpreter", "has no known path", do="Start it by its path.")

@@ -22,7 +22,7 @@ from cputrain.data.results import Result
 from cputrain.data.sample_sharing import collections_paused
 from cputrain.data.worker import READY, serve
 from cputrain.errors import ResourceError
-from cputrain.ipc.arena import Memory, Reader, starting_workers
+from cputrain.ipc.arena import ArenaMemory, Reader, starting_workers
 from cputrain.ipc.exit_with_owner import OwnerPipe
 from cputrain.ipc.interrupts import deferred_signals, interrupt_blocked
 from cputrain.ipc.links import End, Inbox, Outbox, pipe
@@ -203,7 +203,7 @@ class DoneEvent:
     """A word of shared memory. An event of multiprocessing hangs if its holder is killed."""
 
     def __init__(self) -> None:
-        self.memory = Memory.create(16)
+        self.memory = ArenaMemory.create(16)
 
     def set(self) -> None:
         self.memory.map[0] = 1
@@ -224,7 +224,7 @@ class WorkerEnds(NamedTuple):
 
     take: Any
     send: Any
-    memory: Memory
+    memory: ArenaMemory
     done: DoneEvent
     owner: End
     """The reading end of a pipe that ends with the loader's process."""
@@ -263,7 +263,7 @@ class Link:
     def open(self, done: DoneEvent, owner: OwnerPipe, others: list[Link]) -> WorkerEnds:
         """Make both pipes and the memory; what the worker needs of them."""
         self._done = done
-        memory = Memory.create()
+        memory = ArenaMemory.create()
         read, write = pipe()
         take, self.outbox = connection.Connection(read, writable=False), Outbox(write)
         read, write = pipe()

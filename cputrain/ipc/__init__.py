@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cputrain.ipc.arena import (
     ArenaFullError,
+    ArenaMemory,
     Lent,
-    Memory,
     PrivateReader,
     Reader,
     Writer,
@@ -22,10 +22,10 @@ from cputrain.ipc.threads import start_thread
 
 __all__ = [
     "ArenaFullError",
+    "ArenaMemory",
     "End",
     "Inbox",
     "Lent",
-    "Memory",
     "Outbox",
     "OwnerPipe",
     "PrivateReader",

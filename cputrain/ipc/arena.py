@@ -91,7 +91,7 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
     @classmethod
     def on(
-        cls, memory: Memory, lent: Lent, size: int, ended: deque[tuple[int, int]] | None
+        cls, memory: ArenaMemory, lent: Lent, size: int, ended: deque[tuple[int, int]] | None
     ) -> Lease:
         """A lease that adds its token to `ended` when nothing holds it any more."""
         lease = cls.__new__(cls, size, np.uint8, memory.map, lent.offset)
@@ -110,7 +110,7 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
             self._ended.append(self._token)
 
 
-class Memory:
+class ArenaMemory:
     """An anonymous file, mapped once: as wide as the machine's memory, and empty until written."""
 
     _descriptor = -1
@@ -124,7 +124,7 @@ class Memory:
         self._descriptor = descriptor
 
     @classmethod
-    def create(cls, size: int = 0) -> Memory:
+    def create(cls, size: int = 0) -> ArenaMemory:
         """New memory, as wide as the machine's; an error that says what the system refused."""
         size = size or _room_for_addresses()
         descriptor = -1
@@ -143,9 +143,9 @@ class Memory:
                 os.close(descriptor)
             raise ResourceError.of(error, "shared memory", "could not be made") from error
 
-    def privately(self) -> Memory:
+    def privately(self) -> ArenaMemory:
         """The same bytes; what is written through this mapping stays in this process."""
-        private = Memory.__new__(Memory)
+        private = ArenaMemory.__new__(ArenaMemory)
         private.size = self.size
         writable = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
@@ -297,8 +297,8 @@ def _room_for_addresses() -> int:
     return size if limit == resource.RLIM_INFINITY else min(size, max(1 << 26, limit // 32))
 
 
-def _attach(duplicate: Any, size: int) -> Memory:
-    return Memory(duplicate.detach(), size)
+def _attach(duplicate: Any, size: int) -> ArenaMemory:
+    return ArenaMemory(duplicate.detach(), size)
 
 
 class _Block:
@@ -317,7 +317,7 @@ class Writer:
     """The writing side: hands out blocks, and uses again those that nobody holds."""
 
     def __init__(
-        self, memory: Memory, ask: Callable[[], None] | None = None, *, threads: int = 1
+        self, memory: ArenaMemory, ask: Callable[[], None] | None = None, *, threads: int = 1
     ) -> None:
         self._memory = memory
         self._threads = threads
@@ -460,7 +460,7 @@ _readers: weakref.WeakSet[Reader | PrivateReader] = weakref.WeakSet()
 class Reader:
     """The reading side: leases what was lent, and collects what may be given back."""
 
-    def __init__(self, memory: Memory, *, most: float = 8) -> None:
+    def __init__(self, memory: ArenaMemory, *, most: float = 8) -> None:
         self._memory = memory
         self._most = most
         """How many times the blocks of one batch may be held before copies are given out."""
@@ -589,7 +589,7 @@ class PrivateReader:
     Where addresses are limited, all that it gives out are copies.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: ArenaMemory) -> None:
         try:
             self._memory, self._copies = memory.privately(), False
         except OSError:

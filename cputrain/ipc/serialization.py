@@ -123,7 +123,7 @@ _MAX_OWNED_BYTES = 1000
 before the fifth, which multiprocessing uses."""
 
 
-class _Packer(ForkingPickler):
+class SpillPickler(ForkingPickler):
     def __init__(
         self,
         file: io.BytesIO,
@@ -278,7 +278,7 @@ def _pack_once(
         return False
 
     file = io.BytesIO()
-    packer = _Packer(file, of_tensors, apart, copies, shared, unions)
+    packer = SpillPickler(file, of_tensors, apart, copies, shared, unions)
     try:
         packer.dump(thing)
     except BaseException:

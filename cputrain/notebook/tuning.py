@@ -58,7 +58,7 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> Tuning:
     before = [earlier_inputs(shell, ranges)] if ranges else []
     text, left_out = script_of(shell, [*before, cell])
     with _written(text) as path:
-        what = target.Target(kind=target.Kind.SCRIPT, name=path, arguments=())
+        what = target.Target(kind=target.TargetKind.SCRIPT, name=path, arguments=())
         try:
             found = _search(shell, parsed, what)
         except UsageError as error:

@@ -97,13 +97,13 @@ class Recorder:
         self.launches.append(KernelLaunch(device, kernel, items, group, arguments, tuple(fills)))
 
 
-class _ThreadState(threading.local):
+class _TracingState(threading.local):
     """Recorder of this thread, if a trace is running."""
 
     recorder: Recorder | None = None
 
 
-TRACING = _ThreadState()
+TRACING = _TracingState()
 
 
 def cannot_be_repeated() -> None:

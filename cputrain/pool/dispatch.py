@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cputrain.errors import ResourceError
-from cputrain.ipc import ArenaFullError, End, Memory, Writer, pipe
+from cputrain.ipc import ArenaFullError, ArenaMemory, End, Writer, pipe
 from cputrain.pool.outcomes import terminated_error
 from cputrain.pool.packets import LONGEST, STOP, with_ticket
 from cputrain.pool.tasks import Bundle, tokens_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cputrain.ipc import Lent
     from cputrain.pool.packets import ResultPacket
     from cputrain.pool.tasks import Task
-    from cputrain.pool.workers import Worker
+    from cputrain.pool.workers import PoolWorker
 
 AHEAD = 32
 """Tasks that may wait in the pipe, so that a worker reads its next task without a round trip."""
@@ -51,7 +51,7 @@ class Dispatch:
         self._on_send_failure = on_send_failure
         """Called with the lock held for a task that cannot be sent, and the error."""
         self.lock = threading.RLock()
-        self.arguments = Memory.create()
+        self.arguments = ArenaMemory.create()
         self.writer = Writer(self.arguments, threads=min(8, len(os.sched_getaffinity(0))))
         read, write = pipe(os.O_DIRECT, of="a pool")
         self.pipe, self._write = End(read), End(write)
@@ -235,7 +235,7 @@ class Dispatch:
             if self.sent.pop(task.ticket, None) is not None:
                 self._count_sent(task, -1)
 
-    def settle_result(self, worker: Worker, packet: ResultPacket) -> Task | None:
+    def settle_result(self, worker: PoolWorker, packet: ResultPacket) -> Task | None:
         """Book a worker's result; return its task, or None if the task has been given up."""
         with self.lock:
             task = self.sent.get(packet.ticket)
@@ -294,12 +294,12 @@ class Dispatch:
 
     # -- lost tasks
 
-    def look_for_lost(self, workers: Iterable[Worker]) -> None:
+    def look_for_lost(self, workers: Iterable[PoolWorker]) -> None:
         """Look for tasks that an exited worker read without writing the ticket to its slot."""
         self._suspects = self._taken_by_no_worker(workers)
         self.recover_lost_at_s = time.monotonic() + _LOST_AFTER_S if self._suspects else None
 
-    def recover_lost(self, workers: Iterable[Worker]) -> None:
+    def recover_lost(self, workers: Iterable[PoolWorker]) -> None:
         """Queue the suspected tasks again that no worker has begun by now."""
         with self.lock:
             lost_tickets = self._suspects & self._taken_by_no_worker(workers)
@@ -311,7 +311,7 @@ class Dispatch:
                 self.writer.keep(task.all_blocks())
                 self._waiting.appendleft(task)
 
-    def _taken_by_no_worker(self, workers: Iterable[Worker]) -> set[int]:
+    def _taken_by_no_worker(self, workers: Iterable[PoolWorker]) -> set[int]:
         """Return tickets of tasks that have been read from the pipe but begun by no worker."""
         with self.lock:
             num_bytes = array.array("i", [0])

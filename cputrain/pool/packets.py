@@ -26,7 +26,7 @@ _TASK = struct.Struct("<QBBIII")
 _RESULT = struct.Struct("<QBBIIIQ")
 
 
-class Kind(IntEnum):
+class PacketKind(IntEnum):
     """How a function is applied to what a task holds."""
 
     CALL = 0
@@ -49,20 +49,20 @@ class Kind(IntEnum):
     """As APART, with a copy of the function in each item's pickle."""
 
 
-_KINDS = tuple(Kind)
+_KINDS = tuple(PacketKind)
 
 JOINT = {
-    Kind.CALL: Kind.JOINT_CALL,
-    Kind.EACH: Kind.JOINT_EACH,
-    Kind.STAR: Kind.JOINT_STAR,
-    Kind.APART: Kind.JOINT_APART,
+    PacketKind.CALL: PacketKind.JOINT_CALL,
+    PacketKind.EACH: PacketKind.JOINT_EACH,
+    PacketKind.STAR: PacketKind.JOINT_STAR,
+    PacketKind.APART: PacketKind.JOINT_APART,
 }
 
 APPLIED_AS = {joint: kind for kind, joint in JOINT.items()}
 """The kind without a joint pickle, for each joint kind."""
 
 
-class Payload(NamedTuple):
+class PacketPayload(NamedTuple):
     """A packed object: pickle and arena blocks; the last block is the pickle if `data` is empty."""
 
     data: bytes | memoryview
@@ -73,11 +73,11 @@ class TaskPacket(NamedTuple):
     """A task as it is written to the task pipe."""
 
     ticket: int
-    kind: Kind
+    kind: PacketKind
     is_timed: bool
     """Whether the worker writes the begin of each item to its slot, for a timeout."""
-    function: Payload
-    arguments: Payload
+    function: PacketPayload
+    arguments: PacketPayload
 
     def encode(self) -> bytearray:
         """Return the packet's bytes, which begin with the ticket."""
@@ -105,8 +105,8 @@ class TaskPacket(NamedTuple):
                 ticket,
                 _KINDS[kind],
                 bool(is_timed),
-                Payload(view[_TASK.size : end], []),
-                Payload(view[end:], []),
+                PacketPayload(view[_TASK.size : end], []),
+                PacketPayload(view[end:], []),
             )
         function_end = _TASK.size + num_function_blocks * LENT.size
         begin = function_end + num_argument_blocks * LENT.size
@@ -117,8 +117,8 @@ class TaskPacket(NamedTuple):
             ticket,
             _KINDS[kind],
             bool(is_timed),
-            Payload(view[begin:end], function),
-            Payload(view[end:], arguments),
+            PacketPayload(view[begin:end], function),
+            PacketPayload(view[end:], arguments),
         )
 
 
@@ -130,17 +130,21 @@ def with_ticket(packet: bytearray, ticket: int) -> bytearray:
 
 def points_to(block: Lent) -> bytearray:
     """Return a packet that points to a block with the encoded task."""
-    return TaskPacket(0, Kind.CALL, False, Payload(b"", []), Payload(b"", [block])).encode()
+    return TaskPacket(
+        0, PacketKind.CALL, False, PacketPayload(b"", []), PacketPayload(b"", [block])
+    ).encode()
 
 
 def pointed_to(packet: TaskPacket) -> Lent | None:
     """Return the block with the encoded task, or None if the packet holds the task itself."""
-    if packet.kind is Kind.CALL and not packet.function.data and not packet.function.blocks:
+    if packet.kind is PacketKind.CALL and not packet.function.data and not packet.function.blocks:
         return packet.arguments.blocks[0]
     return None
 
 
-STOP = bytes(TaskPacket(0, Kind.STOP, False, Payload(b"", []), Payload(b"", [])).encode())
+STOP = bytes(
+    TaskPacket(0, PacketKind.STOP, False, PacketPayload(b"", []), PacketPayload(b"", [])).encode()
+)
 
 
 class Status(IntEnum):
@@ -174,7 +178,7 @@ class ResultPacket(NamedTuple):
     """Tokens of earlier tasks' argument blocks that are no longer referred to."""
     elapsed_ns: int
     """Nanoseconds from the task's begin to its result."""
-    result: Payload
+    result: PacketPayload
 
     def encode(self) -> bytes:
         """Return the message's bytes."""
@@ -201,7 +205,7 @@ class ResultPacket(NamedTuple):
         )
         view = memoryview(message)
         if not (num_held or num_released or num_result_blocks):
-            payload = Payload(view[_RESULT.size :], [])
+            payload = PacketPayload(view[_RESULT.size :], [])
             return cls(ticket, _STATUSES[status], bool(last), [], [], elapsed_ns, payload)
         held_end = _RESULT.size + num_held * TOKEN.size
         released_end = held_end + num_released * TOKEN.size
@@ -213,7 +217,7 @@ class ResultPacket(NamedTuple):
             list(TOKEN.iter_unpack(view[_RESULT.size : held_end])),
             list(TOKEN.iter_unpack(view[held_end:released_end])),
             elapsed_ns,
-            Payload(
+            PacketPayload(
                 view[begin:],
                 [Lent(*fields) for fields in LENT.iter_unpack(view[released_end:begin])],
             ),

@@ -36,8 +36,8 @@ from cputrain.pool.packets import (
     LONGEST,
     TICKET,
     TOKEN,
-    Kind,
-    Payload,
+    PacketKind,
+    PacketPayload,
     ResultPacket,
     Status,
     TaskPacket,
@@ -49,23 +49,23 @@ from cputrain.pool.tasks import is_stateless
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from cputrain.ipc import End, Lent, Memory, Sender
+    from cputrain.ipc import ArenaMemory, End, Lent, Sender
     from cputrain.pool.slots import Slot
 
 
-class WorkerEnds(NamedTuple):
+class PoolWorkerEnds(NamedTuple):
     """The pipe ends and memory that a worker inherits from its pool."""
 
     tasks: End
     """The task pipe, which all workers read."""
     life: End
     """A pipe that is at its end once the pool's process has exited."""
-    arguments: Memory
+    arguments: ArenaMemory
     """The arena in which the pool puts arguments, for all workers."""
     results: Sender
     returned: End
     """The pipe of tokens of result blocks that the pool has released."""
-    memory: Memory
+    memory: ArenaMemory
     """The arena in which this worker puts results."""
     slot: Slot
 
@@ -75,7 +75,7 @@ class WorkerEnds(NamedTuple):
         self.returned.close()
 
 
-class Setup(NamedTuple):
+class WorkerSetup(NamedTuple):
     """Settings with which a worker is set up."""
 
     cpus: tuple[int, ...]
@@ -83,7 +83,7 @@ class Setup(NamedTuple):
     seed: int
     initializer: Callable[..., Any] | None
     initargs: Sequence[Any]
-    packed: Payload | None
+    packed: PacketPayload | None
     """The initializer and its arguments, packed into the arguments' arena, if not given above."""
     max_tasks: int | None
     """The number of tasks after which the worker exits."""
@@ -104,7 +104,9 @@ class Raised(NamedTuple):
     """The pickled exception; empty if it cannot be pickled."""
 
 
-def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | None) -> None:
+def serve(
+    ends: PoolWorkerEnds, setup: WorkerSetup, close_others: Callable[[], None] | None
+) -> None:
     """Set the worker up and run tasks until the pipe ends; the entry point of worker processes."""
     if close_others is not None:
         close_others()
@@ -141,7 +143,7 @@ def room(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 class _Worker:
     """The state of this worker process."""
 
-    def __init__(self, ends: WorkerEnds) -> None:
+    def __init__(self, ends: PoolWorkerEnds) -> None:
         self._tasks = ends.tasks.fileno()
         self._ends = ends
         self._slot = ends.slot
@@ -155,7 +157,7 @@ class _Worker:
         self._cached_function: tuple[bytes, Any] = b"", None
         os.set_blocking(ends.returned.fileno(), False)
 
-    def set_up(self, setup: Setup) -> None:
+    def set_up(self, setup: WorkerSetup) -> None:
         """Call the initializer, if there is one."""
         initializer, initargs = setup.initializer, setup.initargs
         if setup.packed is not None:
@@ -192,7 +194,7 @@ class _Worker:
         (ticket,) = TICKET.unpack_from(data)
         self._begun_ns = self._slot.begin(ticket)  # from here on, the pool knows its worker
         packet = TaskPacket.decode(data)
-        if packet.kind is Kind.STOP:
+        if packet.kind is PacketKind.STOP:
             return None
         block = pointed_to(packet)
         if block is not None:
@@ -202,13 +204,13 @@ class _Worker:
 
     def _run(self, packet: TaskPacket, blocks: list[Lent]) -> EncodedOutcome:
         """Run a task and return its outcome; keep no other reference to the task's data."""
-        if packet.kind not in (Kind.APART, Kind.ATOMS, Kind.JOINT_APART):
+        if packet.kind not in (PacketKind.APART, PacketKind.ATOMS, PacketKind.JOINT_APART):
             return self._run_and_pack(partial(self._compute, packet, blocks))
         try:
             function, buffers = self._function_and_buffers(packet, blocks)
         except BaseException as error:
             return Status.RAISED, *self.packed(_to_raised(error))
-        is_shared = packet.kind is Kind.JOINT_APART or is_stateless(function)
+        is_shared = packet.kind is PacketKind.JOINT_APART or is_stateless(function)
         work: Any = None
         outcomes: list[Any] = []
         result_blocks: list[Lent] = []
@@ -221,7 +223,7 @@ class _Worker:
                 if number and not is_shared:  # a separate copy, as if the task were sent alone
                     function = work = None  # a reference to its buffers would have them copied
                     function = self._function_of(packet)
-                if packet.kind is Kind.ATOMS:
+                if packet.kind is PacketKind.ATOMS:
                     work = partial(function, item)
                 else:
                     data, num_blocks = item
@@ -280,17 +282,17 @@ class _Worker:
         if kind in APPLIED_AS:
             kind = APPLIED_AS[kind]
             function, arguments = arguments
-        if kind is Kind.CALL:
+        if kind is PacketKind.CALL:
             args, kwds = arguments
             return function(*args, **kwds)
         if packet.is_timed:
             arguments = self._record_items(arguments)
         # not list(map(...)), which silently stops where the function raises StopIteration
-        if kind is Kind.EACH:
+        if kind is PacketKind.EACH:
             return [function(item) for item in arguments]
         return [function(*item) for item in arguments]
 
-    def _function(self, payload: Payload, buffers: list[Any]) -> Any:
+    def _function(self, payload: PacketPayload, buffers: list[Any]) -> Any:
         """Unpack a task's function; a function that is pickled by name is cached."""
         cached_pickle, function = self._cached_function
         if payload.data and payload.data == cached_pickle:
@@ -349,7 +351,7 @@ class _Worker:
         newly_held, released = self._update_held(blocks) if blocks or self._reported else ([], [])
         elapsed_ns = time.monotonic_ns() - self._begun_ns
         packet = ResultPacket(
-            ticket, status, is_last, newly_held, released, elapsed_ns, Payload(data, results)
+            ticket, status, is_last, newly_held, released, elapsed_ns, PacketPayload(data, results)
         )
         _flush()
         try:
@@ -379,7 +381,7 @@ def _apply(function: Any, item: bytes, buffers: list[Any]) -> Any:
     return function(argument)
 
 
-def _unpack_payload(payload: Payload, buffers: list[Any]) -> Any:
+def _unpack_payload(payload: PacketPayload, buffers: list[Any]) -> Any:
     """Unpack a payload whose blocks are mapped as `buffers`."""
     if payload.data:
         return unpack(payload.data, buffers)

@@ -121,7 +121,7 @@ def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> p
             plan,
             quiet=_is_quiet(parsed),
             replayed=parsed.has("--plan"),
-            is_python=what.kind is not target.Kind.COMMAND,
+            is_python=what.kind is not target.TargetKind.COMMAND,
         ),
         cpus=None if cpus is None else tuple(cpus),
         interleave=tuple(memory["interleave"]) if "interleave" in memory else None,

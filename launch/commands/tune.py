@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 def script_of(parsed: Parsed, command: str) -> target.Target:
     """The script behind the options, which must be a file."""
     what = target.read_target(parsed.rest, module=False, command=False)
-    if what.kind is not target.Kind.SCRIPT or what.name == "-":
+    if what.kind is not target.TargetKind.SCRIPT or what.name == "-":
         raise UsageError(
             "the script",
             "must be a file, so that what is found for it can be found again",

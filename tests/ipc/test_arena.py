@@ -27,9 +27,9 @@ from cputrain.ipc.arena import (
     KEPT_FREE,
     SMALLEST,
     ArenaFullError,
+    ArenaMemory,
     Lease,
     Lent,
-    Memory,
     Reader,
     Writer,
     _rounded,
@@ -40,13 +40,13 @@ from cputrain.ipc.serialization import tensor_on
 PAGE = mmap.PAGESIZE
 
 
-def written_bytes(memory: Memory) -> int:
+def written_bytes(memory: ArenaMemory) -> int:
     """Bytes of the file that the system has given memory to."""
     return os.fstat(memory._descriptor).st_blocks * 512
 
 
 def ends(size: int = 1 << 26) -> tuple[Writer, Reader]:
-    memory = Memory.create(size)
+    memory = ArenaMemory.create(size)
     return Writer(memory), Reader(memory)
 
 
@@ -72,7 +72,7 @@ def test_there_are_eight_sizes_for_each_power_of_two(power: int) -> None:
 
 
 def test_memory_is_as_wide_as_the_machines_and_costs_nothing_until_written() -> None:
-    memory = Memory.create()
+    memory = ArenaMemory.create()
     assert memory.size == os.sysconf("SC_PHYS_PAGES") * PAGE
     assert written_bytes(memory) == 0
     writer = Writer(memory)
@@ -81,7 +81,7 @@ def test_memory_is_as_wide_as_the_machines_and_costs_nothing_until_written() -> 
 
 
 def test_memory_has_no_name_and_does_not_cross_an_exec() -> None:
-    memory = Memory.create(PAGE)
+    memory = ArenaMemory.create(PAGE)
     link = os.readlink(f"/proc/self/fd/{memory._descriptor}")
     assert link.endswith("(deleted)")
     assert not os.get_inheritable(memory._descriptor)
@@ -95,7 +95,7 @@ def test_memory_that_the_system_refuses_says_what_to_do() -> None:
     before = os.listdir("/proc/self/fd")
     try:
         with pytest.raises(ResourceError, match=r"could not be made; .*ulimit -f unlimited"):
-            Memory.create()
+            ArenaMemory.create()
         assert os.listdir("/proc/self/fd") == before
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -105,7 +105,7 @@ def test_memory_is_smaller_where_less_is_allowed() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, hard))
     try:
-        memory = Memory.create(1 << 34)
+        memory = ArenaMemory.create(1 << 34)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert 1 << 26 <= memory.size <= 1 << 28
@@ -190,7 +190,7 @@ def test_what_is_given_back_too_late_or_never_lent_changes_nothing() -> None:
 
 
 def test_free_blocks_beyond_what_is_kept_go_back_to_the_system() -> None:
-    memory = Memory.create(1 << 30)
+    memory = ArenaMemory.create(1 << 30)
     writer = Writer(memory)
     size = KEPT_FREE // 4
     lent = [writer.lend(block(1, size)) for _ in range(6)]
@@ -338,8 +338,8 @@ def test_tensors_stay_shared_with_a_forked_process_as_torchs_are() -> None:
 
 
 def test_a_block_that_was_kept_apart_from_a_worker_is_shared_when_lent_again() -> None:
-    memory = Memory.create(1 << 26)
-    writer = Writer(Memory(os.dup(memory.fileno()), memory.size))  # as in another process
+    memory = ArenaMemory.create(1 << 26)
+    writer = Writer(ArenaMemory(os.dup(memory.fileno()), memory.size))  # as in another process
     reader = Reader(memory)
     over: set[int] = set()
     (lease,) = reader.leases([writer.lend(block(1))])
@@ -385,7 +385,7 @@ def test_a_view_lives_as_long_as_it_is_held(share: Any) -> None:
 def test_memory_reaches_another_process_by_fork_and_by_spawn() -> None:
     for method in ("fork", "spawn"):
         context = multiprocessing.get_context(method)
-        memory = Memory.create(1 << 20)
+        memory = ArenaMemory.create(1 << 20)
         got, say = context.Pipe(duplex=False)
         child = context.Process(target=_write, args=(memory, say))
         child.start()
@@ -396,7 +396,7 @@ def test_memory_reaches_another_process_by_fork_and_by_spawn() -> None:
         assert bytes(Reader(memory).leases([lent])[0]) == b"\x05" * SMALLEST
 
 
-def _write(memory: Memory, say: Any) -> None:
+def _write(memory: ArenaMemory, say: Any) -> None:
     say.send(Writer(memory).lend(block(5)))
 
 
@@ -405,9 +405,9 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        memory = Memory.create(1 << 22)
+        memory = ArenaMemory.create(1 << 22)
         # as in two processes: after a fork, the reader maps what it holds privately
-        self.writer = Writer(Memory(os.dup(memory.fileno()), memory.size))
+        self.writer = Writer(ArenaMemory(os.dup(memory.fileno()), memory.size))
         self.reader = Reader(memory)
         self.kept: list[tuple[Lease, int]] = []
         self.sent: list[tuple[Lent, int]] = []

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cputrain.data.payload import Payload
 from cputrain.data.results import Result
-from cputrain.ipc.arena import SMALLEST, Lent, Memory, Reader, Writer
+from cputrain.ipc.arena import SMALLEST, ArenaMemory, Lent, Reader, Writer
 from cputrain.ipc.links import Inbox, Outbox, pipe
 from cputrain.ipc.serialization import pack, unpack
 from tests.data.alike import assert_alike
@@ -37,7 +37,7 @@ class Both(NamedTuple):
 
 @pytest.fixture
 def both() -> Both:
-    memory = Memory.create(1 << 28)
+    memory = ArenaMemory.create(1 << 28)
     return Both(Writer(memory), Reader(memory))
 
 
@@ -239,7 +239,7 @@ def test_what_was_lent_for_a_batch_that_fails_is_given_back(both: Both) -> None:
 
 
 def test_a_full_arena_sends_everything_through_the_pipe() -> None:
-    writer = Writer(Memory.create(1 << 16))
+    writer = Writer(ArenaMemory.create(1 << 16))
     sent = [torch.arange(WIDE * count) for count in (1, 2, 5, 9)]
     data, lent = pack(sent, writer)
     assert 0 < len(lent) < 4
@@ -272,7 +272,7 @@ batches = st.recursive(
     max_leaves=8,
 )
 
-_shared = Memory.create(1 << 30)
+_shared = ArenaMemory.create(1 << 30)
 _both = Both(Writer(_shared), Reader(_shared))
 
 
@@ -422,7 +422,7 @@ def test_an_end_is_closed_once_however_often_it_is_told() -> None:
 def test_ends_that_are_forgotten_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
     read, write = pipe()
-    both = [Inbox(read), Outbox(write), Memory.create(8192), Payload.reserve(())]
+    both = [Inbox(read), Outbox(write), ArenaMemory.create(8192), Payload.reserve(())]
     assert len(os.listdir("/proc/self/fd")) == before + 5
     both.clear()
     assert len(os.listdir("/proc/self/fd")) == before
