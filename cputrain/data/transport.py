@@ -282,7 +282,7 @@ class Link:
         """Send a task, and what the loader holds no more of those before it."""
         if self.outbox is None or self.inbox is None or self.reader is None:
             return
-        self.outbox.send(pack((self.reader.returned(), self.num_taken, task), None)[0])
+        self.outbox.send(pack((self.reader.take_released(), self.num_taken, task), None)[0])
         if task is None and self._done is not None and self._done.is_set():
             # the last word, and nobody listens: a worker that is waiting to be read must not wait
             self.inbox.close()
@@ -294,7 +294,7 @@ class Link:
         """The worker has ended: keep nothing but what the script holds."""
         self.close_ends()
         if self.reader is not None:
-            self.reader.end()
+            self.reader.close()
 
     def close_ends(self) -> None:
         """The loader's ends."""
@@ -360,7 +360,7 @@ class Results:
         begin = time.perf_counter()
         result = Result.decode(message)
         assert link.reader is not None
-        leases = link.reader.leases(result.lent)
+        leases = link.reader.lease(result.lent)
         data = memoryview(leases.pop()) if result.in_block else result.data
         try:
             thing = unpack(data, leases)

@@ -165,7 +165,7 @@ class _Tasks:
                 return None
             returned, num_taken, task = unpack(message, ())
             settle()
-            self._writer.give_back(returned)
+            self._writer.release(returned)
             self._results.release(num_taken)
             if self._is_wanted(task):
                 self.are_over = task is None

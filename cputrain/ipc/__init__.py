@@ -5,7 +5,7 @@ from __future__ import annotations
 from cputrain.ipc.arena import (
     ArenaFullError,
     ArenaMemory,
-    Lent,
+    BlockRef,
     PrivateReader,
     Reader,
     Writer,
@@ -23,9 +23,9 @@ from cputrain.ipc.threads import start_thread
 __all__ = [
     "ArenaFullError",
     "ArenaMemory",
+    "BlockRef",
     "End",
     "Inbox",
-    "Lent",
     "Outbox",
     "OwnerPipe",
     "PrivateReader",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from cputrain.ipc.arena import SMALLEST, ArenaFullError, Lease, Lent, Writer
+from cputrain.ipc.arena import MIN_BLOCK_BYTES, ArenaFullError, BlockRef, Lease, Writer
 from cputrain.ipc.shared_tensors import SharedStorage
 from cputrain.ipc.storage_ranges import ByteRange, StorageRanges
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class Writes(Protocol):
     """What `pack` asks of a writer."""
 
-    def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:
-        """A block that holds these bytes; `lasting` unless they were copied just now."""
+    def lend(self, raw: memoryview, *, in_place: bool = True, is_lasting: bool = True) -> BlockRef:
+        """A block that holds these bytes; `is_lasting` unless they were copied just now."""
 
-    def give_back(self, tokens: list[tuple[int, int]]) -> None:
+    def release(self, tokens: list[tuple[int, int]]) -> None:
         """These have not been sent."""
 
 
@@ -73,7 +73,7 @@ def tensor_on(buffer: Any) -> torch.Tensor:
     storage: Any = tensor.untyped_storage()
     storage._cputrain_buffer = buffer
     if isinstance(buffer, Lease):
-        buffer.holds_tensor()
+        buffer.mark_tensor()
     return tensor
 
 
@@ -235,7 +235,7 @@ def _bytes_of(storage: torch.UntypedStorage, begin: int, end: int) -> torch.Tens
 
 def pack(
     thing: Any, writer: Writes | None, *, shared: list[torch.UntypedStorage] | None = None
-) -> tuple[bytes, list[Lent]]:
+) -> tuple[bytes, list[BlockRef]]:
     """Return the pickled bytes, and the blocks that hold the large buffers.
 
     Args:
@@ -248,7 +248,7 @@ def pack(
     data, lent, unions = _pack_once(thing, writer, shared, {})
     if unions:  # once more, so that tensors which share memory still do
         if writer is not None:
-            writer.give_back([one.token for one in lent])
+            writer.release([one.token for one in lent])
         data, lent, _ = _pack_once(thing, writer, shared, unions)
     return data, lent
 
@@ -258,8 +258,8 @@ def _pack_once(
     writer: Writes | None,
     shared: list[torch.UntypedStorage] | None,
     unions: dict[int, tuple[ByteRange, ...]],
-) -> tuple[bytes, list[Lent], dict[int, tuple[ByteRange, ...]]]:
-    lent: list[Lent] = []
+) -> tuple[bytes, list[BlockRef], dict[int, tuple[ByteRange, ...]]]:
+    lent: list[BlockRef] = []
     # these may stay where they are; an array beside its tensor is sent on its own
     of_tensors: dict[int, pickle.PickleBuffer] = {}
     copies: list[Any] = []  # made only to be sent
@@ -267,12 +267,12 @@ def _pack_once(
     # refers to no packer: in a cycle with one, blocks would wait for the collector
     def apart(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if writer is None or raw.nbytes < SMALLEST:
+        if writer is None or raw.nbytes < MIN_BLOCK_BYTES:
             return True
         try:
             in_place = id(buffer) in of_tensors
-            lasting = not any(raw.obj is one for one in copies)
-            lent.append(writer.lend(raw, in_place=in_place, lasting=lasting))
+            is_lasting = not any(raw.obj is one for one in copies)
+            lent.append(writer.lend(raw, in_place=in_place, is_lasting=is_lasting))
         except ArenaFullError:
             return True
         return False
@@ -283,7 +283,7 @@ def _pack_once(
         packer.dump(thing)
     except BaseException:
         if writer is not None:
-            writer.give_back([one.token for one in lent])
+            writer.release([one.token for one in lent])
         raise
     return file.getvalue(), lent, {} if unions else packer.unions()
 
@@ -292,7 +292,7 @@ DIRECT = 16384
 """Bytes of a pickle that go through the pipe; a longer one lies in the arena."""
 
 
-def spill(data: bytes, lent: list[Lent], writer: Writer) -> bytes:
+def spill(data: bytes, lent: list[BlockRef], writer: Writer) -> bytes:
     """A pickle as it goes through the pipe: nothing, if it lies in the last block from now on."""
     if len(data) > DIRECT:
         try:
@@ -306,7 +306,7 @@ def spill(data: bytes, lent: list[Lent], writer: Writer) -> bytes:
 def room_for(shape: Sequence[int], dtype: torch.dtype, writer: Writer | None) -> torch.Tensor:
     """A tensor to be sent, where it will not have to be copied to, if there is such a place."""
     size = math.prod(shape) * dtype.itemsize
-    if writer is not None and size >= SMALLEST:
+    if writer is not None and size >= MIN_BLOCK_BYTES:
         try:
             flat = tensor_on(writer.lease(size))
         except ArenaFullError:
@@ -333,7 +333,7 @@ _FEW = 8
 def is_atom(thing: Any) -> bool:
     """Whether it never changes, holds nothing and is small: several can share a pickle."""
     kind = type(thing)
-    return kind in _NUMBERS or (kind is str and len(thing) < SMALLEST)
+    return kind in _NUMBERS or (kind is str and len(thing) < MIN_BLOCK_BYTES)
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ from cputrain.pool.tasks import Bundle, tokens_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cputrain.ipc import Lent
+    from cputrain.ipc import BlockRef
     from cputrain.pool.packets import ResultPacket
     from cputrain.pool.tasks import Task
     from cputrain.pool.workers import PoolWorker
@@ -75,7 +75,7 @@ class Dispatch:
         self._suspects: set[int] = set()
         self.recover_lost_at_s: float | None = None
         """Monotonic time at which suspected tasks that no worker has begun count as lost."""
-        self._quarantined: dict[int, list[Lent]] = {}
+        self._quarantined: dict[int, list[BlockRef]] = {}
         """Argument blocks, by ticket, of tasks sent again although a worker may still run them."""
 
     # -- sending
@@ -239,7 +239,7 @@ class Dispatch:
         """Book a worker's result; return its task, or None if the task has been given up."""
         with self.lock:
             task = self.sent.get(packet.ticket)
-            self.writer.give_back(tokens_of(self._quarantined.pop(packet.ticket, [])))
+            self.writer.release(tokens_of(self._quarantined.pop(packet.ticket, [])))
             if task is not None:
                 self.remove_sent(task)
                 num_tasks = len(task.members())
@@ -249,13 +249,13 @@ class Dispatch:
                 )
                 if packet.held_blocks:
                     blocks = {block.token: block for block in task.all_blocks()}
-                    self.writer.keep([blocks[token] for token in set(packet.held_blocks)])
+                    self.writer.retain([blocks[token] for token in set(packet.held_blocks)])
                     worker.held_blocks.update(packet.held_blocks)
                 if isinstance(task, Bundle):
                     task.release(self.writer)
             # blocks of the initializer's arguments are not among the held ones
             released_blocks = worker.held_blocks.intersection(packet.released_blocks)
-            self.writer.give_back(list(released_blocks))
+            self.writer.release(list(released_blocks))
             worker.held_blocks -= released_blocks
             return task
 
@@ -308,7 +308,7 @@ class Dispatch:
                 self.remove_sent(task)
                 # a worker may run it after all: keep its arguments unchanged
                 self._quarantined[task.ticket] = task.all_blocks()
-                self.writer.keep(task.all_blocks())
+                self.writer.retain(task.all_blocks())
                 self._waiting.appendleft(task)
 
     def _taken_by_no_worker(self, workers: Iterable[PoolWorker]) -> set[int]:

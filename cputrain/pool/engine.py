@@ -147,7 +147,7 @@ class Engine:
         except Exception:  # locks and the like can be pickled only while a process starts
             return setup
         if not can_resend:
-            writer.give_back(tokens_of(payload.blocks))
+            writer.release(tokens_of(payload.blocks))
             return setup
         self._unpacked_setup = setup, shared  # keeps alive the storages that later workers may open
         block = writer.lend(memoryview(payload.data))
@@ -431,7 +431,7 @@ class Engine:
         if packet.status is Status.BYE:
             worker.is_exiting = True
             return
-        leases = worker.reader.leases(packet.result.blocks)
+        leases = worker.reader.lease(packet.result.blocks)
         if packet.status is Status.NOT_SET_UP:
             worker.is_exiting = True
             _, cause = outcome_of(packet.status, packet.result.data, leases)
@@ -505,7 +505,7 @@ class Engine:
         self._receive(worker)
         state = worker.slot.read()
         exit_reason = self.supervisor.reap(worker)
-        self._dispatch.writer.give_back(list(worker.held_blocks))
+        self._dispatch.writer.release(list(worker.held_blocks))
         task = self._dispatch.sent.get(state.ticket)
         if task is not None:
             self._handle_task_of_exited(task, worker, state, exit_reason)

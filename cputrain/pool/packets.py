@@ -10,8 +10,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from cputrain.ipc import Lent
-from cputrain.ipc.arena import LENT
+from cputrain.ipc import BlockRef
+from cputrain.ipc.arena import BLOCK_REF
 
 LONGEST = 4096
 """Maximum bytes of a packet; a longer task is put into a block that the packet points to."""
@@ -66,7 +66,7 @@ class PacketPayload(NamedTuple):
     """A packed object: pickle and arena blocks; the last block is the pickle if `data` is empty."""
 
     data: bytes | memoryview
-    blocks: list[Lent]
+    blocks: list[BlockRef]
 
 
 class TaskPacket(NamedTuple):
@@ -89,7 +89,9 @@ class TaskPacket(NamedTuple):
             len(self.arguments.blocks),
             len(self.function.data),
         )
-        blocks = [LENT.pack(*block) for block in (*self.function.blocks, *self.arguments.blocks)]
+        blocks = [
+            BLOCK_REF.pack(*block) for block in (*self.function.blocks, *self.arguments.blocks)
+        ]
         return bytearray().join((head, *blocks, self.function.data, self.arguments.data))
 
     @classmethod
@@ -108,10 +110,14 @@ class TaskPacket(NamedTuple):
                 PacketPayload(view[_TASK.size : end], []),
                 PacketPayload(view[end:], []),
             )
-        function_end = _TASK.size + num_function_blocks * LENT.size
-        begin = function_end + num_argument_blocks * LENT.size
-        function = [Lent(*fields) for fields in LENT.iter_unpack(view[_TASK.size : function_end])]
-        arguments = [Lent(*fields) for fields in LENT.iter_unpack(view[function_end:begin])]
+        function_end = _TASK.size + num_function_blocks * BLOCK_REF.size
+        begin = function_end + num_argument_blocks * BLOCK_REF.size
+        function = [
+            BlockRef(*fields) for fields in BLOCK_REF.iter_unpack(view[_TASK.size : function_end])
+        ]
+        arguments = [
+            BlockRef(*fields) for fields in BLOCK_REF.iter_unpack(view[function_end:begin])
+        ]
         end = begin + length
         return cls(
             ticket,
@@ -128,14 +134,14 @@ def with_ticket(packet: bytearray, ticket: int) -> bytearray:
     return packet
 
 
-def points_to(block: Lent) -> bytearray:
+def points_to(block: BlockRef) -> bytearray:
     """Return a packet that points to a block with the encoded task."""
     return TaskPacket(
         0, PacketKind.CALL, False, PacketPayload(b"", []), PacketPayload(b"", [block])
     ).encode()
 
 
-def pointed_to(packet: TaskPacket) -> Lent | None:
+def pointed_to(packet: TaskPacket) -> BlockRef | None:
     """Return the block with the encoded task, or None if the packet holds the task itself."""
     if packet.kind is PacketKind.CALL and not packet.function.data and not packet.function.blocks:
         return packet.arguments.blocks[0]
@@ -194,7 +200,7 @@ class ResultPacket(NamedTuple):
         if not (self.held_blocks or self.released_blocks or self.result.blocks):
             return head + self.result.data
         tokens = [TOKEN.pack(*token) for token in (*self.held_blocks, *self.released_blocks)]
-        blocks = [LENT.pack(*block) for block in self.result.blocks]
+        blocks = [BLOCK_REF.pack(*block) for block in self.result.blocks]
         return b"".join((head, *tokens, *blocks, self.result.data))
 
     @classmethod
@@ -209,7 +215,7 @@ class ResultPacket(NamedTuple):
             return cls(ticket, _STATUSES[status], bool(last), [], [], elapsed_ns, payload)
         held_end = _RESULT.size + num_held * TOKEN.size
         released_end = held_end + num_released * TOKEN.size
-        begin = released_end + num_result_blocks * LENT.size
+        begin = released_end + num_result_blocks * BLOCK_REF.size
         return cls(
             ticket,
             _STATUSES[status],
@@ -219,6 +225,6 @@ class ResultPacket(NamedTuple):
             elapsed_ns,
             PacketPayload(
                 view[begin:],
-                [Lent(*fields) for fields in LENT.iter_unpack(view[released_end:begin])],
+                [BlockRef(*fields) for fields in BLOCK_REF.iter_unpack(view[released_end:begin])],
             ),
         )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cputrain.errors import UsageError
-from cputrain.ipc import Lent, Writer, pack
+from cputrain.ipc import BlockRef, Writer, pack
 from cputrain.ipc.arena import address_of
 from cputrain.ipc.serialization import is_atom, is_plain
 from cputrain.pool.packets import JOINT, LONGEST, PacketKind, PacketPayload, TaskPacket, points_to
@@ -188,7 +188,7 @@ class Call:
             payload, can_resend = self.pack_function(writer)
         except Exception:  # each task reports it, as it fails for the same reason
             return None
-        writer.give_back(tokens_of(payload.blocks))
+        writer.release(tokens_of(payload.blocks))
         return payload if can_resend and not payload.blocks else None
 
     def is_quick(self, tasks: list[Task]) -> bool:
@@ -215,7 +215,7 @@ class Call:
         """
         if self._has_fixed_function and self._packed_function is not None:
             if self._packed_function.blocks:
-                writer.keep(self._packed_function.blocks)
+                writer.retain(self._packed_function.blocks)
             return self._packed_function, True
         with self.packing:
             state = None if self._has_fixed_function else _state_of_partial(self.function)
@@ -226,7 +226,7 @@ class Call:
                 if self._packed_function is not None:
                     self._superseded.append(self._packed_function)
                 self._packed_function, self._packed_function_state = payload, state
-            writer.keep(self._packed_function.blocks)
+            writer.retain(self._packed_function.blocks)
             return self._packed_function, True
 
     def _pack_function_now(self, writer: Writer) -> tuple[PacketPayload, bool]:
@@ -238,7 +238,7 @@ class Call:
                     b"", [*payload.blocks, writer.lend(memoryview(payload.data))]
                 )
             except BaseException:
-                writer.give_back(tokens_of(payload.blocks))
+                writer.release(tokens_of(payload.blocks))
                 raise
         return payload, can_resend
 
@@ -312,12 +312,12 @@ class Call:
             *self._superseded,
             *([self._packed_function] if self._packed_function else ()),
         ):
-            writer.give_back(tokens_of(payload.blocks))
+            writer.release(tokens_of(payload.blocks))
         self._superseded.clear()
         self._shared.clear()
         self._packed_function = None
         if self._memo is not None:
-            self._memo.release()
+            self._memo.release_all()
             self._memo = None
         self.result = None  # breaks the reference cycle with the call and the pool
 
@@ -371,7 +371,7 @@ class Task:
         self.attempts = 0
         self.ticket = 0
         self.packet: bytearray | None = None
-        self.blocks: list[Lent] = []
+        self.blocks: list[BlockRef] = []
         self.bytes = 0
         """Bytes of its blocks in shared memory."""
 
@@ -457,14 +457,14 @@ class Task:
         self.packet = packet
         self.bytes = sum(block.size for block in self.all_blocks())
 
-    def all_blocks(self) -> list[Lent]:
+    def all_blocks(self) -> list[BlockRef]:
         """Return the task's blocks, including those of its members."""
         return self.blocks
 
     def unpack(self, writer: Writer) -> None:
         """Drop packed data that can be sent only once, before the task is sent again."""
         if not self.can_resend:
-            writer.give_back(tokens_of(self.blocks))
+            writer.release(tokens_of(self.blocks))
             self.blocks, self.packet, self.payload, self.can_resend = [], None, None, True
             self.function, self.is_prepared = None, False
 
@@ -475,7 +475,7 @@ class Task:
     def release(self, writer: Writer) -> None:
         """Give back the blocks of an ended task; a worker may still hold some of them."""
         if self.blocks:
-            writer.give_back(tokens_of(self.blocks))
+            writer.release(tokens_of(self.blocks))
             self.blocks = []
         self.packet = self.payload = self.function = self.arguments = None
         self.shared = ()
@@ -535,7 +535,7 @@ class Bundle(Task):
             data, [block for payload in payloads for block in payload.blocks]
         )
 
-    def all_blocks(self) -> list[Lent]:
+    def all_blocks(self) -> list[BlockRef]:
         return [*self.blocks, *(block for task in self.tasks for block in task.blocks)]
 
     def unpack(self, writer: Writer) -> None:
@@ -574,8 +574,8 @@ def _num_handed_out() -> int:
     return int(resource_sharer._resource_sharer._key)  # type: ignore[attr-defined]
 
 
-def tokens_of(blocks: list[Lent]) -> list[tuple[int, int]]:
-    """Return the tokens of blocks, as `Writer.give_back` takes them."""
+def tokens_of(blocks: list[BlockRef]) -> list[tuple[int, int]]:
+    """Return the tokens of blocks, as `Writer.release` takes them."""
     return [block.token for block in blocks]
 
 
@@ -656,7 +656,7 @@ class _Memo:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._blocks: dict[tuple[int, int], Lent] = {}
+        self._blocks: dict[tuple[int, int], BlockRef] = {}
         """Blocks by address and length of the buffer."""
         self._held_keys: set[tuple[int, int]] = set()
         self._trusted: dict[tuple[int, int], memoryview] = {}
@@ -666,23 +666,23 @@ class _Memo:
         """Forget which buffers are known to be unchanged."""
         self._trusted.clear()
 
-    def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:
+    def lend(self, raw: memoryview, *, in_place: bool = True, is_lasting: bool = True) -> BlockRef:
         """Copy a buffer into a block, or return the block of an equal copy; as Writer.lend."""
-        if raw.nbytes < MIN_MEMO_BYTES or not lasting:
+        if raw.nbytes < MIN_MEMO_BYTES or not is_lasting:
             return self._writer.lend(raw, in_place=in_place)
         address = address_of(np.frombuffer(raw, np.uint8))
         key = (address, raw.nbytes)
         known_block = self._blocks.get(key)
-        if known_block is not None and self._writer.keep([known_block]):
+        if known_block is not None and self._writer.retain([known_block]):
             if key in self._trusted or self._is_unchanged(address, known_block):
                 self._trusted[key] = raw
-                if key not in self._held_keys and self._writer.keep([known_block]):
+                if key not in self._held_keys and self._writer.retain([known_block]):
                     self._held_keys.add(key)
                 return known_block
-            self._writer.give_back([known_block.token])
+            self._writer.release([known_block.token])
             if key in self._held_keys:
                 self._held_keys.discard(key)
-                self._writer.give_back([known_block.token])
+                self._writer.release([known_block.token])
         block = self._writer.lend(raw, in_place=in_place)
         self._blocks.pop(key, None)
         self._blocks[key] = block
@@ -693,18 +693,18 @@ class _Memo:
                 del self._blocks[oldest_key]
         return block
 
-    def _is_unchanged(self, address: int, block: Lent) -> bool:
+    def _is_unchanged(self, address: int, block: BlockRef) -> bool:
         """Return whether the buffer at `address` equals its copy in `block`."""
-        block_address = self._writer._begin + block.offset
+        block_address = self._writer.base_address + block.offset
         return block_address != address and not _memcmp(address, block_address, block.size)
 
-    def give_back(self, tokens: list[tuple[int, int]]) -> None:
-        """Give blocks back, as Writer.give_back."""
-        self._writer.give_back(tokens)
+    def release(self, tokens: list[tuple[int, int]]) -> None:
+        """Release blocks, as `Writer.release`."""
+        self._writer.release(tokens)
 
-    def release(self) -> None:
-        """Give back all held blocks and forget all buffers, at the end of the call."""
-        self._writer.give_back([self._blocks[key].token for key in self._held_keys])
+    def release_all(self) -> None:
+        """Release all held blocks and forget all buffers, at the end of the call."""
+        self._writer.release([self._blocks[key].token for key in self._held_keys])
         self._held_keys.clear()
         self._blocks.clear()
         self._trusted.clear()

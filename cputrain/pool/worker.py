@@ -49,7 +49,7 @@ from cputrain.pool.tasks import is_stateless
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from cputrain.ipc import ArenaMemory, End, Lent, Sender
+    from cputrain.ipc import ArenaMemory, BlockRef, End, Sender
     from cputrain.pool.slots import Slot
 
 
@@ -90,7 +90,7 @@ class WorkerSetup(NamedTuple):
     forked: bool
 
 
-EncodedOutcome: TypeAlias = tuple[Status, bytes, "list[Lent]"]
+EncodedOutcome: TypeAlias = tuple[Status, bytes, "list[BlockRef]"]
 """The status of a task, its pickled value or exception, and the blocks of that pickle."""
 
 
@@ -162,7 +162,7 @@ class _Worker:
         initializer, initargs = setup.initializer, setup.initargs
         if setup.packed is not None:
             blocks = setup.packed.blocks
-            initializer, initargs = _unpack_payload(setup.packed, self._reader.leases(blocks))
+            initializer, initargs = _unpack_payload(setup.packed, self._reader.lease(blocks))
             self._reported.update(block.token for block in blocks)
         if initializer is not None:
             initializer(*initargs)
@@ -202,7 +202,7 @@ class _Worker:
             packet = TaskPacket.decode(memoryview(encoded))._replace(ticket=ticket)
         return packet
 
-    def _run(self, packet: TaskPacket, blocks: list[Lent]) -> EncodedOutcome:
+    def _run(self, packet: TaskPacket, blocks: list[BlockRef]) -> EncodedOutcome:
         """Run a task and return its outcome; keep no other reference to the task's data."""
         if packet.kind not in (PacketKind.APART, PacketKind.ATOMS, PacketKind.JOINT_APART):
             return self._run_and_pack(partial(self._compute, packet, blocks))
@@ -213,7 +213,7 @@ class _Worker:
         is_shared = packet.kind is PacketKind.JOINT_APART or is_stateless(function)
         work: Any = None
         outcomes: list[Any] = []
-        result_blocks: list[Lent] = []
+        result_blocks: list[BlockRef] = []
         for number, item in enumerate(pickle.loads(packet.arguments.data)):
             if number:
                 if self._slot.is_limited(packet.ticket, number):
@@ -258,10 +258,10 @@ class _Worker:
             return Status.RAISED, *self.packed(_to_raised(_encoding_error(error, value)))
 
     def _function_and_buffers(
-        self, packet: TaskPacket, blocks: list[Lent]
+        self, packet: TaskPacket, blocks: list[BlockRef]
     ) -> tuple[Any, list[Any]]:
         """Return the function (None if it comes with the arguments) and the arguments' buffers."""
-        buffers = self._reader.leases(blocks)
+        buffers = self._reader.lease(blocks)
         if packet.kind in APPLIED_AS:
             return None, buffers
         num_function_blocks = len(packet.function.blocks)
@@ -271,9 +271,9 @@ class _Worker:
 
     def _function_of(self, packet: TaskPacket) -> Any:
         """Unpack the packet's function anew."""
-        return self._function(packet.function, self._reader.leases(packet.function.blocks))
+        return self._function(packet.function, self._reader.lease(packet.function.blocks))
 
-    def _compute(self, packet: TaskPacket, blocks: list[Lent]) -> Any:
+    def _compute(self, packet: TaskPacket, blocks: list[BlockRef]) -> Any:
         """Unpack function and arguments and apply the function as the packet's kind says."""
         function, buffers = self._function_and_buffers(packet, blocks)
         arguments = _unpack_payload(packet.arguments, buffers)
@@ -308,7 +308,7 @@ class _Worker:
             self._slot.begin_item(number)
             yield item
 
-    def packed(self, value: Any) -> tuple[bytes, list[Lent]]:
+    def packed(self, value: Any) -> tuple[bytes, list[BlockRef]]:
         """Pack a value; move a large pickle into a block."""
         data, blocks = pack(value, self._writer)
         return spill(data, blocks, self._writer), blocks
@@ -321,14 +321,14 @@ class _Worker:
             return
         num_whole_bytes = len(received) - len(received) % TOKEN.size
         self._partial_tokens = received[num_whole_bytes:]
-        self._writer.give_back(list(TOKEN.iter_unpack(received[:num_whole_bytes])))
+        self._writer.release(list(TOKEN.iter_unpack(received[:num_whole_bytes])))
 
     def _update_held(
-        self, blocks: Iterable[Lent]
+        self, blocks: Iterable[BlockRef]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return tokens of this task's blocks in use, and of earlier blocks no longer in use."""
-        self._reader.returned()
-        live_tokens = self._reader.live()
+        self._reader.take_released()
+        live_tokens = self._reader.live_tokens()
         tokens = {block.token for block in blocks}
         newly_held = [
             token for token in tokens if live_tokens[token] and token not in self._reported
@@ -343,9 +343,9 @@ class _Worker:
         ticket: int,
         status: Status,
         data: bytes,
-        results: list[Lent],
+        results: list[BlockRef],
         is_last: bool = False,
-        blocks: Iterable[Lent] = (),
+        blocks: Iterable[BlockRef] = (),
     ) -> None:
         """Send a task's outcome, and which blocks of its arguments are still in use."""
         newly_held, released = self._update_held(blocks) if blocks or self._reported else ([], [])

@@ -35,7 +35,7 @@ class PoolWorker:
         """Tokens of argument blocks that objects in the worker still refer to."""
         self._pidfd: int | None = None
         memory = ArenaMemory.create()
-        self.reader = Reader(memory, most=float("inf"))
+        self.reader = Reader(memory, max_ratio=float("inf"))
         read, write = pipe()
         self.inbox, results = Inbox(read), Sender(write)
         read, write = pipe()
@@ -101,7 +101,7 @@ class PoolWorker:
 
     def return_blocks(self) -> None:
         """Tell the worker which blocks of its results are no longer in use here."""
-        tokens = self.reader.returned()
+        tokens = self.reader.take_released()
         if tokens:
             self.outbox.send_raw(b"".join(TOKEN.pack(*token) for token in tokens))
 
@@ -137,4 +137,4 @@ class PoolWorker:
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
-        self.reader.end()
+        self.reader.close()
