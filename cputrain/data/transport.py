@@ -27,7 +27,7 @@ from cputrain.ipc.exit_with_owner import OwnerPipe
 from cputrain.ipc.interrupts import deferred_signals, interrupt_blocked
 from cputrain.ipc.links import End, Inbox, Outbox, pipe
 from cputrain.ipc.serialization import pack, unpack
-from cputrain.ipc.shared_tensors import forget_opened
+from cputrain.ipc.shared_tensors import forget_opened_storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -378,7 +378,7 @@ class Results:
         """No thread empties this queue."""
 
     def close(self) -> None:
-        forget_opened()
+        forget_opened_storages()
         self._wake_read.close()
         self._wake_write.close()
 

@@ -24,8 +24,8 @@ from cputrain.data.sample_sharing import leave_objects_alone, replace_in_worker
 from cputrain.data.worker_errors import without_frames
 from cputrain.ipc.arena import Writer
 from cputrain.ipc.exit_with_owner import exit_with_owner
-from cputrain.ipc.one_thread import limit_numpy
-from cputrain.ipc.serialization import pack, room_for, spill, unpack
+from cputrain.ipc.serialization import empty_in_arena, pack, spill, unpack
+from cputrain.ipc.thread_limits import limit_numpy_threads
 from cputrain.runtime.patching import uncounted, without_ours
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _make_batches(
         arguments[place] = ours[role] if role in ours else _timed(arguments[place], clock)
     _collate_into(writer)
     if not ends.others:
-        limit_numpy()
+        limit_numpy_threads()
     loop(*arguments)
     if tasks.are_over:
         results.end()
@@ -276,7 +276,7 @@ def _collate_into(writer: Writer) -> None:
         first = batch[0]
         try:
             if _can_stack_like(first):
-                room = room_for((len(batch), *first.shape), first.dtype, writer)
+                room = empty_in_arena((len(batch), *first.shape), first.dtype, writer)
                 return torch.stack(batch, 0, out=room)
         except (RuntimeError, TypeError):
             pass  # torch's own says why

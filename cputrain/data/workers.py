@@ -34,7 +34,7 @@ from cputrain.data.resume import StandIn
 from cputrain.data.torch_step import hide_frames
 from cputrain.data.transport import Transport
 from cputrain.errors import UnguardedMain
-from cputrain.ipc.interrupts import deferred_signals, finalizer, keep_interrupts
+from cputrain.ipc.interrupts import deferred_signals, finalizer, redeliver_interrupts
 
 if TYPE_CHECKING:
     from cputrain.data.cached_dataset import CachedDataset
@@ -72,7 +72,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             True
         ] * loader.num_workers  # torch's end looks, should it come early
         self._owner = os.getpid()
-        keep_interrupts()
+        redeliver_interrupts()
         _iterators.add(self)
         if not _forgets_at_exit:
             atexit.register(_forget_workers)

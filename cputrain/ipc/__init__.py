@@ -12,12 +12,12 @@ from cputrain.ipc.arena import (
     starting_workers,
 )
 from cputrain.ipc.exit_with_owner import OwnerPipe, exit_with_owner
-from cputrain.ipc.interrupts import deferred_signals, keep_interrupts
+from cputrain.ipc.interrupts import deferred_signals, redeliver_interrupts
 from cputrain.ipc.links import End, Inbox, Outbox, Sender, pipe
 from cputrain.ipc.memfd import create_memfd
-from cputrain.ipc.one_thread import one_thread
-from cputrain.ipc.serialization import pack, room_for, spill, unpack
-from cputrain.ipc.shared_tensors import are_kept, forget_opened
+from cputrain.ipc.serialization import empty_in_arena, pack, spill, unpack
+from cputrain.ipc.shared_tensors import forget_opened_storages, has_opened_storages
+from cputrain.ipc.thread_limits import limit_to_one_thread
 from cputrain.ipc.threads import start_thread
 
 __all__ = [
@@ -32,16 +32,16 @@ __all__ = [
     "Reader",
     "Sender",
     "Writer",
-    "are_kept",
     "create_memfd",
     "deferred_signals",
+    "empty_in_arena",
     "exit_with_owner",
-    "forget_opened",
-    "keep_interrupts",
-    "one_thread",
+    "forget_opened_storages",
+    "has_opened_storages",
+    "limit_to_one_thread",
     "pack",
     "pipe",
-    "room_for",
+    "redeliver_interrupts",
     "spill",
     "start_thread",
     "starting_workers",

@@ -145,7 +145,7 @@ _trip: Callable[..., None] = _thread.interrupt_main
 _finalizers: set[CodeType] = set()
 
 
-def keep_interrupts() -> None:
+def redeliver_interrupts() -> None:
     """Have Ctrl-C delivered once more where Python drops it: before or after all else is deferred.
 
     That is so in finalizers of the standard library, too. A hook that a script has put there since

@@ -47,12 +47,12 @@ _kept: deque[torch.UntypedStorage] = deque(maxlen=_KEPT)
 """Opened lately, and likely to come again."""
 
 
-def forget_opened() -> None:
+def forget_opened_storages() -> None:
     """Nothing comes for a while: keep no memory that the other process may want to be rid of."""
     _kept.clear()
 
 
-def are_kept() -> bool:
+def has_opened_storages() -> bool:
     """Whether there is anything to forget."""
     return bool(_kept)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cputrain.errors import SourceError, TaskLost, UsageError
-from cputrain.ipc import deferred_signals, keep_interrupts, pipe
+from cputrain.ipc import deferred_signals, pipe, redeliver_interrupts
 from cputrain.machine import read_machine
 from cputrain.pool.callbacks import guarded
 from cputrain.pool.engine import Engine
@@ -66,7 +66,7 @@ class Pool(multiprocessing_pool.Pool):
         progress: bool = False,
     ) -> None:
         self._state = multiprocessing_pool.INIT
-        keep_interrupts()
+        redeliver_interrupts()
         if processes is not None:
             if not hasattr(processes, "__index__"):
                 raise UsageError(

@@ -21,12 +21,12 @@ import torch
 from cputrain.ipc import (
     PrivateReader,
     Writer,
-    are_kept,
+    empty_in_arena,
     exit_with_owner,
-    forget_opened,
-    one_thread,
+    forget_opened_storages,
+    has_opened_storages,
+    limit_to_one_thread,
     pack,
-    room_for,
     spill,
     unpack,
 )
@@ -119,7 +119,7 @@ def serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while it started
     if setup.cpus:
         _set_affinity(setup.cpus)
-    one_thread(forked=setup.forked)
+    limit_to_one_thread(forked=setup.forked)
     seed_all(setup.seed)
     worker = _Worker(ends)
     try:
@@ -137,7 +137,7 @@ _process_writers: list[Writer] = []
 
 def room(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return an empty tensor for a task's result, in the result arena if this is a worker."""
-    return room_for(shape, dtype, _process_writers[0] if _process_writers else None)
+    return empty_in_arena(shape, dtype, _process_writers[0] if _process_writers else None)
 
 
 class _Worker:
@@ -183,11 +183,11 @@ class _Worker:
 
     def _read_task(self) -> TaskPacket | None:
         """Read the next task; return None at STOP or at the pipe's end."""
-        if are_kept():
+        if has_opened_storages():
             poll = select.poll()
             poll.register(self._tasks, select.POLLIN)
             if not poll.poll(100):
-                forget_opened()
+                forget_opened_storages()
         data = os.read(self._tasks, LONGEST)
         if not data:
             return None

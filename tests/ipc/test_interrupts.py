@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cputrain.ipc import interrupts
-from cputrain.ipc.interrupts import deferred_signals, finalizer, keep_interrupts
+from cputrain.ipc.interrupts import deferred_signals, finalizer, redeliver_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +220,7 @@ def _dropped_by_a_weak_reference() -> None:
 def test_an_interrupt_that_python_drops_is_delivered_again(
     drop: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep_interrupts()
+    redeliver_interrupts()
     with pytest.raises(KeyboardInterrupt):
         drop()
     assert capsys.readouterr().err == ""
@@ -230,8 +230,8 @@ def test_other_errors_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[Any] = []
     monkeypatch.setattr(interrupts, "_previous_hook", None)
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    keep_interrupts()
-    keep_interrupts()  # once is enough
+    redeliver_interrupts()
+    redeliver_interrupts()  # once is enough
 
     class Fails:
         def __del__(self) -> None:
