@@ -412,7 +412,7 @@ class Results:
                 self._ready.append((link, message))
             else:
                 link.ended_well = True
-        if link.inbox.ended:
+        if link.inbox.is_at_end:
             self._poll.unregister(end)
             del self._links[end]
             if not link.ended_well:

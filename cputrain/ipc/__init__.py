@@ -1,4 +1,4 @@
-"""What processes of one program share: memory without a name, and pipes that never block."""
+"""Inter-process communication: shared memory, pickles with out-of-band buffers, pipes, signals."""
 
 from __future__ import annotations
 

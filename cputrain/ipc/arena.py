@@ -335,7 +335,7 @@ def _open_in_child(duplicate: Any, size: int) -> ArenaMemory:
 class _Block:
     """State of a block in the writer's process."""
 
-    __slots__ = ("fresh", "generation", "holders", "offset", "size")
+    __slots__ = ("generation", "is_fresh", "num_holders", "offset", "size")
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset = offset

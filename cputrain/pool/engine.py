@@ -420,7 +420,7 @@ class Engine:
         """Read and handle the messages in a worker's inbox."""
         for message in worker.inbox.receive():
             self._handle_result(worker, ResultPacket.decode(message))
-        if worker.inbox.ended and self.supervisor.on_inbox_closed(worker):
+        if worker.inbox.is_at_end and self.supervisor.on_inbox_closed(worker):
             self._dispatch.look_for_lost(self.supervisor.all_workers)
 
     def _handle_result(self, worker: PoolWorker, packet: ResultPacket) -> None:

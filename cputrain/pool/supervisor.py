@@ -130,7 +130,7 @@ class Supervisor:
 
     def _register_worker(self, worker: PoolWorker) -> None:
         """Register the worker's inbox and pidfd with the poll object, as far as they are known."""
-        if worker.inbox.fileno() not in self._inbox_fds and not worker.inbox.ended:
+        if worker.inbox.fileno() not in self._inbox_fds and not worker.inbox.is_at_end:
             self._inbox_fds[worker.inbox.fileno()] = worker
             self._poll.register(worker.inbox.fileno(), select.POLLIN)
         if worker.is_started and worker.sentinel not in self._sentinel_fds:
@@ -257,7 +257,7 @@ class Supervisor:
             if self._zygote is not None:
                 self._receive_zygote_replies()
             for worker in remaining:
-                if worker.inbox.ended:
+                if worker.inbox.is_at_end:
                     self.on_inbox_closed(worker)
             remaining = [worker for worker in remaining if not worker.has_ended()]
             if is_immediate():
@@ -283,7 +283,7 @@ class Supervisor:
         for worker in workers:
             if worker.is_started:
                 poll.register(worker.sentinel, select.POLLIN)
-            if not worker.inbox.ended:
+            if not worker.inbox.is_at_end:
                 poll.register(worker.inbox.fileno(), select.POLLIN)
         poll.poll(100)
         for worker in workers:

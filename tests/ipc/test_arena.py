@@ -511,7 +511,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def free_blocks_have_no_holder(self) -> None:
         free = [one for blocks in self.writer._free.values() for one in blocks]
         assert len({one.offset for one in free}) == len(free)
-        assert all(one.holders == 0 for one in free)
+        assert all(one.num_holders == 0 for one in free)
         hollow = self.writer._trimmed
         assert self.writer._free_bytes == sum(b.size for b in free if b.offset not in hollow)
 

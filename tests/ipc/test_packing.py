@@ -339,7 +339,7 @@ def test_messages_of_any_size_cross_a_pipe_that_is_soon_full(
     assert got == sent
     assert outbox.flush()
     assert inbox.receive() == []
-    assert not inbox.ended
+    assert not inbox.is_at_end
 
 
 @given(st.lists(st.binary(max_size=30)), st.lists(st.integers(1, 9), min_size=1))
@@ -361,7 +361,7 @@ def test_messages_that_arrive_in_pieces_are_put_together(
     os.close(sending)
     got += inbox.receive()
     assert got == messages
-    assert inbox.ended
+    assert inbox.is_at_end
     os.close(read)
 
 
@@ -405,7 +405,7 @@ def test_an_inbox_hears_what_was_said_before_the_end(ends: Ends) -> None:
     outbox.close()
     assert inbox.receive() == [b"last words"]
     assert inbox.receive() == []
-    assert inbox.ended
+    assert inbox.is_at_end
 
 
 def test_an_end_is_closed_once_however_often_it_is_told() -> None:
