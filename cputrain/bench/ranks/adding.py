@@ -1,4 +1,4 @@
-"""A rank that adds up tensors of many sizes with its neighbours, in shared memory and by gloo."""
+"""One rank of the all-reduce benchmark: tensors of many sizes, in shared memory and by gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch import distributed
 
-from cputrain.ranks.neighbours import neighbours
+from cputrain.ranks.node_group import connect_node_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     distributed.init_process_group("gloo")
-    found = neighbours(distributed.group.WORLD, timeout=60.0)
-    if found is None:
+    group = connect_node_group(distributed.group.WORLD, timeout_s=60.0)
+    if group is None:
         raise SystemExit("these ranks share no memory")
     for kib in KIB:
         whole = torch.zeros(kib * 256)
         ways: dict[str, Callable[[], object]] = {
-            "shared": partial(found.add_up, whole),
+            "shared": partial(group.all_reduce, whole),
             "gloo": partial(distributed.all_reduce, whole),
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
@@ -55,7 +55,7 @@ def main() -> None:
             }
             print(json.dumps({"KiB": kib, **figures}), flush=True)
     distributed.barrier()
-    found.close()
+    group.close()
     distributed.destroy_process_group()
 
 
