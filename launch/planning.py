@@ -68,7 +68,7 @@ def plan_for(
     request = request_for(parsed, environment, tuned)
     if here:
         asked = request.settings.get(backend.KNOB.name)
-        found = backends.known(machine, asked, unsafe=parsed.has(backend.UNSAFE))
+        found = backends.backend_candidates(machine, asked, unsafe=parsed.has(backend.UNSAFE))
         request = request.replace(backends=found)
     return make_plan(machine, request)
 

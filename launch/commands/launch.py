@@ -76,9 +76,9 @@ def main(argv: Sequence[str]) -> int:
     )
     program = target.find(what, os.environ)
     machine = read_machine(RootSource(), detail=False)
-    if cluster.is_wanted(parsed, os.environ):
-        return _begin(cluster.start_of(parsed, what, FOR_RANKS, machine), [], parsed)
-    cluster.end_with_the_agent(os.environ)
+    if cluster.needs_agent(parsed, os.environ):
+        return _begin(cluster.agent_start(parsed, what, FOR_RANKS, machine), [], parsed)
+    cluster.exit_with_agent(os.environ)
     plan, stale = planning.plan_for_script(parsed, what.name, machine)
     planning.check_preload(plan)
     start = start_of(plan, what, program, parsed)
@@ -107,7 +107,7 @@ def _is_quiet(parsed: Parsed) -> bool:
 def _is_another_rank() -> bool:
     """Whether the first of this node's ranks, which an agent has started, speaks for this one."""
     seat = os.environ.get(SEAT, os.environ.get("LOCAL_RANK", "0"))
-    return cluster.UNDER_AN_AGENT in os.environ and seat != "0"
+    return cluster.AGENT_VARIABLE in os.environ and seat != "0"
 
 
 def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> process.Start:

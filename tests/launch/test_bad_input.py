@@ -99,7 +99,7 @@ def test_files_that_say_something_else_are_named(tmp_path: Path) -> None:
         (["launch", "--python-args", "'", "x.py"], "must be quoted"),
         (["launch"], "the script is missing"),
         (["lunch", "x.py"], "Did you mean launch?"),
-        (["x.py"], "Say: cputrain launch x.py"),
+        (["x.py"], "Run: cputrain launch x.py"),
         (["-q"], "--help"),
         (["plan", "--why-not", "sorcery"], "knows of"),
         (["plan", "--sysroot", "/", "--from", "x"], "cannot be given with"),
