@@ -13,7 +13,7 @@ import sys
 from cputrain.errors import NotFound, UsageError
 from cputrain.launch.options import Option, split_quoted
 from cputrain.launch.process import Start
-from cputrain.machine.count_ranks import AGENT_PID, SEAT
+from cputrain.machine.ranks import AGENT_PID, SEAT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

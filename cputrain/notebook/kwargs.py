@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cputrain.errors import UsageError
-from cputrain.launch.settings import checked, known, written
+from cputrain.launch.settings import as_typed, checked_setting, knob_named
 from cputrain.machine import format_list
 from cputrain.plan.policies import KNOBS
 
@@ -27,16 +27,16 @@ def settings_of(given: Mapping[str, object]) -> dict[str, Setting]:
     found = {}
     for name, value in given.items():
         where = f"the argument {name}"
-        knob = known(name, where)
+        knob = knob_named(name, where)
         if value is not None:
-            found[knob.name] = checked(knob, _typed(value, where), where)
+            found[knob.name] = checked_setting(knob, _typed(value, where), where)
     return found
 
 
 def _typed(value: object, where: str) -> str:
     """The value as it would be typed."""
     if isinstance(value, (str, int)):  # a bool is an int, and is on or off
-        return written(value)
+        return as_typed(value)
     if isinstance(value, (list, tuple, set, frozenset, range)) and _are_cpus(value):
         return format_list(tuple(sorted(value)))
     raise UsageError(

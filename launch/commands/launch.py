@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     what = target.read_target(
         parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd")
     )
-    program = target.find(what, os.environ)
+    program = target.find_executable(what, os.environ)
     machine = read_machine(RootSource(), detail=False)
     if cluster.needs_agent(parsed, os.environ):
         return _begin(cluster.agent_start(parsed, what, FOR_RANKS, machine), [], parsed)
@@ -120,7 +120,7 @@ def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> p
         environment=planning.environment_for(
             plan,
             quiet=_is_quiet(parsed),
-            replayed=parsed.has("--plan"),
+            is_saved_plan=parsed.has("--plan"),
             is_python=what.kind is not target.TargetKind.COMMAND,
         ),
         cpus=None if cpus is None else tuple(cpus),

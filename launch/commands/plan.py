@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"cputrain plan: {stale}", file=sys.stderr)
     else:
         plan = planning.plan_for(
-            parsed, machine, environment=source.environment(), here=source.live
+            parsed, machine, environment=source.environment(), is_this_machine=source.live
         )
     if source.live:
         planning.check_preload(plan)

@@ -63,7 +63,7 @@ def script_of(parsed: Parsed, command: str) -> target.Target:
             found=what.name,
             do=f"Say: {command} train.py",
         )
-    target.find(what, os.environ)
+    target.find_executable(what, os.environ)
     return what
 
 
@@ -152,7 +152,7 @@ def watched_script(what: target.Target, python: Sequence[str], *, anyhow: bool) 
         yield Script(
             target=what,
             python=tuple(python),
-            environment=planning.users_environment(os.environ),
+            environment=planning.user_environment(os.environ),
             folder=folder,
             contained=contained,
         )

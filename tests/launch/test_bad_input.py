@@ -93,7 +93,7 @@ def test_files_that_say_something_else_are_named(tmp_path: Path) -> None:
     [
         (["launch", "--thread", "2", "x.py"], "Did you mean --threads?"),
         (["launch", "--dryrun", "x.py"], "Did you mean --dry-run?"),
-        (["launch", "-x", "x.py"], "is no option of cputrain launch"),
+        (["launch", "-x", "x.py"], "is not an option of cputrain launch"),
         (["launch", "--dry-run=1", "x.py"], "takes no value"),
         (["launch", "--threads"], "needs a value"),
         (["launch", "--python-args", "'", "x.py"], "must be quoted"),
@@ -111,7 +111,7 @@ def test_files_that_say_something_else_are_named(tmp_path: Path) -> None:
         (["info", "--from", "x.py"], "must"),
         (["info", "--from", "none.json"], "must"),
         (["info", "--capture", "x.py"], "would overwrite"),
-        (["info", "--capture", "none/x"], "can be written"),
+        (["info", "--capture", "none/x"], "must be a writable file"),
     ],
 )
 def test_a_wrong_word_is_met_with_a_suggestion(tmp_path: Path, words: list[str], hint: str) -> None:

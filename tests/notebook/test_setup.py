@@ -266,7 +266,7 @@ print(json.dumps([torch.get_num_threads(), decision.value, str(decision.reason),
     [
         ({"threads": 0}, "the argument threads must be auto or a whole number from 1 to"),
         ({"threads": True}, "the argument threads must be auto or a whole number"),
-        ({"thread": 2}, "the argument thread is no setting of cputrain"),
+        ({"thread": 2}, "the argument thread is not a setting of cputrain"),
         ({"thread": 2}, "Did you mean threads?"),
         ({"compile": "maybe"}, "the argument compile must be one of auto, on, off; found 'maybe'"),
         ({"threads": 1.5}, "the argument threads must be a text, a whole number"),

@@ -89,7 +89,9 @@ def test_what_cannot_be_carried_out_any_more_breaks_no_launch(
     keep(tmp_path, path, settings)
     done = launch(tmp_path, str(path))
     assert (done.returncode, done.stdout) == (0, "it runs\n"), done.stderr
-    assert "huge_pages" in settings or "what was tuned is not used: cputrain tune" in done.stderr
+    assert (
+        "huge_pages" in settings or "the tuned settings are not used: cputrain tune" in done.stderr
+    )
     wrong = complaint(launch(tmp_path, "--threads=none", str(path)))
     assert "--threads" in wrong
 
@@ -100,7 +102,7 @@ def test_what_cannot_be_carried_out_any_more_breaks_no_launch(
         (("--budget", "soon", "x.py"), "--budget must be seconds from 10"),
         (("--steps", "1", "x.py"), "--steps must be a whole number from 5"),
         (("-",), "must be a file"),
-        (("-m", "json"), "-m is no option of cputrain tune"),
+        (("-m", "json"), "-m is not an option of cputrain tune"),
         (("missing.py",), "does not exist"),
     ],
 )
