@@ -36,9 +36,9 @@ def tune_script(shell: Any, parsed: Parsed) -> Tuning:
             "needs a script, or a cell under it",
             do="Say: %cputrain_tune train.py, or begin a cell with: %%cputrain_tune",
         )
-    what = tune.script_of(parsed, "%cputrain_tune")
+    what = tune.script_target(parsed, "%cputrain_tune")
     found = _search(shell, parsed, what)
-    kept = tune.keep(what, read_machine(RootSource(), detail=False), found)
+    kept = tune.save_tuned(what, read_machine(RootSource(), detail=False), found)
     if parsed.values.get("--apply") != "yes":
         return Tuning(found=found, kept_in=kept)
     remember(found, "%cputrain_tune")
@@ -71,7 +71,7 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> Tuning:
 def _search(shell: Any, parsed: Parsed, what: target.Target) -> Found:
     machine = read_machine(RootSource())
     with _watching(shell) as watching:
-        return tune.find_as_asked(parsed, what, machine, watching)
+        return tune.search_with_options(parsed, what, machine, watching)
 
 
 def _applied(parsed: Parsed) -> Setup:

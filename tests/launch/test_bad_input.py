@@ -103,7 +103,7 @@ def test_files_that_say_something_else_are_named(tmp_path: Path) -> None:
         (["-q"], "--help"),
         (["plan", "--why-not", "sorcery"], "knows of"),
         (["plan", "--sysroot", "/", "--from", "x"], "cannot be given with"),
-        (["info", "extra"], "is not wanted"),
+        (["info", "extra"], "is not expected"),
         (["info", "--measure", "--sysroot", "/tmp"], "--"),
         (["info", "--sysroot", "empty"], "must be a folder with sys/ and proc/"),
         (["plan", "--sysroot", "none"], "no such folder"),

@@ -9,7 +9,7 @@ from torch.distributed.run import get_args_parser
 
 from cputrain.errors import UsageError
 from cputrain.launch import cluster
-from cputrain.launch.commands.launch import FOR_RANKS, OPTIONS
+from cputrain.launch.commands.launch import OPTIONS, RANK_OPTIONS
 from cputrain.launch.options import parse
 from cputrain.launch.target import read_target
 from cputrain.machine import read_machine
@@ -35,7 +35,7 @@ def agents(argv):
     parsed = parse(argv, OPTIONS, "launch")
     assert cluster.needs_agent(parsed, {})
     what = read_target(parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd"))
-    start = cluster.agent_start(parsed, what, FOR_RANKS, MACHINE)
+    start = cluster.agent_start(parsed, what, RANK_OPTIONS, MACHINE)
     return get_args_parser().parse_args(start.argv[4:]), start.argv
 
 
@@ -103,4 +103,4 @@ def test_a_plan_for_one_process_is_refused():
     parsed = parse(["--nproc-per-node", "2", "--plan", "p.json", "x.py"], OPTIONS, "launch")
     what = read_target(parsed.rest, module=False, command=False)
     with pytest.raises(UsageError, match="--plan cannot be given with ranks"):
-        cluster.agent_start(parsed, what, FOR_RANKS, MACHINE)
+        cluster.agent_start(parsed, what, RANK_OPTIONS, MACHINE)
