@@ -49,6 +49,7 @@ def backend_candidates(
 
 
 def _candidate(finding: Finding, *, unsafe: bool) -> Candidate:
+    """Return a backend's examination as a candidate of the plan."""
     return Candidate(
         name=finding.probed.name,
         environment=finding.probed.environment,
@@ -59,6 +60,7 @@ def _candidate(finding: Finding, *, unsafe: bool) -> Candidate:
 
 
 def _suits(finding: Finding, use: str, *, training: bool) -> Suits:
+    """Return whether a backend suits training or evaluation, and why not."""
     if finding.verdict is None:
         return Suits(fault=finding.note or finding.probed.reason)
     verdict = finding.verdict.of(training=training)

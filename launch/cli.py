@@ -86,6 +86,7 @@ def _discard_output() -> None:
 
 
 def _run(verb: str, arguments: list[str]) -> int:
+    """Run a verb, --help or --version; raise UsageError for anything else."""
     if verb in ("-h", "--help", "help"):
         print(_help())
         return 0

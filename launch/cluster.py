@@ -188,6 +188,7 @@ def _option_words(flag: str, value: str) -> list[str]:
 
 
 def _check_nodes(value: str) -> None:
+    """Raise UsageError unless the value of --nnodes is N or MIN:MAX."""
     min_nodes, colon, max_nodes = value.partition(":")
     numbers = (min_nodes, max_nodes) if colon else (min_nodes,)
     if not all(map(_is_number, numbers)) or int(numbers[0]) > int(numbers[-1]):
@@ -202,6 +203,7 @@ def _is_number(word: str) -> bool:
 
 
 def _check_torch() -> None:
+    """Raise NotFound if torch is not installed; looks for it without importing it."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:

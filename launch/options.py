@@ -126,6 +126,7 @@ def _unknown(name: str, options_by_name: dict[str, Option], command: str) -> Usa
 
 
 def _suggest(word: str, known: tuple[str, ...]) -> str:
+    """Return a question that names the most similar known word; "" if there is none."""
     from difflib import get_close_matches
 
     matches = get_close_matches(word, known, n=1)

@@ -209,6 +209,7 @@ def check_preload(plan: Plan) -> None:
 
 
 def _read_saved_plan(path: str, machine: Machine) -> Plan:
+    """Read a saved plan; raise PlanError unless it fits this machine and its limits."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()

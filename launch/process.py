@@ -89,6 +89,7 @@ def run(start: Start, notes: Sequence[str], *, quiet: bool) -> NoReturn:
 
 
 def _exec(program: str, argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the program; on Windows, run it and exit with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

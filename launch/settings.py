@@ -118,6 +118,7 @@ def _setting_tables(environment: Mapping[str, str]) -> Iterator[tuple[str, dict[
 
 
 def _mentions_cputrain(path: str) -> bool:
+    """Return whether a file contains the word cputrain."""
     try:
         with open(path, "rb") as file:
             return b"cputrain" in file.read()

@@ -98,6 +98,7 @@ def find_executable(target: Target, environment: Mapping[str, str]) -> str:
 
 
 def _check_script(path: str) -> None:
+    """Raise NotFound or NotExecutable unless the path is a readable script, folder or archive."""
     if not os.path.lexists(path):
         raise NotFound(
             f"the script {path}",
@@ -122,6 +123,7 @@ def _check_script(path: str) -> None:
 
 
 def _find_command(name: str, path: str) -> str:
+    """Return the path of a command in PATH; raise NotFound or NotExecutable."""
     candidates = (
         [name] if os.path.dirname(name) else [os.path.join(p, name) for p in path.split(os.pathsep)]
     )

@@ -186,6 +186,7 @@ class ArenaMemory:
         self._remap(offset, size, mmap.MAP_SHARED)
 
     def _remap(self, offset: int, size: int, flags: int) -> None:
+        """Map a range again at its present address, with other flags of mmap."""
         address = ctypes.c_void_p(self.address + offset)
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         result = _libc_mmap()(
@@ -420,6 +421,7 @@ class Writer:
                 self._release_tokens(tokens)
 
     def _release_tokens(self, tokens: list[tuple[int, int]]) -> None:
+        """Remove a holder from each block; ignore tokens of an earlier generation."""
         for offset, generation in tokens:
             block = self._blocks.get(offset)
             if block is None or block.generation != generation or block.num_holders == 0:
@@ -431,6 +433,7 @@ class Writer:
                 self._free_bytes += block.size
 
     def _lease_block(self, block: _Block, size: int) -> Lease:
+        """Add a holder to a block, and return its lease."""
         block.num_holders += 1
         return Lease.create(
             self._memory, BlockRef(block.offset, size, block.generation), size, self._ended_tokens
@@ -457,6 +460,7 @@ class Writer:
         return block
 
     def _pop_free_block(self, wanted: int) -> _Block | None:
+        """Take a free block of the wanted size or up to a quarter larger; None if there is none."""
         for fitting in (wanted, *(s for s in sorted(self._free) if wanted < s <= wanted * 5 // 4)):
             if blocks := self._free.get(fitting):
                 block = blocks.pop()

@@ -89,6 +89,7 @@ class deferred_signals:  # noqa: N801  (used as a statement)
             raise
 
     def _record(self, number: int, _: FrameType | None) -> None:
+        """Signal handler in a block: note the signal, and call `on_interrupt` on Ctrl-C."""
         if number not in self.pending:
             self.pending.append(number)
         if self._on_interrupt and self._handlers.get(number) is signal.default_int_handler:
@@ -169,6 +170,7 @@ _previous_hook: Callable[[Any], Any] | None = None
 
 
 def _redeliver(unraisable: Any) -> None:
+    """Send SIGINT again for a dropped KeyboardInterrupt; pass on other errors."""
     assert _previous_hook is not None
     if (
         not issubclass(unraisable.exc_type, KeyboardInterrupt)

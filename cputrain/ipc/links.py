@@ -111,6 +111,7 @@ class Outbox(End):
             return
 
     def _write_pending(self) -> bool:
+        """Write as much of the queue as the pipe takes; return whether nothing is left to write."""
         while self._pending:
             try:
                 written = os.write(self._descriptor, self._pending[: 1 << 16])
@@ -152,6 +153,7 @@ class Inbox(End):
         return messages
 
     def _next_message(self) -> bytes | None:
+        """Take the next complete message from the received bytes; return None if there is none."""
         if len(self._received_bytes) < 4:
             return None
         (length,), begin = _LENGTH_PREFIX.unpack_from(self._received_bytes), 4

@@ -89,6 +89,7 @@ def _view_tensor(
     strides: tuple[int, ...],
     offset: int,
 ) -> torch.Tensor:
+    """Rebuild a tensor on the storage of a tensor of bytes."""
     # set_, as torch's own unpickling: autograd does not see the tensors as views of one another
     empty = torch.empty(0, dtype=dtype, device="cpu")
     return empty.set_(flat.untyped_storage(), offset, shape, strides)
@@ -97,6 +98,7 @@ def _view_tensor(
 def _empty_tensor(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
+    """Rebuild a tensor without elements."""
     storage = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
 
@@ -115,6 +117,7 @@ _MAX_SPAN_BYTES = 1 << 30
 def _strided_tensor(
     flat: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
+    """Rebuild a strided tensor from its elements; drop the strides if they span too much memory."""
     elements = flat.view(dtype).view(shape)
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     is_light = elements.numel() <= _MAX_STRIDED_ELEMENTS
@@ -165,6 +168,7 @@ class SpillPickler(ForkingPickler):
         self._tensor_buffers = tensor_buffers
 
     def reducer_override(self, value: Any) -> Any:
+        """Reduce tensors, parameters, small arrays and read-only arrays; leave others to torch."""
         if type(value) is torch.Tensor:
             return self._reduce_leaf(value) if value.requires_grad else self._reduce(value)
         if type(value) is torch.nn.Parameter:
@@ -182,6 +186,7 @@ class SpillPickler(ForkingPickler):
         return NotImplemented
 
     def _reduce_leaf(self, tensor: torch.Tensor) -> Any:
+        """Reduce a parameter, or a leaf that requires gradients."""
         if not tensor.is_leaf:
             return NotImplemented  # torch's reduction raises an error that explains it
         bare = tensor.detach()
@@ -190,6 +195,7 @@ class SpillPickler(ForkingPickler):
         return _leaf_tensor, (bare, type(tensor) is torch.nn.Parameter, tensor.requires_grad)
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
+        """Reduce a CPU tensor to its storage or bytes; return NotImplemented for other tensors."""
         if (
             tensor.device.type != "cpu"
             or tensor.layout is not torch.strided
@@ -294,6 +300,7 @@ def _pack_once(
     shared: list[torch.UntypedStorage] | None,
     unions: dict[int, tuple[ByteRange, ...]],
 ) -> tuple[bytes, list[BlockRef], dict[int, tuple[ByteRange, ...]]]:
+    """Pickle a value with the given unions; also return the unions that a next pass needs."""
     blocks: list[BlockRef] = []
     # only tensors are lent in place: an array that shares a tensor's memory is sent as a copy
     tensor_buffers: dict[int, pickle.PickleBuffer] = {}

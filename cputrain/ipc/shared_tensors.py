@@ -59,6 +59,7 @@ def has_opened_storages() -> bool:
 
 
 def _open_storage(pid: int, descriptor: int, file_id: tuple[int, int], size: int) -> torch.Tensor:
+    """Return a tensor on a storage that another process has in shared memory."""
     storage = storage_from_cache(torch.UntypedStorage, file_id)
     if storage is None:
         try:

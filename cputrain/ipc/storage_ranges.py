@@ -97,6 +97,7 @@ class StorageRanges:
 
 
 def _merge_ranges(ranges: list[ByteRange]) -> tuple[ByteRange, ...]:
+    """Align ranges and merge those that overlap."""
     merged: list[ByteRange] = []
     for begin, end in sorted(ranges):
         aligned = begin - begin % _ALIGNMENT

@@ -122,6 +122,7 @@ class Rendezvous(RendezvousHandler):
         return self._round is None or (min_nodes is not None and self._round.world_size > min_nodes)
 
     def _has_lost_node(self, info: RendezvousInfo) -> bool:
+        """Return whether a node left the round before its ranks had finished."""
         # torch's handlers, except the static one, remove nodes without heartbeats from this state
         state = getattr(getattr(self._handler, "_state_holder", None), "state", None)
         if state is None or len(state.participants) == info.world_size:
@@ -130,6 +131,7 @@ class Rendezvous(RendezvousHandler):
         return not info.store.check([f"{FINISHED_KEY_PREFIX}{rank}" for rank in sorted(missing)])
 
     def _is_interrupted(self, info: RendezvousInfo) -> bool:
+        """Return whether the job was interrupted on another node."""
         try:
             return info.store.check([INTERRUPTED_KEY])
         except DistError:

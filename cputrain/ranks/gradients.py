@@ -102,6 +102,7 @@ class GradientAllReduce:
             self._node_group.close()
 
     def _record_step(self, method: str) -> None:
+        """Time a step of the trials; after the last one, choose the faster method in all ranks."""
         now = time.perf_counter()
         if self._step % STEPS_PER_TURN:
             self._times_s[method].append(now - self._step_begin)

@@ -143,6 +143,7 @@ class NodeGroup:
         self._failure = self._failure or "the group was closed"
 
     def _all_reduce(self, flat: torch.Tensor, divisor: int) -> None:
+        """Copy the tensor to this rank's slot, add this rank's chunk, and copy the sums back."""
         (*slots, sums), num_elements = self._slots_for(flat), flat.numel()
         if flat.dtype == torch.float16:  # divide first: the sum could overflow
             flat.div_(divisor)
@@ -165,6 +166,7 @@ class NodeGroup:
         self._copy(sums, flat)
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy a tensor, in one thread if ranks share CPUs."""
         if self._has_own_cpus:
             target.copy_(source)
         else:
@@ -231,6 +233,7 @@ class NodeGroup:
             ) from None  # fmt: skip
 
     def _connect(self, listener: socket.socket, addresses: list[bytes], secret: bytes) -> None:
+        """Connect to the ranks at distances 1, 2, 4, …, and accept as many connections."""
         listener.settimeout(CONNECT_TIMEOUT_S)
         steps = [1 << index for index in range((self._num_ranks - 1).bit_length())]
         for index, step in enumerate(steps):

@@ -303,6 +303,7 @@ def _search(
     *,
     is_exhaustive: bool = False,
 ) -> Found:
+    """Tune a script for at most `budget_text` seconds, or try every combination."""
     from cputrain.bench import workloads
     from cputrain.launch import planning, target
     from cputrain.launch.commands import launch

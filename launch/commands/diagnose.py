@@ -88,6 +88,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
 
 def _run_diagnosis(parsed: Parsed) -> Diagnosis:
+    """Diagnose the script, and with --apply measure the suggested options."""
     from cputrain.diagnose import apply, diagnose
     from cputrain.launch.commands.tune import parse_seconds, script_target, trial_script
 

@@ -88,6 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _backends(*, measure: bool, as_json: bool) -> int:
+    """Print the backends, examined anew if `measure`."""
     from cputrain.backends import chosen, findings
 
     examined = findings(read_machine(detail=False), examine=measure)
@@ -110,6 +111,7 @@ def _backends(*, measure: bool, as_json: bool) -> int:
 
 
 def _capture(source: Source, capture_path: str, *, force: bool) -> int:
+    """Save the files that describe the machine."""
     from cputrain.machine.capture import RecordingSource
 
     file = NewFile(capture_path, "--capture", force=force)
@@ -126,6 +128,7 @@ def _capture(source: Source, capture_path: str, *, force: bool) -> int:
 
 
 def _bandwidth(machine: Machine, *, measure: bool) -> Bandwidth | None:
+    """Return the memory bandwidth, measured now or cached; None if it was never measured."""
     from cputrain.machine.bandwidth import load_bandwidth, measure_bandwidth, save_bandwidth
 
     key = f"{machine.fingerprint()}, {machine.budget.physical_cores} usable cores"

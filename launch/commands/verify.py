@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _verify(parsed: Parsed) -> list[dict[str, Any]]:
+    """Run the script's steps, and return the comparison of each of its models."""
     from cputrain.launch.commands.tune import script_target, trial_script
     from cputrain.tune.trial import fault_of, run_watched
 
