@@ -208,6 +208,6 @@ def _check_torch() -> None:
 
     if find_spec("torch") is None:
         raise NotFound(
-            "torch", "is required to start ranks, and is not installed for this Python",
+            "torch", "is not installed for this Python, and is required to start ranks",
             do="Run: pip install torch",
         )  # fmt: skip

@@ -541,7 +541,7 @@ class Reader:
         _readers.add(self)
 
     def lease(self, refs: list[BlockRef]) -> list[Any]:
-        """Lease blocks in place; return copies if too many are held, or after a foreign fork."""
+        """Lease blocks in place; return copies if too many are held, or a child may read them."""
         if not refs:
             return []
         limit = self._max_ratio * len(refs) + 16
