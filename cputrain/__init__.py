@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cputrain.pool import Pool, fill
     from cputrain.split import Split
 
-_HOMES = {
+_MODULE_OF_NAME = {
     "DataLoader": "cputrain.data",
     "Pool": "cputrain.pool",
     "Split": "cputrain.split",
@@ -28,13 +28,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(_MODULE_OF_NAME[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

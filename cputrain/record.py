@@ -32,12 +32,12 @@ class Record:
     """Names of the fields, in the order of their definition; fields of base classes first."""
 
     def __init_subclass__(cls) -> None:
-        own = (
+        new_fields = (
             name
             for name, annotation in cls.__annotations__.items()
             if not str(annotation).startswith("ClassVar")
         )
-        cls.record_fields = tuple(dict.fromkeys((*cls.record_fields, *own)))
+        cls.record_fields = tuple(dict.fromkeys((*cls.record_fields, *new_fields)))
 
     def __init__(self, **values: Any) -> None:
         for name in self.record_fields:
@@ -60,7 +60,7 @@ class Record:
         raise AttributeError(f"{type(self).__name__} is frozen: use replace({name}=...)")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"{type(self).__name__} is frozen: its field {name} stays")
+        raise AttributeError(f"{type(self).__name__} is frozen: its field {name} cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
@@ -69,8 +69,8 @@ class Record:
         return hash((type(self), *(getattr(self, name) for name in self.record_fields)))
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.record_fields)
-        return f"{type(self).__name__}({inside})"
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.record_fields)
+        return f"{type(self).__name__}({fields})"
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed; the copy is validated again."""

@@ -1,4 +1,4 @@
-"""`python -m cputrain.launch` is the `cputrain` command."""
+"""Run the `cputrain` command as `python -m cputrain.launch`."""
 
 import sys
 

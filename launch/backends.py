@@ -1,7 +1,7 @@
-"""What is known of backends, for a plan: of the one that is asked for, or of those examined before.
+"""Backend candidates of a plan: the requested backend, or those examined on this machine before.
 
-A plan is made at every launch, so nothing is loaded and no process started unless somebody has
-asked for a backend, or one was found to be right and faster here.
+Every launch makes a plan. So no module is loaded and no process started for backends, unless one is
+requested or the cache has an examination of one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ if TYPE_CHECKING:
     from cputrain.plan import Setting
 
 
-def known(machine: Machine, asked: Setting | None, *, unsafe: bool) -> tuple[Candidate, ...]:
-    """Candidates for this machine's plan; the one that is asked for is examined, if need be."""
-    name = "auto" if asked is None else asked.value
+def backend_candidates(
+    machine: Machine, setting: Setting | None, *, unsafe: bool
+) -> tuple[Candidate, ...]:
+    """Return the candidates for this machine's plan; examine a requested backend if necessary.
+
+    Args:
+        setting: The user's setting of the knob; None stands for auto.
+        unsafe: Whether a backend may be used although it was found to be wrong.
+
+    Raises:
+        UsageError: `unsafe` was given without the name of a backend.
+    """
+    name = "auto" if setting is None else setting.value
     if unsafe and name in ("auto", "default"):
         raise UsageError(
-            UNSAFE, "goes with the name of a backend", found=f"{KNOB.flag} {name}",
-            do=f"Say for example {KNOB.flag} zendnn {UNSAFE}.",
+            UNSAFE, "requires the name of a backend", found=f"{KNOB.flag} {name}",
+            do=f"For example: {KNOB.flag} zendnn {UNSAFE}",
         )  # fmt: skip
     if name == "default" or (
         name == "auto" and not os.path.isdir(os.path.join(cache_folder(), "backends"))
@@ -33,30 +43,32 @@ def known(machine: Machine, asked: Setting | None, *, unsafe: bool) -> tuple[Can
         return ()
     from cputrain.backends.findings import cached_findings, require_backend
 
-    if name == "auto" or asked is None:
-        return tuple(_candidate(one, unsafe=False) for one in cached_findings(machine))
-    return (_candidate(require_backend(machine, name, asked.where), unsafe=unsafe),)
+    if name == "auto" or setting is None:
+        return tuple(_candidate(finding, unsafe=False) for finding in cached_findings(machine))
+    return (_candidate(require_backend(machine, name, setting.where), unsafe=unsafe),)
 
 
-def _candidate(found: BackendFinding, *, unsafe: bool) -> Candidate:
+def _candidate(finding: BackendFinding, *, unsafe: bool) -> Candidate:
+    """Return a backend's examination as a candidate of the plan."""
     return Candidate(
-        name=found.probed.name,
-        environment=found.probed.environment,
-        training=_suits(found, "train", training=True),
-        evaluation=_suits(found, "evaluate while weights change", training=False),
+        name=finding.probed.name,
+        environment=finding.probed.environment,
+        training=_suits(finding, "train", training=True),
+        evaluation=_suits(finding, "evaluate while weights change", training=False),
         unsafe=unsafe,
     )
 
 
-def _suits(found: BackendFinding, what: str, *, training: bool) -> Suits:
-    if found.verdict is None:
-        return Suits(fault=found.note or found.probed.reason)
-    judged = found.verdict.of(training=training)
-    if judged is None:
-        return Suits(claims=False, fault=f"it does not claim to {what}")
-    is_preferable = judged.is_preferable and not found.probed.legacy
+def _suits(finding: BackendFinding, use: str, *, training: bool) -> Suits:
+    """Return whether a backend suits training or evaluation, and why not."""
+    if finding.verdict is None:
+        return Suits(fault=finding.note or finding.probed.reason)
+    verdict = finding.verdict.of(training=training)
+    if verdict is None:
+        return Suits(claims=False, fault=f"it does not claim to {use}")
+    is_preferable = verdict.is_preferable and not finding.probed.legacy
     return Suits(
-        fault=judged.fault and f"it was wrong: {judged.fault}",
-        gain=judged.speedup if is_preferable else None,
-        seen=str(judged),
+        fault=verdict.fault and f"it was wrong: {verdict.fault}",
+        gain=verdict.speedup if is_preferable else None,
+        seen=str(verdict),
     )

@@ -1,4 +1,4 @@
-"""The `cputrain` command: its verbs, one line each."""
+"""Entry point of the `cputrain` command: its verbs, their summaries and exit codes."""
 
 from __future__ import annotations
 
@@ -13,77 +13,80 @@ if TYPE_CHECKING:
 
 VERBS = {
     "launch": "run a training script faster, unchanged",
-    "info": "what this machine is, and what of it may be used",
-    "plan": "what launch would do, with every reason",
-    "tune": "find the fastest plan for a script by measuring, and keep it",
-    "diagnose": "why a script is slower than the machine allows, and what to do about it",
-    "report": "a diagnosis that was kept, once more, or two of them side by side",
-    "verify": "how far a batch in parts is from the whole one, on a script's own steps",
-    "bench": "plain python against cputrain, side by side",
+    "info": "show this machine's hardware, and how much of it this process may use",
+    "plan": "show what launch would do, and why",
+    "tune": "find the fastest plan for a script by measuring, and save it for launch",
+    "diagnose": "find out why a script is slower than the machine allows, and what to change",
+    "report": "show a saved diagnosis, or compare two of them",
+    "verify": "compare a script's gradients with sharded batches and with whole ones",
+    "bench": "compare the throughput of plain python and cputrain",
 }
-"""Each is a module of cputrain.launch.commands with `main(argv) -> int`."""
+"""Summary by verb; each verb is a module of cputrain.launch.commands with `main(argv) -> int`."""
 
 REPORT = "Please report this with the output of: cputrain info --capture machine.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a verb; its exit code, or that of the error that ended it."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    verb = words.pop(0) if words else "--help"
+    """Run a verb; return its exit code, or that of the error that ended it."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verb = arguments.pop(0) if arguments else "--help"
     prefix = f"cputrain {verb}" if verb in VERBS else "cputrain"
-    if isinstance(sys.stdout, TextIOWrapper):  # what the terminal's encoding lacks is spelled out
+    if isinstance(sys.stdout, TextIOWrapper):  # escape characters that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
-    if sys.stdout is None and verb != "launch":  # a launched script is to find it as it is
+    if sys.stdout is None and verb != "launch":  # a launched script must inherit it closed
         import os
 
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        code = _run(verb, words)
+        code = _run(verb, arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except CputrainError as error:
         return _fail(prefix, error)
-    except BrokenPipeError:  # whoever read our output has enough
-        _drop_output()
+    except BrokenPipeError:  # the reader of standard output has closed it
+        _discard_output()
         return 141
     except OSError as error:
-        _drop_output()
-        return _fail(prefix, LaunchError("the system", "refused", found=str(error)))
+        _discard_output()
+        return _fail(prefix, LaunchError("a system call", "failed", found=str(error)))
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # the edge: a fault of ours is told in a line, like all the others
-        place = _place_of(error)
-        fault = InternalError(place, "failed", found=f"{type(error).__name__}: {error}", do=REPORT)
-        return _fail(prefix, fault)
+    except Exception as error:  # report a bug of this package in one line, as other errors
+        location = _location_of(error)
+        internal_error = InternalError(
+            location, "failed", found=f"{type(error).__name__}: {error}", do=REPORT
+        )
+        return _fail(prefix, internal_error)
 
 
-def _place_of(error: BaseException) -> str:
-    """The line of ours where an error was raised, as file:line."""
-    frame, place = error.__traceback__, "cputrain"
+def _location_of(error: BaseException) -> str:
+    """Return the innermost frame of this package in an error's traceback, as file:line."""
+    frame, location = error.__traceback__, "cputrain"
     while frame is not None:
         path = frame.tb_frame.f_code.co_filename
         if "cputrain" in path or "launch" in path:
-            place = f"{path}:{frame.tb_lineno}"
+            location = f"{path}:{frame.tb_lineno}"
         frame = frame.tb_next
-    return place
+    return location
 
 
 def _fail(prefix: str, error: CputrainError) -> int:
-    if sys.stderr is not None:  # print(file=None) is standard output
+    if sys.stderr is not None:  # print(file=None) would write to standard output
         print(f"{prefix}: {error}", file=sys.stderr)
     return error.exit_code
 
 
-def _drop_output() -> None:
-    """Let the interpreter flush what is left into nothing, instead of failing once more."""
+def _discard_output() -> None:
+    """Redirect standard output to /dev/null, so that the flush at exit does not fail again."""
     import os
 
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(verb: str, words: list[str]) -> int:
+def _run(verb: str, arguments: list[str]) -> int:
+    """Run a verb, --help or --version; raise UsageError for anything else."""
     if verb in ("-h", "--help", "help"):
         print(_help())
         return 0
@@ -97,27 +100,27 @@ def _run(verb: str, words: list[str]) -> int:
 
         from cputrain.errors import UsageError
 
-        close = get_close_matches(verb, VERBS, n=1)
+        matches = get_close_matches(verb, VERBS, n=1)
         looks_like_script = verb.endswith(".py")
         raise UsageError(
             verb,
-            f"is no command of cputrain; those are {', '.join(VERBS)}",
-            do=f"Say: cputrain launch {verb}"
+            f"is not a command of cputrain; the commands are {', '.join(VERBS)}",
+            do=f"Run: cputrain launch {verb}"
             if looks_like_script
-            else f"Did you mean {close[0]}?"
-            if close
-            else "cputrain --help tells what each does.",
+            else f"Did you mean {matches[0]}?"
+            if matches
+            else "See: cputrain --help",
         )
     from importlib import import_module
 
-    return int(import_module(f"cputrain.launch.commands.{verb}").main(words))
+    return int(import_module(f"cputrain.launch.commands.{verb}").main(arguments))
 
 
 def _help() -> str:
     verbs = "\n".join(f"  {verb:<10}{summary}" for verb, summary in VERBS.items())
     return (
         "usage: cputrain COMMAND [options]\n\n"
-        "PyTorch training on CPUs, made fast without changing the script.\n\n"
+        "Makes PyTorch training on CPUs fast without changes to the script.\n\n"
         f"{verbs}\n\n"
-        "cputrain COMMAND --help tells more. Start with: cputrain launch train.py"
+        "See cputrain COMMAND --help for the options. Start with: cputrain launch train.py"
     )

@@ -1,9 +1,8 @@
-"""Several ranks, on one node or more: torch's elastic agent starts each as a launch of its own.
+"""Launch of several ranks, on one node or more, by torch's elastic agent.
 
-The agent is torchrun's, with its options, names and meanings. What it starts for each rank is
-`cputrain launch` with the same settings, which finds its rank in the environment, takes that rank's
-part of the cores and becomes the script. So each node plans for itself, and each rank has a mask,
-threads, an allocator and a share for its loaders.
+The options are torchrun's, and are passed on to the agent. For each rank, the agent starts
+`cputrain launch` with the same settings; this launch finds its rank in the environment, makes a
+plan for the rank's share of the node's cores, and execs the script.
 """
 
 from __future__ import annotations
@@ -25,82 +24,86 @@ if TYPE_CHECKING:
     from cputrain.machine import Machine
 
 
-def _name(flag: str) -> str:
-    """A flag's, with underscores."""
+def _underscored(flag: str) -> str:
+    """Return a flag's name with underscores and without leading dashes."""
     return flag[2:].replace("-", "_")
 
 
-def _option(flag: str, help_: str, takes: str = "", short: str = "") -> Option:
-    """One of torchrun's, which also knows it with underscores."""
-    other = f"--{_name(flag)}"
+def _option(flag: str, help_: str, metavar: str = "", short: str = "") -> Option:
+    """Return an option of torchrun's, with the alias in underscores that torchrun accepts."""
+    alias = f"--{_underscored(flag)}"
     return Option(
-        flag=flag, help=help_, takes=takes, short=short,
-        aliases=() if other == flag else (other,),
+        flag=flag, help=help_, takes=metavar, short=short,
+        aliases=() if alias == flag else (alias,),
     )  # fmt: skip
 
 
 OPTIONS = (
-    _option("--nproc-per-node", "ranks on this node; auto: one for each GPU, or memory node",
+    _option("--nproc-per-node", "ranks on this node; auto: one per GPU, or per NUMA node without",
             "auto|N|numa|l3"),
-    _option("--nnodes", "nodes, or from how many to how many", "N|MIN:MAX"),
-    _option("--node-rank", "this node's number, with --master-addr", "N"),
-    _option("--master-addr", "where the first node is", "HOST"),
-    _option("--master-port", "and its port", "PORT"),
-    _option("--rdzv-backend", "how nodes meet", "static|c10d|etcd"),
-    _option("--rdzv-endpoint", "where they meet", "HOST[:PORT]"),
-    _option("--rdzv-id", "the job's name there", "NAME"),
-    _option("--rdzv-conf", "more of that", "A=1,B=2"),
-    _option("--standalone", "one node, which meets nobody"),
-    _option("--local-addr", "this node's address for the others", "HOST"),
-    _option("--max-restarts", "times that all ranks are started again when one fails", "N"),
-    _option("--monitor-interval", "seconds between looks at the ranks", "SECONDS"),
-    _option("--shutdown-timeout", "seconds for ranks to end by themselves (default: 3)", "SECONDS"),
-    _option("--signals-to-handle", "that are passed on to ranks", "A,B"),
-    _option("--log-dir", "a folder for what ranks print", "FOLDER"),
-    _option("--redirects", "which streams go there: 1, 2, 3, or 0:3,1:1", "WHICH", "-r"),
-    _option("--tee", "which go there and to the terminal", "WHICH", "-t"),
+    _option("--nnodes", "number of nodes, or a range for an elastic job", "N|MIN:MAX"),
+    _option("--node-rank", "rank of this node, with --master-addr", "N"),
+    _option("--master-addr", "address of the node with rank 0", "HOST"),
+    _option("--master-port", "port on the node with rank 0", "PORT"),
+    _option("--rdzv-backend", "rendezvous backend", "static|c10d|etcd"),
+    _option("--rdzv-endpoint", "address of the rendezvous", "HOST[:PORT]"),
+    _option("--rdzv-id", "id of the job in the rendezvous", "NAME"),
+    _option("--rdzv-conf", "further settings of the rendezvous", "A=1,B=2"),
+    _option("--standalone", "single-node job with a rendezvous of its own"),
+    _option("--local-addr", "address of this node for the other nodes", "HOST"),
+    _option("--max-restarts", "how often all ranks are restarted when one fails", "N"),
+    _option("--monitor-interval", "seconds between checks of the ranks", "SECONDS"),
+    _option("--shutdown-timeout", "seconds until ranks are killed after a signal (default: 3)",
+            "SECONDS"),
+    _option("--signals-to-handle", "signals that are passed on to ranks", "A,B"),
+    _option("--log-dir", "folder for the ranks' logs", "FOLDER"),
+    _option("--redirects", "streams to write to the logs: 1, 2, 3, or 0:3,1:1", "WHICH", "-r"),
+    _option("--tee", "streams to write to the logs and the terminal", "WHICH", "-t"),
     _option("--local-ranks-filter", "ranks whose output is shown", "0,1"),
-    _option("--duplicate-stdout-filters", "words of lines to gather in one file", "A,B"),
-    _option("--duplicate-stderr-filters", "the same of standard error", "A,B"),
-    _option("--logs-specs", "torchrun's, of an entry point", "NAME"),
-    _option("--event-log-handler", "torchrun's: where its events go", "NAME"),
-    _option("--role", "a name of these ranks", "NAME"),
+    _option("--duplicate-stdout-filters", "copy output lines with these words to one log", "A,B"),
+    _option("--duplicate-stderr-filters", "the same for standard error", "A,B"),
+    _option("--logs-specs", "entry point of torchrun's LogsSpecs", "NAME"),
+    _option("--event-log-handler", "torchrun's handler of its events", "NAME"),
+    _option("--role", "role of the ranks, a name", "NAME"),
     _option("--numa-binding", "torchrun's, for GPUs: node, socket, exclusive, …", "NAME"),
-    _option("--virtual-local-rank", "each rank sees one GPU, its own"),
-    _option("--run-path", "accepted, as by torchrun; the script is run as ever"),
+    _option("--virtual-local-rank", "each rank sees only its own GPU, as LOCAL_RANK 0"),
+    _option("--run-path", "accepted for compatibility with torchrun, without effect"),
 )  # fmt: skip
-"""torchrun's, but for --start-method: the agent starts commands, and needs none."""
+"""torchrun's options except --start-method, which has no effect on an agent of commands."""
 
-ACCEPTED = frozenset({"--run-path"})
-"""Those that are not passed on."""
+IGNORED_OPTIONS = frozenset({"--run-path"})
+"""Options that are accepted and not passed on."""
 
 AGENT = ("-P", "-m", "cputrain.ranks")
+"""Arguments of the interpreter that run the agent."""
 
-COUNTED = frozenset({"auto", "numa", "l3"})
-"""Numbers of ranks that are counted here."""
+COUNTED_BY_LAUNCH = frozenset({"auto", "numa", "l3"})
+"""Values of --nproc-per-node that `count_ranks` resolves."""
 
-COUNTED_THERE = frozenset({"gpu", "cpu", "xpu"})
-"""Those that the agent counts."""
+COUNTED_BY_AGENT = frozenset({"gpu", "cpu", "xpu"})
+"""Values of --nproc-per-node that the agent resolves."""
 
-UNDER_AN_AGENT = "TORCHELASTIC_RUN_ID"
+AGENT_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""Variable that torch's agent sets for each rank."""
 
 PR_SET_PDEATHSIG = 1
+"""Option of prctl on Linux."""
 
 
-def is_wanted(parsed: Parsed, environment: Mapping[str, str]) -> bool:
-    """Whether ranks are asked for: by an option, or by torchrun's variables, as Kubeflow sets them.
+def needs_agent(parsed: Parsed, environment: Mapping[str, str]) -> bool:
+    """Return whether to start ranks: an option or a PET_* variable of torchrun's is set.
 
-    A rank has those variables as well.
+    Kubeflow sets PET_* variables. A rank inherits them, and must not start ranks again.
     """
     if any(parsed.has(option.flag) for option in OPTIONS):
         return True
-    return UNDER_AN_AGENT not in environment and any(
-        f"PET_{_name(option.flag).upper()}" in environment for option in OPTIONS
+    return AGENT_VARIABLE not in environment and any(
+        f"PET_{_underscored(option.flag).upper()}" in environment for option in OPTIONS
     )
 
 
-def end_with_the_agent(environment: Mapping[str, str]) -> None:
-    """Have this process killed with the agent that has started it; no rank is left without one."""
+def exit_with_agent(environment: Mapping[str, str]) -> None:
+    """Have the kernel kill this process when the agent that started it exits."""
     if sys.platform != "linux" or environment.get(AGENT_PID) != str(os.getppid()):
         return
     import ctypes
@@ -109,77 +112,89 @@ def end_with_the_agent(environment: Mapping[str, str]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def start_of(parsed: Parsed, what: Target, settings: Sequence[Option], machine: Machine) -> Start:
-    """The agent, and what it is to start."""
+def agent_start(
+    parsed: Parsed, target: Target, settings: Sequence[Option], machine: Machine
+) -> Start:
+    """Return the start of the agent with torchrun's options and the command of a rank.
+
+    Args:
+        settings: Options that are passed on to each rank's launch.
+
+    Raises:
+        UsageError: An option has an invalid value.
+        NotFound: torch is not installed.
+    """
     if parsed.has("--plan"):
         raise UsageError(
-            "--plan", "cannot be given with ranks", found="a plan for one process",
-            do="Leave it out: each rank plans for its part.",
+            "--plan", "cannot be given with ranks", found="a plan for a single process",
+            do="Leave it out: each rank makes a plan for its share of the cores.",
         )  # fmt: skip
     _check_torch()
-    asked = {
+    agent_options = {
         option.flag: parsed.values[option.flag]
         for option in OPTIONS
-        if parsed.has(option.flag) and option.flag not in ACCEPTED
+        if parsed.has(option.flag) and option.flag not in IGNORED_OPTIONS
     }
-    count = asked.get("--nproc-per-node", os.environ.get("PET_NPROC_PER_NODE", "1"))
-    if count in COUNTED:
-        asked["--nproc-per-node"] = ranks(count, machine)
-    elif count not in COUNTED_THERE and not _is_number(count):
+    num_ranks = agent_options.get("--nproc-per-node", os.environ.get("PET_NPROC_PER_NODE", "1"))
+    if num_ranks in COUNTED_BY_LAUNCH:
+        agent_options["--nproc-per-node"] = count_ranks(num_ranks, machine)
+    elif num_ranks not in COUNTED_BY_AGENT and not _is_number(num_ranks):
         raise UsageError(
             "--nproc-per-node",
-            f"must be a whole number from 1, or {', '.join(sorted(COUNTED | COUNTED_THERE))}",
-            found=repr(count), do="Say --nproc-per-node auto.",
+            "must be a whole number from 1, or "
+            f"{', '.join(sorted(COUNTED_BY_LAUNCH | COUNTED_BY_AGENT))}",
+            found=repr(num_ranks), do="For example: --nproc-per-node auto",
         )  # fmt: skip
-    _check_nodes(asked.get("--nnodes", "1"))
-    words = [word for flag, value in asked.items() for word in _words(flag, value)]
-    rank = _of_a_rank(parsed, what, settings)
+    _check_nodes(agent_options.get("--nnodes", "1"))
+    words = [word for flag, value in agent_options.items() for word in _option_words(flag, value)]
+    rank_command = _rank_command(parsed, target, settings)
     return Start(
         program=sys.executable,
-        argv=(sys.executable, *AGENT, *words, "--no-python", *rank),
+        argv=(sys.executable, *AGENT, *words, "--no-python", *rank_command),
         environment={},
         cpus=None,
         interleave=None,
     )
 
 
-def ranks(count: str, machine: Machine) -> str:
-    """How many of them, where the machine says."""
-    if count == "auto" and machine.gpu_driver:
+def count_ranks(value: str, machine: Machine) -> str:
+    """Resolve a value of --nproc-per-node to a number of ranks, or auto for the agent to count."""
+    if value == "auto" and machine.gpu_driver:
         return "auto"
-    own = set(machine.budget.cpus)
-    nodes = sum(not own.isdisjoint(node.cpus) for node in machine.nodes)
-    caches = sum(not own.isdisjoint(one.cpus) for one in machine.topology.l3_domains)
-    return str(max(1, caches if count == "l3" else nodes))
+    usable_cpus = set(machine.budget.cpus)
+    num_nodes = sum(not usable_cpus.isdisjoint(node.cpus) for node in machine.nodes)
+    num_l3s = sum(not usable_cpus.isdisjoint(l3.cpus) for l3 in machine.topology.l3_domains)
+    return str(max(1, num_l3s if value == "l3" else num_nodes))
 
 
-def _of_a_rank(parsed: Parsed, what: Target, settings: Sequence[Option]) -> list[str]:
-    """The launch that a rank begins with."""
-    words = [sys.executable, "-P", "-m", "cputrain.launch", "launch"]
-    if parsed.has("--virtual-local-rank"):  # LOCAL_RANK is 0 for all then; the agent knows better
-        words = ["env", f"{SEAT}=${{local_rank}}", *words]
+def _rank_command(parsed: Parsed, target: Target, settings: Sequence[Option]) -> list[str]:
+    """Return the `cputrain launch` command line that the agent runs for each rank."""
+    command = [sys.executable, "-P", "-m", "cputrain.launch", "launch"]
+    if parsed.has("--virtual-local-rank"):  # LOCAL_RANK is 0 in all ranks; the agent substitutes
+        command = ["env", f"{SEAT}=${{local_rank}}", *command]
     for option in settings:
         if parsed.has(option.flag):
-            words += _words(option.flag, parsed.values[option.flag])
+            command += _option_words(option.flag, parsed.values[option.flag])
     from shlex import join
 
-    # as under torchrun, what ranks print is seen at once
-    words.append(f"--python-args={join(['-u', *split_quoted(parsed, '--python-args')])}")
-    switch = {"module": ["-m"], "command": ["--cmd", "--"]}.get(what.kind, ["--"])
-    return [*words, *switch, what.name, *what.arguments]
+    # unbuffered output, as torchrun's ranks have
+    command.append(f"--python-args={join(['-u', *split_quoted(parsed, '--python-args')])}")
+    switch = {"module": ["-m"], "command": ["--cmd", "--"]}.get(target.kind, ["--"])
+    return [*command, *switch, target.name, *target.arguments]
 
 
-def _words(flag: str, value: str) -> list[str]:
+def _option_words(flag: str, value: str) -> list[str]:
     return [flag] if value == flag else [f"{flag}={value}"]
 
 
-def _check_nodes(count: str) -> None:
-    least, colon, most = count.partition(":")
-    numbers = (least, most) if colon else (least,)
+def _check_nodes(value: str) -> None:
+    """Raise UsageError unless the value of --nnodes is N or MIN:MAX."""
+    min_nodes, colon, max_nodes = value.partition(":")
+    numbers = (min_nodes, max_nodes) if colon else (min_nodes,)
     if not all(map(_is_number, numbers)) or int(numbers[0]) > int(numbers[-1]):
         raise UsageError(
-            "--nnodes", "must be a whole number from 1, or MIN:MAX", found=repr(count),
-            do="Say --nnodes 2, or --nnodes 1:4.",
+            "--nnodes", "must be a whole number from 1, or MIN:MAX", found=repr(value),
+            do="For example: --nnodes 2, or --nnodes 1:4",
         )  # fmt: skip
 
 
@@ -188,10 +203,11 @@ def _is_number(word: str) -> bool:
 
 
 def _check_torch() -> None:
+    """Raise NotFound if torch is not installed; looks for it without importing it."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
         raise NotFound(
-            "torch", "is not installed for this python, and its agent starts ranks",
-            do="Say: pip install torch",
+            "torch", "is not installed for this Python, and is required to start ranks",
+            do="Run: pip install torch",
         )  # fmt: skip

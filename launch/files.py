@@ -1,4 +1,4 @@
-"""Files that a command is asked to write: never over another one by accident."""
+"""Output files of commands, which overwrite an existing file only with --force."""
 
 from __future__ import annotations
 
@@ -8,36 +8,46 @@ from cputrain.errors import UsageError
 
 
 class NewFile:
-    """A file that is to be; that it can be is checked before the work that it is for."""
+    """Output file that is checked at once and written later, when the command has its result.
+
+    Args:
+        flag: The option that names the file, for error messages.
+        force: Whether an existing file may be overwritten.
+
+    Raises:
+        UsageError: The file cannot be written, or it exists and `force` is False.
+    """
 
     def __init__(self, path: str, flag: str, *, force: bool) -> None:
         self.path = path
-        self._said = f"{flag} {path}"
+        self._flag_and_path = f"{flag} {path}"
         self._force = force
         if os.path.isdir(path):
-            raise self._cannot("it is a folder")
+            raise self._unwritable_error("it is a folder")
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
-            raise self._cannot(f"there is no folder {folder}")
+            raise self._unwritable_error(f"there is no folder {folder}")
         if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-            raise self._cannot("Permission denied")
+            raise self._unwritable_error("no permission to write")
         if os.path.lexists(path) and not force:
-            raise self._there()
+            raise self._exists_error()
 
     def write(self, text: str) -> None:
-        """All of it."""
+        """Write the text; raise UsageError if the file cannot be written any more."""
         try:
             with open(self.path, "w" if self._force else "x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise self._there() from None
+            raise self._exists_error() from None
         except OSError as error:
-            raise self._cannot(str(error.strerror)) from None
+            raise self._unwritable_error(str(error.strerror)) from None
 
-    def _there(self) -> UsageError:
-        return UsageError(self._said, "would overwrite a file", do="Name another, or add --force.")
-
-    def _cannot(self, why: str) -> UsageError:
+    def _exists_error(self) -> UsageError:
         return UsageError(
-            self._said, "must be a file that can be written", found=why, do="Name another."
+            self._flag_and_path, "would overwrite a file", do="Name another file, or add --force."
+        )
+
+    def _unwritable_error(self, reason: str) -> UsageError:
+        return UsageError(
+            self._flag_and_path, "must be a writable file", found=reason, do="Name another file."
         )

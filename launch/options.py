@@ -1,8 +1,8 @@
-"""A command line read from a table of options.
+"""Command-line parser for a table of options; the rest of the line belongs to the script.
 
-argparse would add 12 ms to every launch, drops the first "--" of what belongs to the script, and
-guesses abbreviations; all three are wrong for a launcher. Options end at the first word that is
-none: from there on everything is the script's, untouched.
+argparse would add 12 ms to every launch, drop the first "--" of the script's arguments, and accept
+abbreviations; all three are wrong for a launcher. Options end at the first word that is not an
+option: it and all later words are left unchanged.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Parsed(Record):
 
 def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
     """Parse options up to the first positional argument; errors suggest similar options."""
-    table = {
+    options_by_name = {
         name: option
         for option in options
         for name in (option.flag, option.short, *option.aliases)
@@ -69,21 +69,21 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
         if word == "-" or not word.startswith("-"):
             break
         name, equals, value = word.partition("=")
-        option = table.get(name)
+        option = options_by_name.get(name)
         if option is None:
-            raise _unknown(name, table, command)
+            raise _unknown(name, options_by_name, command)
         index += 1
         if not option.takes:
             if equals:
-                raise UsageError(name, "takes no value", found=repr(value), do=f"Say {name} alone.")
+                raise UsageError(name, "takes no value", found=repr(value), do=f"Use {name} alone.")
             value = option.flag
         elif not equals:
             if index == len(argv):
                 raise UsageError(
                     name,
                     f"needs a value ({option.takes})",
-                    found="the end of the line",
-                    do=f"Say {name}={option.choices[0] if option.choices else '...'}",
+                    found="the end of the command line",
+                    do=f"For example: {name}={option.choices[0] if option.choices else '...'}",
                 )
             value = argv[index]
             index += 1
@@ -99,7 +99,7 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
 
 
 def split_quoted(parsed: Parsed, flag: str) -> list[str]:
-    """Split an option's value that is itself a command line."""
+    """Split the value of an option that is itself a command line, as a shell would."""
     value = parsed.values.get(flag)
     if not value:
         return []
@@ -116,24 +116,30 @@ def split_quoted(parsed: Parsed, flag: str) -> list[str]:
         ) from None
 
 
-def _unknown(name: str, table: dict[str, Option], command: str) -> UsageError:
+def _unknown(name: str, options_by_name: dict[str, Option], command: str) -> UsageError:
     return UsageError(
         name,
-        f"is no option of cputrain {command}",
-        do=_suggest(name, tuple(table))
-        or f"Options of the script come after it; cputrain {command} --help lists ours.",
+        f"is not an option of cputrain {command}",
+        do=_suggest(name, tuple(options_by_name))
+        or f"The script's options come after its name. See: cputrain {command} --help",
     )
 
 
 def _suggest(word: str, known: tuple[str, ...]) -> str:
+    """Return a question that names the most similar known word; "" if there is none."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, n=1)
-    return f"Did you mean {close[0]}?" if close else ""
+    matches = get_close_matches(word, known, n=1)
+    return f"Did you mean {matches[0]}?" if matches else ""
 
 
 def usage(command: str, form: str, summary: str, groups: dict[str, Sequence[Option]]) -> str:
-    """Return the help text of a command."""
+    """Return the help text of a command.
+
+    Args:
+        form: The words after the command's name: "[options] script.py".
+        groups: Options by the title of their group.
+    """
     lines = [f"usage: cputrain {command} {form}", "", summary]
     for title, options in groups.items():
         lines += ["", f"{title}:"]
@@ -148,7 +154,14 @@ def usage(command: str, form: str, summary: str, groups: dict[str, Sequence[Opti
 def whole_number(
     value: str, flag: str, *, least: int = 1, most: int = 1000, advice: str = ""
 ) -> int:
-    """Return the value after a flag; `advice` is what to try instead."""
+    """Parse an option's value as a whole number between `least` and `most`.
+
+    Args:
+        advice: An example value for the error message.
+
+    Raises:
+        UsageError: The value is not such a number.
+    """
     if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
         raise UsageError(
             flag, f"must be a whole number from {least} to {most}", found=repr(value),

@@ -1,4 +1,4 @@
-"""From a command line to a plan, and from a plan to the environment that carries it out."""
+"""Plan for a command line, and the environment variables that apply a plan."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ SITE_FOLDER = os.path.join(
     "runtime",
     "site",
 )
-"""The folder whose sitecustomize the user's interpreter finds first."""
+"""Folder first in PYTHONPATH, whose sitecustomize the user's interpreter runs."""
 
 PLAN_VARIABLE = "CPUTRAIN_PLAN"
+"""Variable with the plan, which child processes inherit."""
+
 REPORT_VARIABLE = "CPUTRAIN_REPORT"
-"""For the planned process alone: "1" asks for a line at its end."""
+"""Variable for the launched process only: "1" has it print a summary line at its end."""
 
 PRELOAD_VARIABLE = "CPUTRAIN_LD_PRELOAD"
-"""For the planned process alone: what LD_PRELOAD was, and is to be once that process runs."""
+"""Variable for the launched process only: the value of LD_PRELOAD to restore once it runs."""
 
 
 def plan_for(
@@ -48,11 +50,17 @@ def plan_for(
     *,
     environment: Mapping[str, str] = os.environ,
     tuned: Mapping[str, Setting] = MappingProxyType({}),
-    here: bool = True,
+    is_this_machine: bool = True,
 ) -> Plan:
-    """The plan that `--plan` names, else a new one for the machine, command line and script.
+    """Read the plan that `--plan` names, or make one for the machine and the command line.
 
-    Unless the machine is the one `here`, nothing is known of its backends.
+    Args:
+        machine: None stands for this machine.
+        tuned: Settings that `cputrain tune` found, which the user's settings override.
+        is_this_machine: Whether `machine` is this one; only then are its backends known.
+
+    Raises:
+        UsageError: A setting is invalid, or does not fit the machine.
     """
     path = parsed.values.get("--plan")
     machine = machine or read_machine(RootSource(), detail=False)
@@ -62,31 +70,36 @@ def plan_for(
                 raise UsageError(
                     knob.flag,
                     "cannot be given with --plan",
-                    do="The plan has decided on it already.",
+                    do="Leave it out: the saved plan contains this decision.",
                 )
-        return _saved(path, machine)
+        return _read_saved_plan(path, machine)
     request = request_for(parsed, environment, tuned)
-    if here:
-        asked = request.settings.get(backend.KNOB.name)
-        found = backends.known(machine, asked, unsafe=parsed.has(backend.UNSAFE))
-        request = request.replace(backends=found)
+    if is_this_machine:
+        setting = request.settings.get(backend.KNOB.name)
+        candidates = backends.backend_candidates(
+            machine, setting, unsafe=parsed.has(backend.UNSAFE)
+        )
+        request = request.replace(backends=candidates)
     return make_plan(machine, request)
 
 
 def plan_for_script(parsed: Parsed, script: str, machine: Machine) -> tuple[Plan, str]:
-    """With what was tuned for the script, if it can be carried out; and why it is not, if not."""
+    """Return the plan for a script, and the reason for which its tuned settings are not used.
+
+    The reason is "" if they are used, or if the script was never tuned.
+    """
     if parsed.has("--plan") or TRIAL_VARIABLE in os.environ:
         return plan_for(parsed, machine), ""
     tuned, why_not = _tuned_settings(script, machine)
     try:
         return plan_for(parsed, machine, tuned=tuned), why_not
     except UsageError as error:
-        plan = plan_for(parsed, machine)  # which raises where the fault is the user's
+        plan = plan_for(parsed, machine)  # raises if the user's settings are invalid, too
         return plan, f"the tuned plan is not used: {error}"
 
 
 def _tuned_settings(script: str, machine: Machine) -> tuple[dict[str, Setting], str]:
-    """What `cputrain tune` found for a script; and why it is not used, if it is not."""
+    """Return the settings that `cputrain tune` found for a script, or why they are not used."""
     from cputrain.tune.store import load
 
     tuned, why_not = load(script, machine.fingerprint(), machine.budget.cpus)
@@ -105,57 +118,71 @@ def request_for(
     environment: Mapping[str, str],
     tuned: Mapping[str, Setting] = MappingProxyType({}),
 ) -> Request:
-    """What the user asked for, in an environment without what an outer launch has set."""
-    environment = users_environment(environment)
-    # an outer launch of the same rank has narrowed the mask to its share already
-    divided = _outer(environment).get("rank", "") == planned_rank(environment)
+    """Return the plan request of a command line, in the user's own environment."""
+    environment = user_environment(environment)
+    # an outer launch of the same rank has narrowed the CPU mask to the rank's share already
+    is_mask_narrowed = _outer_plan(environment).get("rank", "") == planned_rank(environment)
     return Request(
         settings={**tuned, **_outer_settings(os.environ), **read_settings(parsed, os.environ)},
         environment=environment,
-        rank=None if divided else read_rank(environment),
+        rank=None if is_mask_narrowed else read_rank(environment),
         python=sys.version_info[:2],
     )
 
 
-def users_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment less the variables that an outer launch put there, if they still stand."""
-    ours = _outer(environment).get("environment")
-    if not isinstance(ours, dict):
+def user_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without variables that an outer launch set, unless changed since."""
+    launch_environment = _outer_plan(environment).get("environment")
+    if not isinstance(launch_environment, dict):
         return dict(environment)
-    return {name: value for name, value in environment.items() if ours.get(name) != value}
+    return {
+        name: value for name, value in environment.items() if launch_environment.get(name) != value
+    }
 
 
 def _outer_settings(environment: Mapping[str, str]) -> dict[str, Setting]:
-    """What the user told an outer launch; a mask it set has narrowed the budget already."""
-    told = _outer(environment).get("settings")
+    """Return the user's settings of an outer launch.
+
+    Placement is left out: the outer launch's CPU mask limits this one already.
+    """
+    settings = _outer_plan(environment).get("settings")
     return {
         name: Setting(value=value, where=f"{knob.flag} of the outer launch")
-        for name, value in (told.items() if isinstance(told, dict) else ())
+        for name, value in (settings.items() if isinstance(settings, dict) else ())
         if isinstance(value, str) and (knob := KNOBS.get(name)) and name != "placement"
     }
 
 
-def _outer(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The plan of an outer launch, as far as it can be read."""
+def _outer_plan(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the plan of an outer launch as JSON; empty if there is none, or it cannot be read."""
     try:
-        found = json.loads(environment.get(PLAN_VARIABLE, ""))
+        candidates = json.loads(environment.get(PLAN_VARIABLE, ""))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return candidates if isinstance(candidates, dict) else {}
 
 
 def environment_for(
-    plan: Plan, *, quiet: bool, replayed: bool, is_python: bool = True
+    plan: Plan, *, quiet: bool, is_saved_plan: bool, is_python: bool = True
 ) -> dict[str, str]:
-    """Return every variable that the program is started with.
+    """Return the variables to add to the program's environment.
 
-    Python takes all of them away again but for PYTHONPATH and CPUTRAIN_PLAN, which are for the
-    programs that it starts. A command that is no Python script keeps LD_PRELOAD for those.
+    sitecustomize removes them again except PYTHONPATH and CPUTRAIN_PLAN, which child processes
+    need. A command that is not Python keeps LD_PRELOAD for its child processes.
+
+    Args:
+        quiet: Whether the program prints no summary line.
+        is_saved_plan: Whether `--plan` named the plan, which then holds for every rank.
+        is_python: Whether the program is a Python interpreter.
     """
-    before = os.environ.get("PYTHONPATH", "")  # in it, an empty entry is the working folder
-    paths = [path for path in before.split(os.pathsep) if path != SITE_FOLDER] if before else []
-    rank = "" if replayed else planned_rank(os.environ)
-    environment = users_environment(os.environ)
+    previous_path = os.environ.get("PYTHONPATH", "")  # an empty entry means the working folder
+    paths = (
+        [path for path in previous_path.split(os.pathsep) if path != SITE_FOLDER]
+        if previous_path
+        else []
+    )
+    rank = "" if is_saved_plan else planned_rank(os.environ)
+    environment = user_environment(os.environ)
     at_start = {name: value for name, value in plan.environment.items() if name in AT_PROCESS_START}
     if at_start and is_python:
         at_start[PRELOAD_VARIABLE] = environment.get("LD_PRELOAD", "")
@@ -168,7 +195,7 @@ def environment_for(
 
 
 def check_preload(plan: Plan) -> None:
-    """An error where the allocator is a file that cannot be preloaded; ld.so would only mutter."""
+    """Raise UsageError if the allocator cannot be preloaded; ld.so would only print a warning."""
     if "LD_PRELOAD" not in plan.environment:
         return
     path = plan.value("allocator")
@@ -177,11 +204,12 @@ def check_preload(plan: Plan) -> None:
             "--allocator",
             "must be the path of a library, without spaces and colons",
             found=repr(path) if os.path.isfile(path) else f"no file {path!r}",
-            do="Leave it out, or name the library that is installed.",
+            do="Leave it out, or give the path of an installed library.",
         )
 
 
-def _saved(path: str, machine: Machine) -> Plan:
+def _read_saved_plan(path: str, machine: Machine) -> Plan:
+    """Read a saved plan; raise PlanError unless it fits this machine and its limits."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -190,7 +218,7 @@ def _saved(path: str, machine: Machine) -> Plan:
             f"--plan {path}",
             "must be a readable file",
             found=getattr(error, "strerror", None) or str(error),
-            do="Make one with: cputrain plan --json SCRIPT > plan.json",
+            do="Create one with: cputrain plan --json SCRIPT > plan.json",
         ) from None
     plan = read_plan(text, f"--plan {path}")
     if plan.machine != machine.fingerprint():
@@ -198,14 +226,14 @@ def _saved(path: str, machine: Machine) -> Plan:
             f"--plan {path}",
             f"must be made on this machine ({machine.fingerprint()})",
             found=plan.machine,
-            do="Make one here with: cputrain plan --json SCRIPT > plan.json",
+            do="Create one here with: cputrain plan --json SCRIPT > plan.json",
         )
-    missing = set(plan.value("placement") or ()) - set(machine.budget.cpus)
-    if missing:
+    unavailable = set(plan.value("placement") or ()) - set(machine.budget.cpus)
+    if unavailable:
         raise PlanError(
             f"--plan {path}",
-            "must place the script on CPUs it may use now",
-            found=f"CPU {min(missing)}, which this process may not use",
-            do="Make a new one under the same limits.",
+            "must place the script on CPUs that this process may use",
+            found=f"CPU {min(unavailable)}, which this process may not use",
+            do="Create a new plan under the present limits.",
         )
     return plan

@@ -1,7 +1,7 @@
-"""Carrying a plan out: environment, CPU mask, memory policy, then the user's program in our place.
+"""Application of a plan to this process: environment, CPU mask, memory policy, then exec.
 
-Everything set here survives `exec`, so no process of ours stays behind: signals, the exit code and
-the terminal are the program's own.
+All of these survive exec, so no launcher process stays in between: signals, exit code and terminal
+are the program's own.
 """
 
 from __future__ import annotations
@@ -18,32 +18,39 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "s390x": 270}
-"""The system call's number on each architecture; glibc has no function for it."""
+SET_MEMPOLICY_NUMBERS = {
+    "x86_64": 238,
+    "aarch64": 237,
+    "riscv64": 237,
+    "ppc64le": 261,
+    "s390x": 270,
+}
+"""Number of the set_mempolicy system call by architecture; glibc has no function for it."""
 
 MPOL_DEFAULT, MPOL_INTERLEAVE = 0, 3
+"""Modes of set_mempolicy."""
 
 
 class Start(Record):
-    """Everything that makes the program start as planned."""
+    """Program with everything that is set before it is executed."""
 
     program: str
-    """The path of the executable."""
+    """Path of the executable."""
 
     argv: tuple[str, ...]
-    """Its command line."""
+    """Command line of the program."""
 
     environment: dict[str, str]
-    """Variables that are added to the present ones."""
+    """Variables that are added to this process's environment."""
 
     cpus: tuple[int, ...] | None
-    """The CPU mask; None leaves it."""
+    """CPU mask; None keeps this process's mask."""
 
     interleave: tuple[int, ...] | None
-    """Memory nodes to interleave over; None leaves the policy."""
+    """NUMA nodes to interleave memory over; None keeps this process's policy."""
 
     def shell(self) -> str:
-        """One shell command that does the same."""
+        """Return a shell command that does the same."""
         from shlex import join, quote
 
         words = [f"{name}={quote(value)}" for name, value in sorted(self.environment.items())]
@@ -55,36 +62,42 @@ class Start(Record):
         return " ".join([*words, join((self.program, *self.argv[1:]))])
 
 
-def run(start: Start, say: Sequence[str], *, quiet: bool) -> NoReturn:
-    """Become the program. `say` goes to standard error first, with what could not be set."""
-    notes = list(say)
+def run(start: Start, notes: Sequence[str], *, quiet: bool) -> NoReturn:
+    """Set the mask and the memory policy, and replace this process by the program.
+
+    Args:
+        notes: Lines for standard error, printed with a line for each setting that failed.
+        quiet: Whether to print nothing.
+    """
+    lines = list(notes)
     if start.interleave is not None:
-        problem = interleave(start.interleave)
-        if problem:
-            notes.append(problem)
+        failure = interleave(start.interleave)
+        if failure:
+            lines.append(failure)
     if start.cpus is not None:
         try:
             os.sched_setaffinity(0, start.cpus)
         except OSError as error:
-            notes.append(
+            lines.append(
                 f"the CPU mask {format_list(start.cpus)} was refused ({error.strerror}); "
-                "going on without"
+                "continuing without it"
             )
-    # print(file=None) would be standard output
-    if notes and not quiet and sys.stderr is not None:
-        print("cputrain: " + "; ".join(notes), file=sys.stderr, flush=True)
-    _become(start.program, start.argv, {**os.environ, **start.environment})
+    # print(file=None) would write to standard output
+    if lines and not quiet and sys.stderr is not None:
+        print("cputrain: " + "; ".join(lines), file=sys.stderr, flush=True)
+    _exec(start.program, start.argv, {**os.environ, **start.environment})
 
 
-def _become(program: str, argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def _exec(program: str, argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the program; on Windows, run it and exit with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    if sys.platform == "win32":  # exec there starts a second process and returns to the shell
+    if sys.platform == "win32":  # exec would start a second process and return to the shell
         import subprocess
 
         sys.exit(subprocess.call([program, *argv[1:]], env=dict(environment)))
-    # Python ignores SIGPIPE, and what is ignored stays so across exec: "... | head" would not end
+    # Python ignores SIGPIPE, and exec keeps ignored signals ignored: "... | head" would not end
     import _signal
 
     for name in ("SIGPIPE", "SIGXFSZ"):
@@ -95,37 +108,43 @@ def _become(program: str, argv: Sequence[str], environment: Mapping[str, str]) -
     except FileNotFoundError as error:
         raise NotFound(program, "could not be started", found=str(error.strerror)) from None
     except (PermissionError, OSError) as error:
-        kind = (
+        error_class = (
             NotExecutable if isinstance(error, PermissionError) or error.errno == 8 else LaunchError
         )
-        raise kind(
+        raise error_class(
             program,
             "could not be started",
             found=str(error.strerror),
-            do="A script needs a first line such as #!/bin/sh to be a command.",
+            do="A script needs a first line such as #!/bin/sh to be executable.",
         ) from None
 
 
 def interleave(nodes: Sequence[int]) -> str:
-    """Ask for memory interleaved over nodes, the nearest one's where there are none; what stood in
-    the way, or nothing. It is for this thread and those it starts."""
+    """Interleave the memory of this thread, and of threads it starts, over NUMA nodes.
+
+    Args:
+        nodes: NUMA nodes; empty restores the default policy, the nearest node.
+
+    Returns:
+        The reason for which the policy could not be set, or "".
+    """
     import ctypes
 
-    number = SET_MEMPOLICY.get(os.uname().machine)
-    if number is None:
-        return f"memory policies are not known on {os.uname().machine}; going on without"
+    syscall_number = SET_MEMPOLICY_NUMBERS.get(os.uname().machine)
+    if syscall_number is None:
+        return f"memory policies are not supported on {os.uname().machine}; continuing without"
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
-    words = max(nodes, default=0) // bits + 1
-    mask = (ctypes.c_ulong * words)()
+    num_words = max(nodes, default=0) // bits + 1
+    mask = (ctypes.c_ulong * num_words)()
     for node in nodes:
         mask[node // bits] |= 1 << node % bits
     libc = ctypes.CDLL(None, use_errno=True)
-    policy = MPOL_INTERLEAVE if nodes else MPOL_DEFAULT
-    # the kernel reads one bit less than it is told, a fault as old as the call
-    if libc.syscall(number, policy, mask, words * bits + 1) == 0:
+    mode = MPOL_INTERLEAVE if nodes else MPOL_DEFAULT
+    # the kernel reads one bit less than the given length, a bug as old as the call
+    if libc.syscall(syscall_number, mode, mask, num_words * bits + 1) == 0:
         return ""
     error = ctypes.get_errno()
     return (
         f"interleaved memory was refused ({os.strerror(error)}"
-        f"{', as containers do without CAP_SYS_NICE' if error == 1 else ''}); going on without"
+        f"{', as in containers without CAP_SYS_NICE' if error == 1 else ''}); continuing without it"
     )

@@ -1,7 +1,8 @@
-"""What the user set, and where: the command line, CPUTRAIN_* variables, then files.
+"""User settings and where they come from: the command line, CPUTRAIN_* variables, then files.
 
-A file is `cputrain.toml`, or `[tool.cputrain]` in the nearest pyproject.toml above the working
-folder, then `config.toml` in the user's configuration folder.
+The files are `cputrain.toml`, or `[tool.cputrain]` in pyproject.toml, in the nearest folder at or
+above the working folder that has one of them; then `config.toml` in the user's configuration
+folder.
 """
 
 from __future__ import annotations
@@ -22,30 +23,38 @@ if TYPE_CHECKING:
 
 
 def read_settings(parsed: Parsed, environment: Mapping[str, str]) -> dict[str, Setting]:
-    """Each knob's setting from the place that has the last word on it."""
-    found: dict[str, Setting] = {}
-    for path, table in _files(environment):
+    """Return the setting of each knob by its name, from the place with the highest precedence.
+
+    Raises:
+        UsageError: A file or a variable has an invalid setting.
+    """
+    settings: dict[str, Setting] = {}
+    for path, table in _setting_tables(environment):
         if not isinstance(table, dict):
             raise UsageError(
                 f"tool.cputrain in {path}",
                 "must be a table of settings",
                 found=repr(table),
-                do="Say for example [tool.cputrain] and, under it, threads = 4.",
+                do="For example: [tool.cputrain] and, under it, threads = 4.",
             )
         for name, value in table.items():
             where = f"{name} in {path}"
-            knob = known(name, where)
-            found.setdefault(knob.name, checked(knob, written(value), where))
+            knob = knob_named(name, where)
+            settings.setdefault(knob.name, checked_setting(knob, as_typed(value), where))
     for knob in KNOBS.values():
         if environment.get(knob.variable):
-            found[knob.name] = checked(knob, environment[knob.variable], knob.variable)
+            settings[knob.name] = checked_setting(knob, environment[knob.variable], knob.variable)
         if parsed.has(knob.flag):
-            found[knob.name] = Setting(value=parsed.values[knob.flag], where=knob.flag)
-    return found
+            settings[knob.name] = Setting(value=parsed.values[knob.flag], where=knob.flag)
+    return settings
 
 
-def checked(knob: Knob, value: str, where: str) -> Setting:
-    """A setting that was not read from a table of options."""
+def checked_setting(knob: Knob, value: str, where: str) -> Setting:
+    """Return a setting from a file, a variable or a keyword argument; check its choices.
+
+    Args:
+        where: Name of the place that sets it, for messages.
+    """
     if knob.choices and value not in knob.choices:
         raise UsageError(
             where,
@@ -56,67 +65,68 @@ def checked(knob: Knob, value: str, where: str) -> Setting:
     return Setting(value=value, where=where)
 
 
-def known(name: str, where: str) -> Knob:
-    """The knob of a name; an error that suggests what may have been meant."""
+def knob_named(name: str, where: str) -> Knob:
+    """Return the knob of a name; raise UsageError with a suggestion if there is none."""
     knob = KNOBS.get(name.replace("-", "_"))
     if knob is None:
         from difflib import get_close_matches
 
-        close = get_close_matches(name, KNOBS, n=1)
+        matches = get_close_matches(name, KNOBS, n=1)
         raise UsageError(
             where,
-            f"is no setting of cputrain; those are {', '.join(KNOBS)}",
-            do=f"Did you mean {close[0]}?" if close else "Take it out.",
+            f"is not a setting of cputrain; the settings are {', '.join(KNOBS)}",
+            do=f"Did you mean {matches[0]}?" if matches else "Remove it.",
         )
     return knob
 
 
-def written(value: Any) -> str:
-    """A value of TOML or Python as it would be typed."""
+def as_typed(value: Any) -> str:
+    """Return a value of TOML or Python as it would be typed on the command line."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
 
 
-def _files(environment: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Tables of settings, the one with the last word first."""
+def _setting_tables(environment: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the settings of each file, the highest precedence first."""
     try:
         folder = os.getcwd()
-    except FileNotFoundError:  # the working folder was removed: no project is above it
+    except FileNotFoundError:  # the working folder was removed, so there is no project
         folder = ""
     while folder:
         path = os.path.join(folder, "cputrain.toml")
         if os.path.isfile(path):
-            yield path, _read(path)
+            yield path, _read_toml(path)
             break
         path = os.path.join(folder, "pyproject.toml")
         if os.path.isfile(path):
-            # reading TOML costs 20 ms, most projects say nothing to us, and this is at every start
-            if _mentions_us(path):
-                tool = _read(path).get("tool", {})
-                yield path, tool.get("cputrain", {}) if isinstance(tool, dict) else {}
+            # parsing TOML costs 20 ms in every launch, and most projects have no cputrain settings
+            if _mentions_cputrain(path):
+                tool_table = _read_toml(path).get("tool", {})
+                yield path, tool_table.get("cputrain", {}) if isinstance(tool_table, dict) else {}
             break
         parent = os.path.dirname(folder)
         if parent == folder:
             break
         folder = parent
-    base = environment.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification: a relative one is ignored
-        base = os.path.join(os.path.expanduser("~"), ".config")
-    path = os.path.join(base, "cputrain", "config.toml")
+    config_folder = environment.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(config_folder):  # the XDG specification ignores a relative path
+        config_folder = os.path.join(os.path.expanduser("~"), ".config")
+    path = os.path.join(config_folder, "cputrain", "config.toml")
     if os.path.isfile(path):
-        yield path, _read(path)
+        yield path, _read_toml(path)
 
 
-def _mentions_us(path: str) -> bool:
+def _mentions_cputrain(path: str) -> bool:
+    """Return whether a file contains the word cputrain."""
     try:
         with open(path, "rb") as file:
             return b"cputrain" in file.read()
-    except OSError:  # it is the project's file, and likely says nothing to us
+    except OSError:  # an unreadable pyproject.toml most likely has no cputrain settings
         return False
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read_toml(path: str) -> dict[str, Any]:
     import tomllib
 
     try:
@@ -127,5 +137,5 @@ def _read(path: str) -> dict[str, Any]:
             path,
             "must be a readable TOML file",
             found=" ".join(str(error).split()),
-            do="Mend it or move it away.",
+            do="Fix it, or move it away.",
         ) from None

@@ -1,4 +1,4 @@
-"""Which machine a command speaks of: this one, a copied sysroot, or a capture."""
+"""Options that select the machine a command describes: this one, a sysroot or a capture."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
 SOURCE_OPTIONS = (
-    Option(flag="--sysroot", takes="DIR", help="another machine, whose sys/ and proc/ are in DIR"),
-    Option(flag="--from", takes="FILE", help="another machine, that --capture saved"),
+    Option(flag="--sysroot", takes="DIR", help="read a machine whose sys/ and proc/ are in DIR"),
+    Option(flag="--from", takes="FILE", help="read a machine from a file of info --capture"),
 )
 
 
 def chosen_source(parsed: Parsed) -> Source:
-    """The source that the command line names, this machine by default."""
+    """Return the source of machine facts that the command line names; this machine by default."""
     sysroot, capture = parsed.values.get("--sysroot"), parsed.values.get("--from")
     if sysroot is not None and capture is not None:
         raise UsageError("--sysroot", "cannot be given with --from", do="Leave one of them out.")
@@ -33,8 +33,8 @@ def chosen_source(parsed: Parsed) -> Source:
     if not any(os.path.isdir(os.path.join(sysroot, name)) for name in ("sys", "proc")):
         raise SourceError(
             f"--sysroot {sysroot}",
-            "must be a folder with sys/ and proc/ of a machine in it",
+            "must be a folder with sys/ and proc/ of a machine",
             found="no such folder" if not os.path.isdir(sysroot) else "neither of them",
-            do="Copy them there, or replay a capture with --from FILE.",
+            do="Copy them there, or read a capture with --from FILE.",
         )
     return RootSource(sysroot)

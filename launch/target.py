@@ -1,4 +1,4 @@
-"""The launch target: a script, a module, standard input, or any command."""
+"""Launch target: a script, a module, standard input, or any command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """Kind of launch target."""
 
     SCRIPT = "script"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 class Target(Record):
     """A launch target with its arguments."""
 
-    kind: Kind
+    kind: TargetKind
     """Kind of target."""
 
     name: str
@@ -41,43 +41,56 @@ class Target(Record):
 
     def argv(self, python_arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the complete command line."""
-        if self.kind is Kind.COMMAND:
+        if self.kind is TargetKind.COMMAND:
             return (self.name, *self.arguments)
-        switch: tuple[str, ...] = ("-m",) if self.kind is Kind.MODULE else ()
-        if self.kind is Kind.SCRIPT and self.name.startswith("-") and self.name != "-":
-            switch = ("--",)  # a file's name all the same
+        switch: tuple[str, ...] = ("-m",) if self.kind is TargetKind.MODULE else ()
+        if self.kind is TargetKind.SCRIPT and self.name.startswith("-") and self.name != "-":
+            switch = ("--",)  # a file name that begins with a dash
         return (sys.executable, *python_arguments, *switch, self.name, *self.arguments)
 
 
-def read_target(rest: Sequence[str], *, module: bool, command: bool) -> Target:
-    """Parse the target from the words after cputrain's options."""
+def read_target(words: Sequence[str], *, module: bool, command: bool) -> Target:
+    """Parse the target from the words after cputrain's options.
+
+    Args:
+        module: Whether the words name a module (-m).
+        command: Whether the words are any command (--cmd).
+
+    Raises:
+        UsageError: There are no words, or both switches are given.
+    """
     if module and command:
         raise UsageError("--module", "cannot be given with --cmd", do="Leave one of them out.")
-    words = tuple(rest)
-    if command and words[:1] == ("--",):
-        words = words[1:]
-    if not words:
+    arguments = tuple(words)
+    if command and arguments[:1] == ("--",):
+        arguments = arguments[1:]
+    if not arguments:
         raise UsageError(
             "the script",
             "is missing",
-            do="Say: cputrain launch [options] train.py [its arguments], -m package.module, "
+            do="Usage: cputrain launch [options] train.py [its arguments], -m package.module, "
             "or --cmd -- command",
         )
-    kind = Kind.MODULE if module else Kind.COMMAND if command else Kind.SCRIPT
-    if kind is Kind.SCRIPT and _is_this_program(words[0]):
-        kind = Kind.COMMAND  # cputrain launch cputrain launch x.py
-    return Target(kind=kind, name=words[0], arguments=words[1:])
+    kind = TargetKind.MODULE if module else TargetKind.COMMAND if command else TargetKind.SCRIPT
+    if kind is TargetKind.SCRIPT and _is_cputrain(arguments[0]):
+        kind = TargetKind.COMMAND  # as in: cputrain launch cputrain launch x.py
+    return Target(kind=kind, name=arguments[0], arguments=arguments[1:])
 
 
-def _is_this_program(word: str) -> bool:
+def _is_cputrain(word: str) -> bool:
     return os.path.basename(word) == "cputrain" and not os.path.isfile(word)
 
 
-def find(target: Target, environment: Mapping[str, str]) -> str:
-    """Return the executable's path; raise an error if it cannot run, before any change."""
-    if target.kind is Kind.COMMAND:
+def find_executable(target: Target, environment: Mapping[str, str]) -> str:
+    """Return the path of the executable that runs the target.
+
+    Raises:
+        NotFound: The script or command does not exist.
+        NotExecutable: It exists, but cannot be read or executed.
+    """
+    if target.kind is TargetKind.COMMAND:
         return _find_command(target.name, environment.get("PATH", os.defpath))
-    if target.kind is Kind.SCRIPT and target.name != "-":
+    if target.kind is TargetKind.SCRIPT and target.name != "-":
         _check_script(target.name)
     if not sys.executable:
         raise NotFound("the Python interpreter", "has no known path", do="Start it by its path.")
@@ -85,12 +98,13 @@ def find(target: Target, environment: Mapping[str, str]) -> str:
 
 
 def _check_script(path: str) -> None:
+    """Raise NotFound or NotExecutable unless the path is a readable script, folder or archive."""
     if not os.path.lexists(path):
         raise NotFound(
             f"the script {path}",
             "does not exist",
             found=f"no such file in {os.getcwd()}",
-            do="A command that is no Python script starts with: cputrain launch --cmd -- ...",
+            do="To run a command that is not a Python script: cputrain launch --cmd -- ...",
         )
     if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
         raise NotExecutable(
@@ -104,23 +118,24 @@ def _check_script(path: str) -> None:
             f"the script {path}",
             "must be readable",
             found="no permission, or a broken link",
-            do=f"Try: ls -l {path}",
+            do=f"Check it with: ls -l {path}",
         )
 
 
 def _find_command(name: str, path: str) -> str:
+    """Return the path of a command in PATH; raise NotFound or NotExecutable."""
     candidates = (
         [name] if os.path.dirname(name) else [os.path.join(p, name) for p in path.split(os.pathsep)]
     )
-    there = [candidate for candidate in candidates if os.path.isfile(candidate)]
-    for candidate in there:
+    existing = [candidate for candidate in candidates if os.path.isfile(candidate)]
+    for candidate in existing:
         if os.access(candidate, os.X_OK):
             return candidate
-    if there or any(os.path.isdir(candidate) for candidate in candidates[:1] if "/" in name):
+    if existing or any(os.path.isdir(candidate) for candidate in candidates[:1] if "/" in name):
         raise NotExecutable(
             f"the command {name}",
             "must be an executable file",
-            found=there[0] if there else "a folder",
+            found=existing[0] if existing else "a folder",
             do="A Python script needs no --cmd: cputrain launch script.py",
         )
     raise NotFound(f"the command {name}", "does not exist", do="Check its name, or give its path.")

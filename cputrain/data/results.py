@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from cputrain.ipc.arena import LENT, Lent
+from cputrain.ipc.arena import BLOCK_REF, BlockRef
 
 _HEADER = struct.Struct("<ddd?I")
 
@@ -21,7 +21,7 @@ class Result(NamedTuple):
     """Seconds spent on pickling and copying to shared memory."""
     is_in_block: bool
     """Whether the pickle is in the last block."""
-    lent: list[Lent]
+    lent: list[BlockRef]
     """The blocks of the worker's memory that hold the batch."""
     data: bytes | memoryview
     """The pickle; empty if it is in a block."""
@@ -31,12 +31,12 @@ class Result(NamedTuple):
         header = _HEADER.pack(
             self.samples_s, self.collate_s, self.packing_s, self.is_in_block, len(self.lent)
         )
-        return b"".join((header, *(LENT.pack(*block) for block in self.lent), self.data))
+        return b"".join((header, *(BLOCK_REF.pack(*block) for block in self.lent), self.data))
 
     @classmethod
     def decode(cls, message: bytes) -> Result:
         """Read a message from bytes."""
         samples_s, collate_s, packing_s, is_in_block, num_lent = _HEADER.unpack_from(message)
-        end = _HEADER.size + num_lent * LENT.size
-        lent = [Lent(*block) for block in LENT.iter_unpack(message[_HEADER.size : end])]
+        end = _HEADER.size + num_lent * BLOCK_REF.size
+        lent = [BlockRef(*block) for block in BLOCK_REF.iter_unpack(message[_HEADER.size : end])]
         return cls(samples_s, collate_s, packing_s, is_in_block, lent, memoryview(message)[end:])

@@ -21,12 +21,12 @@ from cputrain.data.results import Result
 from cputrain.data.sample_sharing import gc_paused
 from cputrain.data.worker import READY, run_worker
 from cputrain.errors import ResourceError
-from cputrain.ipc.arena import Memory, Reader, starting_workers
+from cputrain.ipc.arena import ArenaMemory, Reader, starting_workers
 from cputrain.ipc.exit_with_owner import OwnerPipe
 from cputrain.ipc.interrupts import deferred_signals, interrupt_blocked
 from cputrain.ipc.links import End, Inbox, Outbox, pipe
 from cputrain.ipc.serialization import pack, unpack
-from cputrain.ipc.shared_tensors import forget_opened
+from cputrain.ipc.shared_tensors import forget_opened_storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -220,7 +220,7 @@ class DoneEvent:
     """
 
     def __init__(self) -> None:
-        self.memory = Memory.create(16)
+        self.memory = ArenaMemory.create(16)
 
     def set(self) -> None:
         self.memory.map[0] = 1
@@ -244,7 +244,7 @@ class LoaderWorkerEnds(NamedTuple):
     """The connection that tasks are received from."""
     results: Any
     """The connection that results are sent to."""
-    memory: Memory
+    memory: ArenaMemory
     """The memory that the worker writes batches to."""
     done: DoneEvent
     owner: End
@@ -291,7 +291,7 @@ class Link:
             links: Links that exist so far, this one among them.
         """
         self._done = done
-        memory = Memory.create()
+        memory = ArenaMemory.create()
         read, write = pipe()
         tasks, self.outbox = connection.Connection(read, writable=False), Outbox(write)
         read, write = pipe()
@@ -310,7 +310,7 @@ class Link:
         """Send a task, with the blocks and the results that the loader has released."""
         if self.outbox is None or self.inbox is None or self.reader is None:
             return
-        self.outbox.send(pack((self.reader.returned(), self.num_received, task), None)[0])
+        self.outbox.send(pack((self.reader.take_released(), self.num_received, task), None)[0])
         if task is None and self._done is not None and self._done.is_set():
             # the last message to a worker whose results are not read any more: without a reader, a
             # worker that blocks in a write gets an error, and exits
@@ -323,7 +323,7 @@ class Link:
         """Close the link after the worker's exit; batches that the script holds stay valid."""
         self.close_loader_ends()
         if self.reader is not None:
-            self.reader.end()
+            self.reader.close()
 
     def close_loader_ends(self) -> None:
         """Close the loader's pipe ends."""
@@ -390,7 +390,7 @@ class ResultQueue:
         begin = time.perf_counter()
         result = Result.decode(message)
         assert link.reader is not None
-        leases = link.reader.leases(result.lent)
+        leases = link.reader.lease(result.lent)
         data = memoryview(leases.pop()) if result.is_in_block else result.data
         try:
             value = unpack(data, leases)
@@ -409,7 +409,7 @@ class ResultQueue:
 
     def close(self) -> None:
         """Close the queue after the last epoch."""
-        forget_opened()
+        forget_opened_storages()
         self._wake_read.close()
         self._wake_write.close()
 
@@ -445,7 +445,7 @@ class ResultQueue:
                 self._ready.append((link, message))
             else:
                 link.has_finished = True
-        if link.inbox.ended:
+        if link.inbox.is_at_end:
             self._poll.unregister(descriptor)
             del self._links[descriptor]
             if not link.has_finished:

@@ -24,8 +24,8 @@ from cputrain.data.sample_sharing import freeze_objects, replace_in_worker
 from cputrain.data.worker_errors import without_frames
 from cputrain.ipc.arena import Writer
 from cputrain.ipc.exit_with_owner import exit_with_owner
-from cputrain.ipc.one_thread import limit_numpy
-from cputrain.ipc.serialization import pack, room_for, spill, unpack
+from cputrain.ipc.serialization import empty_in_arena, pack, spill, unpack
+from cputrain.ipc.thread_limits import limit_numpy_threads
 from cputrain.runtime.patching import uncounted, without_ours
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _run_loop(
         arguments[index] = replaced[role] if role in replaced else _timed(arguments[index], clock)
     _patch_collation(writer)
     if not ends.links:
-        limit_numpy()
+        limit_numpy_threads()
     loop(*arguments)
     if tasks.are_over:
         results.send_end()
@@ -184,7 +184,7 @@ class _TaskReceiver:
                 return None
             returned, num_received, task = unpack(message, ())
             release_samples()
-            self._writer.give_back(returned)
+            self._writer.release(returned)
             self._results.release(num_received)
             if self._should_run(task):
                 self.are_over = task is None
@@ -298,7 +298,7 @@ def _patch_collation(writer: Writer) -> None:
         first = batch[0]
         try:
             if _can_stack_like(first):
-                out = room_for((len(batch), *first.shape), first.dtype, writer)
+                out = empty_in_arena((len(batch), *first.shape), first.dtype, writer)
                 return torch.stack(batch, 0, out=out)
         except (RuntimeError, TypeError):
             pass  # torch's function raises the error

@@ -34,7 +34,7 @@ from cputrain.data.resume import LoaderProxy
 from cputrain.data.torch_step import hide_frames
 from cputrain.data.transport import Transport
 from cputrain.errors import UnguardedMain
-from cputrain.ipc.interrupts import deferred_signals, finalizer, keep_interrupts
+from cputrain.ipc.interrupts import deferred_signals, finalizer, redeliver_interrupts
 
 if TYPE_CHECKING:
     from cputrain.data.cached_dataset import CachedDataset
@@ -79,7 +79,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         # torch's shutdown reads it, even if its constructor has not run
         self._workers_status = [True] * loader.num_workers
         self._owner_pid = os.getpid()
-        keep_interrupts()
+        redeliver_interrupts()
         _iterators.add(self)
         if not _is_registered_at_exit:
             atexit.register(_unregister_worker_pids)

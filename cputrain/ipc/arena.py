@@ -1,10 +1,10 @@
-"""Shared memory that outlives no process: blocks of one anonymous file, used again and again.
+"""Arena allocator in shared memory: blocks of one memfd, which readers lease and writers reuse.
 
-One process writes blocks, another reads them. The file has no name and its descriptor is handed
-over once, so nothing is left behind whoever is killed, and no batch costs a descriptor or a
-mapping. A block is used again when its last holder is gone: the storage of every tensor on it
-holds a Lease, in the process that wrote it as in the one that reads it, and what a reader gives
-back carries the generation it was lent in.
+One process writes blocks, another reads them. The file has no name and its descriptor is sent
+once, so a killed process leaves nothing behind, and a batch costs no descriptor and no mapping.
+The storage of every tensor on a block holds a `Lease`, in the writer's process and in the reader's.
+The writer reuses a block when its last holder has released it. A release names the block's
+generation, so that a late one does not free a block that has been reused since.
 """
 
 from __future__ import annotations
@@ -29,104 +29,125 @@ from cputrain.ipc.memfd import create_memfd
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-SMALLEST = 8192
+MIN_BLOCK_BYTES = 8192
 """Bytes below which a block costs more than a copy through a pipe."""
 
-_WRITTEN = 1 << 16
-"""Bytes from which on the system writes faster than it finds memory page by page."""
+_MIN_PWRITE_BYTES = 1 << 16
+"""Bytes from which on pwrite to pages without memory is faster than a page fault for each."""
 
-_HUGE = 32 << 20
-"""Bytes from which on several threads are worth their start."""
+_MIN_PARALLEL_BYTES = 32 << 20
+"""Bytes from which on a copy by several threads saves more than starting them costs."""
 
-_PIECE = 4 << 20
-"""Bytes that one of them copies at a time."""
+_PIECE_BYTES = 4 << 20
+"""Bytes that a thread of a parallel copy copies at a time."""
 
-KEPT_FREE = 64 << 20
-"""Bytes of free blocks that an arena may keep for sizes that may come again."""
+MAX_FREE_BYTES = 64 << 20
+"""Bytes of free blocks whose pages are kept for later blocks of the same sizes."""
 
-ALIGNED = mmap.PAGESIZE
+PAGE_BYTES = mmap.PAGESIZE
+"""Bytes of a page; blocks begin at multiples of it."""
 
 _MAP_NORESERVE = 0x4000
-"""Of Linux; Python has no name for it before 3.13."""
+"""Flag of mmap on Linux; Python has no name for it before 3.13."""
 
 _MAP_FIXED = 0x10
-"""Of Linux, on all its architectures that PyTorch runs on; Python has no name for it."""
+"""Flag of mmap on every Linux architecture that PyTorch runs on; Python has no name for it."""
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class ArenaFullError(Exception):
-    """No address is left for a block of this size; the caller sends the bytes another way."""
+    """The arena has no space for a block of this size; the caller sends the bytes by a pipe."""
 
 
-LENT = struct.Struct("<QQI")
-"""A Lent on its way."""
+BLOCK_REF = struct.Struct("<QQI")
+"""Encoding of a `BlockRef` in messages between processes."""
 
 
 def address_of(array: Any) -> int:
-    """Where the bytes of an array begin in this process."""
+    """Return the address of an array's first byte in this process."""
     return int(array.__array_interface__["data"][0])
 
 
-class Lent(NamedTuple):
-    """A block as it is told to the reader."""
+class BlockRef(NamedTuple):
+    """Reference to a block that the writer has lent to a reader."""
 
     offset: int
+    """Offset of the block in the arena, in bytes."""
     size: int
+    """Bytes that were lent; the block may be larger."""
     generation: int
+    """How often the block had been freed when it was lent."""
 
     @property
     def token(self) -> tuple[int, int]:
-        """As it is given back."""
+        """Offset and generation, with which the reader releases the block."""
         return self.offset, self.generation
 
 
 class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a block. Every tensor and array on them holds this one object."""
+    """Bytes of a block as an array; the block is released when the last reference to it is gone.
 
-    _ended: deque[tuple[int, int]] | None = None
+    Every tensor and array on the bytes refers to the same object.
+    """
+
+    _ended_tokens: deque[tuple[int, int]] | None = None
     _token: tuple[int, int]
     _reader: Reader | None = None
-    """Lives as long as a lease of it: it has to know when this process is forked."""
+    """Kept alive by its leases: it must see every fork while there are some."""
 
     @classmethod
-    def on(
-        cls, memory: Memory, lent: Lent, size: int, ended: deque[tuple[int, int]] | None
+    def create(
+        cls,
+        memory: ArenaMemory,
+        ref: BlockRef,
+        size: int,
+        ended_tokens: deque[tuple[int, int]] | None,
     ) -> Lease:
-        """A lease that adds its token to `ended` when nothing holds it any more."""
-        lease = cls.__new__(cls, size, np.uint8, memory.map, lent.offset)
-        lease._ended = ended
-        lease._token = lent.token
+        """Create a lease that appends its token to `released` when its last reference is gone."""
+        lease = cls.__new__(cls, size, np.uint8, memory.map, ref.offset)
+        lease._ended_tokens = ended_tokens
+        lease._token = ref.token
         return lease
 
-    def holds_tensor(self) -> None:
-        """Note that a tensor lies on it: tensors stay shared with forked children, as torch's."""
+    def mark_tensor(self) -> None:
+        """Note that a tensor uses the block: a fork does not make such a block private.
+
+        torch's own shared tensors stay shared with forked children as well.
+        """
         if self._reader is not None:
-            self._reader.note_tensor(self._token)
+            self._reader.mark_tensor(self._token)
 
     def __del__(self) -> None:
-        # appending to a deque is atomic: this runs in whichever thread drops the last reference
-        if self._ended is not None:
-            self._ended.append(self._token)
+        # runs in the thread that drops the last reference; appending to a deque is atomic
+        if self._ended_tokens is not None:
+            self._ended_tokens.append(self._token)
 
 
-class Memory:
-    """An anonymous file, mapped once: as wide as the machine's memory, and empty until written."""
+class ArenaMemory:
+    """Sparse memfd with one mapping, by default as large as the machine's memory."""
 
     _descriptor = -1
     _close = staticmethod(os.close)
-    """Kept here, as this module may be gone when the last of these is."""
+    """Kept by the class: at the interpreter's exit, this module may be cleared before `__del__`."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
         self.map = mmap.mmap(descriptor, size)
-        """Its own descriptor is a duplicate; the mapping lasts while any lease does."""
+        """The mapping, which duplicates the descriptor; every lease keeps it alive."""
         self._descriptor = descriptor
 
     @classmethod
-    def create(cls, size: int = 0) -> Memory:
-        """New memory, as wide as the machine's; an error that says what the system refused."""
-        size = size or _room_for_addresses()
+    def create(cls, size: int = 0) -> ArenaMemory:
+        """Create the memfd and map it.
+
+        Args:
+            size: In bytes; 0 means the machine's memory, or less under a limit on addresses.
+
+        Raises:
+            ResourceError: The system refused the descriptor, the file's size or the mapping.
+        """
+        size = size or _default_size_bytes()
         descriptor = -1
         try:
             descriptor = create_memfd()
@@ -134,7 +155,7 @@ class Memory:
                 try:
                     os.ftruncate(descriptor, size)
                     return cls(descriptor, size)
-                except OSError:  # a limit on addresses or on file sizes: less will do
+                except OSError:  # a limit on addresses or on file sizes: retry with less
                     if size <= 1 << 26:
                         raise
                     size //= 4
@@ -143,9 +164,9 @@ class Memory:
                 os.close(descriptor)
             raise ResourceError.of(error, "shared memory", "could not be made") from error
 
-    def privately(self) -> Memory:
-        """The same bytes; what is written through this mapping stays in this process."""
-        private = Memory.__new__(Memory)
+    def map_private(self) -> ArenaMemory:
+        """Return a copy-on-write mapping (MAP_PRIVATE): this process's writes stay in it."""
+        private = ArenaMemory.__new__(ArenaMemory)
         private.size = self.size
         writable = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
@@ -153,67 +174,78 @@ class Memory:
         private._descriptor = os.dup(self._descriptor)
         return private
 
-    def isolate(self, offset: int, size: int) -> None:
-        """Keep what is written there from now on in this process, or in a child that inherits it.
+    def make_private(self, offset: int, size: int) -> None:
+        """Remap a range copy-on-write: later writes stay in this process, or in a forked child.
 
-        What is there already stays, as long as no other process writes to it.
+        Its present bytes stay visible, as long as no other process overwrites them.
         """
-        self._map_again(offset, size, mmap.MAP_PRIVATE | _MAP_NORESERVE)
+        self._remap(offset, size, mmap.MAP_PRIVATE | _MAP_NORESERVE)
 
-    def share(self, offset: int, size: int) -> None:
-        """Show what all processes see there, again."""
-        self._map_again(offset, size, mmap.MAP_SHARED)
+    def make_shared(self, offset: int, size: int) -> None:
+        """Remap a range shared again; private writes to it are lost."""
+        self._remap(offset, size, mmap.MAP_SHARED)
 
-    def _map_again(self, offset: int, size: int, flags: int) -> None:
+    def _remap(self, offset: int, size: int, flags: int) -> None:
+        """Map a range again at its present address, with other flags of mmap."""
         address = ctypes.c_void_p(self.address + offset)
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         result = _libc_mmap()(
-            address, _in_pages(size), protection, flags | _MAP_FIXED, self._descriptor, offset
+            address,
+            _round_up_to_pages(size),
+            protection,
+            flags | _MAP_FIXED,
+            self._descriptor,
+            offset,
         )
         if result in (None, _MAP_FAILED):
             number = ctypes.get_errno()
             error = OSError(number, os.strerror(number))
             raise ResourceError.of(error, "shared memory", "could not be mapped again") from error
 
-    def forget(self, offset: int, size: int) -> None:
-        """Of a private mapping: what this process has written there."""
-        self.map.madvise(mmap.MADV_DONTNEED, offset, _in_pages(size))
+    def discard_private_writes(self, offset: int, size: int) -> None:
+        """Drop this process's private pages of a range, which then shows the shared bytes again."""
+        self.map.madvise(mmap.MADV_DONTNEED, offset, _round_up_to_pages(size))
 
     def read(self, offset: int, size: int) -> Any:
-        """A copy of what all processes see there."""
+        """Return a copy of the shared bytes, whatever this process has written privately."""
         copied: Any = np.empty(size, np.uint8)
         done = 0
         while done < size:
             done += os.preadv(self._descriptor, [memoryview(copied)[done:]], offset + done)
         return copied
 
-    def write(self, offset: int, source: Any, threads: int, *, fresh: bool) -> None:
-        """Copy bytes there, in the way that finds memory for them fastest."""
-        target = np.frombuffer(self.map, np.uint8, source.nbytes, offset)
-        fresh = fresh and source.nbytes >= _WRITTEN and self._descriptor >= 0
+    def write(self, offset: int, source: Any, threads: int, *, is_fresh: bool) -> None:
+        """Copy bytes to an offset.
 
-        def copied(part: slice) -> None:
+        Args:
+            threads: How many threads may copy large sources.
+            is_fresh: Whether the target's pages have no memory yet.
+        """
+        target = np.frombuffer(self.map, np.uint8, source.nbytes, offset)
+        is_fresh = is_fresh and source.nbytes >= _MIN_PWRITE_BYTES and self._descriptor >= 0
+
+        def copy_mapped(part: slice) -> None:
             np.copyto(target[part], source[part])
 
-        def written(part: slice) -> None:
+        def copy_by_pwrite(part: slice) -> None:
             self._pwrite(offset + part.start, memoryview(source[part]))
 
-        # the system writes to a file for one thread at a time, faster than one that finds its
-        # pages one by one; others can do so meanwhile
-        first = written if fresh else copied
-        if threads > 1 and source.nbytes >= _HUGE:
-            parts = [slice(at, at + _PIECE) for at in range(0, source.nbytes, _PIECE)]
-            _share_out(parts, first, *[copied] * (threads - 1))
+        # pwrite allocates pages without a fault for each, but locks the file: one thread uses it
+        # while the others write to the mapping
+        first = copy_by_pwrite if is_fresh else copy_mapped
+        if threads > 1 and source.nbytes >= _MIN_PARALLEL_BYTES:
+            parts = [slice(at, at + _PIECE_BYTES) for at in range(0, source.nbytes, _PIECE_BYTES)]
+            _copy_parallel(parts, first, *[copy_mapped] * (threads - 1))
         else:
             first(slice(0, source.nbytes))
 
-    def _pwrite(self, offset: int, left: memoryview) -> None:
-        while left:
-            written = os.pwrite(self._descriptor, left, offset)
-            left, offset = left[written:], offset + written
+    def _pwrite(self, offset: int, remaining: memoryview) -> None:
+        while remaining:
+            num_written = os.pwrite(self._descriptor, remaining, offset)
+            remaining, offset = remaining[num_written:], offset + num_written
 
-    def empty(self, offset: int, size: int) -> bool:
-        """Give a part back to the system; false where the system knows no way."""
+    def free_pages(self, offset: int, size: int) -> bool:
+        """Return a range's pages to the system; return False if the system does not support it."""
         try:
             self.map.madvise(mmap.MADV_REMOVE, offset, size)
         except OSError:
@@ -221,16 +253,16 @@ class Memory:
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # only while a process is started: its descriptor is duplicated into the child
-        return _attach, (reduction.DupFd(self._descriptor), self.size)
+        # valid only while a process is started: the descriptor is duplicated into the child
+        return _open_in_child, (reduction.DupFd(self._descriptor), self.size)
 
     def fileno(self) -> int:
-        """The descriptor, until it is closed."""
+        """Return the descriptor, or -1 once it is closed."""
         return self._descriptor
 
     def close_descriptor(self) -> None:
-        """Called by a process that neither sends it on nor maps parts of it again."""
-        descriptor, self._descriptor = self._descriptor, -1  # never closed twice, if interrupted
+        """Close the descriptor; afterwards the memory can be neither sent nor remapped."""
+        descriptor, self._descriptor = self._descriptor, -1  # not closed twice if interrupted
         if descriptor >= 0:
             self._close(descriptor)
 
@@ -238,13 +270,13 @@ class Memory:
 
     @property
     def address(self) -> int:
-        """Where the mapping begins in this process."""
+        """Address of the mapping in this process."""
         return address_of(np.frombuffer(self.map, np.uint8, 1))
 
 
 @functools.cache
 def _libc_mmap() -> Any:
-    """Return mmap of the C library: Python's cannot map at an address."""
+    """Return mmap of the C library: Python's `mmap` cannot map at a given address."""
     function = ctypes.CDLL(None, use_errno=True).mmap
     function.restype = ctypes.c_void_p
     function.argtypes = (
@@ -258,413 +290,462 @@ def _libc_mmap() -> Any:
     return function
 
 
-def _in_pages(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
+def _round_up_to_pages(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
-def _share_out(parts: Iterable[slice], *ways: Callable[[slice], None]) -> None:
-    """Have each part copied in one of these ways, each in a thread; the first in this one."""
-    left = iter(parts)
+def _copy_parallel(parts: Iterable[slice], *copies: Callable[[slice], None]) -> None:
+    """Distribute parts among threads, one for each copy function; this thread runs the first."""
+    remaining = iter(parts)
     lock = threading.Lock()
 
     def work(copy: Callable[[slice], None]) -> None:
         while True:
             with lock:
-                part = next(left, None)
+                part = next(remaining, None)
             if part is None:
                 return
             copy(part)
 
     helpers = []
-    for way in ways[1:]:
-        helper = threading.Thread(target=work, args=(way,))
+    for copy in copies[1:]:
+        helper = threading.Thread(target=work, args=(copy,))
         try:
             helper.start()
-        except RuntimeError:  # the system has no more threads for us
+        except RuntimeError:  # the system refused another thread: copy with those there are
             break
         helpers.append(helper)
     try:
-        work(ways[0])
+        work(copies[0])
     finally:
         for helper in helpers:
             helper.join()
 
 
-def _room_for_addresses() -> int:
-    """As much as there is memory, and a small part of what addresses are limited to."""
+def _default_size_bytes() -> int:
+    """Return the machine's memory in bytes, or at most 1/32 of a limit on address space."""
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return size if limit == resource.RLIM_INFINITY else min(size, max(1 << 26, limit // 32))
 
 
-def _attach(duplicate: Any, size: int) -> Memory:
-    return Memory(duplicate.detach(), size)
+def _open_in_child(duplicate: Any, size: int) -> ArenaMemory:
+    return ArenaMemory(duplicate.detach(), size)
 
 
 class _Block:
-    __slots__ = ("fresh", "generation", "holders", "offset", "size")
+    """State of a block in the writer's process."""
+
+    __slots__ = ("generation", "is_fresh", "num_holders", "offset", "size")
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset = offset
         self.size = size
         self.generation = 0
-        self.holders = 0
-        self.fresh = True
-        """Whether the system has yet to find memory for it."""
+        self.num_holders = 0
+        self.is_fresh = True
+        """Whether its pages have no memory yet."""
 
 
 class Writer:
-    """The writing side: hands out blocks, and uses again those that nobody holds."""
+    """The writing side of an arena: allocates blocks, and reuses those without a holder.
+
+    Args:
+        collect_released: Calls `release` with the tokens that readers have sent back; called when
+            no free block fits.
+        threads: How many threads may copy large buffers.
+    """
 
     def __init__(
-        self, memory: Memory, ask: Callable[[], None] | None = None, *, threads: int = 1
+        self,
+        memory: ArenaMemory,
+        collect_released: Callable[[], None] | None = None,
+        *,
+        threads: int = 1,
     ) -> None:
         self._memory = memory
         self._threads = threads
-        """How many may copy what is very large."""
-        self._ask = ask
-        """Finds out what has been given back; asked when no block is free."""
-        self._begin = memory.address
-        self._next = 0
+        self._collect_released = collect_released
+        self.base_address = memory.address
+        self._next_offset = 0
         self._blocks: dict[int, _Block] = {}
         self._free: dict[int, list[_Block]] = {}
-        self._hollow: set[int] = set()
+        self._trimmed: set[int] = set()
         self._free_bytes = 0
-        self._ended: deque[tuple[int, int]] = deque()
-        self._lock = threading.RLock()  # a script's collate_fn may use threads
+        self._ended_tokens: deque[tuple[int, int]] = deque()
+        self._lock = threading.RLock()  # a user's collate_fn may use threads
 
     def lease(self, size: int) -> Lease:
-        """Fresh bytes to write to; they may be sent with `lend` while the lease is held."""
+        """Allocate a block to write to; `lend` sends its bytes without a copy."""
         with self._lock:
-            block = self._take(size)
-            block.fresh = False
-            return self._hold(block, size)
+            block = self._allocate(size)
+            block.is_fresh = False
+            return self._lease_block(block, size)
 
-    def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:  # noqa: ARG002
-        """A block that holds these bytes: their own, if they are a block's, or a copy."""
+    def lend(self, raw: memoryview, *, in_place: bool = True, is_lasting: bool = True) -> BlockRef:  # noqa: ARG002
+        """Lend a reader a block with these bytes: the block they are in, or a copy of them.
+
+        Args:
+            in_place: Whether bytes at the begin of a block may be lent without a copy.
+            is_lasting: Whether the buffer outlives its pickling; ignored here, used by pools.
+        """
         source = np.frombuffer(raw, np.uint8)
-        offset = address_of(source) - self._begin
+        offset = address_of(source) - self.base_address
         with self._lock:
             block = self._blocks.get(offset) if in_place else None
-            if block is None or block.holders == 0 or source.nbytes > block.size:
-                block = self._take(source.nbytes)
-                self._memory.write(block.offset, source, self._threads, fresh=block.fresh)
-                block.fresh = False
-            block.holders += 1
-            return Lent(block.offset, source.nbytes, block.generation)
+            if block is None or block.num_holders == 0 or source.nbytes > block.size:
+                block = self._allocate(source.nbytes)
+                self._memory.write(block.offset, source, self._threads, is_fresh=block.is_fresh)
+                block.is_fresh = False
+            block.num_holders += 1
+            return BlockRef(block.offset, source.nbytes, block.generation)
 
-    def keep(self, lent: list[Lent]) -> bool:
-        """One more holder of each of these, if all of them still hold what was lent."""
-        if not lent:
+    def retain(self, refs: list[BlockRef]) -> bool:
+        """Add a holder to each block; return False, and add none, if one of them was freed."""
+        if not refs:
             return True
         with self._lock:
-            blocks = [self._blocks.get(one.offset) for one in lent]
-            for block, one in zip(blocks, lent, strict=True):
-                if block is None or block.generation != one.generation or not block.holders:
+            blocks = [self._blocks.get(ref.offset) for ref in refs]
+            for block, ref in zip(blocks, refs, strict=True):
+                if block is None or block.generation != ref.generation or not block.num_holders:
                     return False
             for block in blocks:
                 assert block is not None
-                block.holders += 1
+                block.num_holders += 1
             return True
 
-    def give_back(self, tokens: list[tuple[int, int]]) -> None:
-        """The reader holds these no more."""
+    def release(self, tokens: list[tuple[int, int]]) -> None:
+        """Remove a holder from each block, and free those without one."""
         if tokens:
             with self._lock:
-                self._give_back(tokens)
+                self._release_tokens(tokens)
 
-    def _give_back(self, tokens: list[tuple[int, int]]) -> None:
+    def _release_tokens(self, tokens: list[tuple[int, int]]) -> None:
+        """Remove a holder from each block; ignore tokens of an earlier generation."""
         for offset, generation in tokens:
             block = self._blocks.get(offset)
-            if block is None or block.generation != generation or block.holders == 0:
-                continue  # of an earlier use: this block has been lent again since
-            block.holders -= 1
-            if block.holders == 0:
+            if block is None or block.generation != generation or block.num_holders == 0:
+                continue  # a late release: the block has been freed and reused since
+            block.num_holders -= 1
+            if block.num_holders == 0:
                 block.generation += 1
                 self._free.setdefault(block.size, []).append(block)
                 self._free_bytes += block.size
 
-    def _hold(self, block: _Block, size: int) -> Lease:
-        block.holders += 1
-        return Lease.on(self._memory, Lent(block.offset, size, block.generation), size, self._ended)
+    def _lease_block(self, block: _Block, size: int) -> Lease:
+        """Add a holder to a block, and return its lease."""
+        block.num_holders += 1
+        return Lease.create(
+            self._memory, BlockRef(block.offset, size, block.generation), size, self._ended_tokens
+        )
 
-    def _take(self, size: int) -> _Block:
-        if tokens := _drained(self._ended):
-            self._give_back(tokens)
-        wanted = _rounded(size)
-        block = self._free_one(wanted)
-        if block is None and self._ask is not None and self._blocks:
-            self._ask()
-            block = self._free_one(wanted)
+    def _allocate(self, size: int) -> _Block:
+        """Return a free block that fits, or a new one; raise ArenaFullError if there is neither."""
+        if tokens := _drain(self._ended_tokens):
+            self._release_tokens(tokens)
+        wanted = _rounded_block_size(size)
+        block = self._pop_free_block(wanted)
+        if block is None and self._collect_released is not None and self._blocks:
+            self._collect_released()
+            block = self._pop_free_block(wanted)
         if block is not None:
             return block
-        if self._next + wanted > self._memory.size:
+        if self._next_offset + wanted > self._memory.size:
             raise ArenaFullError
-        if self._free_bytes > max(KEPT_FREE, 2 * wanted):
+        if self._free_bytes > max(MAX_FREE_BYTES, 2 * wanted):
             self._trim()
-        block = _Block(self._next, wanted)
-        self._next += wanted
+        block = _Block(self._next_offset, wanted)
+        self._next_offset += wanted
         self._blocks[block.offset] = block
         return block
 
-    def _free_one(self, wanted: int) -> _Block | None:
+    def _pop_free_block(self, wanted: int) -> _Block | None:
+        """Take a free block of the wanted size or up to a quarter larger; None if there is none."""
         for fitting in (wanted, *(s for s in sorted(self._free) if wanted < s <= wanted * 5 // 4)):
             if blocks := self._free.get(fitting):
                 block = blocks.pop()
-                if block.offset in self._hollow:
-                    self._hollow.discard(block.offset)
+                if block.offset in self._trimmed:
+                    self._trimmed.discard(block.offset)
                 else:
                     self._free_bytes -= block.size
                 return block
         return None
 
     def _trim(self) -> None:
-        """Give the memory of free blocks back to the system; their addresses stay."""
+        """Return the pages of free blocks to the system; the blocks stay reusable."""
         for blocks in self._free.values():
             for block in blocks:
-                if block.offset not in self._hollow:
-                    if not self._memory.empty(block.offset, block.size):
+                if block.offset not in self._trimmed:
+                    if not self._memory.free_pages(block.offset, block.size):
                         return
-                    self._hollow.add(block.offset)
-                    block.fresh = True
+                    self._trimmed.add(block.offset)
+                    block.is_fresh = True
                     self._free_bytes -= block.size
 
 
-def _rounded(size: int) -> int:
-    """The size of the block for so many bytes: eight sizes for each power of two."""
-    step = max(ALIGNED, 1 << max(0, (size - 1).bit_length() - 4))
+def _rounded_block_size(size: int) -> int:
+    """Round bytes up to a block size: eight sizes for each power of two, in whole pages."""
+    step = max(PAGE_BYTES, 1 << max(0, (size - 1).bit_length() - 4))
     return -(-size // step) * step
 
 
-class _Fence:
-    """Leases that processes have inherited: what they hold is used again once those are over."""
+class _ForkFence:
+    """Leases that forked processes inherited: released once those processes have exited too."""
 
-    def __init__(self, held: int) -> None:
-        self.ended: deque[tuple[int, int]] = deque()
-        self.held = held
-        self.until: list[Callable[[], bool]] = []
+    def __init__(self, num_leased: int) -> None:
+        self.ended_tokens: deque[tuple[int, int]] = deque()
+        """Tokens of the leases that are over in this process."""
+        self.num_leased = num_leased
+        self.exit_checks: list[Callable[[], bool]] = []
+        """Each returns whether the workers of one start have all exited."""
 
-    def returned(self) -> list[tuple[int, int]]:
-        tokens = _drained(self.ended) if all(over() for over in self.until) else []
-        self.held -= len(tokens)
+    def take_released(self) -> list[tuple[int, int]]:
+        tokens = _drain(self.ended_tokens) if all(check() for check in self.exit_checks) else []
+        self.num_leased -= len(tokens)
         return tokens
 
 
-def _drained(ended: deque[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [ended.popleft() for _ in range(len(ended))]
+def _drain(ended_tokens: deque[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [ended_tokens.popleft() for _ in range(len(ended_tokens))]
 
 
 _readers: weakref.WeakSet[Reader | PrivateReader] = weakref.WeakSet()
 
 
 class Reader:
-    """The reading side: leases what was lent, and collects what may be given back."""
+    """The reading side of an arena: leases blocks, and collects the tokens of released ones.
 
-    def __init__(self, memory: Memory, *, most: float = 8) -> None:
+    Args:
+        max_ratio: How many times the blocks of one `lease` call may be held at once before it
+            returns copies.
+    """
+
+    def __init__(self, memory: ArenaMemory, *, max_ratio: float = 8) -> None:
         self._memory = memory
-        self._most = most
-        """How many times the blocks of one batch may be held before copies are given out."""
-        self._ended: deque[tuple[int, int]] = deque()
-        self._held = 0
-        self._fences: list[_Fence] = []
-        self._forked = False
-        self._has_ended = False
-        """Whether nothing is given back any more: leases may live on."""
+        self._max_ratio = max_ratio
+        self._ended_tokens: deque[tuple[int, int]] = deque()
+        self._num_leased = 0
+        self._fences: list[_ForkFence] = []
+        self._was_forked = False
+        self._is_closed = False
+        """Whether `close` was called; leases may outlive it."""
         self._live: Counter[tuple[int, int]] = Counter()
-        """How often each block, by its offset and generation, is on lease."""
+        """Number of leases by the block's token."""
         self._sizes: dict[int, int] = {}
-        self._of_tensors: set[tuple[int, int]] = set()
-        """Blocks on lease that tensors lie on."""
-        self._isolated: dict[int, int] = {}
-        """Bytes from each offset on that are mapped privately, since a fork."""
-        self._lock = threading.Lock()  # batches may be taken over by the thread that pins them
+        """Bytes of the latest lease by the block's offset."""
+        self._tensor_tokens: set[tuple[int, int]] = set()
+        """Tokens of leased blocks that tensors use."""
+        self._private_sizes: dict[int, int] = {}
+        """Bytes that a fork has made private, by the block's offset."""
+        self._lock = threading.Lock()  # the loader's pin-memory thread may read batches as well
         _readers.add(self)
 
-    def leases(self, lent: list[Lent]) -> list[Any]:
-        """The bytes that were lent, in place; copies of them if too many are being kept."""
-        if not lent:
+    def lease(self, refs: list[BlockRef]) -> list[Any]:
+        """Lease blocks in place; return copies if too many are held, or a child may read them."""
+        if not refs:
             return []
-        most = self._most * len(lent) + 16
+        limit = self._max_ratio * len(refs) + 16
         with self._lock:
-            self._held += len(lent)
-            for one in lent:
-                self._live[one.token] += 1
-                self._sizes[one.offset] = one.size
-                if one.offset in self._isolated and self._live[one.token] == 1:
-                    self._memory.share(one.offset, self._isolated.pop(one.offset))
-            if self._held - len(self._ended) > most or self._forked:
-                return [self._copy(one) for one in lent]
-            return [self._lease(one) for one in lent]
+            self._num_leased += len(refs)
+            for ref in refs:
+                self._live[ref.token] += 1
+                self._sizes[ref.offset] = ref.size
+                if ref.offset in self._private_sizes and self._live[ref.token] == 1:
+                    self._memory.make_shared(ref.offset, self._private_sizes.pop(ref.offset))
+            if self._num_leased - len(self._ended_tokens) > limit or self._was_forked:
+                return [self._copy(ref) for ref in refs]
+            return [self._lease(ref) for ref in refs]
 
-    def returned(self) -> list[tuple[int, int]]:
-        """Tokens of what is held no more, once each."""
-        if not self._ended and not self._fences:
+    def take_released(self) -> list[tuple[int, int]]:
+        """Take the tokens of leases that have ended, each once, for the writer to release."""
+        if not self._ended_tokens and not self._fences:
             return []
         with self._lock:
-            tokens = _drained(self._ended)
+            tokens = _drain(self._ended_tokens)
             for fence in self._fences:
-                tokens += fence.returned()
-            self._fences = [fence for fence in self._fences if fence.held]
-            self._held -= len(tokens)
+                tokens += fence.take_released()
+            self._fences = [fence for fence in self._fences if fence.num_leased]
+            self._num_leased -= len(tokens)
             for token in tokens:
                 self._live[token] -= 1
                 if self._live[token] <= 0:
                     del self._live[token]
-                    self._of_tensors.discard(token)
+                    self._tensor_tokens.discard(token)
             return tokens
 
-    def end(self) -> None:
-        """Nothing more is written: give back to the system all but what is still held."""
-        self.returned()
+    def close(self) -> None:
+        """Return all pages but those of leased blocks to the system; the writer has ended."""
+        self.take_released()
         with self._lock:
-            self._has_ended = True
-            if self._forked or self._fences:
+            self._is_closed = True
+            if self._was_forked or self._fences:
                 self._fences = []
-                return  # others may be reading the rest
+                return  # forked processes may be reading the other blocks
             live = {offset for offset, _ in self._live}
-            for offset in self._isolated.keys() - live:  # a private mapping cannot be emptied
-                self._memory.share(offset, self._isolated.pop(offset))
+            for offset in self._private_sizes.keys() - live:  # only shared pages can be freed
+                self._memory.make_shared(offset, self._private_sizes.pop(offset))
             begin = 0
             for offset in sorted(live):
                 if offset > begin:
-                    self._memory.empty(begin, offset - begin)
-                begin = offset + _in_pages(self._sizes[offset])
-            if self._memory.size - begin >= ALIGNED:
-                self._memory.empty(begin, self._memory.size - begin)
+                    self._memory.free_pages(begin, offset - begin)
+                begin = offset + _round_up_to_pages(self._sizes[offset])
+            if self._memory.size - begin >= PAGE_BYTES:
+                self._memory.free_pages(begin, self._memory.size - begin)
 
-    def _lease(self, lent: Lent) -> Lease:
-        lease = Lease.on(self._memory, lent, lent.size, self._ended)
+    def _lease(self, ref: BlockRef) -> Lease:
+        lease = Lease.create(self._memory, ref, ref.size, self._ended_tokens)
         lease._reader = self
         return lease
 
-    def note_tensor(self, token: tuple[int, int]) -> None:
-        """Remember that a tensor lies on this block."""
-        self._of_tensors.add(token)
+    def mark_tensor(self, token: tuple[int, int]) -> None:
+        """Note that a tensor uses this block."""
+        self._tensor_tokens.add(token)
 
-    def _copy(self, lent: Lent) -> Any:
-        copied = np.frombuffer(self._memory.map, np.uint8, lent.size, lent.offset).copy()
-        self._ended.append(lent.token)
+    def _copy(self, ref: BlockRef) -> Any:
+        copied = np.frombuffer(self._memory.map, np.uint8, ref.size, ref.offset).copy()
+        self._ended_tokens.append(ref.token)
         return copied
 
-    def _fence_fork(self, over: Callable[[], bool] | None = None) -> None:
-        if self._has_ended:
-            self.returned()
-            self._isolate()
+    def _fence_fork(self, have_exited: Callable[[], bool] | None = None) -> None:
+        """Before a fork: hold back the releases of leases that the child inherits.
+
+        Args:
+            have_exited: Returns whether the forked workers have exited; None if the process is not
+                one of this package's workers, so that its exit goes unnoticed.
+        """
+        if self._is_closed:
+            self.take_released()
+            self._make_leases_private()
             return
-        self._isolate()
-        if over is None:
-            # a child may read what is lent now for as long as it lives, and nobody will tell us
-            # how long that is: none of it is used again, and what comes from now on is copied
-            self._forked = True
-            self._ended = deque(_drained(self._ended))
+        self._make_leases_private()
+        if have_exited is None:
+            # the child may read the leased blocks for as long as it lives, which is unknown: none
+            # of them is released, and later blocks are copied
+            self._was_forked = True
+            self._ended_tokens = deque(_drain(self._ended_tokens))
             self._fences = []
-            self._held = len(self._ended)
+            self._num_leased = len(self._ended_tokens)
             return
-        held = self._held - len(self._ended) - sum(fence.held for fence in self._fences)
-        if held:
-            fence = _Fence(held)
-            # those that have ended by now are inherited by nobody
-            fence.ended, self._ended = self._ended, fence.ended
-            self._ended.extend(_drained(fence.ended))
+        num_leased = (
+            self._num_leased
+            - len(self._ended_tokens)
+            - sum(fence.num_leased for fence in self._fences)
+        )
+        if num_leased:
+            fence = _ForkFence(num_leased)
+            # leases that are over by now are not inherited
+            fence.ended_tokens, self._ended_tokens = self._ended_tokens, fence.ended_tokens
+            self._ended_tokens.extend(_drain(fence.ended_tokens))
             self._fences.append(fence)
         for fence in self._fences:
-            # what is over stays over, and would be kept for as long as the lease
-            fence.until = [other for other in fence.until if other != over and not other()]
-            fence.until.append(over)
+            # drop checks that are true already: they would be kept as long as the leases
+            fence.exit_checks = [
+                check for check in fence.exit_checks if check != have_exited and not check()
+            ]
+            fence.exit_checks.append(have_exited)
 
-    def _isolate(self) -> None:
-        """Keep apart what this process and a child that is about to be forked write to arrays.
+    def _make_leases_private(self) -> None:
+        """Make leased arrays copy-on-write, in this process and in the child about to be forked.
 
-        Tensors stay shared with a child, as those are that torch sends between processes.
+        Tensors stay shared with the child, as those that torch sends between processes do.
         """
         for offset, generation in list(self._live):
-            if offset not in self._isolated and (offset, generation) not in self._of_tensors:
-                self._memory.isolate(offset, self._sizes[offset])
-                self._isolated[offset] = self._sizes[offset]
+            if (
+                offset not in self._private_sizes
+                and (offset, generation) not in self._tensor_tokens
+            ):
+                self._memory.make_private(offset, self._sizes[offset])
+                self._private_sizes[offset] = self._sizes[offset]
 
 
 class PrivateReader:
-    """Reads memory that is mapped privately: each lease is as it was lent, whoever wrote to it.
+    """Reader with a copy-on-write mapping, for memory that several processes read.
 
-    Where addresses are limited, all that it gives out are copies.
+    What this process writes to a lease stays in this process, and is gone when the block is leased
+    again. If the system refuses the second mapping, every lease is a copy.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: ArenaMemory) -> None:
         try:
-            self._memory, self._copies = memory.privately(), False
+            self._memory, self._must_copy = memory.map_private(), False
         except OSError:
-            self._memory, self._copies = memory, True
-        self._ended: deque[tuple[int, int]] = deque()
+            self._memory, self._must_copy = memory, True
+        self._ended_tokens: deque[tuple[int, int]] = deque()
         self._live: Counter[tuple[int, int]] = Counter()
         self._leased: set[int] = set()
         """Offsets of blocks that this process may have written to."""
         _readers.add(self)
 
-    def leases(self, lent: list[Lent]) -> list[Any]:
-        """The bytes that were lent; those that are in use already, as copies."""
-        if not lent:
+    def lease(self, refs: list[BlockRef]) -> list[Any]:
+        """Lease blocks in place; return copies of blocks that are leased already."""
+        if not refs:
             return []
-        made: list[Any] = []
-        for one in lent:
-            token = one.token
-            if self._copies or self._live[token]:
-                made.append(self._memory.read(one.offset, one.size))
+        buffers: list[Any] = []
+        for ref in refs:
+            token = ref.token
+            if self._must_copy or self._live[token]:
+                buffers.append(self._memory.read(ref.offset, ref.size))
                 continue
-            if one.offset in self._leased:
-                self._memory.forget(one.offset, one.size)
+            if ref.offset in self._leased:
+                self._memory.discard_private_writes(ref.offset, ref.size)
             self._live[token] += 1
-            self._leased.add(one.offset)
-            made.append(Lease.on(self._memory, one, one.size, self._ended))
-        return made
+            self._leased.add(ref.offset)
+            buffers.append(Lease.create(self._memory, ref, ref.size, self._ended_tokens))
+        return buffers
 
-    def returned(self) -> list[tuple[int, int]]:
-        """Tokens of what is held no more, once each."""
-        if not self._ended:
+    def take_released(self) -> list[tuple[int, int]]:
+        """Take the tokens of leases that have ended, each once, for the writer to release."""
+        if not self._ended_tokens:
             return []
-        tokens = _drained(self._ended)
+        tokens = _drain(self._ended_tokens)
         self._live.subtract(tokens)
         for token in tokens:
             if self._live[token] <= 0:
                 del self._live[token]
         return tokens
 
-    def read(self, lent: Lent) -> Any:
-        """A copy of what was lent."""
-        return self._memory.read(lent.offset, lent.size)
+    def read(self, ref: BlockRef) -> Any:
+        """Return a copy of a block's bytes."""
+        return self._memory.read(ref.offset, ref.size)
 
-    def live(self) -> Counter[tuple[int, int]]:
-        """What is held now; asked after `returned`."""
+    def live_tokens(self) -> Counter[tuple[int, int]]:
+        """Return the number of leases by token; up to date after `take_released`."""
         return self._live
 
-    def _fence_fork(self, over: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
-        # the child may read what is held now for as long as it lives: it is never given back
-        ended, self._ended = self._ended, deque()
-        self._ended.extend(_drained(ended))
+    def _fence_fork(self, have_exited: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
+        # the child may read the leased blocks for as long as it lives: they are never released
+        ended_tokens, self._ended_tokens = self._ended_tokens, deque()
+        self._ended_tokens.extend(_drain(ended_tokens))
 
 
-class _OwnWorkers(threading.local):
-    over: Callable[[], bool] | None = None
+class _StartingWorkers(threading.local):
+    have_exited: Callable[[], bool] | None = None
+    """Check of the `starting_workers` block that this thread is in."""
 
 
-_own_workers = _OwnWorkers()
+_starting = _StartingWorkers()
 
 
 class starting_workers:  # noqa: N801  (used as a statement)
-    """While workers of ours are forked: what they inherit they may read until `over` is true."""
+    """Context manager in which this thread forks workers, which may read the leases they inherit.
 
-    def __init__(self, over: Callable[[], bool]) -> None:
-        self._over = over
+    Args:
+        have_exited: Returns whether these workers have exited; the leases are released after that.
+    """
+
+    def __init__(self, have_exited: Callable[[], bool]) -> None:
+        self._have_exited = have_exited
 
     def __enter__(self) -> None:
-        _own_workers.over = self._over
+        _starting.have_exited = self._have_exited
 
     def __exit__(self, *_: object) -> None:
-        _own_workers.over = None
+        _starting.have_exited = None
 
 
 def _before_fork() -> None:
     for reader in list(_readers):
-        reader._fence_fork(_own_workers.over)
+        reader._fence_fork(_starting.have_exited)
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,8 +1,8 @@
-"""The pipes between us and a worker, and the messages on them.
+"""Pipes between a process and its workers, with length-prefixed messages.
 
-We never block on a pipe: what a worker does not take at once waits here. A worker may
-block, so both never wait for one another. Messages are length-prefixed as those of
-multiprocessing's connections.
+The parent's ends never block: `Outbox` queues what the pipe has no space for. Only a worker's end
+may block, so parent and worker never deadlock. Messages are framed like those of multiprocessing's
+connections.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from typing import Any
 
 from cputrain.errors import ResourceError
 
-_LENGTH = struct.Struct("!i")
-_LONG = struct.Struct("!Q")
+_LENGTH_PREFIX = struct.Struct("!i")
+_LONG_PREFIX = struct.Struct("!Q")
 
 
-_ROOMY = 1 << 13
-"""Bytes of a message of which a pipe holds several."""
+_MAX_NARROW_BYTES = 1 << 13
+"""Bytes of the longest message that leaves a pipe at its default capacity."""
 
 
 class End:
-    """One end of a pipe, closed once.
+    """One end of a pipe, whose descriptor is closed exactly once.
 
-    A connection of multiprocessing closes its descriptor when it is collected, and then again when
-    it is told to, as happens when an iterator is collected with it: another's descriptor may have
-    that number by then.
+    A `multiprocessing.connection.Connection` that is garbage-collected together with its user can
+    close its descriptor twice, and the number may belong to another file by then.
     """
 
     _close = staticmethod(os.close)
@@ -38,9 +37,11 @@ class End:
         self._descriptor = descriptor
 
     def fileno(self) -> int:
+        """Return the descriptor, or -1 once it is closed."""
         return self._descriptor
 
     def close(self) -> None:
+        """Close the descriptor, unless it is closed already."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._close(descriptor)
@@ -48,127 +49,141 @@ class End:
     __del__ = close
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # only while a process is started: the descriptor is duplicated into the child
-        return _received, (type(self), reduction.DupFd(self._descriptor))
+        # valid only while a process is started: the descriptor is duplicated into the child
+        return _open_end_in_child, (type(self), reduction.DupFd(self._descriptor))
 
 
-def _received(kind: type[End], duplicate: Any) -> End:
-    return kind(duplicate.detach())
+def _open_end_in_child(end_class: type[End], duplicate: Any) -> End:
+    return end_class(duplicate.detach())
 
 
 class Sender(End):
-    """A worker's end of its results."""
+    """A worker's end of the pipe for its results; writes block."""
 
     def send(self, message: bytes) -> None:
-        """Wait until all of it has been taken."""
-        left = memoryview(_framed(message))
-        while left:
-            left = left[os.write(self._descriptor, left) :]
+        """Write a message, and block until the pipe has taken all of it."""
+        remaining = memoryview(_with_length(message))
+        while remaining:
+            remaining = remaining[os.write(self._descriptor, remaining) :]
 
 
 class Outbox(End):
-    """Our end of what a worker reads."""
+    """The parent's end of a pipe that a worker reads; writes never block."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
-        self._waiting = bytearray()
-        self._widened = False
-        # the thread that pins memory waits for results, and so hands over tasks too
+        self._pending = bytearray()
+        self._is_widened = False
+        # a DataLoader's pin-memory thread calls `flush` as well
         self._lock = threading.Lock()
         os.set_blocking(descriptor, False)
 
     def send(self, message: bytes) -> None:
-        """Queue a message, and hand over what the pipe takes now."""
+        """Queue a message, and write as much of the queue as the pipe takes now."""
         with self._lock:
-            if len(message) > _ROOMY and not self._widened:
-                self._widen()
-            self._waiting += _framed(message)
-            self._hand_over()
+            if len(message) > _MAX_NARROW_BYTES and not self._is_widened:
+                self._enlarge_pipe()
+            self._pending += _with_length(message)
+            self._write_pending()
 
     def send_raw(self, data: bytes) -> None:
-        """The same without a length, for what can be cut anywhere."""
+        """Queue bytes without a length prefix, for a reader that needs no message boundaries."""
         with self._lock:
-            self._waiting += data
-            self._hand_over()
+            self._pending += data
+            self._write_pending()
 
     def flush(self) -> bool:
-        """Whether everything has been handed over, or never will be."""
-        if not self._waiting:
+        """Write as much as the pipe takes; return whether nothing is left to write.
+
+        That is also so if the pipe is closed: the queue is discarded then.
+        """
+        if not self._pending:
             return True
         with self._lock:
-            return self._hand_over()
+            return self._write_pending()
 
-    def _widen(self) -> None:
-        """A worker should find its next tasks in the pipe, whatever their size."""
-        self._widened = True
+    def _enlarge_pipe(self) -> None:
+        """Raise the pipe's capacity, so that a worker's next tasks fit whatever their size."""
+        self._is_widened = True
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, 1 << 20)
-        except OSError:  # more than this user may have: then they wait here
+        except OSError:  # above the user's limit (pipe-user-pages-soft): they stay queued here
             return
 
-    def _hand_over(self) -> bool:
-        while self._waiting:
+    def _write_pending(self) -> bool:
+        """Write as much of the queue as the pipe takes; return whether nothing is left to write."""
+        while self._pending:
             try:
-                written = os.write(self._descriptor, self._waiting[: 1 << 16])
+                written = os.write(self._descriptor, self._pending[: 1 << 16])
             except BlockingIOError:
                 return False
-            except OSError:  # the worker is gone, or this end: torch will tell
-                self._waiting.clear()
+            except OSError:  # the worker has exited or this end is closed: found elsewhere
+                self._pending.clear()
                 break
-            del self._waiting[:written]
+            del self._pending[:written]
         return True
 
 
 class Inbox(End):
-    """Our end of a worker's results."""
+    """The parent's end of the pipe for a worker's results; reads never block."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
-        self._read = bytearray()
-        self.ended = False
+        self._received_bytes = bytearray()
+        self.is_at_end = False
+        """Whether the worker has closed its end and all messages have been received."""
         os.set_blocking(descriptor, False)
 
     def receive(self) -> list[bytes]:
-        """Whole messages that have arrived; sets `ended` at the end of the stream."""
-        while not self.ended:
+        """Return the complete messages received; set `is_at_end` at the end of the stream."""
+        while not self.is_at_end:
             try:
-                read = os.read(self._descriptor, 1 << 16)
+                data = os.read(self._descriptor, 1 << 16)
             except BlockingIOError:
                 break
             except OSError:
-                read = b""
-            self.ended = not read
-            self._read += read
-            if len(read) < 1 << 16:
+                data = b""
+            self.is_at_end = not data
+            self._received_bytes += data
+            if len(data) < 1 << 16:
                 break
         messages = []
-        while (message := self._whole()) is not None:
+        while (message := self._next_message()) is not None:
             messages.append(message)
         return messages
 
-    def _whole(self) -> bytes | None:
-        if len(self._read) < 4:
+    def _next_message(self) -> bytes | None:
+        """Take the next complete message from the received bytes; return None if there is none."""
+        if len(self._received_bytes) < 4:
             return None
-        (length,), begin = _LENGTH.unpack_from(self._read), 4
+        (length,), begin = _LENGTH_PREFIX.unpack_from(self._received_bytes), 4
         if length < 0:
-            if len(self._read) < 12:
+            if len(self._received_bytes) < 12:
                 return None
-            (length,), begin = _LONG.unpack_from(self._read, 4), 12
-        if len(self._read) < begin + length:
+            (length,), begin = _LONG_PREFIX.unpack_from(self._received_bytes, 4), 12
+        if len(self._received_bytes) < begin + length:
             return None
-        message = bytes(memoryview(self._read)[begin : begin + length])
-        del self._read[: begin + length]
+        message = bytes(memoryview(self._received_bytes)[begin : begin + length])
+        del self._received_bytes[: begin + length]
         return message
 
 
-def _framed(message: bytes) -> bytes:
+def _with_length(message: bytes) -> bytes:
     if len(message) > 0x7FFFFFFF:
-        return b"".join((_LENGTH.pack(-1), _LONG.pack(len(message)), message))
-    return b"".join((_LENGTH.pack(len(message)), message))
+        return b"".join((_LENGTH_PREFIX.pack(-1), _LONG_PREFIX.pack(len(message)), message))
+    return b"".join((_LENGTH_PREFIX.pack(len(message)), message))
 
 
 def pipe(flags: int = 0, *, of: str = "a worker") -> tuple[int, int]:
-    """The reading and the writing end of a pipe; an error that says what the system refused."""
+    """Create a pipe and return the descriptors of its reading and writing ends.
+
+    Args:
+        flags: Flags of `os.pipe2`.
+        of: What the pipe belongs to, as the error names it: "a pool".
+
+    Raises:
+        ResourceError: The system refused the descriptors.
+    """
     try:
         return os.pipe2(flags | os.O_CLOEXEC) if flags else os.pipe()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Memory without a name: a file that is nowhere, and gone with the last process that has it."""
+"""Memory without a name in a file system (memfd), freed with the last process that has it open."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import errno
 import os
 
 NOEXEC_SEAL = 8
-"""MFD_NOEXEC_SEAL: nothing in it will be executed. Some systems allow no other."""
+"""MFD_NOEXEC_SEAL: the file cannot be executed; with vm.memfd_noexec=2, required by the kernel."""
 
 
 def create_memfd() -> int:
-    """The descriptor of an empty one, which child processes do not inherit. Raises OSError."""
+    """Create an empty memfd and return its descriptor, which is closed on exec.
+
+    Raises:
+        OSError: The system has no descriptor or no memory left.
+    """
     try:
         return os.memfd_create("cputrain", os.MFD_CLOEXEC | NOEXEC_SEAL)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.memfd_create("cputrain", os.MFD_CLOEXEC)  # a kernel that does not know it yet
+        return os.memfd_create("cputrain", os.MFD_CLOEXEC)  # kernels before 6.3 lack the flag

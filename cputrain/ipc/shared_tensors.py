@@ -1,7 +1,8 @@
-"""Tensors that lie in shared memory already: the other process opens the same memory.
+"""Tensors in shared memory sent by reference: the receiver opens the same memory through /proc.
 
-torch sends such a tensor by a descriptor, through a server thread, each time anew. Here only its
-place is told, and the other process opens it through /proc, once, for as long as it is in use.
+torch sends the descriptor of such a tensor through a server thread, again for each message. Here a
+message has the sender's process id and descriptor number, and the receiver opens the memory once
+for as long as it uses it.
 """
 
 from __future__ import annotations
@@ -19,62 +20,63 @@ from cputrain.errors import ResourceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_KEPT = 8
+_MAX_RECENT = 8
 
 
 class SharedStorage:
-    """Stands for a storage on its way."""
+    """Pickles a storage in shared memory as a reference to its file."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
 
     @staticmethod
     def can_hold(tensor: torch.Tensor) -> bool:
-        """Whether this tensor can be opened elsewhere, by us."""
+        """Return whether another process can open the tensor's memory through /proc."""
         if not tensor.is_shared() or get_sharing_strategy() != "file_descriptor":
             return False
-        # a tensor that is mapped from a file of the user's has no descriptor any more
+        # a tensor that the user mapped from a file has no open descriptor
         return tensor.untyped_storage()._share_fd_cpu_()[0] >= 0
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         descriptor, size = self._storage._share_fd_cpu_()
-        # as torch's own: a storage that is opened here, from elsewhere, is known by its file
+        # as in torch's reductions: if it is sent back, this process finds its storage by the file
         shared_cache[fd_id(descriptor)] = StorageWeakRef(self._storage)
-        return _opened, (os.getpid(), descriptor, fd_id(descriptor), size)
+        return _open_storage, (os.getpid(), descriptor, fd_id(descriptor), size)
 
 
-_kept: deque[torch.UntypedStorage] = deque(maxlen=_KEPT)
-"""Opened lately, and likely to come again."""
+_recently_opened: deque[torch.UntypedStorage] = deque(maxlen=_MAX_RECENT)
+"""Latest opened storages, kept mapped because the next messages likely refer to them again."""
 
 
-def forget_opened() -> None:
-    """Nothing comes for a while: keep no memory that the other process may want to be rid of."""
-    _kept.clear()
+def forget_opened_storages() -> None:
+    """Drop the storages kept for later messages, so that their owner can free the memory."""
+    _recently_opened.clear()
 
 
-def are_kept() -> bool:
-    """Whether there is anything to forget."""
-    return bool(_kept)
+def has_opened_storages() -> bool:
+    """Return whether storages are kept for later messages."""
+    return bool(_recently_opened)
 
 
-def _opened(pid: int, descriptor: int, file: tuple[int, int], size: int) -> torch.Tensor:
-    storage = storage_from_cache(torch.UntypedStorage, file)
+def _open_storage(pid: int, descriptor: int, file_id: tuple[int, int], size: int) -> torch.Tensor:
+    """Return a tensor on a storage that another process has in shared memory."""
+    storage = storage_from_cache(torch.UntypedStorage, file_id)
     if storage is None:
         try:
-            own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            local_descriptor = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise ResourceError.of(error, "a shared tensor", "could not be opened") from error
         try:
-            if fd_id(own) != file:
+            if fd_id(local_descriptor) != file_id:
                 raise ResourceError(
                     "a shared tensor",
                     "must live as long as the task that uses it",
-                    found="that the process which made it has let go of it",
-                    do="Keep a reference to it until the result has come.",
+                    found="a tensor that its process has freed",
+                    do="Keep a reference to the tensor until the result has arrived.",
                 )
-            storage = torch.UntypedStorage._new_shared_fd_cpu(own, size)  # type: ignore[attr-defined]
+            storage = torch.UntypedStorage._new_shared_fd_cpu(local_descriptor, size)  # type: ignore[attr-defined]
         finally:
-            os.close(own)
-        shared_cache[file] = StorageWeakRef(storage)
-    _kept.append(storage)
+            os.close(local_descriptor)
+        shared_cache[file_id] = StorageWeakRef(storage)
+    _recently_opened.append(storage)
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)

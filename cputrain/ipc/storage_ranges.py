@@ -1,6 +1,6 @@
-"""The byte ranges of storages that are sent, so that tensors which share memory go on sharing it.
+"""Byte ranges of storages to send, so that tensors that share memory share it in the receiver too.
 
-torch sends the whole storage of every tensor. Here only the bytes under a tensor are sent, however
+torch sends a tensor's whole storage. Here only the bytes that the tensor uses are sent, however
 large its storage; where the bytes of two tensors overlap, their union is sent once for both.
 """
 
@@ -10,26 +10,26 @@ from bisect import bisect_right, insort
 from typing import Any, NamedTuple
 
 _ALIGNMENT = 16
-"""Bytes; the width of the widest dtype. Tensors of any dtype can be laid on a union."""
+"""Bytes of the widest dtype; unions begin at multiples of it, so that every dtype can use them."""
 
 
 class ByteRange(NamedTuple):
-    """Bytes of one storage."""
+    """Range of bytes in a storage."""
 
     begin: int
     end: int
 
     def overlaps(self, begin: int, end: int) -> bool:
-        """Return whether the two have a byte in common."""
+        """Return whether this range and another one have a byte in common."""
         return self.begin < end and begin < self.end
 
 
 class StorageRanges:
-    """The ranges of one storage that tensors need.
+    """Ranges of one storage that the tensors of a message use.
 
     Args:
-        storage: Kept, so that its identity is given to no other meanwhile.
-        unions: Known to be needed: what `unions` of an earlier pass over the same tensors gave.
+        storage: Kept alive, so that no other storage gets its address meanwhile.
+        unions: Result of `unions` in an earlier pass over the same tensors.
     """
 
     __slots__ = ("_ranges", "_scattered", "_unions", "contents", "has_overlap", "storage")
@@ -38,61 +38,71 @@ class StorageRanges:
         self.storage = storage
         self._unions = unions
         self._ranges: list[ByteRange] = []
-        """Sent as they are, sorted; they do not overlap, unless `has_overlap`."""
+        """Ranges of dense tensors, sorted; they do not overlap, unless `has_overlap`."""
         self._scattered: list[ByteRange] = []
-        """Of strided tensors that use few of these bytes, and are sent without the rest."""
+        """Spans of strided tensors that use few of the bytes, and are sent as their elements."""
         self.contents: dict[Any, Any] = {}
-        """What stands for the bytes of each."""
+        """Pickled bytes by range, or by the strided tensor that they are the elements of."""
         self.has_overlap = False
-        """Whether tensors have bytes in common that are not sent together."""
+        """Whether tensors have bytes in common that are sent in different ranges."""
 
     def range_of(self, begin: int, end: int, width: int) -> ByteRange:
-        """Return the range to be sent for a dense tensor of elements so many bytes wide."""
-        result = self.containing(begin, end, width)
-        if result is not None:
-            return result
+        """Return the range to send for a dense tensor, and add it if it is new.
+
+        Args:
+            width: Bytes of an element.
+        """
+        range_ = self.containing(begin, end, width)
+        if range_ is not None:
+            return range_
         for scattered in self._scattered:
             self.has_overlap = self.has_overlap or scattered.overlaps(begin, end)
-        insort(self._ranges, result := ByteRange(begin, end))
-        return result
+        insort(self._ranges, range_ := ByteRange(begin, end))
+        return range_
 
     def containing(self, begin: int, end: int, width: int) -> ByteRange | None:
-        """Return the range that is sent already, or as a union, and has all of these bytes."""
+        """Return a known range or union that contains these bytes, aligned to the element width."""
         for ranges in (self._unions, self._ranges):
             if not ranges:
                 continue
-            place = bisect_right(ranges, ByteRange(begin, 1 << 63))
-            before = ranges[place - 1] if place else None
-            if before is not None and end <= before.end and not (begin - before.begin) % width:
-                return before
+            index = bisect_right(ranges, ByteRange(begin, 1 << 63))
+            previous = ranges[index - 1] if index else None
+            if (
+                previous is not None
+                and end <= previous.end
+                and not (begin - previous.begin) % width
+            ):
+                return previous
             self.has_overlap = (
                 self.has_overlap
-                or (before is not None and before.overlaps(begin, end))
-                or (place < len(ranges) and ranges[place].overlaps(begin, end))
+                or (previous is not None and previous.overlaps(begin, end))
+                or (index < len(ranges) and ranges[index].overlaps(begin, end))
             )
         return None
 
     def add_scattered(self, begin: int, end: int) -> None:
-        """Note a strided tensor whose elements are sent without what lies between them."""
+        """Add the span of a strided tensor of which only the elements are sent."""
         self._scattered.append(ByteRange(begin, end))
 
     def unions(self) -> tuple[ByteRange, ...]:
-        """Return the ranges to be sent such that each tensor lies in one of them.
+        """Return ranges that do not overlap and contain each tensor's bytes.
 
-        Of strided tensors that use few of their bytes, only those are taken in that overlap a
-        dense one.
+        Spans of strided tensors are included only if they overlap a dense tensor's range.
         """
-        dense = _united([*self._unions, *self._ranges])
-        scattered = [one for one in self._scattered if any(each.overlaps(*one) for each in dense)]
-        return _united([*dense, *scattered]) if scattered else dense
+        dense = _merge_ranges([*self._unions, *self._ranges])
+        scattered = [
+            span for span in self._scattered if any(range_.overlaps(*span) for range_ in dense)
+        ]
+        return _merge_ranges([*dense, *scattered]) if scattered else dense
 
 
-def _united(ranges: list[ByteRange]) -> tuple[ByteRange, ...]:
-    united: list[ByteRange] = []
+def _merge_ranges(ranges: list[ByteRange]) -> tuple[ByteRange, ...]:
+    """Align ranges and merge those that overlap."""
+    merged: list[ByteRange] = []
     for begin, end in sorted(ranges):
         aligned = begin - begin % _ALIGNMENT
-        if united and aligned < united[-1].end:
-            united[-1] = ByteRange(united[-1].begin, max(end, united[-1].end))
+        if merged and aligned < merged[-1].end:
+            merged[-1] = ByteRange(merged[-1].begin, max(end, merged[-1].end))
         else:
-            united.append(ByteRange(aligned, end))
-    return tuple(united)
+            merged.append(ByteRange(aligned, end))
+    return tuple(merged)

@@ -1,4 +1,4 @@
-"""Threads, of which the system may refuse one."""
+"""Starting threads, with an error that names the system's limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ if TYPE_CHECKING:
 
 
 def start_thread(thread: threading.Thread, of: str) -> None:
-    """Start it, or raise an error that says what the system refused."""
+    """Start a thread.
+
+    Args:
+        of: What the thread belongs to, as the error names it: "a pool".
+
+    Raises:
+        ResourceError: The system refused another thread.
+    """
     try:
         thread.start()
-    except RuntimeError as error:  # all that Python tells
+    except RuntimeError as error:  # Python does not pass on the errno
         refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         raise ResourceError.of(refused, of, "got no thread") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cputrain.errors import UsageError
-from cputrain.launch.settings import checked, known, written
+from cputrain.launch.settings import as_typed, checked_setting, knob_named
 from cputrain.machine import format_list
 from cputrain.plan.policies import KNOBS
 
@@ -33,16 +33,16 @@ def settings_from_kwargs(kwargs: Mapping[str, object]) -> dict[str, Setting]:
     settings = {}
     for name, value in kwargs.items():
         where = f"the argument {name}"
-        knob = known(name, where)
+        knob = knob_named(name, where)
         if value is not None:
-            settings[knob.name] = checked(knob, _command_line_text(value, where), where)
+            settings[knob.name] = checked_setting(knob, _command_line_text(value, where), where)
     return settings
 
 
 def _command_line_text(value: object, where: str) -> str:
     """Return a value as it would be typed on the command line."""
     if isinstance(value, (str, int)):  # bool is an int: on or off
-        return written(value)
+        return as_typed(value)
     if isinstance(value, (list, tuple, set, frozenset, range)) and _are_cpus(value):
         return format_list(tuple(sorted(value)))
     raise UsageError(

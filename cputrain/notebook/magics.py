@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cputrain.notebook.outcome import NotebookTuning, SetupResult
 
-HELP = Option(flag="--help", short="-h", help="show this and stop")
+HELP = Option(flag="--help", short="-h", help="show this help and exit")
 
 SETUP_OPTIONS = (
     Option(flag="--so-far", help="change nothing; list what was applied until now, and to what"),

@@ -41,9 +41,9 @@ def tune_script(shell: Any, parsed: Parsed) -> NotebookTuning:
             "needs a script, or a cell under it",
             do="Say: %cputrain_tune train.py, or begin a cell with: %%cputrain_tune",
         )
-    script = tune.script_of(parsed, "%cputrain_tune")
+    script = tune.script_target(parsed, "%cputrain_tune")
     result = _search(shell, parsed, script)
-    kept_in = tune.keep(script, read_machine(RootSource(), detail=False), result)
+    kept_in = tune.save_tuned(script, read_machine(RootSource(), detail=False), result)
     if parsed.values.get("--apply") != "yes":
         return NotebookTuning(result=result, kept_in=kept_in)
     remember_winner(result, "%cputrain_tune")
@@ -71,7 +71,7 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> NotebookTuning:
     earlier = [earlier_inputs(shell, ranges)] if ranges else []
     text, left_out = make_script(shell, [*earlier, cell])
     with _temporary_script(text) as path:
-        script = target.Target(kind=target.Kind.SCRIPT, name=path, arguments=())
+        script = target.Target(kind=target.TargetKind.SCRIPT, name=path, arguments=())
         try:
             result = _search(shell, parsed, script)
         except UsageError as error:
@@ -84,7 +84,7 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> NotebookTuning:
 def _search(shell: Any, parsed: Parsed, script: target.Target) -> SearchResult:
     machine = read_machine(RootSource())
     with _watcher(shell) as watcher:
-        return tune.find_as_asked(parsed, script, machine, watcher)
+        return tune.search_with_options(parsed, script, machine, watcher)
 
 
 def _apply_winner(parsed: Parsed) -> SetupResult:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cputrain.errors import ResourceError
-from cputrain.ipc import ArenaFullError, End, Memory, Writer, pipe
+from cputrain.ipc import ArenaFullError, ArenaMemory, End, Writer, pipe
 from cputrain.pool.outcomes import terminated_error
 from cputrain.pool.packets import LONGEST, STOP, with_ticket
 from cputrain.pool.tasks import Bundle, tokens_of
@@ -21,10 +21,10 @@ from cputrain.pool.tasks import Bundle, tokens_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cputrain.ipc import Lent
+    from cputrain.ipc import BlockRef
     from cputrain.pool.packets import ResultPacket
     from cputrain.pool.tasks import Task
-    from cputrain.pool.workers import Worker
+    from cputrain.pool.workers import PoolWorker
 
 AHEAD = 32
 """Tasks that may wait in the pipe, so that a worker reads its next task without a round trip."""
@@ -51,7 +51,7 @@ class Dispatch:
         self._on_send_failure = on_send_failure
         """Called with the lock held for a task that cannot be sent, and the error."""
         self.lock = threading.RLock()
-        self.arguments = Memory.create()
+        self.arguments = ArenaMemory.create()
         self.writer = Writer(self.arguments, threads=min(8, len(os.sched_getaffinity(0))))
         read, write = pipe(os.O_DIRECT, of="a pool")
         self.pipe, self._write = End(read), End(write)
@@ -75,7 +75,7 @@ class Dispatch:
         self._suspects: set[int] = set()
         self.recover_lost_at_s: float | None = None
         """Monotonic time at which suspected tasks that no worker has begun count as lost."""
-        self._quarantined: dict[int, list[Lent]] = {}
+        self._quarantined: dict[int, list[BlockRef]] = {}
         """Argument blocks, by ticket, of tasks sent again although a worker may still run them."""
 
     # -- sending
@@ -235,11 +235,11 @@ class Dispatch:
             if self.sent.pop(task.ticket, None) is not None:
                 self._count_sent(task, -1)
 
-    def settle_result(self, worker: Worker, packet: ResultPacket) -> Task | None:
+    def settle_result(self, worker: PoolWorker, packet: ResultPacket) -> Task | None:
         """Book a worker's result; return its task, or None if the task has been given up."""
         with self.lock:
             task = self.sent.get(packet.ticket)
-            self.writer.give_back(tokens_of(self._quarantined.pop(packet.ticket, [])))
+            self.writer.release(tokens_of(self._quarantined.pop(packet.ticket, [])))
             if task is not None:
                 self.remove_sent(task)
                 num_tasks = len(task.members())
@@ -249,13 +249,13 @@ class Dispatch:
                 )
                 if packet.held_blocks:
                     blocks = {block.token: block for block in task.all_blocks()}
-                    self.writer.keep([blocks[token] for token in set(packet.held_blocks)])
+                    self.writer.retain([blocks[token] for token in set(packet.held_blocks)])
                     worker.held_blocks.update(packet.held_blocks)
                 if isinstance(task, Bundle):
                     task.release(self.writer)
             # blocks of the initializer's arguments are not among the held ones
             released_blocks = worker.held_blocks.intersection(packet.released_blocks)
-            self.writer.give_back(list(released_blocks))
+            self.writer.release(list(released_blocks))
             worker.held_blocks -= released_blocks
             return task
 
@@ -294,12 +294,12 @@ class Dispatch:
 
     # -- lost tasks
 
-    def look_for_lost(self, workers: Iterable[Worker]) -> None:
+    def look_for_lost(self, workers: Iterable[PoolWorker]) -> None:
         """Look for tasks that an exited worker read without writing the ticket to its slot."""
         self._suspects = self._taken_by_no_worker(workers)
         self.recover_lost_at_s = time.monotonic() + _LOST_AFTER_S if self._suspects else None
 
-    def recover_lost(self, workers: Iterable[Worker]) -> None:
+    def recover_lost(self, workers: Iterable[PoolWorker]) -> None:
         """Queue the suspected tasks again that no worker has begun by now."""
         with self.lock:
             lost_tickets = self._suspects & self._taken_by_no_worker(workers)
@@ -308,10 +308,10 @@ class Dispatch:
                 self.remove_sent(task)
                 # a worker may run it after all: keep its arguments unchanged
                 self._quarantined[task.ticket] = task.all_blocks()
-                self.writer.keep(task.all_blocks())
+                self.writer.retain(task.all_blocks())
                 self._waiting.appendleft(task)
 
-    def _taken_by_no_worker(self, workers: Iterable[Worker]) -> set[int]:
+    def _taken_by_no_worker(self, workers: Iterable[PoolWorker]) -> set[int]:
         """Return tickets of tasks that have been read from the pipe but begun by no worker."""
         with self.lock:
             num_bytes = array.array("i", [0])

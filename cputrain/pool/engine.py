@@ -30,7 +30,7 @@ from cputrain.pool.outcomes import (
     task_lost_error,
     terminated_error,
 )
-from cputrain.pool.packets import Payload, ResultPacket, Status
+from cputrain.pool.packets import PacketPayload, ResultPacket, Status
 from cputrain.pool.prefetch import Prefetcher
 from cputrain.pool.supervisor import Supervisor
 from cputrain.pool.tasks import (
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from cputrain.pool.slots import WorkerState
     from cputrain.pool.tasks import Call, Task
-    from cputrain.pool.worker import Setup
-    from cputrain.pool.workers import Worker
+    from cputrain.pool.worker import WorkerSetup
+    from cputrain.pool.workers import PoolWorker
 
 _BUNDLE_PATIENCE_S = 0.02
 """Seconds that an item of a bundle may take before the rest goes to another worker."""
@@ -70,7 +70,7 @@ class Engine:
         self,
         num_workers: int,
         process_class: Callable[..., Any],
-        setup: Setup,
+        setup: WorkerSetup,
         starting_context: Callable[[], Any],
     ) -> None:
         self.num_workers = num_workers
@@ -138,7 +138,7 @@ class Engine:
             self._close_ends()
             self._has_ended.set()
 
-    def _pack_setup(self, setup: Setup) -> Setup:
+    def _pack_setup(self, setup: WorkerSetup) -> WorkerSetup:
         """Pack the initializer once into shared memory, which every worker reads."""
         writer = self._dispatch.writer
         try:
@@ -147,12 +147,12 @@ class Engine:
         except Exception:  # locks and the like can be pickled only while a process starts
             return setup
         if not can_resend:
-            writer.give_back(tokens_of(payload.blocks))
+            writer.release(tokens_of(payload.blocks))
             return setup
         self._unpacked_setup = setup, shared  # keeps alive the storages that later workers may open
         block = writer.lend(memoryview(payload.data))
         return setup._replace(
-            initializer=None, initargs=(), packed=Payload(b"", [*payload.blocks, block])
+            initializer=None, initargs=(), packed=PacketPayload(b"", [*payload.blocks, block])
         )
 
     def submit(self, call: Call, tasks: list[Task], *, complete: bool) -> None:
@@ -223,7 +223,7 @@ class Engine:
         """Pack a task's function and arguments now; return False if memory is used up."""
         return self._dispatch.prepare(task, must_pack=must_pack)
 
-    def freeze_function(self, call: Call) -> Payload | None:
+    def freeze_function(self, call: Call) -> PacketPayload | None:
         """Pack a call's function as it is now; return it if it is small."""
         return call.freeze_function(self._dispatch.writer)
 
@@ -416,14 +416,14 @@ class Engine:
 
     # -- results
 
-    def _receive(self, worker: Worker) -> None:
+    def _receive(self, worker: PoolWorker) -> None:
         """Read and handle the messages in a worker's inbox."""
         for message in worker.inbox.receive():
             self._handle_result(worker, ResultPacket.decode(message))
-        if worker.inbox.ended and self.supervisor.on_inbox_closed(worker):
+        if worker.inbox.is_at_end and self.supervisor.on_inbox_closed(worker):
             self._dispatch.look_for_lost(self.supervisor.all_workers)
 
-    def _handle_result(self, worker: Worker, packet: ResultPacket) -> None:
+    def _handle_result(self, worker: PoolWorker, packet: ResultPacket) -> None:
         """Act on one message of a worker."""
         if packet.status is Status.READY:
             self.supervisor.is_ready(worker, packet.ticket)
@@ -431,7 +431,7 @@ class Engine:
         if packet.status is Status.BYE:
             worker.is_exiting = True
             return
-        leases = worker.reader.leases(packet.result.blocks)
+        leases = worker.reader.lease(packet.result.blocks)
         if packet.status is Status.NOT_SET_UP:
             worker.is_exiting = True
             _, cause = outcome_of(packet.status, packet.result.data, leases)
@@ -500,12 +500,12 @@ class Engine:
 
     # -- exits
 
-    def _handle_exit(self, worker: Worker) -> None:
+    def _handle_exit(self, worker: PoolWorker) -> None:
         """Reap an exited worker and settle the task it was running."""
         self._receive(worker)
         state = worker.slot.read()
         exit_reason = self.supervisor.reap(worker)
-        self._dispatch.writer.give_back(list(worker.held_blocks))
+        self._dispatch.writer.release(list(worker.held_blocks))
         task = self._dispatch.sent.get(state.ticket)
         if task is not None:
             self._handle_task_of_exited(task, worker, state, exit_reason)
@@ -516,7 +516,7 @@ class Engine:
             self._fail_all(error)
 
     def _handle_task_of_exited(
-        self, task: Task, worker: Worker, state: WorkerState, exit_reason: str
+        self, task: Task, worker: PoolWorker, state: WorkerState, exit_reason: str
     ) -> None:
         """Requeue the task that an exited worker was running, or finish it with an error."""
         self._dispatch.remove_sent(task)

@@ -10,8 +10,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from cputrain.ipc import Lent
-from cputrain.ipc.arena import LENT
+from cputrain.ipc import BlockRef
+from cputrain.ipc.arena import BLOCK_REF
 
 LONGEST = 4096
 """Maximum bytes of a packet; a longer task is put into a block that the packet points to."""
@@ -26,7 +26,7 @@ _TASK = struct.Struct("<QBBIII")
 _RESULT = struct.Struct("<QBBIIIQ")
 
 
-class Kind(IntEnum):
+class PacketKind(IntEnum):
     """How a function is applied to what a task holds."""
 
     CALL = 0
@@ -49,35 +49,35 @@ class Kind(IntEnum):
     """As APART, with a copy of the function in each item's pickle."""
 
 
-_KINDS = tuple(Kind)
+_KINDS = tuple(PacketKind)
 
 JOINT = {
-    Kind.CALL: Kind.JOINT_CALL,
-    Kind.EACH: Kind.JOINT_EACH,
-    Kind.STAR: Kind.JOINT_STAR,
-    Kind.APART: Kind.JOINT_APART,
+    PacketKind.CALL: PacketKind.JOINT_CALL,
+    PacketKind.EACH: PacketKind.JOINT_EACH,
+    PacketKind.STAR: PacketKind.JOINT_STAR,
+    PacketKind.APART: PacketKind.JOINT_APART,
 }
 
 APPLIED_AS = {joint: kind for kind, joint in JOINT.items()}
 """The kind without a joint pickle, for each joint kind."""
 
 
-class Payload(NamedTuple):
+class PacketPayload(NamedTuple):
     """A packed object: pickle and arena blocks; the last block is the pickle if `data` is empty."""
 
     data: bytes | memoryview
-    blocks: list[Lent]
+    blocks: list[BlockRef]
 
 
 class TaskPacket(NamedTuple):
     """A task as it is written to the task pipe."""
 
     ticket: int
-    kind: Kind
+    kind: PacketKind
     is_timed: bool
     """Whether the worker writes the begin of each item to its slot, for a timeout."""
-    function: Payload
-    arguments: Payload
+    function: PacketPayload
+    arguments: PacketPayload
 
     def encode(self) -> bytearray:
         """Return the packet's bytes, which begin with the ticket."""
@@ -89,7 +89,9 @@ class TaskPacket(NamedTuple):
             len(self.arguments.blocks),
             len(self.function.data),
         )
-        blocks = [LENT.pack(*block) for block in (*self.function.blocks, *self.arguments.blocks)]
+        blocks = [
+            BLOCK_REF.pack(*block) for block in (*self.function.blocks, *self.arguments.blocks)
+        ]
         return bytearray().join((head, *blocks, self.function.data, self.arguments.data))
 
     @classmethod
@@ -105,20 +107,24 @@ class TaskPacket(NamedTuple):
                 ticket,
                 _KINDS[kind],
                 bool(is_timed),
-                Payload(view[_TASK.size : end], []),
-                Payload(view[end:], []),
+                PacketPayload(view[_TASK.size : end], []),
+                PacketPayload(view[end:], []),
             )
-        function_end = _TASK.size + num_function_blocks * LENT.size
-        begin = function_end + num_argument_blocks * LENT.size
-        function = [Lent(*fields) for fields in LENT.iter_unpack(view[_TASK.size : function_end])]
-        arguments = [Lent(*fields) for fields in LENT.iter_unpack(view[function_end:begin])]
+        function_end = _TASK.size + num_function_blocks * BLOCK_REF.size
+        begin = function_end + num_argument_blocks * BLOCK_REF.size
+        function = [
+            BlockRef(*fields) for fields in BLOCK_REF.iter_unpack(view[_TASK.size : function_end])
+        ]
+        arguments = [
+            BlockRef(*fields) for fields in BLOCK_REF.iter_unpack(view[function_end:begin])
+        ]
         end = begin + length
         return cls(
             ticket,
             _KINDS[kind],
             bool(is_timed),
-            Payload(view[begin:end], function),
-            Payload(view[end:], arguments),
+            PacketPayload(view[begin:end], function),
+            PacketPayload(view[end:], arguments),
         )
 
 
@@ -128,19 +134,23 @@ def with_ticket(packet: bytearray, ticket: int) -> bytearray:
     return packet
 
 
-def points_to(block: Lent) -> bytearray:
+def points_to(block: BlockRef) -> bytearray:
     """Return a packet that points to a block with the encoded task."""
-    return TaskPacket(0, Kind.CALL, False, Payload(b"", []), Payload(b"", [block])).encode()
+    return TaskPacket(
+        0, PacketKind.CALL, False, PacketPayload(b"", []), PacketPayload(b"", [block])
+    ).encode()
 
 
-def pointed_to(packet: TaskPacket) -> Lent | None:
+def pointed_to(packet: TaskPacket) -> BlockRef | None:
     """Return the block with the encoded task, or None if the packet holds the task itself."""
-    if packet.kind is Kind.CALL and not packet.function.data and not packet.function.blocks:
+    if packet.kind is PacketKind.CALL and not packet.function.data and not packet.function.blocks:
         return packet.arguments.blocks[0]
     return None
 
 
-STOP = bytes(TaskPacket(0, Kind.STOP, False, Payload(b"", []), Payload(b"", [])).encode())
+STOP = bytes(
+    TaskPacket(0, PacketKind.STOP, False, PacketPayload(b"", []), PacketPayload(b"", [])).encode()
+)
 
 
 class Status(IntEnum):
@@ -174,7 +184,7 @@ class ResultPacket(NamedTuple):
     """Tokens of earlier tasks' argument blocks that are no longer referred to."""
     elapsed_ns: int
     """Nanoseconds from the task's begin to its result."""
-    result: Payload
+    result: PacketPayload
 
     def encode(self) -> bytes:
         """Return the message's bytes."""
@@ -190,7 +200,7 @@ class ResultPacket(NamedTuple):
         if not (self.held_blocks or self.released_blocks or self.result.blocks):
             return head + self.result.data
         tokens = [TOKEN.pack(*token) for token in (*self.held_blocks, *self.released_blocks)]
-        blocks = [LENT.pack(*block) for block in self.result.blocks]
+        blocks = [BLOCK_REF.pack(*block) for block in self.result.blocks]
         return b"".join((head, *tokens, *blocks, self.result.data))
 
     @classmethod
@@ -201,11 +211,11 @@ class ResultPacket(NamedTuple):
         )
         view = memoryview(message)
         if not (num_held or num_released or num_result_blocks):
-            payload = Payload(view[_RESULT.size :], [])
+            payload = PacketPayload(view[_RESULT.size :], [])
             return cls(ticket, _STATUSES[status], bool(last), [], [], elapsed_ns, payload)
         held_end = _RESULT.size + num_held * TOKEN.size
         released_end = held_end + num_released * TOKEN.size
-        begin = released_end + num_result_blocks * LENT.size
+        begin = released_end + num_result_blocks * BLOCK_REF.size
         return cls(
             ticket,
             _STATUSES[status],
@@ -213,8 +223,8 @@ class ResultPacket(NamedTuple):
             list(TOKEN.iter_unpack(view[_RESULT.size : held_end])),
             list(TOKEN.iter_unpack(view[held_end:released_end])),
             elapsed_ns,
-            Payload(
+            PacketPayload(
                 view[begin:],
-                [Lent(*fields) for fields in LENT.iter_unpack(view[released_end:begin])],
+                [BlockRef(*fields) for fields in BLOCK_REF.iter_unpack(view[released_end:begin])],
             ),
         )

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cputrain.errors import SourceError, TaskLost, UsageError
-from cputrain.ipc import deferred_signals, keep_interrupts, pipe
+from cputrain.ipc import deferred_signals, pipe, redeliver_interrupts
 from cputrain.machine import read_machine
 from cputrain.pool.callbacks import guarded
 from cputrain.pool.engine import Engine
 from cputrain.pool.events import OnceEvent
-from cputrain.pool.packets import Kind
+from cputrain.pool.packets import PacketKind
 from cputrain.pool.prefetch import LazyResults, Prefetcher
 from cputrain.pool.progress import Bar
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.start import context_for, starting
 from cputrain.pool.tasks import Call, Options, Task, are_frozen, name_of, whole_number
-from cputrain.pool.worker import Setup
+from cputrain.pool.worker import WorkerSetup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ class Pool(multiprocessing_pool.Pool):
         progress: bool = False,
     ) -> None:
         self._state = multiprocessing_pool.INIT
-        keep_interrupts()
+        redeliver_interrupts()
         if processes is not None:
             if not hasattr(processes, "__index__"):
                 raise UsageError(
@@ -87,7 +87,7 @@ class Pool(multiprocessing_pool.Pool):
         self._processes = processes or _default_num_workers()
         self._ctx = context_for(context)
         start_method = self._ctx.get_start_method()
-        setup = Setup(
+        setup = WorkerSetup(
             cpus=() if start_method == "fork" else _allowed_cpus(),
             seed=seed_from(torch.initial_seed(), next(_pools)),
             initializer=initializer,
@@ -165,7 +165,7 @@ class Pool(multiprocessing_pool.Pool):
         def make() -> tuple[Call, list[Task]]:
             nonlocal result
             result = _Result(self, guarded(callback), guarded(error_callback))
-            call = Call(result, func, Kind.CALL, f"apply({name_of(func)})", options)
+            call = Call(result, func, PacketKind.CALL, f"apply({name_of(func)})", options)
             return call, [Task(call, 0, 0, arguments)]
 
         self._engine.begin(make)
@@ -197,7 +197,7 @@ class Pool(multiprocessing_pool.Pool):
     ) -> list[Any]:
         """Return `[func(item) for item in iterable]`, called in workers."""
         options = self._options.changed(timeout, retries, progress)
-        return self._map_and_wait(Kind.EACH, func, iterable, chunksize, options)
+        return self._map_and_wait(PacketKind.EACH, func, iterable, chunksize, options)
 
     def starmap(
         self,
@@ -211,7 +211,7 @@ class Pool(multiprocessing_pool.Pool):
     ) -> list[Any]:
         """Return `[func(*item) for item in iterable]`, called in workers."""
         options = self._options.changed(timeout, retries, progress)
-        return self._map_and_wait(Kind.STAR, func, iterable, chunksize, options)
+        return self._map_and_wait(PacketKind.STAR, func, iterable, chunksize, options)
 
     def map_async(
         self,
@@ -227,7 +227,7 @@ class Pool(multiprocessing_pool.Pool):
         """Start a `map`; return its result object, whose `get()` returns the list."""
         options = self._options.changed(timeout, retries)
         item_list = _make_item_list(self, iterable, chunksize, callback, error_callback)
-        return self._submit_map(Kind.EACH, func, item_list, options)
+        return self._submit_map(PacketKind.EACH, func, item_list, options)
 
     def starmap_async(
         self,
@@ -243,11 +243,11 @@ class Pool(multiprocessing_pool.Pool):
         """Start a `starmap`; return its result object, whose `get()` returns the list."""
         options = self._options.changed(timeout, retries)
         item_list = _make_item_list(self, iterable, chunksize, callback, error_callback)
-        return self._submit_map(Kind.STAR, func, item_list, options)
+        return self._submit_map(PacketKind.STAR, func, item_list, options)
 
     def _map_and_wait(
         self,
-        kind: Kind,
+        kind: PacketKind,
         func: Callable[..., Any],
         iterable: Iterable[Any],
         chunksize: int | None,
@@ -261,9 +261,9 @@ class Pool(multiprocessing_pool.Pool):
             return results
 
     def _submit_map(
-        self, kind: Kind, func: Callable[..., Any], item_list: _ItemList, options: Options
+        self, kind: PacketKind, func: Callable[..., Any], item_list: _ItemList, options: Options
     ) -> _ListResult:
-        name = f"{'map' if kind is Kind.EACH else 'starmap'}({name_of(func)})"
+        name = f"{'map' if kind is PacketKind.EACH else 'starmap'}({name_of(func)})"
         items, chunksize = item_list.items, item_list.chunksize
         result: Any = None
 
@@ -343,7 +343,7 @@ class Pool(multiprocessing_pool.Pool):
             lambda prefetcher: Call(
                 prefetcher,
                 func,
-                Kind.EACH,
+                PacketKind.EACH,
                 name,
                 options,
                 bundles=chunksize == 1,

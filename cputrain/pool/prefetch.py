@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cputrain.pool.engine import Engine
-    from cputrain.pool.packets import Payload
+    from cputrain.pool.packets import PacketPayload
     from cputrain.pool.progress import Bar
 
 _NONBLOCKING_TYPES = (list, tuple, range, str, bytes)
@@ -46,7 +46,7 @@ _PACKED_AHEAD_BYTES = 64 << 20
 """Bytes of small arguments that are packed at the begin of a call, beyond the tasks with room."""
 
 
-class Outcome(NamedTuple):
+class TaskOutcome(NamedTuple):
     """The outcome of a task, or of several consecutive tasks that succeeded."""
 
     number: int
@@ -93,7 +93,7 @@ class Prefetcher:
         Small ones are pairs (pickle, number of items): many Task objects would slow the garbage
         collector.
         """
-        self._packed_function: Payload | None = None
+        self._packed_function: PacketPayload | None = None
         """The packed function of these tasks, if it is small."""
         self._has_source_ended = False
         self._num_items = 0
@@ -108,8 +108,8 @@ class Prefetcher:
         self._discards_results = False
         self._num_open = 0
         self._next_index = 0
-        self._early: dict[int, Outcome] = {}
-        self._ready: deque[Outcome] = deque()
+        self._early: dict[int, TaskOutcome] = {}
+        self._ready: deque[TaskOutcome] = deque()
         self._item_counts: dict[int, int] = {}
         self._current_results: deque[Any] = deque()
         self._is_threaded = type(items) not in _NONBLOCKING_TYPES
@@ -346,17 +346,17 @@ class Prefetcher:
             if self._discards_results:
                 self._num_consumed += sum(item_counts)
             elif is_run:
-                self._store(Outcome(numbers[0], len(numbers), sum(item_counts), success, value))
+                self._store(TaskOutcome(numbers[0], len(numbers), sum(item_counts), success, value))
             else:
                 for number, num_items in zip(numbers, item_counts, strict=True):
                     results = value[:num_items] if success else value
-                    self._store(Outcome(number, 1, num_items, success, results))
+                    self._store(TaskOutcome(number, 1, num_items, success, results))
                     value = value[num_items:] if success else value
             self._changed.notify_all()
         if self._exhausted:
             self._settle()
 
-    def _store(self, outcome: Outcome) -> None:
+    def _store(self, outcome: TaskOutcome) -> None:
         """Store an outcome until it is consumed; called with `_lock` held."""
         if not self._ordered:
             self._ready.append(outcome)
@@ -388,7 +388,7 @@ class Prefetcher:
             self._fill()
         return value
 
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self) -> TaskOutcome:
         """Return the outcome of the next tasks; do not raise its error."""
         while True:
             with self._lock:
@@ -440,7 +440,7 @@ class Prefetcher:
         """Take no more items, and drop tasks that have not been sent."""
         with self._lock:
             if error is not None and not self._exhausted:
-                self._ready.append(Outcome(self._num_tasks, 1, 0, False, error))
+                self._ready.append(TaskOutcome(self._num_tasks, 1, 0, False, error))
             self._exhausted = True
             self._changed.notify_all()
         self._engine.forget(self._call)
@@ -488,7 +488,7 @@ class LazyResults:
     def __next__(self) -> Any:
         return self.next()
 
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self) -> TaskOutcome:
         """Return the outcome of the next tasks; raise StopIteration at the end."""
         self._has_begun = True
         return self._prefetcher.next_outcome()

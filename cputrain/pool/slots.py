@@ -10,7 +10,7 @@ import struct
 import time
 from typing import NamedTuple
 
-from cputrain.ipc import Memory
+from cputrain.ipc import ArenaMemory
 
 _SLOT_BYTES = 64
 """Bytes of a slot: one cache line, against false sharing."""
@@ -35,15 +35,15 @@ class WorkerState(NamedTuple):
 class Slot:
     """One worker's slot."""
 
-    def __init__(self, memory: Memory, number: int) -> None:
+    def __init__(self, memory: ArenaMemory, number: int) -> None:
         self._memory = memory
         self.number = number
         self._offset = number * _SLOT_BYTES
 
     @staticmethod
-    def room_for(count: int) -> Memory:
+    def room_for(count: int) -> ArenaMemory:
         """Allocate shared memory for `count` slots."""
-        return Memory.create(count * _SLOT_BYTES)
+        return ArenaMemory.create(count * _SLOT_BYTES)
 
     def begin(self, ticket: int) -> int:
         """Write that a task begins; return the time in nanoseconds of the monotonic clock."""

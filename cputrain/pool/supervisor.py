@@ -11,14 +11,14 @@ from cputrain.errors import CputrainError, WorkerDied
 from cputrain.ipc import End, pipe, starting_workers
 from cputrain.pool.seeds import seed_from
 from cputrain.pool.slots import Slot
-from cputrain.pool.workers import Worker
+from cputrain.pool.workers import PoolWorker
 from cputrain.pool.zygote import ZYGOTE_GONE, SharedResources, Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cputrain.ipc import Memory
-    from cputrain.pool.worker import Setup
+    from cputrain.ipc import ArenaMemory
+    from cputrain.pool.worker import WorkerSetup
 
 _START_ATTEMPTS = 3
 """Consecutive workers that may exit before they are ready, until the pool gives up."""
@@ -34,23 +34,23 @@ class Supervisor:
         self,
         num_workers: int,
         process: Callable[..., Any],
-        setup: Setup,
+        setup: WorkerSetup,
         starting_context: Callable[[], Any],
         task_pipe: End,
-        arguments_memory: Memory,
+        arguments_memory: ArenaMemory,
     ) -> None:
         self._num_workers = num_workers
         self._process = process
         self.setup = setup
         self._starting_context = starting_context
-        self.workers: list[Worker] = []
+        self.workers: list[PoolWorker] = []
         """Workers that take tasks."""
-        self.exiting: list[Worker] = []
+        self.exiting: list[PoolWorker] = []
         """Workers that have run their last task and are about to exit."""
         self._zygote: Zygote | None = None
         self._num_started = 0
         self._failed_starts = 0
-        self._unproven: set[Worker] = set()
+        self._unproven: set[PoolWorker] = set()
         """Workers started since a worker was last ready: their exits count as failed starts."""
         num_slots = 2 * num_workers + 8
         self._free_slots = list(range(num_slots))
@@ -60,11 +60,11 @@ class Supervisor:
             task_pipe, End(life_read), arguments_memory, Slot.room_for(num_slots)
         )
         self._poll = select.poll()
-        self._inbox_fds: dict[int, Worker] = {}
-        self._sentinel_fds: dict[int, Worker] = {}
+        self._inbox_fds: dict[int, PoolWorker] = {}
+        self._sentinel_fds: dict[int, PoolWorker] = {}
 
     @property
-    def all_workers(self) -> list[Worker]:
+    def all_workers(self) -> list[PoolWorker]:
         """Return the workers that take tasks and those that are about to exit."""
         return [*self.workers, *self.exiting]
 
@@ -99,9 +99,9 @@ class Supervisor:
         if not self._free_slots and self.exiting:
             self.exiting[0].process.kill()  # all slots are taken: it does not exit by itself
 
-    def _start_worker(self) -> Worker:
+    def _start_worker(self) -> PoolWorker:
         """Start one worker, by the zygote if there is one."""
-        worker = Worker(Slot(self._shared.slots, self._free_slots.pop()))
+        worker = PoolWorker(Slot(self._shared.slots, self._free_slots.pop()))
         worker.slot.end()
         self._unproven.add(worker)
         self._num_started += 1
@@ -128,16 +128,18 @@ class Supervisor:
         """Poll this file descriptor, too."""
         self._poll.register(descriptor, select.POLLIN)
 
-    def _register_worker(self, worker: Worker) -> None:
+    def _register_worker(self, worker: PoolWorker) -> None:
         """Register the worker's inbox and pidfd with the poll object, as far as they are known."""
-        if worker.inbox.fileno() not in self._inbox_fds and not worker.inbox.ended:
+        if worker.inbox.fileno() not in self._inbox_fds and not worker.inbox.is_at_end:
             self._inbox_fds[worker.inbox.fileno()] = worker
             self._poll.register(worker.inbox.fileno(), select.POLLIN)
         if worker.is_started and worker.sentinel not in self._sentinel_fds:
             self._sentinel_fds[worker.sentinel] = worker
             self._poll.register(worker.sentinel, select.POLLIN)
 
-    def wait(self, timeout_ms: float | None) -> tuple[list[Worker], list[Worker], list[int]]:
+    def wait(
+        self, timeout_ms: float | None
+    ) -> tuple[list[PoolWorker], list[PoolWorker], list[int]]:
         """Return readable workers, exited workers and other ready file descriptors."""
         readable, exited, other_fds = [], [], []
         for fd, _ in self._poll.poll(timeout_ms):
@@ -173,7 +175,7 @@ class Supervisor:
             self._close_worker(worker)
         return error if not self.workers else None
 
-    def on_inbox_closed(self, worker: Worker) -> bool:
+    def on_inbox_closed(self, worker: PoolWorker) -> bool:
         """Unregister a closed inbox; return whether the worker was lost before it was reported."""
         fd = worker.inbox.fileno()
         if self._inbox_fds.pop(fd, None) is not None:
@@ -183,7 +185,7 @@ class Supervisor:
         worker.process.mark_refused(ZYGOTE_GONE)
         return True
 
-    def _unregister_worker(self, worker: Worker) -> None:
+    def _unregister_worker(self, worker: PoolWorker) -> None:
         """Unregister the worker's descriptors from the poll object."""
         for fds in (self._inbox_fds, self._sentinel_fds):
             for fd in [fd for fd, registered in fds.items() if registered is worker]:
@@ -192,14 +194,14 @@ class Supervisor:
 
     # -- ending
 
-    def mark_exiting(self, worker: Worker) -> None:
+    def mark_exiting(self, worker: PoolWorker) -> None:
         """Mark a worker that has run its last task, so that a replacement is started."""
         worker.is_exiting = True
         if worker in self.workers:
             self.workers.remove(worker)
             self.exiting.append(worker)
 
-    def reap(self, worker: Worker) -> str:
+    def reap(self, worker: PoolWorker) -> str:
         """Reap the worker and return its exit status as text."""
         self._unregister_worker(worker)
         exit_reason = worker.join()
@@ -211,13 +213,13 @@ class Supervisor:
         self._close_worker(worker)
         return exit_reason
 
-    def _close_worker(self, worker: Worker) -> None:
+    def _close_worker(self, worker: PoolWorker) -> None:
         """Free the worker's slot and close its descriptors."""
         self._free_slots.append(worker.slot.number)
         self._unproven.discard(worker)
         worker.close()
 
-    def is_ready(self, worker: Worker, pid: int) -> None:
+    def is_ready(self, worker: PoolWorker, pid: int) -> None:
         """Record that the worker has been set up and is process `pid`."""
         if not worker.is_started:  # by a zygote that was killed before it could report
             worker.process.mark_started(pid)
@@ -249,13 +251,13 @@ class Supervisor:
     def end(self, *, is_immediate: Callable[[], bool]) -> None:
         """Wait until all workers have exited; signal them once `is_immediate()` is true."""
         begin_s = time.monotonic()
-        terminated: set[Worker] = set()
+        terminated: set[PoolWorker] = set()
         remaining = self.all_workers
         while remaining:
             if self._zygote is not None:
                 self._receive_zygote_replies()
             for worker in remaining:
-                if worker.inbox.ended:
+                if worker.inbox.is_at_end:
                     self.on_inbox_closed(worker)
             remaining = [worker for worker in remaining if not worker.has_ended()]
             if is_immediate():
@@ -273,7 +275,7 @@ class Supervisor:
         for worker in self.all_workers:
             worker.process.join(1.0)
 
-    def _drain(self, workers: list[Worker]) -> None:
+    def _drain(self, workers: list[PoolWorker]) -> None:
         """Read and drop messages for up to 100 ms: workers block in write() until then."""
         poll = select.poll()
         if self._zygote is not None and self._zygote.is_alive:
@@ -281,7 +283,7 @@ class Supervisor:
         for worker in workers:
             if worker.is_started:
                 poll.register(worker.sentinel, select.POLLIN)
-            if not worker.inbox.ended:
+            if not worker.inbox.is_at_end:
                 poll.register(worker.inbox.fileno(), select.POLLIN)
         poll.poll(100)
         for worker in workers:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cputrain.errors import UsageError
-from cputrain.ipc import Lent, Writer, pack
+from cputrain.ipc import BlockRef, Writer, pack
 from cputrain.ipc.arena import address_of
 from cputrain.ipc.serialization import is_atom, is_plain
-from cputrain.pool.packets import JOINT, LONGEST, Kind, Payload, TaskPacket, points_to
+from cputrain.pool.packets import JOINT, LONGEST, PacketKind, PacketPayload, TaskPacket, points_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +127,7 @@ class Call:
         self,
         result: Any,
         function: Callable[..., Any],
-        kind: Kind,
+        kind: PacketKind,
         name: str,
         options: Options,
         *,
@@ -167,10 +167,10 @@ class Call:
         """Whether no buffer changes between the tasks that are being packed."""
         self._has_fixed_function = function_once or pickled_by_reference(function)
         """Whether the function is packed once for all tasks."""
-        self._packed_function: Payload | None = None
+        self._packed_function: PacketPayload | None = None
         self._packed_function_state: tuple[Any, ...] | None = None
         """The state of the function when it was packed."""
-        self._superseded: list[Payload] = []
+        self._superseded: list[PacketPayload] = []
         """The function packed in earlier states, to which tasks may still refer."""
         self._memo: _Memo | None = None
         self._shared: list[torch.UntypedStorage] = []
@@ -181,14 +181,14 @@ class Call:
         """Whether neither function nor items can change: tasks may be packed at any time."""
         return self.has_frozen_items and self._has_fixed_function
 
-    def freeze_function(self, writer: Writer) -> Payload | None:
+    def freeze_function(self, writer: Writer) -> PacketPayload | None:
         """Pack the function now, for all tasks of the call; return it if it is small."""
         self._has_fixed_function = True
         try:
             payload, can_resend = self.pack_function(writer)
         except Exception:  # each task reports it, as it fails for the same reason
             return None
-        writer.give_back(tokens_of(payload.blocks))
+        writer.release(tokens_of(payload.blocks))
         return payload if can_resend and not payload.blocks else None
 
     def is_quick(self, tasks: list[Task]) -> bool:
@@ -207,7 +207,7 @@ class Call:
             return False
         return _state_of_partial(self.function) is None
 
-    def pack_function(self, writer: Writer) -> tuple[Payload, bool]:
+    def pack_function(self, writer: Writer) -> tuple[PacketPayload, bool]:
         """Return the packed function, and whether it can be sent again.
 
         The function is packed once for each of its states. Not for joint calls. Adds a reference to
@@ -215,7 +215,7 @@ class Call:
         """
         if self._has_fixed_function and self._packed_function is not None:
             if self._packed_function.blocks:
-                writer.keep(self._packed_function.blocks)
+                writer.retain(self._packed_function.blocks)
             return self._packed_function, True
         with self.packing:
             state = None if self._has_fixed_function else _state_of_partial(self.function)
@@ -226,26 +226,28 @@ class Call:
                 if self._packed_function is not None:
                     self._superseded.append(self._packed_function)
                 self._packed_function, self._packed_function_state = payload, state
-            writer.keep(self._packed_function.blocks)
+            writer.retain(self._packed_function.blocks)
             return self._packed_function, True
 
-    def _pack_function_now(self, writer: Writer) -> tuple[Payload, bool]:
+    def _pack_function_now(self, writer: Writer) -> tuple[PacketPayload, bool]:
         """Pack the function in its present state; move a long pickle into a block."""
         payload, can_resend = packed(self.function, self.memo_for(writer), self._shared)
         if len(payload.data) > _MAX_INLINE_BYTES:
             try:
-                payload = Payload(b"", [*payload.blocks, writer.lend(memoryview(payload.data))])
+                payload = PacketPayload(
+                    b"", [*payload.blocks, writer.lend(memoryview(payload.data))]
+                )
             except BaseException:
-                writer.give_back(tokens_of(payload.blocks))
+                writer.release(tokens_of(payload.blocks))
                 raise
         return payload, can_resend
 
     def pack_arguments_of(
         self, writer: Writer, value: Any, shared: list[torch.UntypedStorage]
-    ) -> tuple[Payload, bool]:
+    ) -> tuple[PacketPayload, bool]:
         """Pack the arguments of a task; return them, and whether they can be sent again."""
         if is_plain(value):
-            return Payload(pickle.dumps(value, 5), []), True
+            return PacketPayload(pickle.dumps(value, 5), []), True
         with self.packing:
             memo = self.memo_for(writer)
             if not self._buffers_are_frozen:
@@ -310,12 +312,12 @@ class Call:
             *self._superseded,
             *([self._packed_function] if self._packed_function else ()),
         ):
-            writer.give_back(tokens_of(payload.blocks))
+            writer.release(tokens_of(payload.blocks))
         self._superseded.clear()
         self._shared.clear()
         self._packed_function = None
         if self._memo is not None:
-            self._memo.release()
+            self._memo.release_all()
             self._memo = None
         self.result = None  # breaks the reference cycle with the call and the pool
 
@@ -356,9 +358,9 @@ class Task:
         """Whether all that may change has been packed."""
         self.prepared_bytes = 0
         """Bytes that its packed arguments hold while it waits."""
-        self.function: Payload | None = None
+        self.function: PacketPayload | None = None
         """The packed function, unless it is packed jointly with the arguments."""
-        self.payload: Payload | None = None
+        self.payload: PacketPayload | None = None
         """The packed arguments, once they are packed."""
         self.shared: Sequence[torch.UntypedStorage] = ()
         """Storages in shared memory to which the arguments refer; kept alive for the worker."""
@@ -369,7 +371,7 @@ class Task:
         self.attempts = 0
         self.ticket = 0
         self.packet: bytearray | None = None
-        self.blocks: list[Lent] = []
+        self.blocks: list[BlockRef] = []
         self.bytes = 0
         """Bytes of its blocks in shared memory."""
 
@@ -390,7 +392,7 @@ class Task:
         self.pack_arguments(writer)
         self.is_prepared = True
 
-    def pack_arguments(self, writer: Writer) -> Payload:
+    def pack_arguments(self, writer: Writer) -> PacketPayload:
         """Pack the arguments once, jointly with the function if the call is joint."""
         if self.payload is None:
             value = self.arguments if self.function is not None else self._function_and_arguments()
@@ -407,9 +409,9 @@ class Task:
                 self.arguments = None
         return self.payload
 
-    def set_packed(self, data: bytes, function: Payload | None) -> None:
+    def set_packed(self, data: bytes, function: PacketPayload | None) -> None:
         """Set arguments that have been packed already, and the function if it has been."""
-        self.payload = Payload(data, [])
+        self.payload = PacketPayload(data, [])
         if function is not None:
             self.function = function
             self.is_prepared = True
@@ -418,7 +420,7 @@ class Task:
         """Pack function and arguments outside the arena, when that is full."""
         value = self.arguments if self.function is not None else self._function_and_arguments()
         shared: list[torch.UntypedStorage] = []
-        self.payload = Payload(*pack(value, None, shared=shared))
+        self.payload = PacketPayload(*pack(value, None, shared=shared))
         self.shared = shared
         self.prepared_bytes = len(self.payload.data)
         self.is_prepared = True
@@ -443,24 +445,26 @@ class Task:
         assert self.packet is not None
         return self.packet
 
-    def _encode(self, writer: Writer, kind: Kind, arguments: Payload) -> None:
+    def _encode(self, writer: Writer, kind: PacketKind, arguments: PacketPayload) -> None:
         """Encode the packet; move a long packet into a block."""
         timed = self.call.timeout is not None
-        packet = TaskPacket(0, kind, timed, self.function or Payload(b"", []), arguments).encode()
+        packet = TaskPacket(
+            0, kind, timed, self.function or PacketPayload(b"", []), arguments
+        ).encode()
         if len(packet) > LONGEST:
             self.blocks.append(writer.lend(memoryview(packet), in_place=False))
             packet = points_to(self.blocks[-1])
         self.packet = packet
         self.bytes = sum(block.size for block in self.all_blocks())
 
-    def all_blocks(self) -> list[Lent]:
+    def all_blocks(self) -> list[BlockRef]:
         """Return the task's blocks, including those of its members."""
         return self.blocks
 
     def unpack(self, writer: Writer) -> None:
         """Drop packed data that can be sent only once, before the task is sent again."""
         if not self.can_resend:
-            writer.give_back(tokens_of(self.blocks))
+            writer.release(tokens_of(self.blocks))
             self.blocks, self.packet, self.payload, self.can_resend = [], None, None, True
             self.function, self.is_prepared = None, False
 
@@ -471,14 +475,14 @@ class Task:
     def release(self, writer: Writer) -> None:
         """Give back the blocks of an ended task; a worker may still hold some of them."""
         if self.blocks:
-            writer.give_back(tokens_of(self.blocks))
+            writer.release(tokens_of(self.blocks))
             self.blocks = []
         self.packet = self.payload = self.function = self.arguments = None
         self.shared = ()
 
     def description(self, item: int = 0) -> str:
         """Return the description of the task, or of one of its items, in messages."""
-        if self.call.kind is Kind.CALL:
+        if self.call.kind is PacketKind.CALL:
             return self.call.name
         return f"item {self.first + item} of {self.call.name}"
 
@@ -506,14 +510,14 @@ class Bundle(Task):
         assert self.packet is not None
         return self.packet
 
-    def _pack_items(self, writer: Writer) -> tuple[Kind, Payload]:
+    def _pack_items(self, writer: Writer) -> tuple[PacketKind, PacketPayload]:
         """Pack each task's arguments separately, or all in one pickle if all are atoms."""
         if self.call.is_frozen:
             items = [task.arguments[0] for task in self.tasks if task.arguments]
             if len(items) == len(self.tasks) and all(map(is_atom, items)):
                 self.function, self.can_resend = self.call.pack_function(writer)
                 self.blocks = list(self.function.blocks)
-                return Kind.ATOMS, Payload(pickle.dumps(items, 5), [])
+                return PacketKind.ATOMS, PacketPayload(pickle.dumps(items, 5), [])
         for task in self.tasks:
             if not task.is_prepared:
                 task.prepare(writer)
@@ -523,13 +527,15 @@ class Bundle(Task):
         if self.function is not None and all(task.payload is None for task in self.tasks):
             items = [task.arguments[0] for task in self.tasks]
             if all(map(is_atom, items)):
-                return Kind.ATOMS, Payload(pickle.dumps(items, 5), [])
+                return PacketKind.ATOMS, PacketPayload(pickle.dumps(items, 5), [])
         payloads = [task.payload or task.pack_arguments(writer) for task in self.tasks]
         data = pickle.dumps([(bytes(payload.data), len(payload.blocks)) for payload in payloads], 5)
-        kind = Kind.APART if self.function is not None else Kind.JOINT_APART
-        return kind, Payload(data, [block for payload in payloads for block in payload.blocks])
+        kind = PacketKind.APART if self.function is not None else PacketKind.JOINT_APART
+        return kind, PacketPayload(
+            data, [block for payload in payloads for block in payload.blocks]
+        )
 
-    def all_blocks(self) -> list[Lent]:
+    def all_blocks(self) -> list[BlockRef]:
         return [*self.blocks, *(block for task in self.tasks for block in task.blocks)]
 
     def unpack(self, writer: Writer) -> None:
@@ -551,7 +557,7 @@ class Bundle(Task):
 
 def packed(
     value: Any, writer: Writer | _Memo, shared: list[torch.UntypedStorage]
-) -> tuple[Payload, bool]:
+) -> tuple[PacketPayload, bool]:
     """Pack a value; return it, and whether it can be unpacked more than once.
 
     Storages in shared memory are appended to `shared`, to be kept alive until it is unpacked.
@@ -560,7 +566,7 @@ def packed(
     """
     handed_out_before = _num_handed_out()
     data, blocks = pack(value, writer, shared=shared)
-    return Payload(data, blocks), _num_handed_out() == handed_out_before
+    return PacketPayload(data, blocks), _num_handed_out() == handed_out_before
 
 
 def _num_handed_out() -> int:
@@ -568,8 +574,8 @@ def _num_handed_out() -> int:
     return int(resource_sharer._resource_sharer._key)  # type: ignore[attr-defined]
 
 
-def tokens_of(blocks: list[Lent]) -> list[tuple[int, int]]:
-    """Return the tokens of blocks, as `Writer.give_back` takes them."""
+def tokens_of(blocks: list[BlockRef]) -> list[tuple[int, int]]:
+    """Return the tokens of blocks, as `Writer.release` takes them."""
     return [block.token for block in blocks]
 
 
@@ -650,7 +656,7 @@ class _Memo:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._blocks: dict[tuple[int, int], Lent] = {}
+        self._blocks: dict[tuple[int, int], BlockRef] = {}
         """Blocks by address and length of the buffer."""
         self._held_keys: set[tuple[int, int]] = set()
         self._trusted: dict[tuple[int, int], memoryview] = {}
@@ -660,23 +666,23 @@ class _Memo:
         """Forget which buffers are known to be unchanged."""
         self._trusted.clear()
 
-    def lend(self, raw: memoryview, *, in_place: bool = True, lasting: bool = True) -> Lent:
+    def lend(self, raw: memoryview, *, in_place: bool = True, is_lasting: bool = True) -> BlockRef:
         """Copy a buffer into a block, or return the block of an equal copy; as Writer.lend."""
-        if raw.nbytes < MIN_MEMO_BYTES or not lasting:
+        if raw.nbytes < MIN_MEMO_BYTES or not is_lasting:
             return self._writer.lend(raw, in_place=in_place)
         address = address_of(np.frombuffer(raw, np.uint8))
         key = (address, raw.nbytes)
         known_block = self._blocks.get(key)
-        if known_block is not None and self._writer.keep([known_block]):
+        if known_block is not None and self._writer.retain([known_block]):
             if key in self._trusted or self._is_unchanged(address, known_block):
                 self._trusted[key] = raw
-                if key not in self._held_keys and self._writer.keep([known_block]):
+                if key not in self._held_keys and self._writer.retain([known_block]):
                     self._held_keys.add(key)
                 return known_block
-            self._writer.give_back([known_block.token])
+            self._writer.release([known_block.token])
             if key in self._held_keys:
                 self._held_keys.discard(key)
-                self._writer.give_back([known_block.token])
+                self._writer.release([known_block.token])
         block = self._writer.lend(raw, in_place=in_place)
         self._blocks.pop(key, None)
         self._blocks[key] = block
@@ -687,18 +693,18 @@ class _Memo:
                 del self._blocks[oldest_key]
         return block
 
-    def _is_unchanged(self, address: int, block: Lent) -> bool:
+    def _is_unchanged(self, address: int, block: BlockRef) -> bool:
         """Return whether the buffer at `address` equals its copy in `block`."""
-        block_address = self._writer._begin + block.offset
+        block_address = self._writer.base_address + block.offset
         return block_address != address and not _memcmp(address, block_address, block.size)
 
-    def give_back(self, tokens: list[tuple[int, int]]) -> None:
-        """Give blocks back, as Writer.give_back."""
-        self._writer.give_back(tokens)
+    def release(self, tokens: list[tuple[int, int]]) -> None:
+        """Release blocks, as `Writer.release`."""
+        self._writer.release(tokens)
 
-    def release(self) -> None:
-        """Give back all held blocks and forget all buffers, at the end of the call."""
-        self._writer.give_back([self._blocks[key].token for key in self._held_keys])
+    def release_all(self) -> None:
+        """Release all held blocks and forget all buffers, at the end of the call."""
+        self._writer.release([self._blocks[key].token for key in self._held_keys])
         self._held_keys.clear()
         self._blocks.clear()
         self._trusted.clear()

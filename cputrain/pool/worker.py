@@ -21,12 +21,12 @@ import torch
 from cputrain.ipc import (
     PrivateReader,
     Writer,
-    are_kept,
+    empty_in_arena,
     exit_with_owner,
-    forget_opened,
-    one_thread,
+    forget_opened_storages,
+    has_opened_storages,
+    limit_to_one_thread,
     pack,
-    room_for,
     spill,
     unpack,
 )
@@ -36,8 +36,8 @@ from cputrain.pool.packets import (
     LONGEST,
     TICKET,
     TOKEN,
-    Kind,
-    Payload,
+    PacketKind,
+    PacketPayload,
     ResultPacket,
     Status,
     TaskPacket,
@@ -49,23 +49,23 @@ from cputrain.pool.tasks import is_stateless
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from cputrain.ipc import End, Lent, Memory, Sender
+    from cputrain.ipc import ArenaMemory, BlockRef, End, Sender
     from cputrain.pool.slots import Slot
 
 
-class WorkerEnds(NamedTuple):
+class PoolWorkerEnds(NamedTuple):
     """The pipe ends and memory that a worker inherits from its pool."""
 
     tasks: End
     """The task pipe, which all workers read."""
     life: End
     """A pipe that is at its end once the pool's process has exited."""
-    arguments: Memory
+    arguments: ArenaMemory
     """The arena in which the pool puts arguments, for all workers."""
     results: Sender
     returned: End
     """The pipe of tokens of result blocks that the pool has released."""
-    memory: Memory
+    memory: ArenaMemory
     """The arena in which this worker puts results."""
     slot: Slot
 
@@ -75,7 +75,7 @@ class WorkerEnds(NamedTuple):
         self.returned.close()
 
 
-class Setup(NamedTuple):
+class WorkerSetup(NamedTuple):
     """Settings with which a worker is set up."""
 
     cpus: tuple[int, ...]
@@ -83,14 +83,14 @@ class Setup(NamedTuple):
     seed: int
     initializer: Callable[..., Any] | None
     initargs: Sequence[Any]
-    packed: Payload | None
+    packed: PacketPayload | None
     """The initializer and its arguments, packed into the arguments' arena, if not given above."""
     max_tasks: int | None
     """The number of tasks after which the worker exits."""
     forked: bool
 
 
-EncodedOutcome: TypeAlias = tuple[Status, bytes, "list[Lent]"]
+EncodedOutcome: TypeAlias = tuple[Status, bytes, "list[BlockRef]"]
 """The status of a task, its pickled value or exception, and the blocks of that pickle."""
 
 
@@ -104,7 +104,9 @@ class Raised(NamedTuple):
     """The pickled exception; empty if it cannot be pickled."""
 
 
-def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | None) -> None:
+def serve(
+    ends: PoolWorkerEnds, setup: WorkerSetup, close_others: Callable[[], None] | None
+) -> None:
     """Set the worker up and run tasks until the pipe ends; the entry point of worker processes."""
     if close_others is not None:
         close_others()
@@ -117,7 +119,7 @@ def serve(ends: WorkerEnds, setup: Setup, close_others: Callable[[], None] | Non
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while it started
     if setup.cpus:
         _set_affinity(setup.cpus)
-    one_thread(forked=setup.forked)
+    limit_to_one_thread(forked=setup.forked)
     seed_all(setup.seed)
     worker = _Worker(ends)
     try:
@@ -135,13 +137,13 @@ _process_writers: list[Writer] = []
 
 def room(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return an empty tensor for a task's result, in the result arena if this is a worker."""
-    return room_for(shape, dtype, _process_writers[0] if _process_writers else None)
+    return empty_in_arena(shape, dtype, _process_writers[0] if _process_writers else None)
 
 
 class _Worker:
     """The state of this worker process."""
 
-    def __init__(self, ends: WorkerEnds) -> None:
+    def __init__(self, ends: PoolWorkerEnds) -> None:
         self._tasks = ends.tasks.fileno()
         self._ends = ends
         self._slot = ends.slot
@@ -155,12 +157,12 @@ class _Worker:
         self._cached_function: tuple[bytes, Any] = b"", None
         os.set_blocking(ends.returned.fileno(), False)
 
-    def set_up(self, setup: Setup) -> None:
+    def set_up(self, setup: WorkerSetup) -> None:
         """Call the initializer, if there is one."""
         initializer, initargs = setup.initializer, setup.initargs
         if setup.packed is not None:
             blocks = setup.packed.blocks
-            initializer, initargs = _unpack_payload(setup.packed, self._reader.leases(blocks))
+            initializer, initargs = _unpack_payload(setup.packed, self._reader.lease(blocks))
             self._reported.update(block.token for block in blocks)
         if initializer is not None:
             initializer(*initargs)
@@ -181,18 +183,18 @@ class _Worker:
 
     def _read_task(self) -> TaskPacket | None:
         """Read the next task; return None at STOP or at the pipe's end."""
-        if are_kept():
+        if has_opened_storages():
             poll = select.poll()
             poll.register(self._tasks, select.POLLIN)
             if not poll.poll(100):
-                forget_opened()
+                forget_opened_storages()
         data = os.read(self._tasks, LONGEST)
         if not data:
             return None
         (ticket,) = TICKET.unpack_from(data)
         self._begun_ns = self._slot.begin(ticket)  # from here on, the pool knows its worker
         packet = TaskPacket.decode(data)
-        if packet.kind is Kind.STOP:
+        if packet.kind is PacketKind.STOP:
             return None
         block = pointed_to(packet)
         if block is not None:
@@ -200,18 +202,18 @@ class _Worker:
             packet = TaskPacket.decode(memoryview(encoded))._replace(ticket=ticket)
         return packet
 
-    def _run(self, packet: TaskPacket, blocks: list[Lent]) -> EncodedOutcome:
+    def _run(self, packet: TaskPacket, blocks: list[BlockRef]) -> EncodedOutcome:
         """Run a task and return its outcome; keep no other reference to the task's data."""
-        if packet.kind not in (Kind.APART, Kind.ATOMS, Kind.JOINT_APART):
+        if packet.kind not in (PacketKind.APART, PacketKind.ATOMS, PacketKind.JOINT_APART):
             return self._run_and_pack(partial(self._compute, packet, blocks))
         try:
             function, buffers = self._function_and_buffers(packet, blocks)
         except BaseException as error:
             return Status.RAISED, *self.packed(_to_raised(error))
-        is_shared = packet.kind is Kind.JOINT_APART or is_stateless(function)
+        is_shared = packet.kind is PacketKind.JOINT_APART or is_stateless(function)
         work: Any = None
         outcomes: list[Any] = []
-        result_blocks: list[Lent] = []
+        result_blocks: list[BlockRef] = []
         for number, item in enumerate(pickle.loads(packet.arguments.data)):
             if number:
                 if self._slot.is_limited(packet.ticket, number):
@@ -221,7 +223,7 @@ class _Worker:
                 if number and not is_shared:  # a separate copy, as if the task were sent alone
                     function = work = None  # a reference to its buffers would have them copied
                     function = self._function_of(packet)
-                if packet.kind is Kind.ATOMS:
+                if packet.kind is PacketKind.ATOMS:
                     work = partial(function, item)
                 else:
                     data, num_blocks = item
@@ -256,10 +258,10 @@ class _Worker:
             return Status.RAISED, *self.packed(_to_raised(_encoding_error(error, value)))
 
     def _function_and_buffers(
-        self, packet: TaskPacket, blocks: list[Lent]
+        self, packet: TaskPacket, blocks: list[BlockRef]
     ) -> tuple[Any, list[Any]]:
         """Return the function (None if it comes with the arguments) and the arguments' buffers."""
-        buffers = self._reader.leases(blocks)
+        buffers = self._reader.lease(blocks)
         if packet.kind in APPLIED_AS:
             return None, buffers
         num_function_blocks = len(packet.function.blocks)
@@ -269,9 +271,9 @@ class _Worker:
 
     def _function_of(self, packet: TaskPacket) -> Any:
         """Unpack the packet's function anew."""
-        return self._function(packet.function, self._reader.leases(packet.function.blocks))
+        return self._function(packet.function, self._reader.lease(packet.function.blocks))
 
-    def _compute(self, packet: TaskPacket, blocks: list[Lent]) -> Any:
+    def _compute(self, packet: TaskPacket, blocks: list[BlockRef]) -> Any:
         """Unpack function and arguments and apply the function as the packet's kind says."""
         function, buffers = self._function_and_buffers(packet, blocks)
         arguments = _unpack_payload(packet.arguments, buffers)
@@ -280,17 +282,17 @@ class _Worker:
         if kind in APPLIED_AS:
             kind = APPLIED_AS[kind]
             function, arguments = arguments
-        if kind is Kind.CALL:
+        if kind is PacketKind.CALL:
             args, kwds = arguments
             return function(*args, **kwds)
         if packet.is_timed:
             arguments = self._record_items(arguments)
         # not list(map(...)), which silently stops where the function raises StopIteration
-        if kind is Kind.EACH:
+        if kind is PacketKind.EACH:
             return [function(item) for item in arguments]
         return [function(*item) for item in arguments]
 
-    def _function(self, payload: Payload, buffers: list[Any]) -> Any:
+    def _function(self, payload: PacketPayload, buffers: list[Any]) -> Any:
         """Unpack a task's function; a function that is pickled by name is cached."""
         cached_pickle, function = self._cached_function
         if payload.data and payload.data == cached_pickle:
@@ -306,7 +308,7 @@ class _Worker:
             self._slot.begin_item(number)
             yield item
 
-    def packed(self, value: Any) -> tuple[bytes, list[Lent]]:
+    def packed(self, value: Any) -> tuple[bytes, list[BlockRef]]:
         """Pack a value; move a large pickle into a block."""
         data, blocks = pack(value, self._writer)
         return spill(data, blocks, self._writer), blocks
@@ -319,14 +321,14 @@ class _Worker:
             return
         num_whole_bytes = len(received) - len(received) % TOKEN.size
         self._partial_tokens = received[num_whole_bytes:]
-        self._writer.give_back(list(TOKEN.iter_unpack(received[:num_whole_bytes])))
+        self._writer.release(list(TOKEN.iter_unpack(received[:num_whole_bytes])))
 
     def _update_held(
-        self, blocks: Iterable[Lent]
+        self, blocks: Iterable[BlockRef]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Return tokens of this task's blocks in use, and of earlier blocks no longer in use."""
-        self._reader.returned()
-        live_tokens = self._reader.live()
+        self._reader.take_released()
+        live_tokens = self._reader.live_tokens()
         tokens = {block.token for block in blocks}
         newly_held = [
             token for token in tokens if live_tokens[token] and token not in self._reported
@@ -341,15 +343,15 @@ class _Worker:
         ticket: int,
         status: Status,
         data: bytes,
-        results: list[Lent],
+        results: list[BlockRef],
         is_last: bool = False,
-        blocks: Iterable[Lent] = (),
+        blocks: Iterable[BlockRef] = (),
     ) -> None:
         """Send a task's outcome, and which blocks of its arguments are still in use."""
         newly_held, released = self._update_held(blocks) if blocks or self._reported else ([], [])
         elapsed_ns = time.monotonic_ns() - self._begun_ns
         packet = ResultPacket(
-            ticket, status, is_last, newly_held, released, elapsed_ns, Payload(data, results)
+            ticket, status, is_last, newly_held, released, elapsed_ns, PacketPayload(data, results)
         )
         _flush()
         try:
@@ -379,7 +381,7 @@ def _apply(function: Any, item: bytes, buffers: list[Any]) -> Any:
     return function(argument)
 
 
-def _unpack_payload(payload: Payload, buffers: list[Any]) -> Any:
+def _unpack_payload(payload: PacketPayload, buffers: list[Any]) -> Any:
     """Unpack a payload whose blocks are mapped as `buffers`."""
     if payload.data:
         return unpack(payload.data, buffers)

@@ -9,9 +9,9 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import ResourceError
-from cputrain.ipc import End, Inbox, Memory, Outbox, Reader, Sender, pipe
+from cputrain.ipc import ArenaMemory, End, Inbox, Outbox, Reader, Sender, pipe
 from cputrain.pool.packets import TOKEN
-from cputrain.pool.worker import Setup, WorkerEnds, serve
+from cputrain.pool.worker import PoolWorkerEnds, WorkerSetup, serve
 from cputrain.pool.zygote import ForkedProcess
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cputrain.pool.zygote import SharedResources, Zygote
 
 
-class Worker:
+class PoolWorker:
     """One worker process, from its start to its exit."""
 
     def __init__(self, slot: Slot) -> None:
@@ -34,8 +34,8 @@ class Worker:
         self.held_blocks: set[tuple[int, int]] = set()
         """Tokens of argument blocks that objects in the worker still refer to."""
         self._pidfd: int | None = None
-        memory = Memory.create()
-        self.reader = Reader(memory, most=float("inf"))
+        memory = ArenaMemory.create()
+        self.reader = Reader(memory, max_ratio=float("inf"))
         read, write = pipe()
         self.inbox, results = Inbox(read), Sender(write)
         read, write = pipe()
@@ -43,10 +43,10 @@ class Worker:
         self._worker_ends = (results, returned, memory)
 
     def start(
-        self, process_class: Callable[..., Any], shared: SharedResources, setup: Setup
+        self, process_class: Callable[..., Any], shared: SharedResources, setup: WorkerSetup
     ) -> None:
         """Start the worker as a child of this process, by the pool's multiprocessing context."""
-        ends = WorkerEnds(
+        ends = PoolWorkerEnds(
             shared.tasks, shared.life, shared.arguments, *self._worker_ends, self.slot
         )
         try:
@@ -101,7 +101,7 @@ class Worker:
 
     def return_blocks(self) -> None:
         """Tell the worker which blocks of its results are no longer in use here."""
-        tokens = self.reader.returned()
+        tokens = self.reader.take_released()
         if tokens:
             self.outbox.send_raw(b"".join(TOKEN.pack(*token) for token in tokens))
 
@@ -137,4 +137,4 @@ class Worker:
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
-        self.reader.end()
+        self.reader.close()

@@ -21,9 +21,9 @@ from multiprocessing import process as processes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cputrain.errors import ResourceError
-from cputrain.ipc import End, Memory, Sender
+from cputrain.ipc import ArenaMemory, End, Sender
 from cputrain.pool.slots import Slot
-from cputrain.pool.worker import Setup, WorkerEnds, leave_signals_to_the_pool, serve
+from cputrain.pool.worker import PoolWorkerEnds, WorkerSetup, leave_signals_to_the_pool, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +45,8 @@ class SharedResources(NamedTuple):
 
     tasks: End
     life: End
-    arguments: Memory
-    slots: Memory
+    arguments: ArenaMemory
+    slots: ArenaMemory
 
 
 class ForkedProcess:
@@ -135,7 +135,7 @@ class Zygote:
     """The pool's handle of the zygote process."""
 
     def __init__(
-        self, process_class: Callable[..., Any], shared: SharedResources, setup: Setup
+        self, process_class: Callable[..., Any], shared: SharedResources, setup: WorkerSetup
     ) -> None:
         try:
             self._socket, zygote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -169,7 +169,9 @@ class Zygote:
         """Return the socket's descriptor, readable when the zygote has sent a reply."""
         return self._socket.fileno()
 
-    def spawn(self, slot: Slot, seed: int, memory: Memory, descriptors: list[int]) -> ForkedProcess:
+    def spawn(
+        self, slot: Slot, seed: int, memory: ArenaMemory, descriptors: list[int]
+    ) -> ForkedProcess:
         """Request a worker; return its process before it runs."""
         # its number and name are those of a direct child of this process
         process_count = next(processes._process_counter)  # type: ignore[attr-defined]
@@ -237,7 +239,7 @@ def _run(
     pool_socket: socket.socket,
     process_class: Callable[..., Any],
     shared: SharedResources,
-    setup: Setup,
+    setup: WorkerSetup,
 ) -> None:
     """Serve requests in the zygote: fork workers and report their starts and exits."""
     pool_socket.close()
@@ -263,20 +265,20 @@ def _spawn(
     zygote_socket: socket.socket,
     process_class: Callable[..., Any],
     shared: SharedResources,
-    setup: Setup,
+    setup: WorkerSetup,
     message: bytes,
     descriptors: list[int],
 ) -> Any:
     """Fork the requested worker; return its process, or None if the system refused it."""
     slot_number, seed, memory_size, process_count = _REQUEST.unpack(message)
     results, returned, memory = descriptors
-    ends = WorkerEnds(
+    ends = PoolWorkerEnds(
         shared.tasks,
         shared.life,
         shared.arguments,
         Sender(results),
         End(returned),
-        Memory(memory, memory_size),
+        ArenaMemory(memory, memory_size),
         Slot(shared.slots, slot_number),
     )
     child = process_class(target=serve, args=(ends, setup._replace(seed=seed), zygote_socket.close))

@@ -1,1 +1,1 @@
-"""Beyond one process: ranks under torch's elastic agent."""
+"""Distributed training: torch's elastic agent, and all-reduce among the ranks of a node."""

@@ -1,13 +1,16 @@
-"""The agent that starts this node's ranks and watches them: torch's own, with its own options.
+"""Agent that starts and monitors this node's ranks: torchrun with a few differences.
 
     python -m cputrain.ranks --nproc-per-node 2 --no-python COMMAND …
 
-is torchrun but for some things. It ends with the exit code of the rank that failed first, or with
-128 and the number of the signal that ended that rank, or the agent itself. Ranks that do not follow
-a signal are killed after seconds, not half a minute, and if the agent is killed, so are they. It
-hears of nodes that were interrupted or are gone. Ranks that are started again meet in a store of
-their own: in the agent's they may find the addresses of those before them, and fail to connect. And
-it does not say that each rank has one thread, as none has.
+- The exit code is that of the rank that failed first; 128 + n if signal n ended that rank or the
+  agent.
+- Ranks that ignore a signal are killed after 3 seconds, not 30; if the agent is killed, they are
+  killed as well.
+- Interrupted or lost nodes are noticed (see `agent`).
+- Restarted ranks rendezvous in a new store: in the agent's, they may find the addresses of the
+  previous ranks and fail to connect.
+- torchrun's warning that it set OMP_NUM_THREADS=1 is left out, as each rank's launch plans its
+  threads.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-PATIENCE = 3
-"""Seconds for ranks to end by themselves, where the user says nothing."""
+SHUTDOWN_TIMEOUT_S = 3
+"""Default seconds for ranks to exit after a signal before they are killed."""
 
 
 def main(argv: list[str]) -> int:
-    """Start the ranks; their exit code."""
-    # torch's agent takes its absence for a reason to set it to 1, and says so; each rank's launch
-    # knows that value for the agent's caution
+    """Run the agent until all ranks have ended; return the exit code."""
+    # without this variable, torch's agent sets it to 1 with a warning; AGENT_THREADS tells each
+    # rank's launch that the value is not the user's
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = os.environ[AGENT_THREADS] = "1"
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -44,24 +47,24 @@ def main(argv: list[str]) -> int:
 
     from cputrain.ranks.agent import Agent
 
-    asked = run.get_args_parser().parse_args(argv)
-    if getattr(asked, "shutdown_timeout", PATIENCE) is None and (
+    options = run.get_args_parser().parse_args(argv)
+    if getattr(options, "shutdown_timeout", SHUTDOWN_TIMEOUT_S) is None and (
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in os.environ
     ):
-        asked.shutdown_timeout = PATIENCE
+        options.shutdown_timeout = SHUTDOWN_TIMEOUT_S
     launcher: Any = api
     launcher.LocalElasticAgent = Agent
     start: Any = run.run
     try:
-        start(asked)
+        start(options)
     except ChildFailedError as error:
-        rank, failure = min(error.failures.items(), key=lambda one: _when(one[1]))
-        told: Any = error
-        told.get_first_failure = lambda: (rank, failure)
-        print(told.format_msg(), file=sys.stderr, flush=True)
+        rank, failure = min(error.failures.items(), key=lambda item: _failure_order(item[1]))
+        child_error: Any = error
+        child_error.get_first_failure = lambda: (rank, failure)
+        print(child_error.format_msg(), file=sys.stderr, flush=True)
         code = failure.exitcode
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        print(f"cputrain: rank {rank} failed first, with {how}", file=sys.stderr)
+        reason = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        print(f"cputrain: rank {rank} failed first, with {reason}", file=sys.stderr)
         return code if code >= 0 else 128 - code
     except SignalException as error:
         return 128 + int(error.sigval)
@@ -69,24 +72,29 @@ def main(argv: list[str]) -> int:
         return 130
     except (RendezvousError, DistError) as error:
         print(
-            f"cputrain: nodes cannot meet at {asked.rdzv_endpoint or 'the first'}, or not any "
-            f"more: {(str(error) or type(error).__name__).splitlines()[0]}",
+            f"cputrain: the rendezvous at {options.rdzv_endpoint or 'the first node'} failed or "
+            f"was lost: {(str(error) or type(error).__name__).splitlines()[0]}",
             file=sys.stderr,
         )
         return 1
     return 0
 
 
-BY_OTHERS = ("RankGone", "Connection closed by peer", "Connection reset by peer")
-"""What the error of a rank says that has failed as another one had."""
+CONSEQUENCE_TEXTS = ("RankGone", "Connection closed by peer", "Connection reset by peer")
+"""Texts in the error of a rank that failed because another rank had failed."""
 
 
-def _when(failure: ProcessFailure) -> tuple[bool, int]:
-    """What is least for the rank that failed first: times are in whole seconds, and that of one
-    that was killed is when the agent found it."""
-    said = str(failure.message)
-    ended = failure.exitcode == -signal.SIGTERM or any(one in said for one in BY_OTHERS)
-    return ended, failure.timestamp
+def _failure_order(failure: ProcessFailure) -> tuple[bool, int]:
+    """Return a sort key that is least for the rank that failed first.
+
+    The time alone does not tell: it is in whole seconds, and for a killed rank it is the time at
+    which the agent noticed.
+    """
+    text = str(failure.message)
+    is_consequence = failure.exitcode == -signal.SIGTERM or any(
+        part in text for part in CONSEQUENCE_TEXTS
+    )
+    return is_consequence, failure.timestamp
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Torch's agent, which also hears of other nodes: one was interrupted, one is gone.
+"""torch's elastic agent, extended to react when another node is lost or interrupted.
 
-A node whose power fails closes no connection: ranks elsewhere wait for it until their exchange
-times out, after half an hour. Their agents know within seconds, as its heartbeats end, and start
-ranks again without it. And Ctrl-C on one node ends the job on all.
+A node that loses power closes no connection: ranks of other nodes would wait for it until their
+collective times out, after half an hour. The agents notice within seconds that its heartbeats
+stopped, and restart their ranks without it. Ctrl-C on one node ends the job on all nodes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-INTERRUPTED, THROUGH = "cputrain/interrupted", "cputrain/through/"
-"""Keys in the store of a round: that it is over for all; that a node has done its part."""
+INTERRUPTED_KEY, FINISHED_KEY_PREFIX = "cputrain/interrupted", "cputrain/through/"
+"""Keys in a rendezvous round's store: the job was interrupted; a node's ranks have finished."""
 
-MOMENT = 0.5
-"""Seconds in which other agents, which look ten times a second, read what this one has told them:
-the store may be its own."""
+PROPAGATION_S = 0.5
+"""Seconds for the other agents, which poll ten times a second, to read the interruption.
+
+The store may be a server in this process, which must not exit before that.
+"""
 
 
 class EndedElsewhere(SignalException):
@@ -41,118 +43,127 @@ class EndedElsewhere(SignalException):
 
 
 class Rendezvous(RendezvousHandler):
-    """Where nodes meet, and what they tell one another there."""
+    """Rendezvous handler of torch that also exchanges interruptions and the loss of nodes."""
 
     def __init__(self, handler: RendezvousHandler) -> None:
         self._handler = handler
         self._round: RendezvousInfo | None = None
-        """This one, where other nodes take part."""
-        self._hears = True
+        """The current round, if several nodes take part."""
+        self._is_listening = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether ranks use the store of the agents."""
+        """Whether ranks use the agents' store."""
         return self._handler.use_agent_store
 
     def get_backend(self) -> str:
-        """Its name."""
+        """Return the name of the rendezvous backend."""
         return self._handler.get_backend()
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the others."""
-        found = self._handler.next_rendezvous()
-        self._round = found if found.world_size > 1 else None
-        return found
+        """Wait for the other nodes, and return the new round."""
+        info = self._handler.next_rendezvous()
+        self._round = info if info.world_size > 1 else None
+        return info
 
     def is_closed(self) -> bool:
-        """Whether nobody meets here any more."""
+        """Return whether the rendezvous is closed."""
         return self._handler.is_closed()
 
     def set_closed(self) -> None:
-        """Nobody meets here any more."""
+        """Close the rendezvous."""
         self._handler.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
-        """Above 0, ranks are started again: a node waits to be taken in, or one is gone."""
+        """Return a number above 0 to have ranks restarted: a node wants to join, or one was lost.
+
+        Raises:
+            EndedElsewhere: Another node was interrupted.
+        """
         waiting = self._handler.num_nodes_waiting()
-        if self._hears and self._round is not None:
+        if self._is_listening and self._round is not None:
             if self._is_interrupted(self._round):
                 raise EndedElsewhere
-            if not waiting and self._lost(self._round):
-                print("cputrain: a node has left; ranks are started again", file=sys.stderr)
+            if not waiting and self._has_lost_node(self._round):
+                print("cputrain: a node was lost; restarting ranks without it", file=sys.stderr)
                 return 1
         return waiting
 
     def get_run_id(self) -> str:
-        """The job's name."""
+        """Return the job's id."""
         return self._handler.get_run_id()
 
     def shutdown(self) -> bool:
-        """Leave."""
+        """Leave the rendezvous."""
         return self._handler.shutdown()
 
     @property
-    def has_others(self) -> bool:
-        """Whether there is another node."""
+    def is_multi_node(self) -> bool:
+        """Whether several nodes take part in the current round."""
         return self._round is not None
 
-    def interrupt(self) -> None:
-        """Have all nodes end."""
+    def interrupt_all(self) -> None:
+        """Tell the agents of all nodes that the job was interrupted."""
         if self._round is not None:
             with contextlib.suppress(DistError):
-                self._round.store.set(INTERRUPTED, "")
+                self._round.store.set(INTERRUPTED_KEY, "")
 
-    def through(self) -> None:
-        """This node's ranks have done their part: it is not missed from now on."""
+    def mark_finished(self) -> None:
+        """Note in the store that this node's ranks have finished, so that it is not missed."""
         if self._round is not None:
-            self._round.store.set(f"{THROUGH}{self._round.rank}", "")
+            self._round.store.set(f"{FINISHED_KEY_PREFIX}{self._round.rank}", "")
 
-    def can_do_without_one(self) -> bool:
-        """Whether others may go on when this node leaves."""
-        least = getattr(getattr(self._handler, "settings", None), "min_nodes", None)
-        return self._round is None or (least is not None and self._round.world_size > least)
+    def can_lose_node(self) -> bool:
+        """Return whether the other nodes can continue without this one (--nnodes MIN:MAX)."""
+        min_nodes = getattr(getattr(self._handler, "settings", None), "min_nodes", None)
+        return self._round is None or (min_nodes is not None and self._round.world_size > min_nodes)
 
-    def _lost(self, here: RendezvousInfo) -> bool:
-        # who takes part, as torch's handlers but the static one keep it: without the dead
+    def _has_lost_node(self, info: RendezvousInfo) -> bool:
+        """Return whether a node left the round before its ranks had finished."""
+        # torch's handlers, except the static one, remove nodes without heartbeats from this state
         state = getattr(getattr(self._handler, "_state_holder", None), "state", None)
-        if state is None or len(state.participants) == here.world_size:
+        if state is None or len(state.participants) == info.world_size:
             return False
-        away = set(range(here.world_size)) - set(state.participants.values())
-        return not here.store.check([f"{THROUGH}{rank}" for rank in sorted(away)])
+        missing = set(range(info.world_size)) - set(state.participants.values())
+        return not info.store.check([f"{FINISHED_KEY_PREFIX}{rank}" for rank in sorted(missing)])
 
-    def _is_interrupted(self, here: RendezvousInfo) -> bool:
+    def _is_interrupted(self, info: RendezvousInfo) -> bool:
+        """Return whether the job was interrupted on another node."""
         try:
-            return here.store.check([INTERRUPTED])
+            return info.store.check([INTERRUPTED_KEY])
         except DistError:
             if hasattr(self._handler, "_state_holder"):
                 raise
-            # at a fixed place nobody has to meet again: ranks may go on when its node is through
-            self._hears = False
+            # static rendezvous: the store is gone once its node has finished, and ranks of other
+            # nodes may still run
+            self._is_listening = False
             return False
 
 
 class Agent(LocalElasticAgent):
-    """Starts this node's ranks, watches them, and listens to the other nodes' agents."""
+    """Elastic agent that starts and monitors this node's ranks, and follows other nodes' agents."""
 
     def __init__(self, spec: WorkerSpec, *args: Any, **kwargs: Any) -> None:
-        self._meeting = spec.rdzv_handler = Rendezvous(spec.rdzv_handler)
+        self._node_rendezvous = spec.rdzv_handler = Rendezvous(spec.rdzv_handler)
         super().__init__(spec, *args, **kwargs)
 
     def _shutdown(self, death_sig: Any = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
-        """Ranks are to end: by their agent's signal, or as the agent is through."""
-        why = sys.exception()
-        own = isinstance(why, SignalException) and not isinstance(why, EndedElsewhere)
-        ends = death_sig == signal.SIGINT or not self._meeting.can_do_without_one()
-        told = own and ends and self._meeting.has_others
-        if told:  # aside, as the place where they meet may be gone
-            threading.Thread(target=self._meeting.interrupt, daemon=True).start()
+        """End this node's ranks; on an own signal that ends the job, tell the other nodes first."""
+        exception = sys.exception()
+        is_own_signal = isinstance(exception, SignalException) and not isinstance(
+            exception, EndedElsewhere
+        )
+        ends_job = death_sig == signal.SIGINT or not self._node_rendezvous.can_lose_node()
+        is_announced = is_own_signal and ends_job and self._node_rendezvous.is_multi_node
+        if is_announced:  # in a thread, as the store may be gone and block
+            threading.Thread(target=self._node_rendezvous.interrupt_all, daemon=True).start()
         super()._shutdown(death_sig, *args, **kwargs)
-        if told:
-            time.sleep(MOMENT)
+        if is_announced:
+            time.sleep(PROPAGATION_S)
 
     def _exit_barrier(self) -> None:
-        self._meeting.through()
+        self._node_rendezvous.mark_finished()
         super()._exit_barrier()  # type: ignore[no-untyped-call]

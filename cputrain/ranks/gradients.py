@@ -1,7 +1,7 @@
-"""How the ranks' gradients are added up: in shared memory or by torch, whichever is faster.
+"""Communication hook of DistributedDataParallel: all-reduce in shared memory or by torch.
 
-A hook of DistributedDataParallel. Its first steps are made in both ways, in turns; the time of
-whole steps decides, the same for all ranks, as what torch does runs beside the backward.
+The first steps use both methods in turns, and the faster one is kept. Whole steps are timed, since
+torch's all-reduce overlaps with the backward; all ranks choose the same method.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import distributed
 
-from cputrain.ranks.neighbours import neighbours
+from cputrain.ranks.node_group import connect_node_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,88 +21,102 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import GradBucket
 
-    from cputrain.ranks.neighbours import Neighbours
+    from cputrain.ranks.node_group import NodeGroup
 
-TURN = 4
-"""Steps of one way before it is the other's turn; the first of them is not counted."""
+STEPS_PER_TURN = 4
+"""Steps that one method is used for before the other one; the first of them is not timed."""
 
 TURNS = ("torch", "shared", "torch", "shared", "torch", "shared")
 
 
 class GradientAllReduce:
-    """For one model."""
+    """All-reduce of one model's gradients, a communication hook.
+
+    Args:
+        group: The model's process group.
+        is_measured: Whether to time both methods; if not, shared memory is used where possible.
+        on_shared_chosen: Called when shared memory is chosen.
+    """
 
     def __init__(
-        self, group: Any, *, measured: bool, chose: Callable[[], None] = lambda: None
+        self, group: Any, *, is_measured: bool, on_shared_chosen: Callable[[], None] = lambda: None
     ) -> None:
-        """`chose` is told where gradients are added up in shared memory from now on."""
-        self._group, self._count = group, group.size()
-        self._chose = chose
-        self._measured = measured
-        self._neighbours: Neighbours | None = None
+        self._group, self._num_ranks = group, group.size()
+        self._on_shared_chosen = on_shared_chosen
+        self._is_measured = is_measured
+        self._node_group: NodeGroup | None = None
         self._step = 0
-        self._begin = 0.0
-        self._took: dict[str, list[float]] = {"torch": [], "shared": []}
-        self.way: str | None = None
-        """The one that was chosen; empty while both are tried, None before the first gradient."""
-        self.other: Callable[[GradBucket], Any] | None = None
-        """A hook that the script has registered later; it has the last word."""
+        self._step_begin = 0.0
+        self._times_s: dict[str, list[float]] = {"torch": [], "shared": []}
+        self.method: str | None = None
+        """The chosen method; empty while both are timed, None before the first gradient."""
+        self.user_hook: Callable[[GradBucket], Any] | None = None
+        """Hook that the script has registered later; it replaces this one."""
 
     def __call__(self, bucket: GradBucket) -> Any:
-        """Begin to add up a part of the gradients; called as they are there, in one order."""
-        if self.other is not None:
-            return self.other(bucket)
-        if self.way is None:  # now, as all ranks are here
-            self._begin_with(neighbours(self._group, _patience(self._group)))
-        way = self.way or TURNS[self._step // TURN]
-        whole = bucket.buffer()
-        if way == "torch" or self._neighbours is None:
-            work = distributed.all_reduce(whole.div_(self._count), group=self._group, async_op=True)
-            added = work.get_future().then(lambda done: done.value()[0])
+        """Start the all-reduce of a bucket and return its future.
+
+        DistributedDataParallel calls it in the same order in all ranks.
+        """
+        if self.user_hook is not None:
+            return self.user_hook(bucket)
+        if self.method is None:  # all ranks call the hook now, as connecting them requires
+            self._start_trials(connect_node_group(self._group, _timeout_s(self._group)))
+        method = self.method or TURNS[self._step // STEPS_PER_TURN]
+        gradients = bucket.buffer()
+        if method == "torch" or self._node_group is None:
+            work = distributed.all_reduce(
+                gradients.div_(self._num_ranks), group=self._group, async_op=True
+            )
+            future = work.get_future().then(lambda done: done.value()[0])
         else:
-            self._neighbours.add_up(whole, self._count)
-            added = torch.futures.Future()
-            added.set_result(whole)
-        if not self.way and bucket.is_last():
-            self._count_step(way)
-        return added
+            self._node_group.all_reduce(gradients, self._num_ranks)
+            future = torch.futures.Future()
+            future.set_result(gradients)
+        if not self.method and bucket.is_last():
+            self._record_step(method)
+        return future
 
-    def _begin_with(self, found: Neighbours | None) -> None:
-        """Where one rank measures, or all are to be the same each time, all do as one."""
-        self._neighbours = found
-        if found is None:
-            self._choose("torch")
+    def _start_trials(self, node_group: NodeGroup | None) -> None:
+        """Choose the method, or start to time both; a collective call, equal in all ranks.
+
+        Both are timed if any rank measures and none demands deterministic algorithms.
+        """
+        self._node_group = node_group
+        if node_group is None:
+            self._set_method("torch")
             return
-        same = torch.are_deterministic_algorithms_enabled()
-        every = torch.tensor([float(self._measured), float(same)])
-        found.add_up(every)
-        self._choose("" if every[0] and not every[1] else "shared")
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        values = torch.tensor([float(self._is_measured), float(is_deterministic)])
+        node_group.all_reduce(values)
+        self._set_method("" if values[0] and not values[1] else "shared")
 
-    def _choose(self, way: str) -> None:
-        self.way = way
-        if way == "shared":
-            self._chose()
+    def _set_method(self, method: str) -> None:
+        self.method = method
+        if method == "shared":
+            self._on_shared_chosen()
 
     def close(self) -> None:
-        """The model is gone."""
-        if self._neighbours is not None:
-            self._neighbours.close()
+        """Leave the node's group; called when the model is gone."""
+        if self._node_group is not None:
+            self._node_group.close()
 
-    def _count_step(self, way: str) -> None:
+    def _record_step(self, method: str) -> None:
+        """Time a step of the trials; after the last one, choose the faster method in all ranks."""
         now = time.perf_counter()
-        if self._step % TURN:
-            self._took[way].append(now - self._begin)
-        self._begin = now
+        if self._step % STEPS_PER_TURN:
+            self._times_s[method].append(now - self._step_begin)
+        self._step_begin = now
         self._step += 1
-        if self._step == len(TURNS) * TURN:
-            every = torch.tensor([median(self._took[one]) for one in ("torch", "shared")])
-            assert self._neighbours is not None
-            self._neighbours.add_up(every)
-            self._choose("shared" if every[1] < every[0] else "torch")
+        if self._step == len(TURNS) * STEPS_PER_TURN:
+            values = torch.tensor([median(self._times_s[name]) for name in ("torch", "shared")])
+            assert self._node_group is not None
+            self._node_group.all_reduce(values)
+            self._set_method("shared" if values[1] < values[0] else "torch")
 
 
-def _patience(group: Any) -> float:
-    """Seconds that the group waits for a rank."""
+def _timeout_s(group: Any) -> float:
+    """Return the timeout of a process group in seconds."""
     backend = group._get_backend(torch.device("cpu"))
     timeout = getattr(getattr(backend, "options", None), "_timeout", distributed.default_pg_timeout)
     return float(timeout.total_seconds())

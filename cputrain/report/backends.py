@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.backends import chosen
+from cputrain.backends import choose_backend
 from cputrain.report.terminal import show_table
 
 TYPE_CHECKING = False

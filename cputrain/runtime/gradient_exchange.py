@@ -44,11 +44,11 @@ class GradientExchange:
 
         def register_comm_hook(model: Any, state: Any, hook: Any) -> None:
             reducer = self._reducers.get(model)
-            if reducer is None or reducer.other is not None:
+            if reducer is None or reducer.user_hook is not None:
                 original_register(model, state, hook)
             else:
-                reducer.other = lambda bucket: hook(state, bucket)
-                self._num_shared -= reducer.way == "shared"
+                reducer.user_hook = lambda bucket: hook(state, bucket)
+                self._num_shared -= reducer.method == "shared"
 
         def join_hook(model: Any, **kwargs: Any) -> Any:
             # ranks that have joined take part by torch's own protocol, which all must use
@@ -92,7 +92,9 @@ class GradientExchange:
             return None
         from cputrain.ranks.gradients import GradientAllReduce
 
-        reducer = GradientAllReduce(group, measured=self._is_measured, chose=self._count_shared)
+        reducer = GradientAllReduce(
+            group, is_measured=self._is_measured, on_shared_chosen=self._count_shared
+        )
         try:  # on the reducer: a hook on the model would be pickled with it
             self._distributed._register_comm_hook(
                 model.reducer, None, lambda _, bucket: reducer(bucket)

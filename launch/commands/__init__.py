@@ -1,1 +1,1 @@
-"""One module for each verb, each with `main(argv) -> int`."""
+"""Commands of `cputrain`, a module for each verb with `main(argv) -> int`."""

@@ -1,4 +1,4 @@
-"""`cputrain bench`: plain python against cputrain, side by side."""
+"""`cputrain bench`: compare the throughput of plain python and cputrain."""
 
 from __future__ import annotations
 
@@ -26,226 +26,235 @@ if TYPE_CHECKING:
     from cputrain.tune.result import SearchResult
 
 OPTIONS = (
-    Option(flag="--repeats", takes="N", help="rounds, each runs both ways once (default: 5)"),
+    Option(flag="--repeats", takes="N", help="rounds, each runs every command once (default: 5)"),
     Option(flag="--launch-args", takes="'ARGS'", help="options for cputrain launch"),
     Option(
-        flag="--against", takes="SCRIPT", help="what plain python runs (default: the same script)"
+        flag="--against", takes="SCRIPT", help="script for plain python (default: the same script)"
     ),
-    Option(flag="--tune", takes="SECONDS", help="tune each script first, and compare that, too"),
+    Option(flag="--tune", takes="SECONDS", help="tune each script, and compare the result too"),
     Option(
         flag="--exhaustive",
-        help="with --tune: try every combination as well, which takes many times as long",
+        help="with --tune: also try every combination, which takes many times as long",
     ),
     Option(
         flag="--precision",
         takes="float32|bf16",
         choices=("float32", "bf16"),
-        help="bf16: tune once more, with fewer bits allowed (default: float32)",
+        help="bf16: also tune with reduced precision allowed (default: float32)",
     ),
     Option(
         flag="--replicas",
         takes="LIST",
-        help="compare these numbers of replicas, too: 2,4,auto",
+        help="also compare these numbers of replicas: 2,4,auto",
     ),
-    Option(flag="--backends", takes="LIST", help="compare these backends, too: zendnn,ipex"),
+    Option(flag="--backends", takes="LIST", help="also compare these backends: zendnn,ipex"),
     Option(
         flag="--python",
         takes="PATH",
-        help="compare another environment's interpreter, with its torch, too",
+        help="also compare the interpreter of another environment, with its torch",
     ),
     Option(
         flag="--memory",
-        help="sample the memory of all processes of a run, which makes it a little slower",
+        help="sample the memory of all processes of a run, which slows it slightly",
     ),
-    Option(flag="--peers", help="compare other launchers that are installed, too"),
-    Option(flag="--json", help="one JSON document with every run"),
-    Option(flag="--markdown", help="a table for a page or a report"),
-    Option(flag="--list", help="name the workloads that come with cputrain, and stop"),
-    Option(flag="--help", short="-h", help="show this and stop"),
+    Option(flag="--peers", help="also compare other launchers that are installed"),
+    Option(flag="--json", help="print a JSON document with every run"),
+    Option(flag="--markdown", help="print a Markdown table"),
+    Option(flag="--list", help="list the workloads of cputrain and exit"),
+    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
 LAUNCH = ("-P", "-m", "cputrain.launch", "launch")
-"""-P: the working folder must not put a module of its own in the launcher's way."""
+"""Arguments of the interpreter; -P keeps modules of the working folder from being imported."""
 
 TABLE_OPTIONS = (
-    Option(flag="--json", help="one JSON document with every figure"),
-    Option(flag="--markdown", help="tables for a page or a report"),
-    Option(flag="--help", short="-h", help="show this and stop"),
+    Option(flag="--json", help="print a JSON document with every figure"),
+    Option(flag="--markdown", help="print Markdown tables"),
+    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
-OTHERS: dict[str, tuple[tuple[Option, ...], str]] = {
+CASE_BENCHMARKS: dict[str, tuple[tuple[Option, ...], str]] = {
     "loaders": (
         (
             Option(
                 flag="--repeats", takes="N", help="rounds, each runs every loader once (default: 5)"
             ),
-            Option(flag="--quick", help="tiny data, to see that all of it works"),
+            Option(flag="--quick", help="tiny data, to test the benchmark itself"),
             *TABLE_OPTIONS,
         ),
-        "Runs torch's DataLoader, cputrain's, SPDL's (where it is installed) and a loop\n"
-        "by hand in turns, and checks that they hand out the same batches.",
+        "Runs torch's DataLoader, cputrain's, SPDL's (if it is installed) and a plain\n"
+        "loop in turns, and checks that their batches are equal.",
     ),
     "pools": (
         (
             Option(flag="--cases", takes="A,B", help="groups of cases (default: all of them)"),
             Option(flag="--rounds", takes="N", help="each runs every pool once (default: 5)"),
-            Option(flag="--processes", takes="N", help="in each pool (default: the cores)"),
-            Option(flag="--quick", help="very little to do, to see that all of it works"),
+            Option(
+                flag="--processes", takes="N", help="processes of each pool (default: the cores)"
+            ),
+            Option(flag="--quick", help="tiny tasks, to test the benchmark itself"),
             *TABLE_OPTIONS,
         ),
         "Runs cputrain's Pool, torch's, the standard library's ProcessPoolExecutor, and\n"
-        "joblib's and mpire's (where they are installed) in turns, each in a fresh\n"
+        "joblib's and mpire's (if they are installed) in turns, each in a fresh\n"
         "process, and checks their results.",
     ),
     "devices": (
         (
-            Option(flag="--devices", takes="A,B", help="of torch (default: cuda,cpu)"),
-            Option(flag="--batch", takes="N", help="samples of a step (default: each case's own)"),
-            Option(flag="--rounds", takes="N", help="each runs every way once (default: 5)"),
-            Option(flag="--quick", help="very little to do, to see that all of it works"),
+            Option(flag="--devices", takes="A,B", help="torch devices (default: cuda,cpu)"),
+            Option(flag="--batch", takes="N", help="batch size (default: each case's own)"),
+            Option(flag="--rounds", takes="N", help="each runs every variant once (default: 5)"),
+            Option(flag="--quick", help="tiny models, to test the benchmark itself"),
             *TABLE_OPTIONS,
         ),
-        "Trains models of several widths on each device alone and divided among them\n"
-        "(cputrain.Split) in turns, and compares speed and losses.",
+        "Trains models of several widths on each device alone, and with batches sharded\n"
+        "over the devices (cputrain.Split), in turns; compares throughput and losses.",
     ),
     "networks": (
         (
-            Option(flag="--devices", takes="A,B", help="of torch (default: ocl,cuda)"),
-            Option(flag="--batches", takes="N,M", help="sizes of batches (default: 32,64)"),
+            Option(flag="--devices", takes="A,B", help="torch devices (default: ocl,cuda)"),
+            Option(flag="--batches", takes="N,M", help="batch sizes (default: 32,64)"),
             Option(flag="--rounds", takes="N", help="each runs every device once (default: 2)"),
-            Option(flag="--side", takes="N", help="pixels of an image's side (default: 224)"),
-            Option(flag="--quick", help="one step of tiny images, to see that all of it works"),
+            Option(flag="--side", takes="N", help="height and width of images (default: 224)"),
+            Option(flag="--quick", help="one step of tiny images, to test the benchmark itself"),
             *TABLE_OPTIONS,
         ),
-        "Trains torchvision's networks on each device in turns, and compares speed and\n"
-        "losses. Others are held against the last device.",
+        "Trains torchvision's networks on each device in turns, and compares throughput\n"
+        "and losses. The last device is the baseline.",
     ),
     "optimizers": (
         (
-            Option(flag="--threads", takes="N,M", help="of torch (default: 1 and the cores)"),
-            Option(flag="--rounds", takes="N", help="each steps both ways (default: 9)"),
-            Option(flag="--quick", help="a few cells, to see that all of it works"),
+            Option(flag="--threads", takes="N,M", help="torch threads (default: 1 and the cores)"),
+            Option(flag="--rounds", takes="N", help="each steps both variants (default: 9)"),
+            Option(flag="--quick", help="a few cases, to test the benchmark itself"),
             *TABLE_OPTIONS,
         ),
-        "Times steps of optimizers, fused and as torch takes them, in turns, over numbers and\n"
-        "sizes of tensors, threads, and parts of a table that have a gradient.",
+        "Times optimizer steps, fused and with torch's defaults, in turns, over numbers and\n"
+        "sizes of tensors, threads, and the share of embedding rows with a gradient.",
     ),
 }
-"""What is compared without a script, by the word that asks for it: options behind it, and what is
-done. A package of cputrain.bench of that name does it."""
+"""Options and description of each benchmark without a script, by its name.
+
+The package of cputrain.bench with the same name runs it.
+"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compare, and say how much faster, what was changed, and whether the losses agree."""
+    """Run the benchmark, and print throughput, changes and whether the losses agree."""
     parsed = parse(argv, OPTIONS, "bench")
     if parsed.has("--help"):
         print(
             usage(
                 "bench",
                 "[options] [WORKLOAD ... | script.py] [its arguments]",
-                "Runs a script under plain python and under cputrain launch in turns, in fresh\n"
-                "processes, and compares speed and losses. Without a script: every workload.\n"
-                "cputrain bench loaders compares DataLoaders with one another, cputrain bench\n"
-                "pools pools of processes, and cputrain bench devices what dividing a batch among\n"
-                "devices gives; cputrain bench networks trains torchvision's networks on each\n"
-                "device, and cputrain bench optimizers times fused steps beside torch's. Each has\n"
-                "a --help.",
+                "Runs a script with plain python and with cputrain launch in turns, in fresh\n"
+                "processes, and compares throughput and losses. Without a script: every workload.\n"
+                "\n"
+                "Benchmarks without a script, each with its own --help:\n"
+                "  cputrain bench loaders     DataLoaders\n"
+                "  cputrain bench pools       pools of processes\n"
+                "  cputrain bench devices     batches sharded over several devices\n"
+                "  cputrain bench networks    torchvision's networks on each device\n"
+                "  cputrain bench optimizers  fused optimizer steps",
                 {"options": OPTIONS},
             )
         )
         return 0
     if parsed.has("--list"):
-        _list()
+        _print_list()
         return 0
-    if parsed.rest and parsed.rest[0] in OTHERS:
-        return _without_script(parsed.rest[0], parsed)
-    repeats = _repeats(parsed.values.get("--repeats", "5"))
+    if parsed.rest and parsed.rest[0] in CASE_BENCHMARKS:
+        return _run_case_benchmark(parsed.rest[0], parsed)
+    repeats = _parse_count(parsed.values.get("--repeats", "5"))
     launch_arguments = split_quoted(parsed, "--launch-args")
-    against = _against(parsed.values.get("--against"))
+    baseline = _baseline_script(parsed.values.get("--against"))
     if parsed.has("--exhaustive") and not parsed.has("--tune"):
-        raise UsageError("--exhaustive", "needs --tune", do="Try --tune 60 --exhaustive.")
+        raise UsageError(
+            "--exhaustive", "requires --tune", do="For example: --tune 60 --exhaustive"
+        )
     documents = []
     for title, script in _scripts(parsed.rest):
-        plain = script if against is None else (against, *script[1:])
-        searches = _searches(parsed, script, launch_arguments)
-        commands = _commands(parsed, plain, script, launch_arguments, searches)
+        python_command = script if baseline is None else (baseline, *script[1:])
+        searches = _run_searches(parsed, script, launch_arguments)
+        commands = _commands_to_compare(parsed, python_command, script, launch_arguments, searches)
         comparison = _compare(title, commands, repeats, samples_memory=parsed.has("--memory"))
         if parsed.has("--json"):
-            found = {name: one.as_json() for name, one in searches.items()}
-            documents.append({"workload": title, "searches": found, **comparison.as_json()})
+            results = {name: result.as_json() for name, result in searches.items()}
+            documents.append({"workload": title, "searches": results, **comparison.as_json()})
         elif parsed.has("--markdown"):
             print(_markdown(title, comparison))
         else:
-            _show(title, comparison)
-            for name, one in searches.items():
-                print(f"{name.capitalize()}, after {one.seconds:.0f} s: {one.reason}.")
+            _print_comparison(title, comparison)
+            for name, result in searches.items():
+                print(f"{name.capitalize()}, after {result.seconds:.0f} s: {result.reason}.")
     if parsed.has("--json"):
         print(json.dumps({"schema_version": 1, "comparisons": documents}, indent=1))
     return 0
 
 
 def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Title and command of each script to compare: those named, or every workload."""
+    """Return title and command of each script: the named ones, or every workload."""
     from itertools import takewhile
 
     from cputrain.bench import workloads
 
-    known = workloads()
-    named = list(takewhile(known.__contains__, rest)) if rest else list(known)
-    if named:
-        return [(name, (known[name], *rest[len(named) :])) for name in named]
+    paths = workloads()
+    names = list(takewhile(paths.__contains__, rest)) if rest else list(paths)
+    if names:
+        return [(name, (paths[name], *rest[len(names) :])) for name in names]
     if not os.path.isfile(rest[0]):
         raise NotFound(
             f"the script {rest[0]}",
-            f"must be a file, {', '.join(OTHERS)}, or one of the workloads {', '.join(known)}",
-            do="cputrain bench --list tells what they are.",
+            f"must be a file, {', '.join(CASE_BENCHMARKS)}, "
+            f"or one of the workloads {', '.join(paths)}",
+            do="See: cputrain bench --list",
         )
     return [(os.path.basename(rest[0]), tuple(rest))]
 
 
-def _against(named: str | None) -> str | None:
-    """The script that stands for how it is done without cputrain."""
+def _baseline_script(name: str | None) -> str | None:
+    """Return the script that plain python runs; None without --against."""
     from cputrain.bench import workloads
 
-    if named is None or os.path.isfile(named):
-        return named
-    known = workloads()
-    if named not in known:
+    if name is None or os.path.isfile(name):
+        return name
+    paths = workloads()
+    if name not in paths:
         raise NotFound(
-            f"the script {named} of --against",
-            f"must be a file, or one of the workloads {', '.join(known)}",
-            do="cputrain bench --list tells what they are.",
+            f"the script {name} of --against",
+            f"must be a file, or one of the workloads {', '.join(paths)}",
+            do="See: cputrain bench --list",
         )
-    return str(known[named])
+    return str(paths[name])
 
 
-def _searches(
+def _run_searches(
     parsed: Parsed, script: Sequence[str], launch_arguments: Sequence[str]
 ) -> dict[str, SearchResult]:
-    """What tuning finds, by what it was allowed; nothing of it is remembered."""
+    """Search as the options ask; return the results by name. Nothing is saved for launch."""
     if not parsed.has("--tune"):
         return {}
     search = partial(_search, parsed.values["--tune"], script, launch_arguments)
-    found = {"tuned": search("float32")}
+    results = {"tuned": search("float32")}
     if parsed.has("--exhaustive"):
-        found["best of all"] = search("float32", every=True)
+        results["best of all"] = search("float32", is_exhaustive=True)
     if parsed.values.get("--precision") == "bf16":
-        found["tuned, bf16"] = search("bf16")
-    return found
+        results["tuned, bf16"] = search("bf16")
+    return results
 
 
-def _commands(
+def _commands_to_compare(
     parsed: Parsed,
-    plain: Sequence[str],
+    python_command: Sequence[str],
     script: Sequence[str],
     launch_arguments: Sequence[str],
     searches: Mapping[str, SearchResult],
 ) -> dict[str, tuple[str, ...]]:
-    """Every way to run it, by name."""
+    """Return the command lines to compare, by name."""
     launch = (sys.executable, *LAUNCH, *launch_arguments)
-    commands = {"python": (sys.executable, *plain), "cputrain launch": (*launch, *script)}
-    for name, found in searches.items():
-        knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in found.settings.items()]
+    commands = {"python": (sys.executable, *python_command), "cputrain launch": (*launch, *script)}
+    for name, result in searches.items():
+        knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in result.settings.items()]
         commands[name] = (*launch, *knobs, *script)
     for count in filter(None, parsed.values.get("--replicas", "").split(",")):
         commands[f"{count} replicas"] = (*launch, f"--replicas={count}", *script)
@@ -253,63 +262,64 @@ def _commands(
         commands[name] = (*launch, f"--backend={name}", *script)
     if parsed.has("--python"):
         path = parsed.values["--python"]
-        torch, launches = _asked_of(path)
-        commands[f"python, torch {torch}"] = (path, *plain)
-        if launches:
+        torch, has_cputrain = _torch_of_interpreter(path)
+        commands[f"python, torch {torch}"] = (path, *python_command)
+        if has_cputrain:
             commands[f"cputrain launch, torch {torch}"] = (
                 path, *LAUNCH, *launch_arguments, *script
             )  # fmt: skip
     if parsed.has("--peers"):
         from cputrain.bench.peers import peers
 
-        commands |= {name: (*prefix, *plain) for name, prefix in peers().items()}
+        commands |= {name: (*prefix, *python_command) for name, prefix in peers().items()}
     return commands
 
 
-def _asked_of(interpreter: str) -> tuple[str, bool]:
-    """The version of its torch, and whether it has cputrain."""
+def _torch_of_interpreter(interpreter: str) -> tuple[str, bool]:
+    """Return the version of an interpreter's torch, and whether cputrain is installed for it."""
     import subprocess
 
-    ask = (
+    code = (
         "from importlib import metadata as m, util as u; "
         "print(m.version('torch'), u.find_spec('cputrain') is not None)"
     )
     try:
-        said = subprocess.run(
-            [interpreter, "-P", "-c", ask], capture_output=True, text=True, check=True
+        output = subprocess.run(
+            [interpreter, "-P", "-c", code], capture_output=True, text=True, check=True
         ).stdout.split()
     except (OSError, subprocess.CalledProcessError) as error:
         raise UsageError(
-            "--python", "must be a Python of an environment with torch",
-            found=f"{interpreter!r}: {error}", do="Name its bin/python.",
+            "--python", "must be the interpreter of an environment with torch",
+            found=f"{interpreter!r}: {error}", do="Name the environment's bin/python.",
         ) from None  # fmt: skip
-    return said[0], said[1] == "True"
+    return output[0], output[1] == "True"
 
 
 def _search(
-    seconds: str,
+    budget_text: str,
     script: Sequence[str],
     launch_arguments: Sequence[str],
     precision: str,
     *,
-    every: bool = False,
+    is_exhaustive: bool = False,
 ) -> SearchResult:
+    """Tune a script for at most `budget_text` seconds, or try every combination."""
     from cputrain.bench import workloads
     from cputrain.launch import planning, target
     from cputrain.launch.commands import launch
-    from cputrain.launch.commands.tune import find_plan, seconds_of
+    from cputrain.launch.commands.tune import find_plan, parse_seconds
     from cputrain.machine import read_machine
     from cputrain.report.trials import watcher
 
-    budget = float("inf") if every else seconds_of(seconds, "--tune")
+    budget = float("inf") if is_exhaustive else parse_seconds(budget_text, "--tune")
     machine = read_machine()
     words = (*launch_arguments, f"--precision={precision}")
     plan = planning.plan_for(parse(words, launch.OPTIONS, "launch"), machine)
-    # a workload takes few steps by itself; a trial ends when it has seen enough
-    more = ("--steps", "10000") if script[0] in workloads().values() else ()
-    what = target.read_target((*script, *more), module=False, command=False)
-    with watcher() as watching:
-        return find_plan(what, machine, plan, budget=budget, watching=watching)
+    # workloads have few steps by default; a trial ends after the steps that it times
+    extra_arguments = ("--steps", "10000") if script[0] in workloads().values() else ()
+    launch_target = target.read_target((*script, *extra_arguments), module=False, command=False)
+    with watcher() as progress:
+        return find_plan(launch_target, machine, plan, budget=budget, progress=progress)
 
 
 def _compare(
@@ -317,34 +327,36 @@ def _compare(
 ) -> ScriptComparison:
     from cputrain.bench import compare
 
-    def narrate(name: str, number: int, seconds: float) -> None:
-        print(f"{title}: round {number} of {repeats}, {name} {seconds:.3g} s", file=sys.stderr)
+    def print_run(name: str, round_number: int, seconds: float) -> None:
+        print(
+            f"{title}: round {round_number} of {repeats}, {name} {seconds:.3g} s", file=sys.stderr
+        )
 
-    return compare(commands, repeats=repeats, samples_memory=samples_memory, on_run=narrate)
+    return compare(commands, repeats=repeats, samples_memory=samples_memory, on_run=print_run)
 
 
-def _show(title: str, comparison: ScriptComparison) -> None:
+def _print_comparison(title: str, comparison: ScriptComparison) -> None:
     from cputrain.bench.markdown import COLUMNS, row
     from cputrain.report.terminal import console, show_table
 
     out = console()
-    cells = [row(side, comparison) for side in comparison.sides]
-    # on its side: two columns fit a terminal, nine do not
+    columns = [row(side, comparison) for side in comparison.sides]
+    # transposed: a column for each command fits a terminal, one for each figure does not
     show_table(
         out,
-        ("", *(column[0] for column in cells)),
-        list(zip(COLUMNS[1:], *(column[1:] for column in cells), strict=True)),
+        ("", *(column[0] for column in columns)),
+        list(zip(COLUMNS[1:], *(column[1:] for column in columns), strict=True)),
         title=title,
     )
-    side = comparison.side("cputrain launch")
-    said = comparison.last_report("cputrain launch")
-    speed = side.speedup
+    launch_side = comparison.side("cputrain launch")
+    output = comparison.last_report("cputrain launch")
+    speed = launch_side.speedup
     range_ = f" ({speed.lowest:.2f} to {speed.highest:.2f})" if comparison.repeats > 1 else ""
     print(f"cputrain launch ran {title} {speed.median:.2f} times as fast as python{range_}.")
-    if said:
-        print(f"Changed: {said}.")
-    if side.losses_compared:
-        print(f"The losses: {cells[1][-1]}.")
+    if output:
+        print(f"Changed: {output}.")
+    if launch_side.losses_compared:
+        print(f"The losses: {columns[1][-1]}.")
 
 
 def _markdown(title: str, comparison: ScriptComparison) -> str:
@@ -354,41 +366,43 @@ def _markdown(title: str, comparison: ScriptComparison) -> str:
     return as_markdown(comparison, title=title, machine_line=read_machine().fingerprint())
 
 
-def _list() -> None:
+def _print_list() -> None:
     from cputrain.bench import description, workloads
 
     lines = {name: description(path) for name, path in workloads().items()}
-    lines["loaders"] = "DataLoaders side by side: torch's, cputrain's, SPDL's, a loop by hand."
-    lines["networks"] = "Torchvision's networks on each device, OpenCL's and CUDA's say."
-    lines["devices"] = "Batches divided among devices, beside each of them alone."
-    lines["pools"] = "Pools of processes side by side: cputrain's, torch's, joblib's, mpire's."
-    lines["optimizers"] = "Steps of optimizers, fused and as torch takes them."
+    lines["loaders"] = "DataLoaders of torch, cputrain and SPDL, and a plain loop."
+    lines["networks"] = "Torchvision's networks on several devices, such as OpenCL's and CUDA's."
+    lines["devices"] = "Batches sharded over devices, and each device alone."
+    lines["pools"] = "Pools of processes of cputrain, torch, joblib and mpire."
+    lines["optimizers"] = "Optimizer steps, fused and with torch's defaults."
     width = max(map(len, lines)) + 2
     for name, line in lines.items():
         print(f"{name:<{width}}{line}")
 
 
-def _without_script(what: str, before: Parsed) -> int:
-    """Compare loaders or pools; options stand before that word or behind it."""
+def _run_case_benchmark(benchmark: str, outer: Parsed) -> int:
+    """Run a benchmark without a script; its options may stand before or after its name."""
     from importlib import import_module
 
-    options, about = OTHERS[what]
-    bench = import_module(f"cputrain.bench.{what}")
-    named: list[str] = []
-    values, words = dict(before.values), before.rest[1:]
-    while words:  # options and cases in any order: no script follows
-        behind = parse(words, options, f"bench {what}")
-        values |= behind.values
-        named += behind.rest[:1]
-        words = behind.rest[1:]
+    options, description = CASE_BENCHMARKS[benchmark]
+    bench = import_module(f"cputrain.bench.{benchmark}")
+    case_names: list[str] = []
+    values, words = dict(outer.values), outer.rest[1:]
+    while words:  # options and cases in any order, as no script follows
+        parsed = parse(words, options, f"bench {benchmark}")
+        values |= parsed.values
+        case_names += parsed.rest[:1]
+        words = parsed.rest[1:]
     if "--help" in values:
         cases = "\n".join(f"  {name:<32}{title}" for name, title in bench.CASES.items())
-        summary = f"{about}\n\ncases (default: all of them):\n{cases}"
-        print(usage(f"bench {what}", "[options] [CASE ...]", summary, {"options": options}))
+        summary = f"{description}\n\ncases (default: all of them):\n{cases}"
+        print(usage(f"bench {benchmark}", "[options] [CASE ...]", summary, {"options": options}))
         return 0
-    if before.has("--launch-args"):
+    if outer.has("--launch-args"):
         raise UsageError(
-            "--launch-args", f"has no effect on {what}", do="Leave it out: nothing is launched."
+            "--launch-args",
+            f"has no effect on {benchmark}",
+            do="Leave it out: nothing is launched.",
         )
     compare: dict[str, Callable[..., Any]] = {
         "loaders": _loaders,
@@ -397,7 +411,7 @@ def _without_script(what: str, before: Parsed) -> int:
         "networks": _networks,
         "optimizers": _optimizers,
     }
-    comparison = compare[what](named, values)
+    comparison = compare[benchmark](case_names, values)
     if "--json" in values:
         print(json.dumps(comparison.as_json(), indent=1))
     elif "--markdown" in values:
@@ -405,59 +419,59 @@ def _without_script(what: str, before: Parsed) -> int:
 
         print(bench.as_markdown(comparison, machine_line=read_machine().fingerprint()))
     else:
-        _show_tables(bench, comparison)
+        _print_tables(bench, comparison)
     return 0
 
 
-def _loaders(named: list[str], values: dict[str, str]) -> LoaderComparison:
+def _loaders(case_names: list[str], values: dict[str, str]) -> LoaderComparison:
     from cputrain.bench.loaders import compare_loaders
 
-    repeats = _repeats(values.get("--repeats", "5"))
-    return compare_loaders(named, repeats=repeats, quick="--quick" in values)
+    repeats = _parse_count(values.get("--repeats", "5"))
+    return compare_loaders(case_names, repeats=repeats, quick="--quick" in values)
 
 
-def _pools(named: list[str], values: dict[str, str]) -> PoolComparison:
+def _pools(case_names: list[str], values: dict[str, str]) -> PoolComparison:
     from cputrain.bench.pools import compare_pools
 
-    named = named + [name for name in values.get("--cases", "").split(",") if name]
+    case_names = case_names + [name for name in values.get("--cases", "").split(",") if name]
     return compare_pools(
-        named,
+        case_names,
         rounds=_rounds(values),
-        processes=_repeats(values["--processes"], "--processes", "2")
+        processes=_parse_count(values["--processes"], "--processes", "2")
         if "--processes" in values
         else None,
         quick="--quick" in values,
     )
 
 
-def _devices(named: list[str], values: dict[str, str]) -> DeviceComparison:
+def _devices(case_names: list[str], values: dict[str, str]) -> DeviceComparison:
     from cputrain.bench.devices import compare_devices
 
     return compare_devices(
-        named,
-        devices=[one for one in values.get("--devices", "cuda,cpu").split(",") if one],
-        batch=_repeats(values["--batch"], "--batch", "256") if "--batch" in values else None,
+        case_names,
+        devices=[device for device in values.get("--devices", "cuda,cpu").split(",") if device],
+        batch=_parse_count(values["--batch"], "--batch", "256") if "--batch" in values else None,
         rounds=_rounds(values),
         quick="--quick" in values,
     )
 
 
-def _networks(named: list[str], values: dict[str, str]) -> NetworkComparison:
+def _networks(case_names: list[str], values: dict[str, str]) -> NetworkComparison:
     from cputrain.bench.networks import compare_networks
 
     quick = "--quick" in values
     batches = values.get("--batches", "2" if quick else "32,64").split(",")
     return compare_networks(
-        named,
-        devices=[one for one in values.get("--devices", "ocl,cuda").split(",") if one],
-        batches=[_repeats(one, "--batches", "32,64") for one in batches],
+        case_names,
+        devices=[device for device in values.get("--devices", "ocl,cuda").split(",") if device],
+        batches=[_parse_count(batch, "--batches", "32,64") for batch in batches],
         rounds=_rounds(values, 2),
-        side=_repeats(values.get("--side", "64" if quick else "224"), "--side", "224"),
+        side=_parse_count(values.get("--side", "64" if quick else "224"), "--side", "224"),
         steps=1 if quick else 10,
     )
 
 
-def _optimizers(named: list[str], values: dict[str, str]) -> OptimizerComparison:
+def _optimizers(case_names: list[str], values: dict[str, str]) -> OptimizerComparison:
     from cputrain.bench.optimizers import compare_optimizers
     from cputrain.machine import read_machine
 
@@ -465,19 +479,19 @@ def _optimizers(named: list[str], values: dict[str, str]) -> OptimizerComparison
     threads = values.get("--threads", ",".join(dict.fromkeys(["1", str(cores)]))).split(",")
     quick = "--quick" in values
     return compare_optimizers(
-        named,
-        threads=[_repeats(count, "--threads", "1,2") for count in threads],
+        case_names,
+        threads=[_parse_count(count, "--threads", "1,2") for count in threads],
         rounds=_rounds(values, 2 if quick else 9),
         quick=quick,
     )
 
 
 def _rounds(values: dict[str, str], default: int = 5) -> int:
-    given = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
-    return _repeats(values[given], given) if given else default
+    flag = next((flag for flag in ("--rounds", "--repeats") if flag in values), None)
+    return _parse_count(values[flag], flag) if flag else default
 
 
-def _show_tables(bench: ModuleType, comparison: Any) -> None:
+def _print_tables(bench: ModuleType, comparison: Any) -> None:
     from cputrain.report.terminal import console, show_table
 
     out = console()
@@ -489,5 +503,5 @@ def _show_tables(bench: ModuleType, comparison: Any) -> None:
     print(bench.footnote(comparison))
 
 
-def _repeats(value: str, flag: str = "--repeats", advice: str = "5") -> int:
+def _parse_count(value: str, flag: str = "--repeats", advice: str = "5") -> int:
     return whole_number(value, flag, advice=advice)

@@ -1,4 +1,4 @@
-"""`cputrain diagnose`: why a script is slower than the machine allows, and what to do about it."""
+"""`cputrain diagnose`: find out why a script is slower than the machine allows."""
 
 from __future__ import annotations
 
@@ -18,94 +18,103 @@ if TYPE_CHECKING:
     from cputrain.launch.options import Parsed
 
 OPTIONS = (
-    Option(flag="--apply", help="try the remedies that are options: predicted against measured"),
+    Option(flag="--apply", help="measure the suggested options, and compare with the prediction"),
     Option(
         flag="--precision",
         takes="float32|bf16",
-        help="bf16: --apply tries those that give up bits as well",
+        help="bf16: --apply may try options that reduce precision (default: float32)",
         choices=("float32", "bf16"),
     ),
-    Option(flag="--steps", takes="N", help="steps that are timed as they are (default: 12)"),
-    Option(flag="--longest", takes="SECONDS", help="give a run up after so long (default: 600s)"),
+    Option(flag="--steps", takes="N", help="steps to time without a profiler (default: 12)"),
+    Option(flag="--longest", takes="SECONDS", help="end a run after this time (default: 600s)"),
     PYTHON_OPTION,
-    Option(flag="--yes", help="run even where what the script writes cannot be thrown away"),
-    Option(flag="--json", help="one JSON document with every operator, for cputrain report"),
-    Option(flag="--html", takes="FILE", help="write one page for a browser, which needs no net"),
-    Option(flag="--force", help="let --html overwrite"),
-    Option(flag="--help", short="-h", help="show this and stop"),
+    Option(flag="--yes", help="run even if the files that the script writes cannot be discarded"),
+    Option(flag="--json", help="print a JSON document with every operator, for cputrain report"),
+    Option(flag="--html", takes="FILE", help="write an HTML page that works offline"),
+    Option(flag="--force", help="overwrite the file of --html"),
+    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the script's first steps, and say what holds it back."""
+    """Diagnose the script's first steps, and print the result or write it to files."""
     parsed = parse(argv, OPTIONS, "diagnose")
     if parsed.has("--help"):
         print(
             usage(
                 "diagnose",
                 "[options] script.py [its arguments]",
-                "Runs the script's first steps under plain python, measures what this machine can\n"
-                "do at best, and tells what keeps the script from it: which of six causes, by how\n"
-                "much, and what to do. What the script writes is thrown away.",
+                "Runs the script's first steps under plain python, and measures the peak\n"
+                "throughput and bandwidth of the machine. Names which of six causes keep the\n"
+                "script from them, what each costs, and the remedy. Files that the script writes\n"
+                "are discarded.",
                 {"options": OPTIONS},
             )
         )
         return 0
-    page = page_of(parsed)
-    found = _diagnosed(parsed)
+    html_file = html_file_of(parsed)
+    diagnosis = _run_diagnosis(parsed)
     if parsed.has("--json"):
-        print(json.dumps(found.as_json(), indent=1))
+        print(json.dumps(diagnosis.as_json(), indent=1))
     else:
-        show(found)
-    if page is not None:
-        write_page(page, found)
+        print_diagnosis(diagnosis)
+    if html_file is not None:
+        write_html(html_file, diagnosis)
     return 0
 
 
-def page_of(parsed: Parsed) -> NewFile | None:
-    """The file for a page, where one is asked for."""
+def html_file_of(parsed: Parsed) -> NewFile | None:
+    """Return the file that --html names; None without --html."""
     path = parsed.values.get("--html")
     return None if path is None else NewFile(path, "--html", force=parsed.has("--force"))
 
 
-def write_page(page: NewFile, found: Diagnosis) -> None:
-    """And say where it is."""
+def write_html(html_file: NewFile, diagnosis: Diagnosis) -> None:
+    """Write a diagnosis as an HTML page, and print the path to standard error."""
     from cputrain.report.page import diagnosis_page
 
-    page.write(diagnosis_page(found))
-    print(f"cputrain: {page.path} shows it in a browser", file=sys.stderr)
+    html_file.write(diagnosis_page(diagnosis))
+    print(f"cputrain: open {html_file.path} in a browser", file=sys.stderr)
 
 
-def show(found: Diagnosis) -> None:
-    """On the terminal."""
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print a diagnosis on the terminal."""
     from cputrain.report.diagnoses import show_applied, show_diagnosis
     from cputrain.report.terminal import console
 
     out = console()
-    show_diagnosis(out, found)
-    show_applied(out, found.applied)
+    show_diagnosis(out, diagnosis)
+    show_applied(out, diagnosis.applied)
 
 
-def _diagnosed(parsed: Parsed) -> Diagnosis:
+def _run_diagnosis(parsed: Parsed) -> Diagnosis:
+    """Diagnose the script, and with --apply measure the suggested options."""
     from cputrain.diagnose import diagnose, try_remedies
-    from cputrain.launch.commands.tune import script_of, seconds_of, watched_script
+    from cputrain.launch.commands.tune import parse_seconds, script_target, trial_script
 
     steps = whole_number(parsed.values.get("--steps", "12"), "--steps", least=2, advice="12")
-    longest = seconds_of(parsed.values.get("--longest", "600"), "--longest")
-    what = script_of(parsed, "cputrain diagnose")
+    max_seconds = parse_seconds(parsed.values.get("--longest", "600"), "--longest")
+    launch_target = script_target(parsed, "cputrain diagnose")
     python = split_quoted(parsed, "--python-args")
-    with watched_script(what, python, anyhow=parsed.has("--yes")) as script:
+    with trial_script(launch_target, python, allow_side_effects=parsed.has("--yes")) as script:
         machine = read_machine(RootSource())
-        found = diagnose(script, machine, steps=steps, longest=longest, tell=_tell)
+        diagnosis = diagnose(
+            script, machine, steps=steps, longest=max_seconds, tell=_print_progress
+        )
         if not parsed.has("--apply"):
-            return found
-        reduced = parsed.values.get("--precision") == "bf16"
-        return found.replace(
+            return diagnosis
+        allow_bf16 = parsed.values.get("--precision") == "bf16"
+        return diagnosis.replace(
             applied=try_remedies(
-                script, found, steps=steps, longest=longest, reduced=reduced, tell=_tell
+                script,
+                diagnosis,
+                steps=steps,
+                longest=max_seconds,
+                reduced=allow_bf16,
+                tell=_print_progress,
             )
         )
 
 
-def _tell(what: str) -> None:
-    print(f"cputrain: {what}", file=sys.stderr, flush=True)
+def _print_progress(message: str) -> None:
+    print(f"cputrain: {message}", file=sys.stderr, flush=True)

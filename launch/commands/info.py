@@ -1,4 +1,4 @@
-"""`cputrain info`: what this machine is, and what of it may be used."""
+"""`cputrain info`: show this machine's hardware, and how much of it this process may use."""
 
 from __future__ import annotations
 
@@ -21,57 +21,57 @@ if TYPE_CHECKING:
     from cputrain.machine.source import Source
 
 OPTIONS = (
-    Option(flag="--json", help="one JSON document instead of tables"),
-    Option(flag="--backends", help="tell of other kernels for torch, in the machine's place"),
+    Option(flag="--json", help="print a JSON document instead of tables"),
+    Option(flag="--backends", help="show the backends for torch's kernels instead of the machine"),
     Option(
         flag="--measure",
-        help="measure memory bandwidth, in about two seconds; with --backends, examine them",
+        help="measure memory bandwidth (two seconds); with --backends, examine them",
     ),
     *SOURCE_OPTIONS,
     Option(flag="--capture", takes="FILE", help="save the files that were read, for a bug report"),
-    Option(flag="--force", help="let --capture overwrite"),
-    Option(flag="--help", short="-h", help="show this and stop"),
+    Option(flag="--force", help="overwrite the file of --capture"),
+    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the machine, measure or capture it."""
+    """Print or capture the machine, or print its backends."""
     parsed = parse(argv, OPTIONS, "info")
     if parsed.has("--help"):
         print(
             usage(
                 "info",
                 "[options]",
-                "Tells what this machine is, and what of it may be used.",
+                "Shows this machine's hardware, and how much of it this process may use.",
                 {"options": OPTIONS},
             )
         )
         return 0
     if parsed.rest:
-        raise UsageError(parsed.rest[0], "is not wanted: cputrain info takes options only")
+        raise UsageError(parsed.rest[0], "is not expected: cputrain info takes options only")
     source = chosen_source(parsed)
     if parsed.has("--measure") and not source.live:
         raise UsageError(
             "--measure", "works on this machine only", do="Leave out --sysroot or --from."
         )
-    path = parsed.values.get("--capture")
+    capture_path = parsed.values.get("--capture")
     if parsed.has("--backends"):
-        if path is not None or not source.live:
+        if capture_path is not None or not source.live:
             raise UsageError(
                 "--backends", "works on this machine only",
                 do="Leave out --sysroot, --from and --capture.",
             )  # fmt: skip
         return _backends(measure=parsed.has("--measure"), as_json=parsed.has("--json"))
-    if path is not None:
-        return _capture(source, path, force=parsed.has("--force"))
+    if capture_path is not None:
+        return _capture(source, capture_path, force=parsed.has("--force"))
     machine = read_machine(source)
     bandwidth = _bandwidth(machine, measure=parsed.has("--measure")) if source.live else None
-    devices, problem = read_opencl_devices() if source.live else ([], "")
+    devices, opencl_problem = read_opencl_devices() if source.live else ([], "")
     if parsed.has("--json"):
         document = machine.document()
         document["machine"]["memory"]["bandwidth"] = bandwidth and bandwidth.as_json()
         document["opencl"] = {
-            "devices": [one.as_json() for one in devices], "problem": problem or None
+            "devices": [device.as_json() for device in devices], "problem": opencl_problem or None
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return 0
@@ -81,23 +81,24 @@ def main(argv: Sequence[str]) -> int:
     out = console()
     show_machine(out, machine, bandwidth)
     if source.live:
-        show_opencl(out, devices, problem)
+        show_opencl(out, devices, opencl_problem)
     if source.live:
-        out.print("\nWhat would be done with it: cputrain plan train.py", style="dim")
+        out.print("\nNext: cputrain plan train.py", style="dim")
     return 0
 
 
 def _backends(*, measure: bool, as_json: bool) -> int:
+    """Print the backends, examined anew if `measure`."""
     from cputrain.backends import choose_backend, collect_findings
 
-    found = collect_findings(read_machine(detail=False), examine=measure)
+    examined = collect_findings(read_machine(detail=False), examine=measure)
     if as_json:
         document = {
             "schema_version": 1,
-            "backends": [one.as_json() for one in found],
+            "backends": [finding.as_json() for finding in examined],
             "chosen": {
-                "training": choose_backend(found, training=True),
-                "evaluation": choose_backend(found, training=False),
+                "training": choose_backend(examined, training=True),
+                "evaluation": choose_backend(examined, training=False),
             },
         }
         print(json.dumps(document, indent=1))
@@ -105,47 +106,49 @@ def _backends(*, measure: bool, as_json: bool) -> int:
     from cputrain.report.backends import show_backends
     from cputrain.report.terminal import console
 
-    show_backends(console(), found)
+    show_backends(console(), examined)
     return 0
 
 
-def _capture(source: Source, path: str, *, force: bool) -> int:
+def _capture(source: Source, capture_path: str, *, force: bool) -> int:
+    """Save the files that describe the machine."""
     from cputrain.machine.capture import RecordingSource
 
-    file = NewFile(path, "--capture", force=force)
+    file = NewFile(capture_path, "--capture", force=force)
     recording = RecordingSource(source)
     read_machine(recording)
     text = json.dumps(recording.document(), indent=1) + "\n"
     file.write(text)
     print(
-        f"{path}: {len(text) / 1024:.0f} KiB, without host name, serial numbers and user names. "
-        f"Look at it with: cputrain info --from {path}",
+        f"{capture_path}: {len(text) / 1024:.0f} KiB, without host name, serial numbers and "
+        f"user names. Read it with: cputrain info --from {capture_path}",
         file=sys.stderr,
     )
     return 0
 
 
 def _bandwidth(machine: Machine, *, measure: bool) -> Bandwidth | None:
+    """Return the memory bandwidth, measured now or cached; None if it was never measured."""
     from cputrain.machine.bandwidth import load_bandwidth, measure_bandwidth, save_bandwidth
 
     key = f"{machine.fingerprint()}, {machine.budget.physical_cores} usable cores"
     if measure:
         cores = cores_within(machine.topology, machine.budget.cpus)
-        found = measure_bandwidth(
+        measured = measure_bandwidth(
             [core[0] for core in cores[: machine.budget.physical_cores]],
             memory_bytes=machine.budget.memory_bytes,
         )
-        problem = save_bandwidth(key, found)
+        note = save_bandwidth(key, measured)
     else:
-        loaded, problem = load_bandwidth(key)
-        if loaded is None:
-            _note(problem)
+        cached, note = load_bandwidth(key)
+        if cached is None:
+            _print_note(note)
             return None
-        found = loaded
-    _note(problem)
-    return found
+        measured = cached
+    _print_note(note)
+    return measured
 
 
-def _note(problem: str | None) -> None:
-    if problem:
-        print(f"cputrain info: {problem}", file=sys.stderr)
+def _print_note(note: str | None) -> None:
+    if note:
+        print(f"cputrain info: {note}", file=sys.stderr)

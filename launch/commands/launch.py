@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cputrain.plan import Plan
 
-FORM = "[options] script.py [its arguments] | -m module [...] | - | --cmd -- command [...]"
+USAGE_FORM = "[options] script.py [its arguments] | -m module [...] | - | --cmd -- command [...]"
 
 PYTHON_OPTION = Option(
     flag="--python-args",
@@ -37,11 +37,11 @@ TARGET_OPTIONS = (
 )
 
 SHOW_OPTIONS = (
-    Option(flag="--plan", takes="FILE", help="carry out a plan saved with: cputrain plan --json"),
-    Option(flag="--dry-run", help="print one shell command that does the same, and stop"),
-    Option(flag="--explain", help="print every decision with its reason first"),
-    Option(flag="--quiet", short="-q", help="not a line of ours, unless the script cannot start"),
-    Option(flag="--help", short="-h", help="show this and stop"),
+    Option(flag="--plan", takes="FILE", help="use a plan saved with: cputrain plan --json"),
+    Option(flag="--dry-run", help="print an equivalent shell command and exit"),
+    Option(flag="--explain", help="print every decision of the plan with its reason first"),
+    Option(flag="--quiet", short="-q", help="print nothing unless the script cannot be started"),
+    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
 KNOB_OPTIONS = tuple(
@@ -50,7 +50,7 @@ KNOB_OPTIONS = tuple(
 )
 
 UNSAFE_OPTION = Option(
-    flag=UNSAFE, help="use that backend even where it was found to be wrong, and tell what was seen"
+    flag=UNSAFE, help="use the backend of --backend even if its results were found to be wrong"
 )
 
 SETTING_OPTIONS = (*KNOB_OPTIONS, UNSAFE_OPTION)
@@ -58,70 +58,78 @@ SETTING_OPTIONS = (*KNOB_OPTIONS, UNSAFE_OPTION)
 OPTIONS = (*TARGET_OPTIONS, *SHOW_OPTIONS, *SETTING_OPTIONS, *cluster.OPTIONS)
 
 
-FOR_RANKS = (
+RANK_OPTIONS = (
     *SETTING_OPTIONS,
-    *(one for one in SHOW_OPTIONS if one.flag in {"--explain", "--quiet"}),
+    *(option for option in SHOW_OPTIONS if option.flag in {"--explain", "--quiet"}),
 )
-"""What each rank's launch is told as well."""
+"""Options that are passed on to each rank's launch."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Become the script, or print what would be done."""
+    """Replace this process by the script, or print what would be done."""
     parsed = parse(argv, OPTIONS, "launch")
     if parsed.has("--help"):
         print(help_text())
         return 0
-    what = target.read_target(
+    launch_target = target.read_target(
         parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd")
     )
-    program = target.find(what, os.environ)
+    program = target.find_executable(launch_target, os.environ)
     machine = read_machine(RootSource(), detail=False)
-    if cluster.is_wanted(parsed, os.environ):
-        return _begin(cluster.start_of(parsed, what, FOR_RANKS, machine), [], parsed)
-    cluster.end_with_the_agent(os.environ)
-    plan, stale = planning.plan_for_script(parsed, what.name, machine)
+    if cluster.needs_agent(parsed, os.environ):
+        return _run_or_print(
+            cluster.agent_start(parsed, launch_target, RANK_OPTIONS, machine), [], parsed
+        )
+    cluster.exit_with_agent(os.environ)
+    plan, tuning_note = planning.plan_for_script(parsed, launch_target.name, machine)
     planning.check_preload(plan)
-    start = start_of(plan, what, program, parsed)
-    if parsed.has("--explain") and not _is_another_rank() and sys.stderr is not None:
+    start = start_for_plan(plan, launch_target, program, parsed)
+    if parsed.has("--explain") and not _is_silent_rank() and sys.stderr is not None:
         from cputrain.report.plans import show_plan
         from cputrain.report.terminal import console
 
         show_plan(console(sys.stderr), plan)
-    return _begin(start, [*plan.warnings, *([stale] if stale else []), *_deaf(parsed)], parsed)
+    return _run_or_print(
+        start,
+        [*plan.warnings, *([tuning_note] if tuning_note else []), *_hook_warnings(parsed)],
+        parsed,
+    )
 
 
-def _begin(start: process.Start, notes: Sequence[str], parsed: Parsed) -> int:
-    """Become the program, or print the command that does the same."""
+def _run_or_print(start: process.Start, notes: Sequence[str], parsed: Parsed) -> int:
+    """Execute the program, or print an equivalent shell command with --dry-run."""
     if parsed.has("--dry-run"):
-        if sys.stdout is not None:  # as bytes: file names need not be text
+        if sys.stdout is not None:  # as bytes: file names may not be decodable
             sys.stdout.buffer.write(os.fsencode(start.shell()) + b"\n")
         return 0
     process.run(start, notes, quiet=_is_quiet(parsed))
 
 
 def _is_quiet(parsed: Parsed) -> bool:
-    """Whether nothing is to be said."""
-    return parsed.has("--quiet") or _is_another_rank()
+    """Return whether to print nothing."""
+    return parsed.has("--quiet") or _is_silent_rank()
 
 
-def _is_another_rank() -> bool:
-    """Whether the first of this node's ranks, which an agent has started, speaks for this one."""
-    seat = os.environ.get(SEAT, os.environ.get("LOCAL_RANK", "0"))
-    return cluster.UNDER_AN_AGENT in os.environ and seat != "0"
+def _is_silent_rank() -> bool:
+    """Return whether an agent started this rank and it is not the node's first, which prints."""
+    local_rank = os.environ.get(SEAT, os.environ.get("LOCAL_RANK", "0"))
+    return cluster.AGENT_VARIABLE in os.environ and local_rank != "0"
 
 
-def start_of(plan: Plan, what: target.Target, program: str, parsed: Parsed) -> process.Start:
-    """The plan as something the process can carry out."""
+def start_for_plan(
+    plan: Plan, launch_target: target.Target, program: str, parsed: Parsed
+) -> process.Start:
+    """Return the program's start with the settings of a plan."""
     memory = plan.value("memory_policy") or {}
     cpus = plan.value("placement")
     return process.Start(
         program=program,
-        argv=what.argv(_python_arguments(parsed)),
+        argv=launch_target.argv(_python_arguments(parsed)),
         environment=planning.environment_for(
             plan,
             quiet=_is_quiet(parsed),
-            replayed=parsed.has("--plan"),
-            is_python=what.kind is not target.Kind.COMMAND,
+            is_saved_plan=parsed.has("--plan"),
+            is_python=launch_target.kind is not target.TargetKind.COMMAND,
         ),
         cpus=None if cpus is None else tuple(cpus),
         interleave=tuple(memory["interleave"]) if "interleave" in memory else None,
@@ -132,8 +140,8 @@ def _python_arguments(parsed: Parsed) -> list[str]:
     return split_quoted(parsed, "--python-args")
 
 
-def _deaf(parsed: Parsed) -> list[str]:
-    """A warning where the interpreter is told not to look at what we leave for it."""
+def _hook_warnings(parsed: Parsed) -> list[str]:
+    """Return a warning if an interpreter option keeps sitecustomize from running."""
     for word in _python_arguments(parsed):
         if (
             word.startswith("-")
@@ -141,23 +149,23 @@ def _deaf(parsed: Parsed) -> list[str]:
             and set(word) & set("IES")
         ):
             return [
-                f"the interpreter option {word} hides our hook: threads, placement and allocator "
-                "are as planned, optimizers and loaders are not"
+                f"the interpreter option {word} disables cputrain's sitecustomize: threads, "
+                "placement and allocator are as planned, optimizers and loaders are not"
             ]
     return []
 
 
 def help_text() -> str:
-    """What --help prints."""
+    """Return the text of --help."""
     return usage(
         "launch",
-        FORM,
-        "Runs a training script as python would, only faster. Options after the script are its own."
-        "\nEach setting below is also a CPUTRAIN_* variable and a key of cputrain.toml.",
+        USAGE_FORM,
+        "Runs a training script as python would, only faster. Options after the script are passed\n"
+        "to it. Each setting below is also a CPUTRAIN_* variable and a key of cputrain.toml.",
         {
             "what to run": TARGET_OPTIONS,
             "what to show": SHOW_OPTIONS,
             "settings": SETTING_OPTIONS,
-            "ranks, as torchrun has them": cluster.OPTIONS,
+            "ranks, with torchrun's options": cluster.OPTIONS,
         },
     )

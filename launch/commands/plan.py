@@ -1,4 +1,4 @@
-"""`cputrain plan`: what launch would do, with every reason."""
+"""`cputrain plan`: show what launch would do, and why."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OPTIONS = (
-    Option(flag="--json", help="one JSON document, which launch --plan carries out"),
-    Option(flag="--why-not", takes="NAME", help="why something was not chosen: --why-not tcmalloc"),
+    Option(flag="--json", help="print the plan as JSON, for launch --plan"),
+    Option(flag="--why-not", takes="NAME", help="say why a value was rejected: --why-not tcmalloc"),
     Option(flag="--plan", takes="FILE", help="show a saved plan"),
     *SOURCE_OPTIONS,
-    Option(flag="--help", short="-h", help="show this and stop"),
+    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the plan; the script is named for the command line's sake and not looked at."""
+    """Print the plan; the script's name selects its tuned settings, its content is not read."""
     parsed = parse(argv, (*OPTIONS, *TARGET_OPTIONS, *SETTING_OPTIONS), "plan")
     if parsed.has("--help"):
         print(
@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> int:
     source = chosen_source(parsed)
     machine = read_machine(source, detail=not source.live)
     if source.live and parsed.rest:
-        plan, stale = planning.plan_for_script(parsed, parsed.rest[0], machine)
-        if stale:
-            print(f"cputrain plan: {stale}", file=sys.stderr)
+        plan, tuning_note = planning.plan_for_script(parsed, parsed.rest[0], machine)
+        if tuning_note:
+            print(f"cputrain plan: {tuning_note}", file=sys.stderr)
     else:
         plan = planning.plan_for(
-            parsed, machine, environment=source.environment(), here=source.live
+            parsed, machine, environment=source.environment(), is_this_machine=source.live
         )
     if source.live:
         planning.check_preload(plan)
@@ -65,5 +65,5 @@ def main(argv: Sequence[str]) -> int:
     out = console()
     show_plan(out, plan)
     script = " ".join(parsed.rest) or "train.py"
-    out.print(f"Carry it out: cputrain launch {script}", style="dim", markup=False)
+    out.print(f"Next: cputrain launch {script}", style="dim", markup=False)
     return 0

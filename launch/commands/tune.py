@@ -1,4 +1,4 @@
-"""`cputrain tune`: find the fastest plan for a script by measuring, and keep it."""
+"""`cputrain tune`: find the fastest plan for a script by measuring, and save it for launch."""
 
 from __future__ import annotations
 
@@ -25,99 +25,110 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     PYTHON_OPTION,
-    Option(flag="--budget", takes="SECONDS", help="how long to search (default: 120s)"),
-    Option(flag="--steps", takes="N", help="steps that are timed in each trial (default: 30)"),
-    Option(flag="--yes", help="run trials even where what they write cannot be thrown away"),
-    Option(flag="--json", help="one JSON document with every trial"),
-    Option(flag="--help", short="-h", help="show this and stop"),
+    Option(flag="--budget", takes="SECONDS", help="duration of the search (default: 120s)"),
+    Option(flag="--steps", takes="N", help="steps to time in each trial (default: 30)"),
+    Option(flag="--yes", help="run trials even if the files they write cannot be discarded"),
+    Option(flag="--json", help="print a JSON document with every trial"),
+    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Search, say what was found, keep it."""
+    """Search for the fastest plan, print the result and save it."""
     parsed = parse(argv, (*OPTIONS, *KNOB_OPTIONS), "tune")
     if parsed.has("--help"):
         print(
             usage(
                 "tune",
                 "[options] script.py [its arguments]",
-                "Runs the script again and again for some steps, each time under another plan,\n"
-                "and keeps the fastest that learns as plain python does; cputrain launch uses it\n"
-                "from then on. A setting that is given stays; --precision bf16 allows fewer bits.",
+                "Runs some steps of the script under many plans, and saves the fastest one whose\n"
+                "losses agree with plain python's; cputrain launch uses it from then on. Settings\n"
+                "that are given are not varied; --precision bf16 allows reduced precision.",
                 {"options": OPTIONS, "settings": KNOB_OPTIONS},
             )
         )
         return 0
-    what = script_of(parsed, "cputrain tune")
+    launch_target = script_target(parsed, "cputrain tune")
     machine = read_machine(RootSource())
-    return _tune(parsed, what, machine)
+    return _tune(parsed, launch_target, machine)
 
 
-def script_of(parsed: Parsed, command: str) -> target.Target:
-    """The script behind the options, which must be a file."""
-    what = target.read_target(parsed.rest, module=False, command=False)
-    if what.kind is not target.Kind.SCRIPT or what.name == "-":
+def script_target(parsed: Parsed, command: str) -> target.Target:
+    """Return the script after the options; raise UsageError unless it is a file."""
+    launch_target = target.read_target(parsed.rest, module=False, command=False)
+    if launch_target.kind is not target.TargetKind.SCRIPT or launch_target.name == "-":
         raise UsageError(
             "the script",
-            "must be a file, so that what is found for it can be found again",
-            found=what.name,
-            do=f"Say: {command} train.py",
+            "must be a file, so that its result can be saved under its path",
+            found=launch_target.name,
+            do=f"Run: {command} train.py",
         )
-    target.find(what, os.environ)
-    return what
+    target.find_executable(launch_target, os.environ)
+    return launch_target
 
 
-def _tune(parsed: Parsed, what: target.Target, machine: Machine) -> int:
+def _tune(parsed: Parsed, launch_target: target.Target, machine: Machine) -> int:
     from cputrain.report.trials import watcher
 
-    with watcher() as watching:
-        found = find_as_asked(parsed, what, machine, watching)
-    kept = keep(what, machine, found)
+    with watcher() as progress:
+        result = search_with_options(parsed, launch_target, machine, progress)
+    saved_path = save_tuned(launch_target, machine, result)
     if parsed.has("--json"):
-        print(json.dumps({"schema_version": 1, "kept_in": kept, **found.as_json()}, indent=1))
+        print(
+            json.dumps({"schema_version": 1, "kept_in": saved_path, **result.as_json()}, indent=1)
+        )
     else:
-        _show(found, what)
+        _print_result(result, launch_target)
     return 0
 
 
-def find_as_asked(
-    parsed: Parsed, what: target.Target, machine: Machine, watching: Watcher
+def search_with_options(
+    parsed: Parsed, launch_target: target.Target, machine: Machine, progress: Watcher
 ) -> SearchResult:
-    """Search as the options say."""
+    """Search for the fastest plan with the options of a command line."""
     return find_plan(
-        what,
+        launch_target,
         machine,
         planning.plan_for(parsed, machine),
-        budget=seconds_of(parsed.values.get("--budget", "120"), "--budget"),
+        budget=parse_seconds(parsed.values.get("--budget", "120"), "--budget"),
         steps=whole_number(
             parsed.values.get("--steps", "30"), "--steps", least=5, most=100_000, advice="30"
         ),
         python=split_quoted(parsed, "--python-args"),
-        anyhow=parsed.has("--yes"),
-        watching=watching,
+        allow_side_effects=parsed.has("--yes"),
+        progress=progress,
     )
 
 
 def find_plan(
-    what: target.Target,
+    launch_target: target.Target,
     machine: Machine,
     plan: Plan,
     *,
     budget: float,
     steps: int = 30,
     python: Sequence[str] = (),
-    anyhow: bool = False,
-    watching: Watcher | None = None,
+    allow_side_effects: bool = False,
+    progress: Watcher | None = None,
 ) -> SearchResult:
-    """Search, telling whoever is watching; what the plan's settings say stays.
+    """Search for the fastest plan of a script.
 
-    With a budget that has no end every combination is tried.
+    Args:
+        plan: Plan to begin with; the settings in it are not varied.
+        budget: Seconds of the search; infinity tries every combination.
+        steps: Steps to time in each trial.
+        python: Options of the interpreter.
+        allow_side_effects: Whether to run trials that cannot be contained.
+        progress: Receives each trial.
+
+    Raises:
+        UsageError: The script trains for no steps, or its trials cannot be contained.
     """
     from cputrain.tune.exhaustive import ExhaustiveSearch
     from cputrain.tune.result import NothingToTuneError
     from cputrain.tune.search import Search
 
-    with watched_script(what, python, anyhow=anyhow) as script:
+    with trial_script(launch_target, python, allow_side_effects=allow_side_effects) as script:
         script = script.replace(
             steps=steps, seconds=max(1.5, budget / 60) if budget < float("inf") else 2.0
         )
@@ -128,97 +139,103 @@ def find_plan(
             fixed={name: value for name, value in plan.settings.items() if name != "precision"},
             precision=plan.settings.get("precision", "float32"),
             budget=budget,
-            watcher=watching,
+            watcher=progress,
         )
         try:
             return search.run()
         except NothingToTuneError as error:
             raise UsageError(
-                f"the script {what.name}",
+                f"the script {launch_target.name}",
                 "must train for some steps under plain python",
                 found=str(error),
-                do=f"--steps asks for fewer. What it printed is in {script.folder}.",
+                do=f"Try fewer --steps. The script's output is in {script.folder}.",
             ) from None
 
 
 @contextmanager
-def watched_script(what: target.Target, python: Sequence[str], *, anyhow: bool) -> Iterator[Script]:
-    """The script as trials run it, and where they keep what they print."""
+def trial_script(
+    launch_target: target.Target, python: Sequence[str], *, allow_side_effects: bool
+) -> Iterator[Script]:
+    """Yield the script as trials run it, with a folder for its output.
+
+    Raises:
+        UsageError: Files that trials write could not be discarded, and `allow_side_effects` is
+            False.
+    """
     from cputrain.tune.folders import trials_folder
     from cputrain.tune.trial import Script
 
-    contained = _is_contained(anyhow=anyhow)
-    with trials_folder(what.name) as folder:
+    contained = _check_containment(allow_side_effects=allow_side_effects)
+    with trials_folder(launch_target.name) as folder:
         yield Script(
-            target=what,
+            target=launch_target,
             python=tuple(python),
-            environment=planning.users_environment(os.environ),
+            environment=planning.user_environment(os.environ),
             folder=folder,
             is_sandboxed=contained,
         )
 
 
-def _is_contained(*, anyhow: bool) -> bool:
-    """Whether what a trial writes is thrown away. Raises UsageError, unless `anyhow`."""
+def _check_containment(*, allow_side_effects: bool) -> bool:
+    """Return whether files that trials write are discarded; raise UsageError if they must be."""
     if _can_contain():
         return True
-    if not anyhow:
+    if not allow_side_effects:
         raise UsageError(
             "the trials",
             "must not leave files behind",
             found="a system that does not allow user namespaces with overlays",
-            do="What the script writes would be written at each trial: say --yes if that is all "
-            "right.",
+            do="If every trial may write the script's files, use --yes.",
         )
     return False
 
 
 def _can_contain() -> bool:
-    """Whether this system lets a trial be contained: tried in a process that does nothing else."""
+    """Return whether trials can be contained; tested in a process that does nothing else."""
     import subprocess
     import tempfile
 
     code = "import sys; from cputrain.tune.sandbox import enter; sys.exit(bool(enter(sys.argv[1])))"
     with tempfile.TemporaryDirectory(prefix="cputrain-trial-") as scratch:
         command = [sys.executable, "-P", "-c", code, scratch]
-        done = subprocess.run(command, capture_output=True, check=False)
-    return done.returncode == 0
+        process = subprocess.run(command, capture_output=True, check=False)
+    return process.returncode == 0
 
 
-def keep(what: target.Target, machine: Machine, found: SearchResult) -> str | None:
-    """Remember it for the next launch: the file, or None where that could not be."""
+def save_tuned(launch_target: target.Target, machine: Machine, result: SearchResult) -> str | None:
+    """Save the result for the next launch; return the file, or None if it could not be written."""
     from datetime import date
 
     from cputrain.tune.store import TunedPlan, circumstances, save
 
     tuned = TunedPlan(
-        settings=found.settings,
-        reason=found.reason,
+        settings=result.settings,
+        reason=result.reason,
         when=date.today().isoformat(),
-        arguments=what.arguments,
-        evidence=found.as_json(),
+        arguments=launch_target.arguments,
+        evidence=result.as_json(),
     )
     try:
-        known = circumstances(what.name, machine.fingerprint(), machine.budget.cpus)
-        return save(what.name, known, tuned)
+        conditions = circumstances(launch_target.name, machine.fingerprint(), machine.budget.cpus)
+        return save(launch_target.name, conditions, tuned)
     except OSError as error:
-        print(f"cputrain tune: what was found cannot be kept: {error}", file=sys.stderr)
+        print(f"cputrain tune: the result cannot be saved: {error}", file=sys.stderr)
         return None
 
 
-def _show(found: SearchResult, what: target.Target) -> None:
+def _print_result(result: SearchResult, launch_target: target.Target) -> None:
     from cputrain.report.plain import result_sentences
     from cputrain.tune.folders import trials_path
 
-    print("\n".join(result_sentences(found)))
-    if not all(trial.good for trial in found.trials):
-        print(f"What trials printed: {trials_path(what.name)}")
-    if found.settings:
-        print(f"cputrain launch {what.name} uses it from now on.")
+    print("\n".join(result_sentences(result)))
+    if not all(trial.good for trial in result.trials):
+        print(f"Output of the trials: {trials_path(launch_target.name)}")
+    if result.settings:
+        print(f"Next: cputrain launch {launch_target.name}, which uses this plan from now on.")
 
 
-def seconds_of(value: str, flag: str) -> float:
-    """A budget as it is typed: 120, or 120s."""
+def parse_seconds(value: str, flag: str) -> float:
+    """Parse a duration in seconds: "120" or "120s"."""
     number = value.removesuffix("s")
     if not number.isascii() or not number.isdigit() or not 10 <= int(number) <= 86400:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`cputrain verify`: what dividing a script's batches does to its gradients."""
+"""`cputrain verify`: compare a script's gradients with sharded batches and with whole ones."""
 
 from __future__ import annotations
 
@@ -16,94 +16,99 @@ if TYPE_CHECKING:
     from cputrain.launch.options import Parsed
 
 OPTIONS = (
-    Option(flag="--replicas", takes="N", help="parts of each batch (default: 2)"),
-    Option(flag="--steps", takes="N", help="steps of optimizers to look at (default: 3)"),
+    Option(flag="--replicas", takes="N", help="shards of each batch (default: 2)"),
+    Option(flag="--steps", takes="N", help="optimizer steps to verify (default: 3)"),
     PYTHON_OPTION,
-    Option(flag="--yes", help="run even where what the script writes cannot be thrown away"),
-    Option(flag="--json", help="one JSON document with every tensor"),
-    Option(flag="--help", short="-h", help="show this and stop"),
+    Option(flag="--yes", help="run even if the files that the script writes cannot be discarded"),
+    Option(flag="--json", help="print a JSON document with every tensor"),
+    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
-SHOWN = 12
-"""Tensors of a model in its table: those that are farthest apart."""
+MAX_SHOWN = 12
+"""Rows of a model's table: the tensors with the largest differences."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 where the parts give what the whole gives; 1 where they do not."""
+    """Verify the script's models; return 0 if all tensors are equal within rounding, else 1."""
     parsed = parse(argv, OPTIONS, "verify")
     if parsed.has("--help"):
         print(
             usage(
                 "verify",
                 "[options] script.py [its arguments]",
-                "Runs a few steps of the script. Each batch goes through the model whole and in\n"
-                "parts, in float64 and in float32; what comes out, and every gradient, must be\n"
-                "the same but for rounding. What the script writes is thrown away.",
+                "Runs a few steps of the script, and computes each batch whole and in shards, in\n"
+                "float64 and in float32. Outputs and gradients must be equal within rounding.\n"
+                "Files that the script writes are discarded.",
                 {"options": OPTIONS},
             )
         )
         return 0
-    found = _verify(parsed)
+    models = _verify(parsed)
     if parsed.has("--json"):
-        print(json.dumps({"schema_version": 1, "models": found}, indent=1))
+        print(json.dumps({"schema_version": 1, "models": models}, indent=1))
     else:
-        _show(found, int(parsed.values.get("--replicas", "2")))
-    return 0 if all(one["good"] for one in found) else 1
+        _print_models(models, int(parsed.values.get("--replicas", "2")))
+    return 0 if all(model["good"] for model in models) else 1
 
 
 def _verify(parsed: Parsed) -> list[dict[str, Any]]:
-    from cputrain.launch.commands.tune import script_of, watched_script
+    """Run the script's steps, and return the comparison of each of its models."""
+    from cputrain.launch.commands.tune import script_target, trial_script
     from cputrain.tune.trial import fault_of, run_watched
 
-    given = parsed.values
-    asked = {
-        "verify": whole_number(given.get("--replicas", "2"), "--replicas", least=2, advice="2"),
-        "steps": whole_number(given.get("--steps", "3"), "--steps", advice="3"),
+    values = parsed.values
+    request = {
+        "verify": whole_number(values.get("--replicas", "2"), "--replicas", least=2, advice="2"),
+        "steps": whole_number(values.get("--steps", "3"), "--steps", advice="3"),
     }
-    what = script_of(parsed, "cputrain verify")
+    launch_target = script_target(parsed, "cputrain verify")
     python = split_quoted(parsed, "--python-args")
-    with watched_script(what, python, anyhow=parsed.has("--yes")) as script:
-        watched = run_watched(script, None, asked)
-        found: list[dict[str, Any]] = json.loads(watched.seen) if watched.seen else []
-        fault = fault_of(watched)
-        if fault or not found:
+    with trial_script(launch_target, python, allow_side_effects=parsed.has("--yes")) as script:
+        run = run_watched(script, None, request)
+        models: list[dict[str, Any]] = json.loads(run.seen) if run.seen else []
+        failure = fault_of(run)
+        if failure or not models:
             raise UsageError(
-                f"the script {what.name}",
+                f"the script {launch_target.name}",
                 "must train for some steps under plain python",
-                found=fault or "no model that learns was called",
-                do=f"What it printed is in {script.folder}.",
+                found=failure or "no call of a model with gradients",
+                do=f"The script's output is in {script.folder}.",
             )
-    return found
+    return models
 
 
-def _show(found: list[dict[str, Any]], replicas: int) -> None:
+def _print_models(models: list[dict[str, Any]], replicas: int) -> None:
     from cputrain.report.terminal import console, show_table
 
     out = console()
-    for model in found:
-        title = f"{model['model']}, {replicas} parts, {model['calls']} calls"
+    for model in models:
+        title = f"{model['model']}, {replicas} shards, {model['calls']} calls"
         if model["refused"]:
-            print(f"{model['model']}: its batches are not divided: {model['refused']}.")
+            print(f"{model['model']}: its batches are not sharded: {model['refused']}.")
             continue
         rows = [
-            (f"{one['what']} {one['name']}".strip(), _far(one["float64"]), _far(one["float32"]))
-            for one in _farthest(model["differences"])
+            (
+                f"{difference['what']} {difference['name']}".strip(),
+                _format_difference(difference["float64"]),
+                _format_difference(difference["float32"]),
+            )
+            for difference in _largest_differences(model["differences"])
         ]
-        show_table(out, ("farthest apart", "float64", "float32"), rows, title=title)
-        count = len(model["differences"])
-        verdict = "the same but for rounding" if model["good"] else "NOT the same"
-        print(f"{count} tensors are {verdict}.")
-    if all(one["good"] for one in found):
-        print("cputrain launch --replicas auto divides batches where that is faster.")
+        show_table(out, ("largest differences", "float64", "float32"), rows, title=title)
+        num_tensors = len(model["differences"])
+        verdict = "equal within rounding" if model["good"] else "NOT equal within rounding"
+        print(f"{num_tensors} tensors are {verdict}.")
+    if all(model["good"] for model in models):
+        print("Next: cputrain launch --replicas auto, which shards batches where that is faster.")
 
 
-def _farthest(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    def far(one: dict[str, Any]) -> float:
-        exact = one["float64"]
-        return float(one["float32"] if exact is None else exact)
+def _largest_differences(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def size(difference: dict[str, Any]) -> float:
+        float64_difference = difference["float64"]
+        return float(difference["float32"] if float64_difference is None else float64_difference)
 
-    return sorted(differences, key=far, reverse=True)[:SHOWN]
+    return sorted(differences, key=size, reverse=True)[:MAX_SHOWN]
 
 
-def _far(value: float | None) -> str:
+def _format_difference(value: float | None) -> str:
     return "–" if value is None else f"{value:.1e}" if value else "0"

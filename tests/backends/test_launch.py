@@ -131,7 +131,7 @@ def test_what_is_wrong_needs_another_word(here):
         (("--backend", "not-here"), "not-here, and it is not for Linux. Wait for it."),
         (("--backend", "crashes"), "crashes, and its probe was killed by SIGSEGV"),
         (("--backend", "counts", "--compile", "on"), "does not go with --compile on"),
-        (("--unsafe",), "--unsafe goes with the name of a backend"),
+        (("--unsafe",), "--unsafe requires the name of a backend"),
     ],
 )
 def test_what_cannot_be_had_is_told(here, words, says):

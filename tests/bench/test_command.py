@@ -171,4 +171,4 @@ def test_other_backends_and_interpreters_are_sides_too(script):
 def test_an_interpreter_that_is_none_is_told(script):
     done = bench("--python", "nowhere/python", "train.py", cwd=script.parent)
     assert done.returncode == 2
-    assert "--python must be a Python of an environment with torch" in done.stderr
+    assert "--python must be the interpreter of an environment with torch" in done.stderr

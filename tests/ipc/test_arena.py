@@ -24,15 +24,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cputrain.errors import ResourceError
 from cputrain.ipc.arena import (
-    KEPT_FREE,
-    SMALLEST,
+    MAX_FREE_BYTES,
+    MIN_BLOCK_BYTES,
     ArenaFullError,
+    ArenaMemory,
+    BlockRef,
     Lease,
-    Lent,
-    Memory,
     Reader,
     Writer,
-    _rounded,
+    _rounded_block_size,
     starting_workers,
 )
 from cputrain.ipc.serialization import tensor_on
@@ -40,48 +40,50 @@ from cputrain.ipc.serialization import tensor_on
 PAGE = mmap.PAGESIZE
 
 
-def written_bytes(memory: Memory) -> int:
+def written_bytes(memory: ArenaMemory) -> int:
     """Bytes of the file that the system has given memory to."""
     return os.fstat(memory._descriptor).st_blocks * 512
 
 
 def ends(size: int = 1 << 26) -> tuple[Writer, Reader]:
-    memory = Memory.create(size)
+    memory = ArenaMemory.create(size)
     return Writer(memory), Reader(memory)
 
 
-def block(value: int, size: int = SMALLEST) -> memoryview:
+def block(value: int, size: int = MIN_BLOCK_BYTES) -> memoryview:
     return memoryview(bytes([value]) * size)
 
 
 @given(st.integers(1, 1 << 40))
 def test_a_block_is_whole_pages_and_hardly_larger_than_what_it_holds(size: int) -> None:
-    rounded = _rounded(size)
+    rounded = _rounded_block_size(size)
     assert rounded >= size
     assert rounded % PAGE == 0
     assert rounded - size < max(PAGE, size / 8 + 1)
-    assert _rounded(rounded) == rounded
+    assert _rounded_block_size(rounded) == rounded
 
 
 @given(st.integers(20, 40))
 def test_there_are_eight_sizes_for_each_power_of_two(power: int) -> None:
     step = 1 << (power - 4)
-    sizes = {_rounded(size) for size in range((1 << power) + 1, (1 << power + 1) + 1, step)}
+    sizes = {
+        _rounded_block_size(size) for size in range((1 << power) + 1, (1 << power + 1) + 1, step)
+    }
     assert len(sizes) in (8, 16)
     assert max(sizes) == 1 << power + 1
 
 
 def test_memory_is_as_wide_as_the_machines_and_costs_nothing_until_written() -> None:
-    memory = Memory.create()
+    memory = ArenaMemory.create()
     assert memory.size == os.sysconf("SC_PHYS_PAGES") * PAGE
     assert written_bytes(memory) == 0
     writer = Writer(memory)
     writer.lend(block(1))
-    assert written_bytes(memory) == SMALLEST
+    assert written_bytes(memory) == MIN_BLOCK_BYTES
 
 
 def test_memory_has_no_name_and_does_not_cross_an_exec() -> None:
-    memory = Memory.create(PAGE)
+    memory = ArenaMemory.create(PAGE)
     link = os.readlink(f"/proc/self/fd/{memory._descriptor}")
     assert link.endswith("(deleted)")
     assert not os.get_inheritable(memory._descriptor)
@@ -95,7 +97,7 @@ def test_memory_that_the_system_refuses_says_what_to_do() -> None:
     before = os.listdir("/proc/self/fd")
     try:
         with pytest.raises(ResourceError, match=r"could not be made; .*ulimit -f unlimited"):
-            Memory.create()
+            ArenaMemory.create()
         assert os.listdir("/proc/self/fd") == before
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -105,7 +107,7 @@ def test_memory_is_smaller_where_less_is_allowed() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, hard))
     try:
-        memory = Memory.create(1 << 34)
+        memory = ArenaMemory.create(1 << 34)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert 1 << 26 <= memory.size <= 1 << 28
@@ -114,7 +116,7 @@ def test_memory_is_smaller_where_less_is_allowed() -> None:
 def test_what_is_lent_is_read_in_place() -> None:
     writer, reader = ends()
     lent = writer.lend(block(7))
-    (lease,) = reader.leases([lent])
+    (lease,) = reader.lease([lent])
     assert isinstance(lease, Lease)
     assert bytes(lease) == bytes(block(7))
     assert lease.base is reader._memory.map
@@ -122,11 +124,11 @@ def test_what_is_lent_is_read_in_place() -> None:
 
 def test_a_lease_of_the_writer_is_lent_without_a_copy() -> None:
     writer, reader = ends()
-    lease = writer.lease(SMALLEST + 5)
+    lease = writer.lease(MIN_BLOCK_BYTES + 5)
     lease[:] = 9
     lent = writer.lend(lease.data)
-    assert lent == Lent(*_place(lease), lease._token[1])
-    assert bytes(reader.leases([lent])[0]) == b"\x09" * (SMALLEST + 5)
+    assert lent == BlockRef(*_place(lease), lease._token[1])
+    assert bytes(reader.lease([lent])[0]) == b"\x09" * (MIN_BLOCK_BYTES + 5)
 
 
 def _place(lease: Lease) -> tuple[int, int]:
@@ -135,73 +137,73 @@ def _place(lease: Lease) -> tuple[int, int]:
 
 def test_a_part_of_a_block_is_lent_as_a_copy() -> None:
     writer, reader = ends()
-    lease = writer.lease(4 * SMALLEST)
-    lease[:] = np.arange(4 * SMALLEST) % 250
-    lent = writer.lend(lease.data[SMALLEST : 3 * SMALLEST])
+    lease = writer.lease(4 * MIN_BLOCK_BYTES)
+    lease[:] = np.arange(4 * MIN_BLOCK_BYTES) % 250
+    lent = writer.lend(lease.data[MIN_BLOCK_BYTES : 3 * MIN_BLOCK_BYTES])
     assert lent.offset != lease._token[0]
-    assert bytes(reader.leases([lent])[0]) == bytes(lease[SMALLEST : 3 * SMALLEST])
+    assert bytes(reader.lease([lent])[0]) == bytes(lease[MIN_BLOCK_BYTES : 3 * MIN_BLOCK_BYTES])
 
 
 def test_a_block_is_used_again_when_its_last_holder_is_gone() -> None:
     writer, reader = ends()
     lent = writer.lend(block(1))
-    leases = reader.leases([lent])
+    leases = reader.lease([lent])
     tensors = [torch.frombuffer(leases.pop(), dtype=torch.uint8)]
     tensors.append(tensors[0][5:9].view(2, 2))
-    assert reader.returned() == []
+    assert reader.take_released() == []
     tensors.pop(0)
-    assert reader.returned() == []
+    assert reader.take_released() == []
     other = writer.lend(block(2))
     assert other.offset != lent.offset
     assert tensors[0].tolist() == [[1, 1], [1, 1]]
     tensors.pop()
-    assert reader.returned() == [(lent.offset, lent.generation)]
-    writer.give_back([(lent.offset, lent.generation)])
+    assert reader.take_released() == [(lent.offset, lent.generation)]
+    writer.release([(lent.offset, lent.generation)])
     again = writer.lend(block(3))
     assert (again.offset, again.generation) == (lent.offset, lent.generation + 1)
 
 
 def test_a_block_that_the_worker_keeps_is_not_used_again() -> None:
     writer, reader = ends()
-    lease = writer.lease(SMALLEST)
+    lease = writer.lease(MIN_BLOCK_BYTES)
     first = writer.lend(lease.data)
-    reader.leases([first])
-    writer.give_back(reader.returned())
+    reader.lease([first])
+    writer.release(reader.take_released())
     second = writer.lend(lease.data)
     assert second == first  # the same bytes, lent once more
-    reader.leases([second])
-    writer.give_back(reader.returned())
-    assert writer.lease(SMALLEST)._token[0] != first.offset
+    reader.lease([second])
+    writer.release(reader.take_released())
+    assert writer.lease(MIN_BLOCK_BYTES)._token[0] != first.offset
     del lease
-    assert writer.lease(SMALLEST)._token == (first.offset, first.generation + 1)
+    assert writer.lease(MIN_BLOCK_BYTES)._token == (first.offset, first.generation + 1)
 
 
 def test_what_is_given_back_too_late_or_never_lent_changes_nothing() -> None:
     writer, reader = ends()
     lent = writer.lend(block(1))
     token = (lent.offset, lent.generation)
-    writer.give_back([token, token, (99 * PAGE, 0)])
+    writer.release([token, token, (99 * PAGE, 0)])
     again = writer.lend(block(2))
     assert again.offset == lent.offset
-    writer.give_back([token])  # of the first time
+    writer.release([token])  # of the first time
     other = writer.lend(block(3))
     assert other.offset != again.offset
-    assert bytes(reader.leases([again])[0]) == bytes(block(2))
+    assert bytes(reader.lease([again])[0]) == bytes(block(2))
 
 
 def test_free_blocks_beyond_what_is_kept_go_back_to_the_system() -> None:
-    memory = Memory.create(1 << 30)
+    memory = ArenaMemory.create(1 << 30)
     writer = Writer(memory)
-    size = KEPT_FREE // 4
+    size = MAX_FREE_BYTES // 4
     lent = [writer.lend(block(1, size)) for _ in range(6)]
     assert written_bytes(memory) == 6 * size
-    writer.give_back([(one.offset, one.generation) for one in lent])
+    writer.release([(one.offset, one.generation) for one in lent])
     writer.lend(block(1))
-    assert written_bytes(memory) == SMALLEST
+    assert written_bytes(memory) == MIN_BLOCK_BYTES
     assert writer._free_bytes == 0
     again = [writer.lend(block(2, size)) for _ in range(6)]
     assert {one.offset for one in again} == {one.offset for one in lent}
-    writer.give_back([(one.offset, one.generation) for one in again])
+    writer.release([(one.offset, one.generation) for one in again])
     assert writer._free_bytes == 6 * size
 
 
@@ -210,19 +212,19 @@ def test_sizes_that_differ_a_little_share_their_blocks() -> None:
     generator = random.Random(3)
     for _ in range(300):
         lent = writer.lend(block(1, generator.randrange(100_000, 120_000)))
-        writer.give_back([(lent.offset, lent.generation)])
-    assert writer._next <= 4 * _rounded(120_000)
+        writer.release([(lent.offset, lent.generation)])
+    assert writer._next_offset <= 4 * _rounded_block_size(120_000)
 
 
 def test_an_arena_without_room_says_so_and_goes_on() -> None:
-    writer, _ = ends(4 * SMALLEST)
-    leases = [writer.lease(SMALLEST) for _ in range(4)]
+    writer, _ = ends(4 * MIN_BLOCK_BYTES)
+    leases = [writer.lease(MIN_BLOCK_BYTES) for _ in range(4)]
     with pytest.raises(ArenaFullError):
-        writer.lease(SMALLEST)
+        writer.lease(MIN_BLOCK_BYTES)
     with pytest.raises(ArenaFullError):
         writer.lend(block(1))
     leases.pop()
-    assert writer.lend(block(1)).size == SMALLEST
+    assert writer.lend(block(1)).size == MIN_BLOCK_BYTES
 
 
 def test_whoever_keeps_everything_is_given_copies() -> None:
@@ -230,16 +232,16 @@ def test_whoever_keeps_everything_is_given_copies() -> None:
     kept = []
     for number in range(100):
         lent = writer.lend(block(number))
-        kept.append(reader.leases([lent])[0])
-        writer.give_back(reader.returned())
+        kept.append(reader.lease([lent])[0])
+        writer.release(reader.take_released())
     assert [bytes(one) for one in kept] == [bytes(block(number)) for number in range(100)]
     in_place = sum(isinstance(one, Lease) for one in kept)
     assert in_place == 24
-    assert writer._next <= (in_place + 1) * SMALLEST
+    assert writer._next_offset <= (in_place + 1) * MIN_BLOCK_BYTES
     kept.clear()
-    writer.give_back(reader.returned())
-    assert isinstance(reader.leases([writer.lend(block(1))])[0], Lease)
-    assert reader._held == 1
+    writer.release(reader.take_released())
+    assert isinstance(reader.lease([writer.lend(block(1))])[0], Lease)
+    assert reader._num_leased == 1
 
 
 def test_leases_end_in_any_thread() -> None:
@@ -249,21 +251,21 @@ def test_leases_end_in_any_thread() -> None:
     for number in range(20):
         lent = [writer.lend(block(number)) for _ in range(3)]
         expected |= {(one.offset, one.generation) for one in lent}
-        threads.append(threading.Thread(target=list.clear, args=(reader.leases(lent),)))
+        threads.append(threading.Thread(target=list.clear, args=(reader.lease(lent),)))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(reader.returned()) == expected
+    assert set(reader.take_released()) == expected
 
 
 def test_a_lease_in_a_cycle_ends_when_it_is_collected() -> None:
     writer, reader = ends()
-    cycle: list[Any] = reader.leases([writer.lend(block(1))])
+    cycle: list[Any] = reader.lease([writer.lend(block(1))])
     cycle.append(cycle)
     del cycle
     gc.collect()
-    assert len(reader.returned()) == 1
+    assert len(reader.take_released()) == 1
 
 
 def _child(lease: Any, go: Any, seen: Any) -> None:
@@ -274,25 +276,25 @@ def _child(lease: Any, go: Any, seen: Any) -> None:
 def test_what_a_forked_process_may_read_is_not_used_again() -> None:
     writer, reader = ends()
     lent = writer.lend(block(1))
-    leases = reader.leases([lent])
+    leases = reader.lease([lent])
     context = multiprocessing.get_context("fork")
     go = context.Event()
     seen, say = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(leases[0], go, say))
     child.start()
     leases.clear()
-    writer.give_back(reader.returned())
+    writer.release(reader.take_released())
     for number in range(2, 9):
         lent = writer.lend(block(number))
-        copy = reader.leases([lent])[0]
+        copy = reader.lease([lent])[0]
         assert not isinstance(copy, Lease)
         assert bytes(copy) == bytes(block(number))
-        writer.give_back(reader.returned())
+        writer.release(reader.take_released())
     go.set()
     assert seen.recv() == b"\x01" * 8
     child.join()
     child.close()
-    assert writer._next == 2 * SMALLEST  # what is copied is used again at once
+    assert writer._next_offset == 2 * MIN_BLOCK_BYTES  # what is copied is used again at once
 
 
 def _write_in_child(lease: Any, value: int) -> None:
@@ -306,7 +308,7 @@ def _write_in_child(lease: Any, value: int) -> None:
 
 def test_what_a_forked_process_writes_to_an_array_is_its_own() -> None:
     writer, reader = ends()
-    (lease,) = reader.leases([writer.lend(block(1))])
+    (lease,) = reader.lease([writer.lend(block(1))])
     _write_in_child(lease, 9)
     assert set(lease) == {1}
     lease[:] = 2
@@ -316,7 +318,7 @@ def test_what_a_forked_process_writes_to_an_array_is_its_own() -> None:
 
 def test_what_is_written_to_an_array_after_a_fork_does_not_reach_the_child() -> None:
     writer, reader = ends()
-    (lease,) = reader.leases([writer.lend(block(1))])
+    (lease,) = reader.lease([writer.lend(block(1))])
     context = multiprocessing.get_context("fork")
     go = context.Event()
     seen, say = context.Pipe(duplex=False)
@@ -331,35 +333,35 @@ def test_what_is_written_to_an_array_after_a_fork_does_not_reach_the_child() -> 
 
 def test_tensors_stay_shared_with_a_forked_process_as_torchs_are() -> None:
     writer, reader = ends()
-    (lease,) = reader.leases([writer.lend(block(1))])
+    (lease,) = reader.lease([writer.lend(block(1))])
     tensor = tensor_on(lease)
     _write_in_child(tensor, 9)
     assert set(tensor.tolist()) == {9}
 
 
 def test_a_block_that_was_kept_apart_from_a_worker_is_shared_when_lent_again() -> None:
-    memory = Memory.create(1 << 26)
-    writer = Writer(Memory(os.dup(memory.fileno()), memory.size))  # as in another process
+    memory = ArenaMemory.create(1 << 26)
+    writer = Writer(ArenaMemory(os.dup(memory.fileno()), memory.size))  # as in another process
     reader = Reader(memory)
     over: set[int] = set()
-    (lease,) = reader.leases([writer.lend(block(1))])
+    (lease,) = reader.lease([writer.lend(block(1))])
     with starting_workers(partial(bool, over)):
         _write_in_child(lease, 9)
     lease[:] = 3  # stays in this process
     del lease
     over.add(1)
-    writer.give_back(reader.returned())
+    writer.release(reader.take_released())
     lent = writer.lend(block(4))
-    (lease,) = reader.leases([lent])
-    assert writer._next == _rounded(SMALLEST)  # it is the same block
+    (lease,) = reader.lease([lent])
+    assert writer._next_offset == _rounded_block_size(MIN_BLOCK_BYTES)  # it is the same block
     assert set(lease) == {4}
-    assert not reader._isolated
+    assert not reader._private_sizes
 
 
 def test_leases_are_kept_apart_though_their_reader_was_forgotten() -> None:
     writer, reader = ends()
-    (lease,) = reader.leases([writer.lend(block(1))])
-    reader.end()
+    (lease,) = reader.lease([writer.lend(block(1))])
+    reader.close()
     del reader, writer
     gc.collect()
     _write_in_child(lease, 9)
@@ -369,23 +371,23 @@ def test_leases_are_kept_apart_though_their_reader_was_forgotten() -> None:
 @pytest.mark.parametrize("share", [torch.Tensor.share_memory_, ForkingPickler.dumps])
 def test_a_view_lives_as_long_as_it_is_held(share: Any) -> None:
     writer, reader = ends()
-    tensor = tensor_on(reader.leases([writer.lend(block(1))])[0])
+    tensor = tensor_on(reader.lease([writer.lend(block(1))])[0])
     view = tensor.numpy()
     share(tensor)  # moves the tensor to other memory
     assert tensor.is_shared()
-    assert not reader.returned()
+    assert not reader.take_released()
     del tensor
     gc.collect()
-    assert not reader.returned()
+    assert not reader.take_released()
     assert set(view) == {1}
     del view
-    assert reader.returned()
+    assert reader.take_released()
 
 
 def test_memory_reaches_another_process_by_fork_and_by_spawn() -> None:
     for method in ("fork", "spawn"):
         context = multiprocessing.get_context(method)
-        memory = Memory.create(1 << 20)
+        memory = ArenaMemory.create(1 << 20)
         got, say = context.Pipe(duplex=False)
         child = context.Process(target=_write, args=(memory, say))
         child.start()
@@ -393,10 +395,10 @@ def test_memory_reaches_another_process_by_fork_and_by_spawn() -> None:
         child.join()
         assert child.exitcode == 0
         child.close()
-        assert bytes(Reader(memory).leases([lent])[0]) == b"\x05" * SMALLEST
+        assert bytes(Reader(memory).lease([lent])[0]) == b"\x05" * MIN_BLOCK_BYTES
 
 
-def _write(memory: Memory, say: Any) -> None:
+def _write(memory: ArenaMemory, say: Any) -> None:
     say.send(Writer(memory).lend(block(5)))
 
 
@@ -405,12 +407,12 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        memory = Memory.create(1 << 22)
+        memory = ArenaMemory.create(1 << 22)
         # as in two processes: after a fork, the reader maps what it holds privately
-        self.writer = Writer(Memory(os.dup(memory.fileno()), memory.size))
+        self.writer = Writer(ArenaMemory(os.dup(memory.fileno()), memory.size))
         self.reader = Reader(memory)
         self.kept: list[tuple[Lease, int]] = []
-        self.sent: list[tuple[Lent, int]] = []
+        self.sent: list[tuple[BlockRef, int]] = []
         self.held: list[tuple[Any, int]] = []
         self.late: list[tuple[int, int]] = []
         self.inherited: list[tuple[list[tuple[int, int]], set[int]]] = []
@@ -424,7 +426,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.value = self.value % 250 + 1
         return self.value
 
-    @rule(size=st.sampled_from((SMALLEST, SMALLEST + 1, 3 * SMALLEST, 50_000)))
+    @rule(size=st.sampled_from((MIN_BLOCK_BYTES, MIN_BLOCK_BYTES + 1, 3 * MIN_BLOCK_BYTES, 50_000)))
     def make(self, size: int) -> None:
         try:
             lease = self.writer.lease(size)
@@ -440,7 +442,7 @@ class ArenaMachine(RuleBasedStateMachine):
         lease, value = data.draw(st.sampled_from(self.kept))
         self.sent.append((self.writer.lend(lease.data), value))
 
-    @rule(size=st.sampled_from((SMALLEST, 2 * SMALLEST, 50_000)))
+    @rule(size=st.sampled_from((MIN_BLOCK_BYTES, 2 * MIN_BLOCK_BYTES, 50_000)))
     def send_a_copy(self, size: int) -> None:
         value = self.next_value()
         try:
@@ -457,7 +459,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule()
     def receive(self) -> None:
         sent, self.sent = self.sent[:3], self.sent[3:]
-        leases = self.reader.leases([lent for lent, _ in sent])
+        leases = self.reader.lease([lent for lent, _ in sent])
         self.held += zip(leases, (value for _, value in sent), strict=True)
 
     @precondition(lambda self: self.held)
@@ -467,11 +469,11 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule()
     def collect(self) -> None:
-        self.late += self.reader.returned()
+        self.late += self.reader.take_released()
 
     @rule()
-    def give_back(self) -> None:
-        self.writer.give_back(self.late)
+    def release(self) -> None:
+        self.writer.release(self.late)
         self.late = []
 
     @rule(rare=st.integers(0, 9))
@@ -509,8 +511,8 @@ class ArenaMachine(RuleBasedStateMachine):
     def free_blocks_have_no_holder(self) -> None:
         free = [one for blocks in self.writer._free.values() for one in blocks]
         assert len({one.offset for one in free}) == len(free)
-        assert all(one.holders == 0 for one in free)
-        hollow = self.writer._hollow
+        assert all(one.num_holders == 0 for one in free)
+        hollow = self.writer._trimmed
         assert self.writer._free_bytes == sum(b.size for b in free if b.offset not in hollow)
 
 
@@ -526,28 +528,28 @@ def test_what_workers_inherit_is_used_again_when_they_are_over() -> None:
     for number in range(3):
         lent = writer.lend(block(number))
         tokens.append((lent.offset, lent.generation))
-        leases += reader.leases([lent])
+        leases += reader.lease([lent])
     leases.pop(0)
     with starting_workers(partial(bool, over)):
         for _ in range(2):
             os.waitpid(_fork_and_leave(), 0)
     later = writer.lend(block(9))
-    leases += reader.leases([later])
+    leases += reader.lease([later])
     leases.pop(0)
     leases.pop()
-    assert not reader._forked
-    assert reader.returned() == [tokens[0], (later.offset, later.generation)]
+    assert not reader._was_forked
+    assert reader.take_released() == [tokens[0], (later.offset, later.generation)]
     over.add(1)
-    assert reader.returned() == [tokens[1]]
+    assert reader.take_released() == [tokens[1]]
     leases.clear()
-    assert reader.returned() == [tokens[2]]
-    assert reader._held == 0
+    assert reader.take_released() == [tokens[2]]
+    assert reader._num_leased == 0
     assert reader._fences == []
 
 
 def test_workers_that_are_over_are_forgotten_whatever_they_have_inherited() -> None:
     writer, reader = ends()
-    leases = reader.leases([writer.lend(block(1))])
+    leases = reader.lease([writer.lend(block(1))])
     events = [threading.Event() for _ in range(3)]
     references = [weakref.ref(event) for event in events]
     while events:
@@ -556,7 +558,7 @@ def test_workers_that_are_over_are_forgotten_whatever_they_have_inherited() -> N
         events.pop().set()
     gc.collect()
     assert sum(reference() is not None for reference in references) == 1  # the latest
-    reader.end()
+    reader.close()
     gc.collect()
     assert not any(reference() for reference in references)
     assert set(leases[0]) == {1}
@@ -568,7 +570,7 @@ def test_starting_workers_is_told_by_thread() -> None:
         thread = threading.Thread(target=lambda: os.waitpid(_fork_and_leave(), 0))
         thread.start()
         thread.join()
-    assert reader._forked
+    assert reader._was_forked
 
 
 def _fork_and_leave() -> int:

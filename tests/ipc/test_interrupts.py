@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cputrain.ipc import interrupts
-from cputrain.ipc.interrupts import deferred_signals, finalizer, keep_interrupts
+from cputrain.ipc.interrupts import deferred_signals, finalizer, redeliver_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_a_signal_while_handlers_are_exchanged_leaves_the_scripts(
 
     def press_between(number: int, handler: Any) -> Any:
         previous = set_handler(number, handler)
-        is_ours = getattr(handler, "__func__", None) is deferred_signals._arrive
+        is_ours = getattr(handler, "__func__", None) is deferred_signals._record
         if is_ours == (statement == "__enter__") and not pressed:
             pressed.append(number)
             signal.raise_signal(signal.SIGALRM if is_ours else number)
@@ -120,7 +120,7 @@ def test_a_signal_while_handlers_are_exchanged_leaves_the_scripts(
         assert pressed
         assert signal.getsignal(signal.SIGALRM) is _raise_timeout
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert interrupts._active == []
+        assert interrupts._active_blocks == []
     finally:
         monkeypatch.undo()
         signal.signal(signal.SIGALRM, before)
@@ -166,7 +166,7 @@ def test_a_forked_process_has_the_handlers_of_the_script_and_no_signals_of_its_p
         _press()
         child = os.fork()
         if child == 0:
-            os._exit(int(not restored() or bool(outer.arrived) or bool(inner.arrived)))
+            os._exit(int(not restored() or bool(outer.pending) or bool(inner.pending)))
         assert os.waitpid(child, 0)[1] == 0
 
 
@@ -220,7 +220,7 @@ def _dropped_by_a_weak_reference() -> None:
 def test_an_interrupt_that_python_drops_is_delivered_again(
     drop: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep_interrupts()
+    redeliver_interrupts()
     with pytest.raises(KeyboardInterrupt):
         drop()
     assert capsys.readouterr().err == ""
@@ -230,8 +230,8 @@ def test_other_errors_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[Any] = []
     monkeypatch.setattr(interrupts, "_previous_hook", None)
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    keep_interrupts()
-    keep_interrupts()  # once is enough
+    redeliver_interrupts()
+    redeliver_interrupts()  # once is enough
 
     class Fails:
         def __del__(self) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cputrain.data.payload import WorkerPayload
 from cputrain.data.results import Result
-from cputrain.ipc.arena import SMALLEST, Lent, Memory, Reader, Writer
+from cputrain.ipc.arena import MIN_BLOCK_BYTES, ArenaMemory, BlockRef, Reader, Writer
 from cputrain.ipc.links import Inbox, Outbox, pipe
 from cputrain.ipc.serialization import pack, unpack
 from tests.data.alike import assert_alike
@@ -29,15 +29,15 @@ class Both(NamedTuple):
     writer: Writer
     reader: Reader
 
-    def carry(self, thing: Any) -> tuple[Any, list[Lent]]:
+    def carry(self, thing: Any) -> tuple[Any, list[BlockRef]]:
         """What comes out where `thing` goes in, and the blocks it went through."""
         data, lent = pack(thing, self.writer)
-        return unpack(data, self.reader.leases(lent)), lent
+        return unpack(data, self.reader.lease(lent)), lent
 
 
 @pytest.fixture
 def both() -> Both:
-    memory = Memory.create(1 << 28)
+    memory = ArenaMemory.create(1 << 28)
     return Both(Writer(memory), Reader(memory))
 
 
@@ -58,7 +58,7 @@ DTYPES = (
     torch.float8_e4m3fn,
 )
 
-WIDE = SMALLEST // 8
+WIDE = MIN_BLOCK_BYTES // 8
 """Numbers that make a row large enough for the arena, whatever their type."""
 
 
@@ -75,7 +75,7 @@ def test_every_type_of_number_comes_back(both: Both, dtype: torch.dtype, rows: i
     sent = numbers(dtype, rows, 4)
     got, lent = both.carry(sent)
     assert_alike(got, sent)
-    assert bool(lent) == (sent.nbytes >= SMALLEST)
+    assert bool(lent) == (sent.nbytes >= MIN_BLOCK_BYTES)
 
 
 SHAPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -117,7 +117,7 @@ def test_a_small_part_of_something_large_goes_alone(both: Both) -> None:
     for part, expected in ((few, few), (many, many.contiguous())):
         data, lent = pack(part, both.writer)
         assert len(data) + sum(one.size for one in lent) < large.nbytes // 32
-        assert_alike(unpack(data, both.reader.leases(lent)), expected)
+        assert_alike(unpack(data, both.reader.lease(lent)), expected)
 
 
 def test_tensors_on_the_same_memory_stay_on_the_same_memory(both: Both) -> None:
@@ -172,7 +172,7 @@ def test_rows_of_a_table_kept_by_columns_go_alone(both: Both) -> None:
     sent = [table[row] for row in range(0, len(table), 99)]
     data, lent = pack(sent, both.writer)
     assert len(data) + sum(one.size for one in lent) < table.nbytes // 8
-    assert_alike(unpack(data, both.reader.leases(lent)), sent)
+    assert_alike(unpack(data, both.reader.lease(lent)), sent)
 
 
 @pytest.mark.parametrize("order", [(5, 10), (10, 5), (5, 10, 5, 7)])
@@ -239,12 +239,12 @@ def test_what_was_lent_for_a_batch_that_fails_is_given_back(both: Both) -> None:
 
 
 def test_a_full_arena_sends_everything_through_the_pipe() -> None:
-    writer = Writer(Memory.create(1 << 16))
+    writer = Writer(ArenaMemory.create(1 << 16))
     sent = [torch.arange(WIDE * count) for count in (1, 2, 5, 9)]
     data, lent = pack(sent, writer)
     assert 0 < len(lent) < 4
     memory = writer._memory
-    assert_alike(unpack(data, Reader(memory).leases(lent)), sent)
+    assert_alike(unpack(data, Reader(memory).lease(lent)), sent)
 
 
 shapes = st.lists(st.integers(0, 40), max_size=4)
@@ -272,7 +272,7 @@ batches = st.recursive(
     max_leaves=8,
 )
 
-_shared = Memory.create(1 << 30)
+_shared = ArenaMemory.create(1 << 30)
 _both = Both(Writer(_shared), Reader(_shared))
 
 
@@ -282,7 +282,7 @@ def test_any_batch_comes_back(batch: Any) -> None:
     got, lent = _both.carry(batch)
     assert_alike(got, batch)
     del got
-    assert len(_both.reader.returned()) >= len(lent)
+    assert len(_both.reader.take_released()) >= len(lent)
 
 
 @given(
@@ -291,14 +291,17 @@ def test_any_batch_comes_back(batch: Any) -> None:
     st.booleans(),
     st.lists(
         st.builds(
-            Lent, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
+            BlockRef,
+            st.integers(0, 2**64 - 1),
+            st.integers(0, 2**64 - 1),
+            st.integers(0, 2**32 - 1),
         )
     ),
     st.binary(),
 )
 @settings(deadline=None)
 def test_any_result_is_read_as_it_was_written(
-    samples_s: float, packing_s: float, is_in_block: bool, lent: list[Lent], data: bytes
+    samples_s: float, packing_s: float, is_in_block: bool, lent: list[BlockRef], data: bytes
 ) -> None:
     sent = Result(samples_s, 0.5, packing_s, is_in_block, lent, data)
     got = Result.decode(sent.encode())
@@ -336,7 +339,7 @@ def test_messages_of_any_size_cross_a_pipe_that_is_soon_full(
     assert got == sent
     assert outbox.flush()
     assert inbox.receive() == []
-    assert not inbox.ended
+    assert not inbox.is_at_end
 
 
 @given(st.lists(st.binary(max_size=30)), st.lists(st.integers(1, 9), min_size=1))
@@ -358,7 +361,7 @@ def test_messages_that_arrive_in_pieces_are_put_together(
     os.close(sending)
     got += inbox.receive()
     assert got == messages
-    assert inbox.ended
+    assert inbox.is_at_end
     os.close(read)
 
 
@@ -402,7 +405,7 @@ def test_an_inbox_hears_what_was_said_before_the_end(ends: Ends) -> None:
     outbox.close()
     assert inbox.receive() == [b"last words"]
     assert inbox.receive() == []
-    assert inbox.ended
+    assert inbox.is_at_end
 
 
 def test_an_end_is_closed_once_however_often_it_is_told() -> None:
@@ -422,7 +425,7 @@ def test_an_end_is_closed_once_however_often_it_is_told() -> None:
 def test_ends_that_are_forgotten_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
     read, write = pipe()
-    both = [Inbox(read), Outbox(write), Memory.create(8192), WorkerPayload.create(())]
+    both = [Inbox(read), Outbox(write), ArenaMemory.create(8192), WorkerPayload.create(())]
     assert len(os.listdir("/proc/self/fd")) == before + 5
     both.clear()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -67,7 +67,10 @@ def test_the_extension_comes_without_torch_and_goes_without_a_trace(tmp_path: Pa
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("%cputrain_setup --thread 1", "--thread is no option of %cputrain_setup. Did you mean"),
+        (
+            "%cputrain_setup --thread 1",
+            "--thread is not an option of %cputrain_setup. Did you mean",
+        ),
         ("%cputrain_setup --threads none", "--threads must be auto or a whole number"),
         ("%cputrain_setup 'x", "the line must be quoted as in a shell"),
         ("%cputrain_setup train.py", "takes only options; found 'train.py'"),

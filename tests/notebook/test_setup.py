@@ -266,7 +266,7 @@ print(json.dumps([torch.get_num_threads(), decision.value, str(decision.reason),
     [
         ({"threads": 0}, "the argument threads must be auto or a whole number from 1 to"),
         ({"threads": True}, "the argument threads must be auto or a whole number"),
-        ({"thread": 2}, "the argument thread is no setting of cputrain"),
+        ({"thread": 2}, "the argument thread is not a setting of cputrain"),
         ({"thread": 2}, "Did you mean threads?"),
         ({"compile": "maybe"}, "the argument compile must be one of auto, on, off; found 'maybe'"),
         ({"threads": 1.5}, "the argument threads must be a string, a whole number"),
@@ -309,7 +309,7 @@ cputrain.setup(loader=False)
 
 
 def test_a_process_on_trial_is_left_to_tune(tmp_path: Path) -> None:
-    from cputrain.launch.target import Kind, Target
+    from cputrain.launch.target import Target, TargetKind
     from cputrain.tune.trial import Script, run_trial
 
     path = script(tmp_path, """
@@ -321,7 +321,7 @@ for _ in range(50):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
 """)  # fmt: skip
-    target = Target(kind=Kind.SCRIPT, name=str(path), arguments=())
+    target = Target(kind=TargetKind.SCRIPT, name=str(path), arguments=())
     (tmp_path / "kept").mkdir()
     kept = str(tmp_path / "kept")
     made = Script(target=target, folder=kept, environment=dict(os.environ), steps=5)

@@ -1,4 +1,4 @@
-"""A rank: adds up tensors of many forms with its neighbours, and tells what it had at the end.
+"""A rank: adds up tensors of many forms with the other ranks, and tells what it had at the end.
 
 adds_up.py                    all of them
 adds_up.py gone RANK          this one ends in the middle
@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from cputrain.errors import RankGone
-from cputrain.ranks.neighbours import neighbours
+from cputrain.ranks.node_group import connect_node_group
 
 SIZES = (1, 63, 64, 65, 1000, 4096, 100_003, 17, 300_000)
 """Some more than there is room for by then, some less."""
@@ -34,8 +34,8 @@ def main() -> None:
     how, who = (*sys.argv[1:], "", "")[:2]
     distributed.init_process_group("gloo")
     rank, count = distributed.get_rank(), distributed.get_world_size()
-    found = neighbours(distributed.group.WORLD, timeout=3.0 if how == "late" else 60.0)
-    assert found is not None
+    group = connect_node_group(distributed.group.WORLD, timeout_s=3.0 if how == "late" else 60.0)
+    assert group is not None
     drawn = torch.Generator().manual_seed(rank)
     had = hashlib.sha256()
     for number, size in enumerate(SIZES):
@@ -50,7 +50,7 @@ def main() -> None:
                 os._exit(9)
             begin = time.monotonic()
             try:
-                found.add_up(made, divisor)
+                group.all_reduce(made, divisor)
             except RankGone as error:
                 tell(seconds=time.monotonic() - begin, error=str(error))
                 os._exit(0)
@@ -59,12 +59,12 @@ def main() -> None:
     # one right after the other, with nothing between that has ranks wait
     for number in range(500):
         made = torch.full((40 + number % 3,), float(rank + number))
-        found.add_up(made)
+        group.all_reduce(made)
         wrong = made != sum(other + number for other in range(count))
         if wrong.any():
             raise AssertionError(f"exchange {number} of rank {rank}: {made}")
     tell(had=had.hexdigest())
-    found.close()
+    group.close()
     distributed.destroy_process_group()
 
 

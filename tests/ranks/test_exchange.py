@@ -30,7 +30,7 @@ def test_all_have_the_sum(tmp_path, count):
     assert len({one["had"] for one in found}) == 1
 
 
-@pytest.mark.parametrize(("how", "says"), [("gone", "has ended"), ("late", "has not come")])
+@pytest.mark.parametrize(("how", "says"), [("gone", "has exited"), ("late", "has not reached it")])
 def test_nobody_waits_for_one_that_does_not_come(tmp_path, how, says):
     """Of three ranks the last; each other one is told, though it need not be its neighbour."""
     done = launch(tmp_path, "-q", "--nproc-per-node", "3", ADDS_UP, how, "2")
@@ -165,7 +165,7 @@ for step in range(30):
     model(torch.ones(2, 64)).sum().backward()
 from cputrain.runtime.state import NOW
 (chosen,) = NOW.applied['gradient_exchange']._reducers.values()
-sys.stdout.write(json.dumps({'way': chosen.way}) + chr(10))
+sys.stdout.write(json.dumps({'way': chosen.method}) + chr(10))
 distributed.destroy_process_group()
 """
 

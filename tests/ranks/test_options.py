@@ -9,7 +9,7 @@ from torch.distributed.run import get_args_parser
 
 from cputrain.errors import UsageError
 from cputrain.launch import cluster
-from cputrain.launch.commands.launch import FOR_RANKS, OPTIONS
+from cputrain.launch.commands.launch import OPTIONS, RANK_OPTIONS
 from cputrain.launch.options import parse
 from cputrain.launch.target import read_target
 from cputrain.machine import read_machine
@@ -33,9 +33,9 @@ NAMES = [name for one in ACTIONS for name in one.option_strings]
 def agents(argv):
     """The options that the agent gets for this command line of ours, as torchrun reads them."""
     parsed = parse(argv, OPTIONS, "launch")
-    assert cluster.is_wanted(parsed, {})
+    assert cluster.needs_agent(parsed, {})
     what = read_target(parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd"))
-    start = cluster.start_of(parsed, what, FOR_RANKS, MACHINE)
+    start = cluster.agent_start(parsed, what, RANK_OPTIONS, MACHINE)
     return get_args_parser().parse_args(start.argv[4:]), start.argv
 
 
@@ -79,9 +79,9 @@ def test_a_rank_begins_with_a_launch_of_the_same_settings():
 
 def test_torchruns_variables_ask_for_ranks_but_not_in_one():
     parsed = parse(["train.py"], OPTIONS, "launch")
-    assert not cluster.is_wanted(parsed, {})
-    assert cluster.is_wanted(parsed, {"PET_NNODES": "2"})
-    assert not cluster.is_wanted(parsed, {"PET_NNODES": "2", "TORCHELASTIC_RUN_ID": "x"})
+    assert not cluster.needs_agent(parsed, {})
+    assert cluster.needs_agent(parsed, {"PET_NNODES": "2"})
+    assert not cluster.needs_agent(parsed, {"PET_NNODES": "2", "TORCHELASTIC_RUN_ID": "x"})
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
@@ -90,13 +90,17 @@ def test_ranks_are_counted_where_the_machine_says(path):
     own = set(machine.budget.cpus)
     nodes = [one for one in machine.nodes if own & set(one.cpus)]
     caches = [one for one in machine.topology.l3_domains if own & set(one.cpus)]
-    assert cluster.ranks("numa", machine) == cluster.ranks("auto", machine) == str(len(nodes))
-    assert cluster.ranks("l3", machine) == str(max(1, len(caches)))
-    assert cluster.ranks("auto", machine.replace(gpu_driver="nvidia")) == "auto"
+    assert (
+        cluster.count_ranks("numa", machine)
+        == cluster.count_ranks("auto", machine)
+        == str(len(nodes))
+    )
+    assert cluster.count_ranks("l3", machine) == str(max(1, len(caches)))
+    assert cluster.count_ranks("auto", machine.replace(gpu_driver="nvidia")) == "auto"
 
 
 def test_a_plan_for_one_process_is_refused():
     parsed = parse(["--nproc-per-node", "2", "--plan", "p.json", "x.py"], OPTIONS, "launch")
     what = read_target(parsed.rest, module=False, command=False)
     with pytest.raises(UsageError, match="--plan cannot be given with ranks"):
-        cluster.start_of(parsed, what, FOR_RANKS, MACHINE)
+        cluster.agent_start(parsed, what, RANK_OPTIONS, MACHINE)

@@ -66,7 +66,7 @@ def is_taken(words):
     """As a command of ours."""
     assert words[:2] == ["cputrain", "launch"]
     parsed = parse(words[2:], OPTIONS, "launch")
-    assert cluster.is_wanted(parsed, {})
+    assert cluster.needs_agent(parsed, {})
     assert parsed.rest[0] == "train.py"
 
 

@@ -102,14 +102,14 @@ def test_a_model_that_cannot_be_divided_is_named_and_the_exit_code_says_so(tmp_p
     critic = f"type('Centred', (nn.Linear,), {forward})(1, 1)"
     done = verify(tmp_path, TRAINS.format(critic=critic))
     assert done.returncode == 1, done.stderr
-    assert "tensors are the same but for rounding" in done.stdout
-    assert "Centred: its batches are not divided: the operator mean" in done.stdout
+    assert "tensors are equal within rounding" in done.stdout
+    assert "Centred: its batches are not sharded: the operator mean" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("program", "options", "says"),
     [
-        ("print('nothing')", [], "no model that learns was called"),
+        ("print('nothing')", [], "no call of a model with gradients"),
         ("raise ValueError('mine')", [], "ValueError: mine"),
         ("", ["--replicas", "1"], "--replicas must be a whole number from 2"),
     ],

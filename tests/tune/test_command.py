@@ -101,7 +101,7 @@ def test_what_cannot_be_carried_out_any_more_breaks_no_launch(
         (("--budget", "soon", "x.py"), "--budget must be seconds from 10"),
         (("--steps", "1", "x.py"), "--steps must be a whole number from 5"),
         (("-",), "must be a file"),
-        (("-m", "json"), "-m is no option of cputrain tune"),
+        (("-m", "json"), "-m is not an option of cputrain tune"),
         (("missing.py",), "does not exist"),
     ],
 )

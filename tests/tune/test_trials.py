@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cputrain.launch.target import Kind, Target
+from cputrain.launch.target import Target, TargetKind
 from cputrain.tune.losses import compare_losses, make_reference
 from cputrain.tune.trial import Script, TrialOutcome, run_trial
 from tests.launch.programs import script
@@ -42,7 +42,7 @@ def made(folder: Path, text: str, *arguments: str, **options: object) -> Script:
     path = script(folder, text)
     kept = folder / "kept"
     kept.mkdir(exist_ok=True)
-    target = Target(kind=Kind.SCRIPT, name=str(path), arguments=arguments)
+    target = Target(kind=TargetKind.SCRIPT, name=str(path), arguments=arguments)
     values = {"steps": 20, "environment": dict(os.environ), **options}
     return Script(target=target, folder=str(kept), **values)  # type: ignore[arg-type]
 

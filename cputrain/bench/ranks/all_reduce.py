@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch import distributed
 
-from cputrain.ranks.neighbours import neighbours
+from cputrain.ranks.node_group import connect_node_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     distributed.init_process_group("gloo")
-    group_memory = neighbours(distributed.group.WORLD, timeout=60.0)
+    group_memory = connect_node_group(distributed.group.WORLD, timeout_s=60.0)
     if group_memory is None:
         raise SystemExit("The ranks cannot share memory: run all of them on one node.")
     for kib in SIZES_KIB:
         tensor = torch.zeros(kib * 256)
         all_reduces: dict[str, Callable[[], object]] = {
-            "shared": partial(group_memory.add_up, tensor),
+            "shared": partial(group_memory.all_reduce, tensor),
             "gloo": partial(distributed.all_reduce, tensor),
         }
         times_ms: dict[str, list[float]] = {name: [] for name in all_reduces}

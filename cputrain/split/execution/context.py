@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from cputrain.split.sync.rng import SharedDraws
 
 
-class _ThreadState(threading.local):
+class _ContextState(threading.local):
+    """Replica context of this thread, while it computes a replica."""
+
     context: ReplicaContext | None = None
 
 
-_thread_state = _ThreadState()
+_context_state = _ContextState()
 
 
 class UnprovedError(BaseException):
@@ -112,18 +114,18 @@ class ReplicaContext:
         return nullcontext() if self.trace is None else self.trace.opaque()
 
     def __enter__(self) -> ReplicaContext:
-        _thread_state.context = self
+        _context_state.context = self
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        _thread_state.context = None
+        _context_state.context = None
         if error is None:
             self.barrier.leave(self.number)
 
 
 def current_replica() -> ReplicaContext | None:
     """Return the context of this thread; None outside replicas and while torch.compile traces."""
-    return None if is_compiling() else _thread_state.context
+    return None if is_compiling() else _context_state.context
 
 
 def end_checkpoints(error: BaseException) -> None:

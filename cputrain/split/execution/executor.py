@@ -34,18 +34,18 @@ INTERRUPT_TIMEOUT_S = 10.0
 """Seconds that Ctrl-C waits for native code, such as a backward, to end."""
 
 
-class _ThreadState(threading.local):
-    """Thread-local flag."""
+class _ExecutorState(threading.local):
+    """Whether this thread is computing a replica."""
 
     is_replica = False
 
 
-_thread_state = _ThreadState()
+_executor_state = _ExecutorState()
 
 
 def is_replica_thread() -> bool:
     """Return whether this thread is computing a replica."""
-    return _thread_state.is_replica
+    return _executor_state.is_replica
 
 
 class Interrupted(BaseException):
@@ -117,7 +117,7 @@ class ReplicaThread:
                 )
 
     def _run(self) -> None:
-        _thread_state.is_replica = True
+        _executor_state.is_replica = True
         be_within()
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {cpu for core in self._cores for cpu in core})
@@ -252,7 +252,7 @@ class InlineExecutor:
 
 def _run_in_caller(job: Job) -> tuple[Any, BaseException | None]:
     """Run a job in the caller's thread, marked as a replica; return its outcome."""
-    _thread_state.is_replica = True
+    _executor_state.is_replica = True
     try:
         return job(), None
     except (KeyboardInterrupt, SystemExit):
@@ -260,7 +260,7 @@ def _run_in_caller(job: Job) -> tuple[Any, BaseException | None]:
     except BaseException as caught:  # (raised again when the other jobs have ended)
         return None, caught
     finally:
-        _thread_state.is_replica = False
+        _executor_state.is_replica = False
 
 
 def _no_op() -> None:
