@@ -1,7 +1,8 @@
-"""Names of modules: the field's own, not those that were given up."""
+"""Names of modules and classes: in the terms of the field, and each class name once."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,13 @@ GIVEN_UP = {
 def test_no_module_has_a_name_that_was_given_up(package: str) -> None:
     names = {path.stem for path in (ROOT / "cputrain" / package).rglob("*.py")}
     assert names.isdisjoint(GIVEN_UP[package])
+
+
+def test_class_names_are_unique() -> None:
+    places: dict[str, list[str]] = {}
+    for folder in ("cputrain", "launch"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cputrain.plan import Plan
     from cputrain.tune.trial import TrialOutcome
 
-    class Knob(Protocol):
+    class TunableSetting(Protocol):
         """A module that knows what is worth trying."""
 
         KNOB: str
@@ -52,7 +52,7 @@ class Situation(Record):
     """The least that the user allows: float32 or bf16."""
 
 
-KNOBS: tuple[Knob, ...] = (
+KNOBS: tuple[TunableSetting, ...] = (
     precision,
     channels_last,
     threads,
@@ -64,5 +64,5 @@ KNOBS: tuple[Knob, ...] = (
 )
 """Tried each alone, those that have made most difference first: there may be time for two only."""
 
-LATE: tuple[Knob, ...] = (compiling,)
+LATE: tuple[TunableSetting, ...] = (compiling,)
 """Those that cost much to try: on top of the best of the others, in the time that is left."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from cputrain.machine import Machine
     from cputrain.plan import Plan
-    from cputrain.tune.candidates import Knob
+    from cputrain.tune.candidates import TunableSetting
     from cputrain.tune.losses import Reference
     from cputrain.tune.result import Watcher
     from cputrain.tune.trial import Script, TrialOutcome
@@ -88,8 +88,8 @@ class Search:
         precision: str = "float32",
         budget: float = 120.0,
         watcher: Watcher | None = None,
-        knobs: Sequence[Knob] = KNOBS,
-        late: Sequence[Knob] = LATE,
+        knobs: Sequence[TunableSetting] = KNOBS,
+        late: Sequence[TunableSetting] = LATE,
         run: Callable[..., TrialOutcome] = run_trial,
     ) -> None:
         self._runner = TrialRunner(script, fixed=fixed, budget_s=budget, watcher=watcher, run=run)
