@@ -107,7 +107,7 @@ def test_files_that_say_something_else_are_named(tmp_path: Path) -> None:
         (["info", "--measure", "--sysroot", "/tmp"], "--"),
         (["info", "--sysroot", "empty"], "must be a folder with sys/ and proc/"),
         (["plan", "--sysroot", "none"], "no such folder"),
-        (["info", "--sysroot", "hollow"], "must hold"),
+        (["info", "--sysroot", "hollow"], "must contain"),
         (["info", "--from", "x.py"], "must"),
         (["info", "--from", "none.json"], "must"),
         (["info", "--capture", "x.py"], "would overwrite"),

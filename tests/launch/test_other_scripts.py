@@ -228,7 +228,7 @@ def test_each_step_is_counted_once_and_each_loss_written_down(
     name: str, python: dict[str, Ran], alone: Path
 ) -> None:
     found = trial(made(alone, (SCRIPTS / f"{name}.py").read_text(), steps=5))
-    assert found.optimizers == 1
+    assert found.num_optimizers == 1
     steps = len(found.times) + 3
     assert steps == 8
     each = TUNED[name]
