@@ -66,6 +66,7 @@ def note_html(text: str) -> str:
 
 
 def warnings_html(warnings: Iterable[str]) -> str:
+    """Return a paragraph for each warning."""
     return "".join(
         f'<div style="margin:.4em 0"><b>warning</b> {escape(warning)}</div>' for warning in warnings
     )

@@ -139,7 +139,7 @@ def compare_pools(
 
 
 def compare_case(case: PoolCase, rounds: int, processes: int, quick: bool) -> PoolCaseResult:
-    """Run a case in all pools, interleaved: A B C, C B A, …
+    """Run a case in all pools, interleaved (A B C, C B A, …).
 
     A pool that fails or times out is left out of this and all further rounds.
 
