@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_options):
+        """Return a decorator that does nothing: the real one is for type checkers."""
         return lambda cls: cls
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cputrain.launch.options import Parsed
-    from cputrain.launch.target import Target
     from cputrain.machine import Machine
+    from cputrain.target import Target
 
 
 def _underscored(flag: str) -> str:

@@ -13,8 +13,9 @@ from datetime import date
 
 from cputrain.backends.process import BackendProcess, ProcessEndedError
 from cputrain.backends.verdict import BackendVerdict, LayerResult, ModeVerdict
-from cputrain.bench.compare import median
 from cputrain.errors import CputrainError
+from cputrain.measure.rounds import interleaved
+from cputrain.measure.statistics import speedup_by_round
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -169,17 +170,16 @@ class _ProcessPair:
 
     def _measure_speedup(self, layer: str, *, training: bool) -> float | None:
         request = {"layer": layer, "training": training, "seconds": self._turn_s}
-        ratios = []
-        names = ("default", self._probed.name)
-        for round_index in range(self._num_rounds):
-            step_times = {}
-            for name in names if round_index % 2 == 0 else reversed(names):
-                answer = self._request(name, request)
-                if "step" not in answer:
-                    return None
-                step_times[name] = answer["step"]
-            ratios.append(step_times[names[0]] / step_times[names[1]])
-        return median(ratios) if ratios else None
+        reference, candidate = "default", self._probed.name
+        seconds: dict[str, list[float]] = {reference: [], candidate: []}
+        for _, name in interleaved(seconds, self._num_rounds):
+            answer = self._request(name, request)
+            if "step" not in answer:
+                return None
+            seconds[name].append(answer["step"])
+        if not self._num_rounds:
+            return None
+        return speedup_by_round(seconds[reference], seconds[candidate]).median
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import threading
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from cputrain.bench.child import kill_process_group
-from cputrain.bench.measurement import clean_environment
+from cputrain.measure.child import clean_environment, kill_process_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,27 +6,26 @@ Speed-ups are ratios within a round, never across rounds, so drift cancels.
 
 from __future__ import annotations
 
-import math
-
 from cputrain.bench.measurement import Measurement, measure
 from cputrain.errors import UsageError
+from cputrain.measure.rounds import interleaved
+from cputrain.measure.statistics import (
+    Speedup,
+    loss_difference,
+    median,
+    median_known,
+    quantile,
+    speedup_by_round,
+)
 from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Literal
 
     Clock = Literal["steps", "process"]
     OnRun = Callable[[str, int, float], None]
-
-
-class Speedup(Record):
-    """Speed-up over the reference: median, minimum and maximum of the per-round ratios."""
-
-    median: float
-    lowest: float
-    highest: float
 
 
 class Side(Record):
@@ -155,12 +154,12 @@ def compare(
             do=f"Choose: {choices}.",
         )
     runs = []
-    for number in range(1, repeats + 1):
-        for name in names if number % 2 else reversed(names):
-            run = measure(name, commands[name], round_number=number, samples_memory=samples_memory)
-            runs.append(run)
-            if on_run is not None:
-                on_run(name, number, run_seconds(run, "steps" if run.step_seconds else "process"))
+    for round_index, name in interleaved(names, repeats):
+        number = round_index + 1
+        run = measure(name, commands[name], round_number=number, samples_memory=samples_memory)
+        runs.append(run)
+        if on_run is not None:
+            on_run(name, number, run_seconds(run, "steps" if run.step_seconds else "process"))
     return summarise(commands, runs, reference)
 
 
@@ -191,29 +190,6 @@ def run_seconds(run: Measurement, clock: Clock) -> float:
     return median(run.step_seconds) if clock == "steps" else run.process_seconds
 
 
-def loss_difference(losses: Sequence[float], expected: Sequence[float]) -> float | None:
-    """Return the largest |a - b| / max(|a|, |b|) over paired losses, between 0 and 2.
-
-    NaN or infinity differs from a finite number by 2; NaN equals NaN. None if there are no pairs.
-    """
-    differences = [_difference(a, b) for a, b in zip(losses, expected, strict=False)]
-    return max(differences, default=None)
-
-
-def quantile(values: Iterable[float], fraction: float) -> float:
-    """Return the quantile at `fraction` (0 to 1), linearly interpolated between neighbours."""
-    ordered = sorted(values)
-    position = fraction * (len(ordered) - 1)
-    low = math.floor(position)
-    high = math.ceil(position)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def median(values: Iterable[float]) -> float:
-    """Return the median; the mean of the two middle values if their number is even."""
-    return quantile(values, 0.5)
-
-
 def _side(
     name: str,
     command: Sequence[str],
@@ -222,10 +198,6 @@ def _side(
     clock: Clock,
 ) -> Side:
     seconds = tuple(run_seconds(run, clock) for run in runs)
-    ratios = [
-        run_seconds(reference_run, clock) / run_seconds(run, clock)
-        for run, reference_run in zip(runs, reference, strict=True)
-    ]
     first = reference[0]
     compared = [run for run in runs if run is not first]
     differences = [loss_difference(run.losses, first.losses) for run in compared]
@@ -240,15 +212,15 @@ def _side(
         slowest=max(seconds),
         quartiles=(quantile(seconds, 0.25), quantile(seconds, 0.75)),
         samples_per_second=samples / median_s if samples and clock == "steps" else None,
-        speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
+        speedup=speedup_by_round([run_seconds(run, clock) for run in reference], seconds),
         loss_difference=max((value for value in differences if value is not None), default=None),
         losses_compared=min(
             (min(len(run.losses), len(first.losses)) for run in compared), default=0
         ),
-        user_seconds=_median_known(run.user_seconds for run in runs),
-        system_seconds=_median_known(run.system_seconds for run in runs),
-        minor_faults=_rounded(_median_known(run.minor_faults for run in runs)),
-        major_faults=_rounded(_median_known(run.major_faults for run in runs)),
+        user_seconds=median_known(run.user_seconds for run in runs),
+        system_seconds=median_known(run.system_seconds for run in runs),
+        minor_faults=_rounded(median_known(run.minor_faults for run in runs)),
+        major_faults=_rounded(median_known(run.major_faults for run in runs)),
         peak_rss_bytes=max(
             (run.peak_rss_bytes for run in runs if run.peak_rss_bytes), default=None
         ),
@@ -256,18 +228,6 @@ def _side(
             (run.peak_tree_bytes for run in runs if run.peak_tree_bytes), default=None
         ),
     )
-
-
-def _difference(a: float, b: float) -> float:
-    if a == b or (math.isnan(a) and math.isnan(b)):
-        return 0.0
-    difference = abs(a - b) / max(abs(a), abs(b))
-    return difference if math.isfinite(difference) else 2.0
-
-
-def _median_known(values: Iterable[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return median(present) if present else None
 
 
 def _rounded(value: float | None) -> int | None:

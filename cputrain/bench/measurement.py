@@ -18,6 +18,7 @@ import time
 
 from cputrain.bench.tree_memory import TreeMemory
 from cputrain.errors import NotExecutable, NotFound, UsageError
+from cputrain.measure.child import clean_environment
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -131,15 +132,6 @@ def measure(
         peak_rss_bytes=peak,
         peak_tree_bytes=peak_tree_bytes,
     )
-
-
-def clean_environment() -> dict[str, str]:
-    """Return a copy of the environment without `CPUTRAIN_*` variables."""
-    return {
-        variable: value
-        for variable, value in os.environ.items()
-        if not variable.startswith("CPUTRAIN_")
-    }
 
 
 def parse_report(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], float | None]:

@@ -265,7 +265,7 @@ class _ResultSender:
         """No thread empties this queue."""
 
     def close(self) -> None:
-        """The process exits next."""
+        """Do nothing: the process exits next."""
 
 
 def _pickling_error(data: Any, error: Exception) -> ExceptionWrapper:

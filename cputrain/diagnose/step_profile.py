@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.bench.compare import median
+from cputrain.measure.statistics import median
 from cputrain.record import Record
 from cputrain.runtime.counters import other_cpu_seconds
 

@@ -160,7 +160,7 @@ def _mount_lines(source: Source) -> Iterator[tuple[str, str, str, str]]:
 
 
 def unescape(path: str) -> str:
-    """Decode octal escapes in a path of a mount list, such as "\\040" for a space."""
+    r"""Decode octal escapes in a path of a mount list, such as "\040" for a space."""
     first, *rest = path.split("\\")
     return first + "".join(
         chr(int(part[:3], 8)) + part[3:] if part[:3].isdecimal() else f"\\{part}" for part in rest

@@ -1,4 +1,4 @@
-"""The allocator: memory is kept as under a launch; a library can be preloaded at the start only."""
+"""Setting `allocator` in a running process: libraries cannot be preloaded any more."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ POLICY = allocator.POLICY
 
 
 def is_so(torch: ModuleType, decision: Decision) -> bool:  # noqa: ARG001  (as the others have it)
-    """Whether the process began with that library."""
+    """Return whether the process started with this library preloaded."""
     return began.has(decision.environment)
 
 
 def apply(torch: ModuleType, decision: Decision) -> Applied:
-    """Keep freed memory from the next step on."""
+    """Keep freed memory from the next step on.
+
+    Raises:
+        TooLateError: The decision preloads a library.
+        RefusedError: The C library is not glibc.
+    """
     if "LD_PRELOAD" in decision.environment:
         raise TooLateError("a library can be preloaded only when a process starts")
     applied = allocator.apply(torch, plain(decision.value))

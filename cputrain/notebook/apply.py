@@ -1,7 +1,7 @@
-"""A plan carried out in a process that runs: each decision in turn, and what happened to it.
+"""Apply a plan in a running process, and report for each decision whether it was applied.
 
-What a launch does before the interpreter starts is done by the parts here, as far as it still can
-be. What it does once torch is loaded is done by the same transforms, those of `cputrain/runtime`.
+The modules in PARTS apply what a launch sets before the interpreter starts, as far as this is still
+possible. The transforms of `cputrain/runtime` apply the rest, as in a launch.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ if TYPE_CHECKING:
     from cputrain.runtime.apply import Applied
 
     class Part(Protocol):
-        """A module that does to a running process what a launch does to one that begins."""
+        """A module that applies in a running process what a launch sets before its start."""
 
         POLICY: str
-        """The policy whose decision it carries out."""
+        """The policy whose decision the module applies."""
 
         def is_so(self, torch: ModuleType, decision: Decision) -> bool:
-            """Whether it holds without our doing."""
+            """Return whether the decision is in effect already."""
 
         def apply(self, torch: ModuleType, decision: Decision) -> Applied | None:
-            """Do it. Raises TooLateError and RefusedError."""
+            """Apply the decision.
+
+            Raises:
+                TooLateError: It can only be applied before the process starts.
+                RefusedError: The system does not allow it.
+            """
 
 
 PARTS: tuple[Part, ...] = (
@@ -47,7 +52,7 @@ PARTS: tuple[Part, ...] = (
 )
 
 INHERITED = ("flush_denormals", "memory_policy")
-"""What a thread has from the one that starts it."""
+"""Decisions on the state of a thread, which its child threads inherit."""
 
 OTHERWISE = "cputrain launch did otherwise when this process began"
 NOWHERE = "this system, or this torch, has no such setting"
@@ -56,9 +61,9 @@ BESIDE = "beside loader workers only: libgomp reads GOMP_SPINCOUNT when it is lo
 
 
 def apply_settings(torch: ModuleType, plan: Plan) -> tuple[Step, ...]:
-    """Every decision of the plan, and what happened to it."""
-    steps = {part.POLICY: _exchange(part, torch, plan.decision(part.POLICY)) for part in PARTS}
-    steps.update(_exchange_transforms(torch, plan))
+    """Apply every decision of the plan, and return the effect of each."""
+    steps = {part.POLICY: _apply_part(part, torch, plan.decision(part.POLICY)) for part in PARTS}
+    steps.update(_apply_transforms(torch, plan))
     anew = [name for name in INHERITED if steps[name].effect is Effect.APPLIED]
     if anew and not threads.begin_anew():
         for name in anew:
@@ -69,8 +74,8 @@ def apply_settings(torch: ModuleType, plan: Plan) -> tuple[Step, ...]:
     return tuple(steps[decision.policy] for decision in plan.decisions)
 
 
-def _asks(decision: Decision) -> bool:
-    """Whether there is anything to do for it."""
+def _has_effect(decision: Decision) -> bool:
+    """Return whether a decision changes anything."""
     if decision.policy == "start_method":
         return bool(decision.value["script"])
     if decision.policy == "loader_cores":
@@ -78,28 +83,28 @@ def _asks(decision: Decision) -> bool:
     return decision.change is not Change.NONE
 
 
-def _stands(decision: Decision) -> bool:
-    """Whether the same was decided before."""
+def _is_in_effect(decision: Decision) -> bool:
+    """Return whether the same value is in effect."""
     return bool(NOW.values.get(decision.policy, _MISSING) == plain(decision.value))
 
 
 _MISSING = object()
 
 
-def _exchange(part: Part, torch: ModuleType, decision: Decision) -> Step:
-    """Undo what stands for another value, and do what this one asks for."""
+def _apply_part(part: Part, torch: ModuleType, decision: Decision) -> Step:
+    """Undo a previous value of the decision, and apply the new one."""
     before = NOW.applied.get(part.POLICY)
-    kept = (before is not None or NOW.launched) and _stands(decision)
+    kept = (before is not None or NOW.launched) and _is_in_effect(decision)
     if kept and (part is not threads or part.is_so(torch, decision)):
-        return _step(decision, Effect.ALREADY if _asks(decision) else Effect.NOTHING)
+        return _step(decision, Effect.ALREADY if _has_effect(decision) else Effect.NOTHING)
     if before is not None:
         try:
             before.undo()
         except RuntimeError:
             return _late(decision, Effect.NOT_APPLIED, interop.ONCE)
         del NOW.applied[part.POLICY]
-    if not _asks(decision):
-        other = NOW.launched and before is None and not _stands(decision)
+    if not _has_effect(decision):
+        other = NOW.launched and before is None and not _is_in_effect(decision)
         if other and decision.origin is Origin.USER:
             return _late(decision, Effect.NOT_APPLIED, OTHERWISE)
         return _step(decision, Effect.NOTHING if before is None else Effect.APPLIED)
@@ -118,8 +123,8 @@ def _exchange(part: Part, torch: ModuleType, decision: Decision) -> Step:
     return _step(decision, Effect.APPLIED)
 
 
-def _exchange_transforms(torch: ModuleType, plan: Plan) -> dict[str, Step]:
-    """All of them, if any has changed: some lie around what others put in place."""
+def _apply_transforms(torch: ModuleType, plan: Plan) -> dict[str, Step]:
+    """Apply all transforms again if one has changed: some wrap functions that others patched."""
     parts = {part.POLICY for part in PARTS}
     names = [transform.POLICY for transform in TRANSFORMS if transform.POLICY not in parts]
     decisions = {name: plan.decision(name) for name in names}
@@ -127,19 +132,20 @@ def _exchange_transforms(torch: ModuleType, plan: Plan) -> dict[str, Step]:
     same = {
         name
         for name, decision in decisions.items()
-        if (_stands(decision) and name in before) or not (_asks(decision) or name in before)
+        if (_is_in_effect(decision) and name in before)
+        or not (_has_effect(decision) or name in before)
     }
     if same != decisions.keys():
-        _start_anew(torch, decisions)
+        _reapply(torch, decisions)
     steps = {}
     for name, decision in decisions.items():
-        if _asks(decision):
+        if _has_effect(decision):
             effect = Effect.ALREADY if name in same else Effect.APPLIED
         else:
             changed = name in before and name not in same
             effect = Effect.APPLIED if changed else Effect.NOTHING
         steps[name] = _step(decision, effect)
-        if _asks(decision) and name not in NOW.applied:
+        if _has_effect(decision) and name not in NOW.applied:
             steps[name] = _step(decision, Effect.NOT_APPLIED, NOWHERE)
     spins = decisions["short_waits"].environment
     if spins and not began.has(spins) and steps["short_waits"].effect is not Effect.NOT_APPLIED:
@@ -147,8 +153,8 @@ def _exchange_transforms(torch: ModuleType, plan: Plan) -> dict[str, Step]:
     return steps
 
 
-def _start_anew(torch: ModuleType, decisions: dict[str, Decision]) -> None:
-    """Undo every transform, the last one first, and start them all."""
+def _reapply(torch: ModuleType, decisions: dict[str, Decision]) -> None:
+    """Undo every transform, the last first, and apply all of them."""
     for name in [name for name in reversed(NOW.applied) if name in decisions]:
         NOW.applied.pop(name).undo()
     for transform in TRANSFORMS:

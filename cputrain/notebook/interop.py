@@ -1,4 +1,4 @@
-"""Operators that run side by side: a number that torch takes once in a process."""
+"""Setting `interop_threads` in a running process: torch allows to set it once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ ONCE = "torch takes this number once in a process, before its first parallel wor
 
 
 def is_so(torch: ModuleType, decision: Decision) -> bool:
-    """Whether so many run."""
+    """Return whether torch has this number of inter-op threads."""
     return bool(torch.get_num_interop_threads() == decision.value)
 
 
 def apply(torch: ModuleType, decision: Decision) -> Applied | None:
-    """Set it, if nothing has before."""
+    """Set the number of inter-op threads.
+
+    Raises:
+        TooLateError: It was set before, or parallel work has started.
+    """
     try:
         return interop.apply(torch, decision.value)
     except RuntimeError:

@@ -34,7 +34,7 @@ TUNE_OPTIONS = (
 
 
 def cputrain_setup(line: str) -> SetupResult | None:
-    """Apply what still can be applied of cputrain's plan: %cputrain_setup --threads 4"""
+    """Apply what still can be applied of cputrain's plan, as in %cputrain_setup --threads 4."""
     result: SetupResult | None = _report_errors("setup", lambda: _setup(_split(line)))
     return result
 
@@ -47,7 +47,7 @@ def tune_magic(shell: Any) -> Callable[[str, str | None], NotebookTuning | None]
     """
 
     def cputrain_tune(line: str, cell: str | None = None) -> NotebookTuning | None:
-        """Measure plans on a cell, or on a script: %cputrain_tune train.py"""
+        """Measure plans on a cell, or on a script, as in %cputrain_tune train.py."""
         result: NotebookTuning | None = _report_errors(
             "tune", lambda: _tune(shell, _split(line), cell)
         )

@@ -1,4 +1,4 @@
-"""Where new pages come from, in a process that has pages already."""
+"""Setting `memory_policy` in a running process: existing pages stay where they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICY = "memory_policy"
 
 
 class Interleaved:
-    """The policy of this thread and those it starts; pages that are there stay where they are."""
+    """Interleaved memory policy of this thread and the threads that it starts."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         problem = interleave(nodes)
@@ -31,10 +31,14 @@ class Interleaved:
 
 
 def is_so(torch: ModuleType, decision: Decision) -> bool:  # noqa: ARG001  (as the others have it)
-    """Not known: the kernel is asked again, which does no harm."""
+    """Return False: setting the policy again does no harm."""
     return False
 
 
 def apply(torch: ModuleType, decision: Decision) -> Interleaved:  # noqa: ARG001
-    """Set it."""
+    """Set the memory policy.
+
+    Raises:
+        RefusedError: The kernel refuses it.
+    """
     return Interleaved(decision.value["interleave"])

@@ -105,7 +105,7 @@ class SetupResult(Record):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from cputrain.report.html import setup_html
+        from cputrain.notebook.html import setup_html
 
         return setup_html(self)
 
@@ -141,7 +141,8 @@ class NotebookTuning(Record):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from cputrain.report.html import note_html, search_result_html, setup_html
+        from cputrain.notebook.html import setup_html
+        from cputrain.report.html import note_html, search_result_html
 
         parts = [search_result_html(self.result), *map(note_html, self.notes)]
         return "".join([*parts, *([setup_html(self.applied)] if self.applied is not None else [])])

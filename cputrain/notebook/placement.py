@@ -1,4 +1,4 @@
-"""The CPU mask, on all threads of a process that runs."""
+"""Setting `placement` in a running process: the CPU mask of all its threads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ POLICY = "placement"
 
 
 class Placed:
-    """The mask, set, and what each thread had before."""
+    """The CPU mask that was set, and each thread's mask before."""
 
     def __init__(self, cpus: Collection[int]) -> None:
         self._whole = os.sched_getaffinity(0)
         self._before: dict[int, set[int]] = {}
         new = _threads()
-        while new:  # one that runs may start others meanwhile
+        while new:  # a running thread may start others meanwhile
             for thread in new:
                 self._place(thread, cpus)
             new = _threads() - self._before.keys()
@@ -35,7 +35,7 @@ class Placed:
         try:
             self._before[thread] = os.sched_getaffinity(thread)
             os.sched_setaffinity(thread, cpus)
-        except ProcessLookupError:  # it has ended
+        except ProcessLookupError:  # the thread has ended
             return
         except OSError as error:
             self.undo()
@@ -49,7 +49,7 @@ class Placed:
         for thread in _threads():
             try:
                 os.sched_setaffinity(thread, self._before.get(thread, self._whole))
-            except OSError:  # it has ended, or those CPUs went away
+            except OSError:  # the thread has ended, or the CPUs are offline
                 continue
 
 
@@ -61,10 +61,14 @@ def _threads() -> set[int]:
 
 
 def is_so(torch: ModuleType, decision: Decision) -> bool:  # noqa: ARG001  (as the others have it)
-    """Whether the process has that mask already."""
+    """Return whether the process has this CPU mask."""
     return os.sched_getaffinity(0) == set(decision.value)
 
 
 def apply(torch: ModuleType, decision: Decision) -> Placed:  # noqa: ARG001
-    """Set it."""
+    """Set the CPU mask of all threads.
+
+    Raises:
+        RefusedError: The kernel refuses it.
+    """
     return Placed(decision.value)

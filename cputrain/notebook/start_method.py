@@ -1,4 +1,4 @@
-"""How child processes start, where the user asks for it in a running process."""
+"""Setting `start_method` in a running process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLICY = "start_method"
 
 
 class Method:
-    """The method, chosen."""
+    """The start method that was set, and the one before."""
 
     def __init__(self, method: str) -> None:
         self._ours = method
@@ -30,10 +30,10 @@ class Method:
 
 
 def is_so(torch: ModuleType, decision: Decision) -> bool:  # noqa: ARG001  (as the others have it)
-    """Whether it was chosen already."""
+    """Return whether the start method is set already."""
     return bool(multiprocessing.get_start_method(allow_none=True) == decision.value["script"])
 
 
 def apply(torch: ModuleType, decision: Decision) -> Method:  # noqa: ARG001
-    """Choose it."""
+    """Set the start method."""
     return Method(decision.value["script"])

@@ -1,4 +1,4 @@
-"""Threads of operators, in a process in which some may run already."""
+"""Setting `threads` in a running process, whose OpenMP threads may exist already."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ OMP_PAUSE_SOFT = 1
 
 
 def is_so(torch: ModuleType, decision: Decision) -> bool:
-    """Whether operators use so many."""
+    """Return whether torch has this number of threads."""
     return bool(torch.get_num_threads() == decision.value)
 
 
 def apply(torch: ModuleType, decision: Decision) -> Threads:
-    """Have them use so many."""
+    """Set torch's number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(decision.value)
     return Threads(torch, before)
 
 
 def begin_anew() -> bool:
-    """End OpenMP's threads; those that follow inherit what this thread has by then.
+    """End OpenMP's threads, so that new ones inherit this thread's state; return whether it worked.
 
-    Whether denormals are flushed and where pages go is a thread's own, and inherited at its start.
-    False where an OpenMP runtime is loaded that has no way to do so.
+    Flush-to-zero and the memory policy belong to a thread, which inherits them at its start. Fails
+    if an OpenMP runtime is loaded that cannot end its threads.
     """
     paths = loaded_runtimes()
     return bool(paths) and all("libgomp" in path and _end_threads(path) for path in paths)

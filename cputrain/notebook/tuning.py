@@ -8,13 +8,13 @@ import tempfile
 from contextlib import contextmanager
 
 from cputrain.errors import UsageError
-from cputrain.launch import target
 from cputrain.launch.commands import tune
 from cputrain.machine import RootSource, read_machine
 from cputrain.notebook.cells import earlier_inputs, make_script
 from cputrain.notebook.outcome import NotebookTuning, SetupResult
 from cputrain.notebook.running import NO_OPTIONS, remember_winner, setup_from_options
 from cputrain.plan.policies import KNOBS
+from cputrain.target import Target, TargetKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> NotebookTuning:
     earlier = [earlier_inputs(shell, ranges)] if ranges else []
     text, left_out = make_script(shell, [*earlier, cell])
     with _temporary_script(text) as path:
-        script = target.Target(kind=target.TargetKind.SCRIPT, name=path, arguments=())
+        script = Target(kind=TargetKind.SCRIPT, name=path, arguments=())
         try:
             result = _search(shell, parsed, script)
         except UsageError as error:
@@ -81,7 +81,7 @@ def tune_cell(shell: Any, parsed: Parsed, cell: str) -> NotebookTuning:
     return NotebookTuning(result=result, applied=applied, left_out=tuple(left_out))
 
 
-def _search(shell: Any, parsed: Parsed, script: target.Target) -> SearchResult:
+def _search(shell: Any, parsed: Parsed, script: Target) -> SearchResult:
     machine = read_machine(RootSource())
     with _watcher(shell) as watcher:
         return tune.search_with_options(parsed, script, machine, watcher)

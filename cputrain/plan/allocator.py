@@ -1,11 +1,10 @@
-"""The memory allocator: the system's, which keeps freed memory while the script trains.
+"""Setting `allocator`: by default glibc's malloc, set to keep freed memory during training.
 
-A training step frees and allocates the same tensors, tens of megabytes each. glibc's defaults
-return such memory to the kernel at once, and every step pays millions of page faults to get it
-back zeroed. Raising three thresholds keeps it; `runtime/allocator.py` does so. Preloaded allocators
-are slower as often as faster (measured: tcmalloc 1.5 times as fast on a ResNet, jemalloc and
-mimalloc slower than plain glibc with the settings guides recommend), so none is used by name
-alone.
+A training step frees and allocates the same tensors, tens of megabytes each. glibc's
+defaults return such memory to the kernel at once, and each step causes millions of page faults.
+`runtime/allocator.py` raises three thresholds to keep it. Preloaded allocators are slower as often
+as faster (measured: tcmalloc 1.5 times as fast on a ResNet, jemalloc and mimalloc slower than plain
+glibc with the settings guides recommend), so none is chosen without a measurement.
 """
 
 from __future__ import annotations
@@ -28,13 +27,17 @@ GIB = 1 << 30
 VARIABLES = (
     "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_",
 )  # fmt: skip
-"""Variables by which users set glibc's malloc themselves."""
+"""Environment variables of glibc's malloc; if the user sets one, the allocator is left alone."""
 
 KNOWN = ("tcmalloc", "jemalloc", "mimalloc", "tbbmalloc", "hoard", "snmalloc", "rpmalloc")
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Keep what the user chose or preloaded; else have glibc keep freed memory while training."""
+    """Return the allocator that the user chose or preloaded, else glibc that keeps freed memory.
+
+    Raises:
+        UsageError: The allocator is not installed, or glibc is not this machine's C library.
+    """
     asked = request.setting(KNOB.name)
     if asked is not None and asked.value == "default":
         return _untouched(f"{asked.where} says so", Origin.USER)

@@ -1,7 +1,7 @@
-"""Which kernel computes scaled_dot_product_attention, and in which precision.
+"""Setting `attention`: the kernel of scaled_dot_product_attention, and its precision.
 
-Its backward pass in bf16 was measured at five times the time of float32, more than half of a small
-GPT's step, and ate all that autocast gained elsewhere.
+Its backward in bf16 took five times as long as in float32, more than half of a small GPT's step:
+all that autocast gained elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAYS = {
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """torch's own choice unless the user or a measurement says otherwise."""
+    """Return torch's default, unless the user or a measurement chose a kernel."""
     asked = request.setting(KNOB.name)
     if asked is None:
         return Decision(

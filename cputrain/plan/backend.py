@@ -1,6 +1,6 @@
-"""Kernels of another library for torch's operations, where they are known to be right.
+"""Setting `backend`: kernels of another library for torch's operators, if verified.
 
-What is known of each was found out by whoever asks for the plan, as that takes other processes.
+The caller of the planner passes the verdicts on backends, as an examination needs processes.
 """
 
 from __future__ import annotations
@@ -24,49 +24,54 @@ KNOB = Knob(
 )
 
 UNSAFE = "--unsafe"
-"""The option that uses a backend that was found to be wrong."""
+"""Option that allows a backend with wrong results."""
 
 PROVED = "cputrain info --backends --measure"
-"""What tells which are right and faster."""
+"""Command that examines correctness and speed of backends."""
 
 
 class Suits(Record):
-    """What is known of a backend in training, or in evaluation."""
+    """Verdict on a backend, for training or for evaluation."""
 
     claims: bool = True
-    """Whether it is meant for that at all."""
+    """Whether the backend supports this mode."""
 
     fault: str = ""
-    """Why it cannot be trusted, as half a sentence; empty where it can."""
+    """Reason why its results are wrong; "" if they are correct."""
 
     gain: float | None = None
-    """How many times as fast it is, where it is slower for no kind of layer."""
+    """Speed-up over torch; None if any kind of layer is slower."""
 
     seen: str = ""
-    """What was measured, in words."""
+    """Summary of the measurement."""
 
 
 class Candidate(Record):
-    """A backend other than the default."""
+    """A backend other than the default, with its verdicts."""
 
     name: str
-    """What the user calls it."""
+    """Name that `--backend` takes."""
 
     environment: dict[str, str] = {}
-    """Variables that it needs."""
+    """Environment variables that the backend needs."""
 
     training: Suits
-    """What is known of it in training."""
+    """Verdict for training."""
 
     evaluation: Suits
-    """What is known of it where a model is evaluated, without gradients."""
+    """Verdict for evaluation without gradients."""
 
     unsafe: bool = False
-    """Whether the user wants it whatever is known."""
+    """Whether the user allows it despite a negative verdict."""
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Torch's own, unless the user names another, or one is known to be right and faster."""
+    """Return torch's kernels, unless the user names a backend or one is verified and faster.
+
+    Raises:
+        UsageError: The backend is not available, computes wrong results, or conflicts with another
+            setting.
+    """
     asked = request.setting(KNOB.name)
     against = _against(request)
     if asked is None:
@@ -81,14 +86,14 @@ def decide(machine: Machine, request: Request) -> Decision:
     candidate = next((one for one in request.backends if one.name == name), None)
     if candidate is None:
         raise UsageError(
-            where, "must be auto, default or a backend that can be had", found=repr(name),
+            where, "must be auto, default or an available backend", found=repr(name),
             do="cputrain info --backends lists them; a running process cannot change it.",
         )  # fmt: skip
     return _asked(asked, candidate)
 
 
 def _against(request: Request) -> str:
-    """What is asked for that no backend goes with, or that its proof does not speak of."""
+    """Return the user's setting that excludes every backend; "" if there is none."""
     for knob, values in (("compile", ("off",)), ("replicas", ("1",)), ("precision", ("float32",))):
         found = request.settings.get(knob)
         if found is not None and found.value not in values and (
@@ -99,7 +104,7 @@ def _against(request: Request) -> str:
 
 
 def _best(request: Request, against: str) -> Decision:
-    """For each of the two what is known to be fastest."""
+    """Return the fastest verified backends for training and for evaluation."""
     training = None if against else _fastest(request.backends, "training")
     evaluation = None if against else _fastest(request.backends, "evaluation")
     if training is None and evaluation is None:
@@ -123,7 +128,7 @@ def _fastest(candidates: Iterable[Candidate], what: str) -> Candidate | None:
 
 
 def _asked(asked: Setting, one: Candidate) -> Decision:
-    """The user's word, as far as it is right."""
+    """Return the backend that the user named, in the modes in which it is correct."""
     faults = {what: getattr(one, what).fault for what in ("training", "evaluation")}
     said = "; ".join(f"{what}: {fault}" for what, fault in faults.items() if fault)
     if all(faults.values()) and not one.unsafe:
@@ -166,7 +171,7 @@ def _own(reason: str, origin: Origin, request: Request, against: str) -> Decisio
 
 
 def known(one: Candidate) -> str:
-    """In words."""
+    """Format the verdicts on a candidate."""
     parts = [
         f"{what}: {suits.fault or suits.seen}"
         for what, suits in (("training", one.training), ("evaluation", one.evaluation))
@@ -209,7 +214,7 @@ def _others(
 
 
 def decided(value: dict[str, Any] | None) -> tuple[Candidate, ...]:
-    """What the same decision is made of once more, for a part of the machine."""
+    """Return candidates from which the planner decides the same again, for one rank's share."""
     if value is None:
         return ()
     names = {value[what] for what in ("training", "evaluation")} - {None}

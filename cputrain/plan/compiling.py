@@ -1,7 +1,7 @@
-"""torch.compile on every model of the script, in place.
+"""Setting `compile`: torch.compile on every model of the script.
 
-Compiling takes from seconds to minutes, and what comes out is faster for some models and slower
-for others (measured: 90 s for a ResNet-50, whose steps then took 1.3 times as long).
+Compilation takes from seconds to minutes; compiled models are faster in some cases and slower in
+others (measured: 90 s for a ResNet-50, whose steps then took 1.3 times as long).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Off unless the user or a measurement says on."""
+    """Return off, unless the user or a measurement turns it on."""
     return switch(
         KNOB,
         request.setting(KNOB.name),

@@ -1,9 +1,9 @@
-"""Flushing denormals to zero: not exact, and therefore off unless the user says on.
+"""Setting `flush_denormals`: flush-to-zero, off by default because it is not exact.
 
 Arithmetic on denormals can be 50 times slower (pytorch#21734), and weights that decay or moments of
 vanishing gradients become denormal. Flushing them changes results, though: `-log(softmax(x))` at 92
-becomes inf, Python's own `5e-324 > 0` becomes False, and NumPy warns. `cputrain diagnose` tells
-where denormals cost time. The setting belongs to a thread and is inherited by those it starts.
+becomes inf, Python's own `5e-324 > 0` becomes False, and NumPy warns. `cputrain diagnose`
+reports where denormals cost time. The mode belongs to a thread; threads that it starts inherit it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Off unless the user says on."""
+    """Return off, unless the user turns it on."""
     return switch(
         KNOB,
         request.setting(KNOB.name),

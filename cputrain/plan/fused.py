@@ -1,4 +1,4 @@
-"""Optimizers that update all of a tensor in one pass over memory instead of a dozen."""
+"""Setting `fused_optimizer`: optimizer steps in one pass over memory instead of a dozen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """On unless the user says off; the run applies it where parameters and arguments allow."""
+    """Return on, unless the user turned it off; the run applies it where parameters allow."""
     asked = request.setting(KNOB.name)
     on = asked is None or asked.value == "on"
     return Decision(

@@ -1,4 +1,4 @@
-"""How ranks of one node add up their gradients: through memory that they share, or by gloo."""
+"""Setting `gradient_exchange`: all-reduce of ranks on one node in shared memory, or by gloo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """What is faster, found by the first steps of a run; or what the user says."""
+    """Return the user's method; by default both are timed in the first steps of a run."""
     asked = request.setting(KNOB.name)
     linux = machine.system == "linux"
     if asked is None:

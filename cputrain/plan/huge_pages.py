@@ -1,4 +1,4 @@
-"""Transparent huge pages (2 MiB) for the heap: a five-hundredth of the page faults."""
+"""Setting `huge_pages`: transparent huge pages (2 MiB) for the heap, for 1/512 of page faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TUNABLE = "glibc.malloc.hugetlb"
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """On where glibc keeps freed memory and the kernel grants huge pages to those who ask."""
+    """Return on if the allocator keeps freed memory and the kernel grants huge pages by madvise."""
     asked = request.setting(KNOB.name)
     mode = machine.memory.huge_pages
     if asked is not None and asked.value == "off":

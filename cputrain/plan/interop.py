@@ -1,4 +1,4 @@
-"""How many operators may run side by side."""
+"""Setting `interop_threads`: the number of inter-op threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Torch's number unless asked: it can be set once in a process, and the script may do it."""
+    """Return torch's default, unless the user set a number.
+
+    Torch allows to set it once in a process, and the script may do so itself.
+    """
     asked = request.setting(KNOB.name)
     if asked is None:
         return Decision(

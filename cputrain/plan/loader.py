@@ -1,4 +1,4 @@
-"""DataLoaders that gather what lies in memory, and share memory with their workers."""
+"""Setting `loader`: cputrain's DataLoader in place of torch's."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """On unless the user says off; the run applies it to each loader in the way that suits it."""
+    """Return on under Linux, unless the user turned it off."""
     asked = request.setting(KNOB.name)
     able = machine.system == "linux"
     on = able and (asked is None or asked.value == "on")
     if not able:
-        reason = "shared memory without a name needs Linux"
+        reason = "shared memory by memfd_create needs Linux"
     elif asked is None:
         reason = (
             "the same batches in the same order; rows in memory are gathered in one call, and "

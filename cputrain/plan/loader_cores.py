@@ -1,4 +1,4 @@
-"""Which cores feed and which compute: the budget shared with the workers of DataLoaders."""
+"""Setting `loader_cores`: cores reserved for the workers of DataLoaders."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Shared, unless the user keeps a number of cores.
+    """Return shared cores, unless the user reserved a number of them.
 
-    Keeping 8 of 64 cores made a script with 8 busy workers 1.5 times as fast, and one with 2 idle
-    workers a tenth slower: that is for a measurement to decide, not for a rule.
+    Reserving 8 of 64 cores made a script with 8 busy workers 1.5 times as fast, and one with 2 idle
+    workers a tenth slower: no rule can decide it without a measurement.
     """
     share = share_of(machine, request)
     asked = request.setting(KNOB.name)

@@ -1,4 +1,4 @@
-"""Which memory nodes new pages come from, on machines with several."""
+"""Setting `memory_policy`: NUMA nodes of new pages, on machines with several nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Interleaved when one process computes on several nodes, else the kernel's local default."""
+    """Return interleaving if one process computes on several nodes, else first touch."""
     cpus = frozenset(share_of(machine, request).cpus)
     nodes = [node.id for node in machine.nodes if cpus & frozenset(node.cpus)]
     asked = request.setting(KNOB.name)

@@ -1,4 +1,4 @@
-"""The OpenMP runtime: torch's own, with the user's settings kept and their traps named."""
+"""Decision on the OpenMP runtime: always torch's own, with the user's variables kept."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from cputrain.plan.decision import Request
 
 KNOB = Knob(name="openmp", help="the OpenMP runtime: the one torch ships")
-"""Nothing takes another one: it could deadlock, and none was measured to be faster."""
+"""No option selects another runtime: two can deadlock, and none was measured to be faster."""
 
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Nothing is changed; variables that bind threads are kept, and warned of."""
+    """Change nothing; warn about variables that bind threads."""
     bound = [
         name
         for name in BINDING

@@ -1,4 +1,4 @@
-"""Which CPUs the process may run on: a mask on the whole process, never on single threads.
+"""Setting `placement`: the CPU mask of the process; threads are never pinned one by one.
 
 OMP_PROC_BIND, GOMP_CPU_AFFINITY and KMP_AFFINITY pin the thread that imports torch to one core,
 and every loader worker forked from it stays there (pytorch#49971, #101850, #149422). A mask that is
@@ -24,7 +24,7 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """A mask when ranks share the machine or the user asks; else the scheduler places."""
+    """Return a CPU mask if ranks share the machine or the user set one, else no mask."""
     share = share_of(machine, request)
     asked = request.setting(KNOB.name)
     one_each = tuple(core[0] for core in share.fast)

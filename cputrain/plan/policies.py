@@ -1,4 +1,4 @@
-"""Every policy, in the order in which plans show and carry them out. A new one is added here."""
+"""All policies, in the order in which plans list them; new ones are added here."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ POLICIES: tuple[Policy, ...] = (
 )
 
 KNOBS = {policy.KNOB.name: policy.KNOB for policy in POLICIES if policy.KNOB.takes}
-"""Everything the user may set, by name."""
+"""All settings of the user, by name."""

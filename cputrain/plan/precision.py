@@ -1,7 +1,7 @@
-"""Fewer bits, where the user allows them: bf16 in chosen kernels, or autocast around models.
+"""Setting `precision`: bf16 in oneDNN's kernels or by autocast, only if the user allows it.
 
-Whether the CPU multiplies bf16 itself decides: without that it is emulated, and many times slower
-(48 to 500 times, pytorch#146508).
+It needs a CPU with bf16 instructions: emulated bf16 is 48 to 500 times slower than float32
+(pytorch#146508).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KNOB = Knob(
 )
 
 NATIVE = ("amx_bf16", "avx512_bf16", "bf16")
-"""Instructions that multiply bf16: Intel's, AMD's, Arm's."""
+"""ISA extensions with bf16 products: of Intel, of AMD and Intel, of Arm."""
 
 SAYS = {
     "float32": "full precision",
@@ -31,12 +31,12 @@ SAYS = {
 
 
 def multiplies_bf16(machine: Machine) -> bool:
-    """Whether the CPU has an instruction for it."""
+    """Return whether the CPU has instructions for bf16 products."""
     return any(name in machine.isa for name in NATIVE)
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Full precision unless the user says otherwise."""
+    """Return float32, unless the user chose a reduced precision that the CPU supports."""
     asked = request.setting(KNOB.name)
     if asked is None or asked.value == "float32":
         return Decision(

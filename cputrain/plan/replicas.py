@@ -1,4 +1,4 @@
-"""How many replicas compute each batch of a model, in threads of the script's own process."""
+"""Setting `replicas`: data parallelism within the process, on threads of separate cores."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ KNOB = Knob(
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """One, unless the user or a measurement says more."""
-    asked = request.settings.get(KNOB.name)  # here, "auto" is not the same as nothing
+    """Return 1 replica, unless the user or a measurement set another number.
+
+    Raises:
+        UsageError: The number is invalid, or models are also to be compiled.
+    """
+    asked = request.settings.get(KNOB.name)  # "auto" differs from unset here
     if asked is None:
         return _decision(
             None, "how many pay depends on the script: a matter of measuring", Origin.RULE

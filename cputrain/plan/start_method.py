@@ -1,8 +1,8 @@
-"""How child processes are started: for cputrain's own pools, and for a script only when asked.
+"""Setting `start_method`: of cputrain's pools, and of the script only if the user sets it.
 
-A forked child of a process whose OpenMP threads have started may wait for ever for threads that
-were not forked with it (pytorch#17199), so a pool of ours never forks such a process. A script's
-default is its own business: one without a main guard works with fork and breaks with spawn.
+A forked child of a process whose OpenMP threads have started may wait forever for threads that
+do not exist in it (pytorch#17199), so cputrain's pools never fork such a process. A script's
+default stays: without a main guard it works with fork and breaks with spawn.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ KNOB = Knob(
 
 
 def methods_of(system: str) -> tuple[str, ...]:
-    """What a platform offers."""
+    """Return the start methods of a platform."""
     if system == "win32":
         return ("spawn",)
     return METHODS
 
 
 def for_pools(system: str, *, others_run: str) -> tuple[str, str]:
-    """The method of our own pools, and why; `others_run` says what else runs in the process."""
+    """Return the start method of cputrain's pools, and the reason.
+
+    Args:
+        system: `sys.platform`.
+        others_run: What else runs in the process, such as other threads; "" if nothing does.
+    """
     if system == "win32":
         return "spawn", "Windows has no other"
     if system == "darwin":
@@ -44,14 +49,18 @@ def for_pools(system: str, *, others_run: str) -> tuple[str, str]:
 
 
 def script_default(system: str, python: tuple[int, int]) -> str:
-    """What multiprocessing uses when nobody says anything."""
+    """Return multiprocessing's default start method."""
     if system in ("win32", "darwin"):
         return "spawn"
     return "forkserver" if python >= (3, 14) else "fork"
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """The script keeps its default unless the user asks."""
+    """Return the script's default, unless the user set a method.
+
+    Raises:
+        UsageError: The platform does not have the method.
+    """
     asked = request.setting(KNOB.name)
     default = script_default(machine.system, request.python)
     pools, why = for_pools(machine.system, others_run="")

@@ -1,4 +1,4 @@
-"""How many threads one operator may use."""
+"""Setting `threads`: the number of intra-op threads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ KNOB = Knob(
 )
 
 VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
-"""The variables of threads that torch reads; the first overrules the second."""
+"""Environment variables from which torch takes its threads; the first takes precedence."""
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """The user's number, else what is in the environment, else the cores of the share."""
+    """Return the user's number, else the environment variable's, else the cores of the share."""
     share = share_of(machine, request)
     asked = request.setting(KNOB.name)
     if asked is not None:
@@ -89,7 +89,11 @@ def _warn_of_many(count: int, machine: Machine) -> str:
 
 
 def whole_number(value: str, where: str, *, most: int) -> int:
-    """A count from 1 to `most`, or an error that says what to type."""
+    """Parse a count from 1 to `most`.
+
+    Raises:
+        UsageError: The value is not such a number.
+    """
     digits = value.isascii() and value.isdigit() and len(value) < 7
     if not digits or not 1 <= int(value) <= most:
         raise UsageError(

@@ -30,7 +30,7 @@ KEPT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 def decide(machine: Machine, request: Request) -> Decision:
-    """Beside loader workers; always or never when the user says so."""
+    """Return shorter spin-waits beside loader workers; always or never if the user set so."""
     asked = request.setting(KNOB.name)
     kept = [name for name in KEPT if name in request.environment]
     if asked is None and kept:

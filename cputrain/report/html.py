@@ -18,20 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cputrain.machine import Machine
-    from cputrain.notebook.outcome import SetupResult
     from cputrain.plan import Plan
     from cputrain.tune.result import SearchResult, Trial
 
 LINE = "border:0;border-bottom:1px solid rgba(128,128,128,.35)"
 CELL = "text-align:left;vertical-align:top;padding:.2em .8em .2em 0;background:none"
 FAINT = "opacity:.6"
-EFFECT_SYMBOLS = {
-    "applied": "✓",
-    "already so": "✓",
-    "in part": "◐",
-    "not applied": "✗",
-    "nothing to do": "·",
-}
 
 
 def plan_html(plan: Plan) -> str:
@@ -40,9 +32,9 @@ def plan_html(plan: Plan) -> str:
         (decision.policy.replace("_", " "), decision.says, str(decision.origin), decision.reason)
         for decision in plan.decisions
     ]
-    return _table(
+    return table_html(
         ("decision", "value", "by", "why"), rows, title=f"Plan for {plan.machine}"
-    ) + _warnings(plan.warnings)
+    ) + warnings_html(plan.warnings)
 
 
 def machine_html(machine: Machine) -> str:
@@ -50,28 +42,9 @@ def machine_html(machine: Machine) -> str:
     parts = []
     for title, pairs in sections(machine, None):
         rows = [(name, str(value)) for name, value in pairs if value is not None]
-        parts += [_table((), rows, title=title)] if rows else []
+        parts += [table_html((), rows, title=title)] if rows else []
     channels = machine.memory.channels
-    return "".join(parts) + _warnings(() if channels is None else channels.warnings)
-
-
-def setup_html(setup: SetupResult) -> str:
-    """Return the decisions of `cputrain.setup`, and whether each was applied."""
-    rows, faint = [], []
-    for step in setup.steps:
-        reason = setup.plan.decision(step.policy).reason
-        rows.append((f"{EFFECT_SYMBOLS[step.effect]} {step.effect}", step.name, step.says,
-                     step.why or reason))  # fmt: skip
-        faint.append(step.effect == "nothing to do")
-    parts = [_table(("", "decision", "value", "why"), rows, faint=faint, title="cputrain")]
-    if setup.launched:
-        parts.append(note_html("This process was started by cputrain launch."))
-    if setup.restart:
-        parts.append(
-            '<div style="margin:.4em 0">To apply the whole plan: '
-            f"<code>{escape(setup.restart)}</code></div>"
-        )
-    return "".join(parts) + _warnings(setup.warnings)
+    return "".join(parts) + warnings_html(() if channels is None else channels.warnings)
 
 
 def search_result_html(result: SearchResult) -> str:
@@ -82,7 +55,9 @@ def search_result_html(result: SearchResult) -> str:
 def trials_html(trials: Sequence[Trial], running: str = "") -> str:
     """Return a table of completed trials, and a note on the running one."""
     faint = [not trial.good for trial in trials]
-    return _table(HEAD, map(cells, trials), faint=faint) + (note_html(running) if running else "")
+    return table_html(HEAD, map(cells, trials), faint=faint) + (
+        note_html(running) if running else ""
+    )
 
 
 def note_html(text: str) -> str:
@@ -90,13 +65,14 @@ def note_html(text: str) -> str:
     return f'<div style="margin:.4em 0">{escape(text)}</div>'
 
 
-def _warnings(warnings: Iterable[str]) -> str:
+def warnings_html(warnings: Iterable[str]) -> str:
+    """Return a paragraph for each warning."""
     return "".join(
         f'<div style="margin:.4em 0"><b>warning</b> {escape(warning)}</div>' for warning in warnings
     )
 
 
-def _table(
+def table_html(
     head: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,

@@ -74,8 +74,10 @@ def _pause_functions(process: int) -> tuple[Any, ...]:
 
 
 def _is_forked(process: int) -> bool:
-    """Return whether a process was forked without exec: libgomp may wait there for threads that
-    exist in the parent only."""
+    """Return whether a process was forked without exec.
+
+    libgomp may wait there for threads that exist in the parent only.
+    """
     try:
         return read_process(process)[1]
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""What tune tries: every knob. To add one: a file in `knobs`, a line here."""
+"""Search space of tune. To add a setting: a module in `knobs`, and a line here."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from cputrain.tune.trial import TrialOutcome
 
     class TunableSetting(Protocol):
-        """A module that knows what is worth trying."""
+        """A module with the candidate values of a setting."""
 
         KNOB: str
-        """The setting of the plan that it turns."""
+        """Name of the setting."""
 
         IN_STEPS: bool
-        """Whether values go one way: where they get slower and slower, the rest is left out."""
+        """Whether values are ordered: after several slower ones the rest is skipped."""
 
         def values(self, situation: Situation, /) -> list[str]:
-            """What to try besides what stands, the most promising first."""
+            """Return candidate values other than the planned one, the most promising first."""
 
 
 class Situation(Record):
-    """What is known before anything is tried."""
+    """Facts on which the candidates depend."""
 
     machine: Machine
     """The machine."""
 
     plan: Plan
-    """The one by rules, with what the user has set."""
+    """The rule-based plan, with the user's settings."""
 
     rules: TrialOutcome
-    """A trial of the plan by rules."""
+    """Outcome of a trial of the rule-based plan."""
 
     precision: str
-    """The least that the user allows: float32 or bf16."""
+    """Lowest precision that the user allows: float32 or bf16."""
 
 
 KNOBS: tuple[TunableSetting, ...] = (
@@ -62,7 +62,7 @@ KNOBS: tuple[TunableSetting, ...] = (
     allocator,
     huge_pages,
 )
-"""Tried each alone, those that have made most difference first: there may be time for two only."""
+"""Settings tried one at a time, those with the largest measured effect first."""
 
 LATE: tuple[TunableSetting, ...] = (compiling,)
-"""Those that cost much to try: on top of the best of the others, in the time that is left."""
+"""Settings whose trials are expensive: tried last, on top of the best of the others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from cputrain.bench.compare import Speedup, median
+from cputrain.measure.statistics import median, summarize_ratios
 from cputrain.record import Record
 from cputrain.tune.candidates import Situation
 from cputrain.tune.result import SearchResult
@@ -71,7 +71,7 @@ class ExhaustiveSearch(Search):
         speedup = baseline.step_s / best.step_s
         return SearchResult(
             settings=best.settings,
-            against_rules=Speedup(median=speedup, lowest=speedup, highest=speedup),
+            against_rules=summarize_ratios([speedup]),
             against_python=python.step_s / best.step_s,
             reason=f"{speedup:.2f} times as fast as the rules, the fastest of {len(combinations)}",
             reduced=is_reduced(best.settings),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.bench.compare import median
+from cputrain.measure.statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

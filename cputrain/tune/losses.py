@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from cputrain.bench.compare import loss_difference
+from cputrain.measure.statistics import loss_difference
 from cputrain.record import Record
 
 TYPE_CHECKING = False

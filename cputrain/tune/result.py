@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.bench.compare import Speedup
+from cputrain.measure.statistics import Speedup
 from cputrain.record import Record
 
 TYPE_CHECKING = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from cputrain.bench.compare import Speedup, median
+from cputrain.measure.statistics import Speedup, median, summarize_ratios
 from cputrain.tune.candidates import KNOBS, LATE, Situation
 from cputrain.tune.losses import make_reference
 from cputrain.tune.result import SearchResult, settings_text
@@ -349,7 +349,7 @@ class Search:
             )
         return self._winner_result(
             best,
-            Speedup(median=middle, lowest=lowest, highest=max(self._ratios)),
+            summarize_ratios(self._ratios),
             f"{len(self._ratios)} turn{'s' * (len(self._ratios) > 1)}, {turns}",
         )
 
@@ -360,8 +360,9 @@ class Search:
             speedup = median(self._ratios)
         if not settings or speedup < MIN_CLEAR:
             return self._rules_result("interrupted before any candidate was clearly faster")
-        single = Speedup(median=speedup, lowest=speedup, highest=speedup)
-        return self._winner_result(settings, single, "interrupted, so not confirmed in turns")
+        return self._winner_result(
+            settings, summarize_ratios([speedup]), "interrupted, so not confirmed in turns"
+        )
 
     # -- results
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from contextlib import suppress
 
-from cputrain.bench.compare import median
+from cputrain.measure.statistics import median
 from cputrain.record import Record
 from cputrain.runtime.trial import FEW, VARIABLE
 from cputrain.tune.folders import COMPILE_CACHE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from cputrain.launch.target import Target
+    from cputrain.target import Target
 
 LONGEST = 600.0
 """Default time limit of a trial in seconds."""

@@ -11,6 +11,7 @@ from cputrain.machine import RootSource, read_machine
 from cputrain.machine.ranks import SEAT
 from cputrain.plan.backend import UNSAFE
 from cputrain.plan.policies import KNOBS
+from cputrain.target import Target, TargetKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _is_silent_rank() -> bool:
 
 
 def start_for_plan(
-    plan: Plan, launch_target: target.Target, program: str, parsed: Parsed
+    plan: Plan, launch_target: Target, program: str, parsed: Parsed
 ) -> process.Start:
     """Return the program's start with the settings of a plan."""
     memory = plan.value("memory_policy") or {}
@@ -129,7 +130,7 @@ def start_for_plan(
             plan,
             quiet=_is_quiet(parsed),
             is_saved_plan=parsed.has("--plan"),
-            is_python=launch_target.kind is not target.TargetKind.COMMAND,
+            is_python=launch_target.kind is not TargetKind.COMMAND,
         ),
         cpus=None if cpus is None else tuple(cpus),
         interleave=tuple(memory["interleave"]) if "interleave" in memory else None,

@@ -12,6 +12,7 @@ from cputrain.launch import planning, target
 from cputrain.launch.commands.launch import KNOB_OPTIONS, PYTHON_OPTION
 from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
 from cputrain.machine import RootSource, read_machine
+from cputrain.target import Target, TargetKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ def main(argv: Sequence[str]) -> int:
     return _tune(parsed, launch_target, machine)
 
 
-def script_target(parsed: Parsed, command: str) -> target.Target:
+def script_target(parsed: Parsed, command: str) -> Target:
     """Return the script after the options; raise UsageError unless it is a file."""
     launch_target = target.read_target(parsed.rest, module=False, command=False)
-    if launch_target.kind is not target.TargetKind.SCRIPT or launch_target.name == "-":
+    if launch_target.kind is not TargetKind.SCRIPT or launch_target.name == "-":
         raise UsageError(
             "the script",
             "must be a file, so that its result can be saved under its path",
@@ -67,7 +68,7 @@ def script_target(parsed: Parsed, command: str) -> target.Target:
     return launch_target
 
 
-def _tune(parsed: Parsed, launch_target: target.Target, machine: Machine) -> int:
+def _tune(parsed: Parsed, launch_target: Target, machine: Machine) -> int:
     from cputrain.report.trials import watcher
 
     with watcher() as progress:
@@ -83,7 +84,7 @@ def _tune(parsed: Parsed, launch_target: target.Target, machine: Machine) -> int
 
 
 def search_with_options(
-    parsed: Parsed, launch_target: target.Target, machine: Machine, progress: Watcher
+    parsed: Parsed, launch_target: Target, machine: Machine, progress: Watcher
 ) -> SearchResult:
     """Search for the fastest plan with the options of a command line."""
     return find_plan(
@@ -101,7 +102,7 @@ def search_with_options(
 
 
 def find_plan(
-    launch_target: target.Target,
+    launch_target: Target,
     machine: Machine,
     plan: Plan,
     *,
@@ -154,7 +155,7 @@ def find_plan(
 
 @contextmanager
 def trial_script(
-    launch_target: target.Target, python: Sequence[str], *, allow_side_effects: bool
+    launch_target: Target, python: Sequence[str], *, allow_side_effects: bool
 ) -> Iterator[Script]:
     """Yield the script as trials run it, with a folder for its output.
 
@@ -202,7 +203,7 @@ def _can_contain() -> bool:
     return process.returncode == 0
 
 
-def save_tuned(launch_target: target.Target, machine: Machine, result: SearchResult) -> str | None:
+def save_tuned(launch_target: Target, machine: Machine, result: SearchResult) -> str | None:
     """Save the result for the next launch; return the file, or None if it could not be written."""
     from datetime import date
 
@@ -223,7 +224,7 @@ def save_tuned(launch_target: target.Target, machine: Machine, result: SearchRes
         return None
 
 
-def _print_result(result: SearchResult, launch_target: target.Target) -> None:
+def _print_result(result: SearchResult, launch_target: Target) -> None:
     from cputrain.report.plain import result_sentences
     from cputrain.tune.folders import trials_path
 

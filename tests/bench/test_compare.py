@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from cputrain.bench import as_markdown, compare
-from cputrain.bench.compare import loss_difference, quantile
 from cputrain.bench.measurement import parse_report
 from cputrain.errors import NotExecutable, NotFound, UsageError
 
@@ -118,26 +117,6 @@ def test_a_reference_that_does_not_repeat_shows_by_how_much(script, tmp_path):
 
 def test_a_reference_that_ran_once_is_compared_with_nothing(reports):
     assert compare({"a": reports("a", [1.0], [1.0])}, repeats=1).side("a").loss_difference is None
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "difference"),
-    [
-        ([1.0, 2.0], [1.0, 2.0], 0.0),
-        ([1.0, 2.0], [1.0, 4.0, 9.0], 0.5),
-        ([0.0], [0.0], 0.0),
-        ([float("nan")], [float("nan")], 0.0),
-        ([float("nan")], [1.0], 2.0),
-        ([float("inf")], [1.0], 2.0),
-        ([], [1.0], None),
-    ],
-)
-def test_a_loss_differs_in_relation_to_the_larger(one, other, difference):
-    assert loss_difference(one, other) == difference
-
-
-def test_quantiles_lie_straight_between_neighbours():
-    assert [quantile([4.0, 1.0, 2.0], part) for part in (0, 0.25, 0.5, 1)] == [1.0, 1.5, 2.0, 4.0]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 RULES = {
+    "cputrain/measure": ("cputrain.measure", "cputrain.record", "cputrain.errors"),
     "cputrain/machine": ("cputrain.machine", "cputrain.record", "cputrain.errors"),
     "cputrain/plan": ("cputrain.plan", "cputrain.machine", "cputrain.record", "cputrain.errors"),
     "launch": ("cputrain",),
@@ -96,3 +97,36 @@ def test_parts_do_not_reach_into_one_another(part: str) -> None:
     for path in sorted((ROOT / "cputrain" / part).rglob("*.py")):
         for name in imports_of(path):
             assert not name.startswith(inner), f"{path} imports {name}"
+
+
+def imported_on_load(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the modules that a module imports when it is loaded, and those it imports for types."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for field in ("body", "orelse", "handlers", "finalbody"):
+                yield from imported_on_load(getattr(node, field, []))
+
+
+def package_of(module: str) -> str:
+    """Return the package of cputrain that holds a module; "" for modules of others."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "cputrain" and len(parts) > 1 else ""
+
+
+def test_packages_import_one_another_in_one_direction() -> None:
+    imports: dict[str, set[str]] = {}
+    for root in ("cputrain", "launch"):
+        for path in (ROOT / root).rglob("*.py"):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            package = package_of(module if root == "cputrain" else f"cputrain.{module}")
+            names = imported_on_load(ast.parse(path.read_text()).body)
+            imports.setdefault(package, set()).update(map(package_of, names))
+    edges = {package: names & imports.keys() - {package} for package, names in imports.items()}
+    while leaves := [package for package, names in edges.items() if not names & edges.keys()]:
+        for package in leaves:
+            del edges[package]
+    assert {package: sorted(names & edges.keys()) for package, names in edges.items()} == {}

@@ -309,7 +309,7 @@ cputrain.setup(loader=False)
 
 
 def test_a_process_on_trial_is_left_to_tune(tmp_path: Path) -> None:
-    from cputrain.launch.target import Target, TargetKind
+    from cputrain.target import Target, TargetKind
     from cputrain.tune.trial import Script, run_trial
 
     path = script(tmp_path, """

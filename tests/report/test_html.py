@@ -9,9 +9,10 @@ import pytest
 
 from cputrain.machine import Machine, read_machine
 from cputrain.machine.capture import read_capture
+from cputrain.notebook.html import setup_html
 from cputrain.notebook.outcome import Effect, SetupResult, Step
 from cputrain.plan import Request, make_plan
-from cputrain.report.html import machine_html, plan_html, search_result_html, setup_html
+from cputrain.report.html import machine_html, plan_html, search_result_html
 from cputrain.tune.result import SearchResult, Trial
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cputrain.launch.target import Target, TargetKind
+from cputrain.target import Target, TargetKind
 from cputrain.tune.losses import compare_losses, make_reference
 from cputrain.tune.trial import Script, TrialOutcome, run_trial
 from tests.launch.programs import script

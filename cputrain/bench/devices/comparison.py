@@ -6,10 +6,10 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, run_case
-from cputrain.bench.compare import Speedup, median
 from cputrain.bench.devices.cases import CASES, select_cases
 from cputrain.errors import CputrainError, UsageError
+from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.measure.statistics import Speedup, median, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -180,14 +180,13 @@ def summarise(case: DeviceCase, answer: dict[str, Any]) -> DeviceCaseResult:
     fastest = min(single_seconds, key=lambda name: median(single_seconds[name]))
     sides = []
     for name, step_times in seconds.items():
-        ratios = [a / b for a, b in zip(seconds[fastest], step_times, strict=True)]
         sides.append(
             DeviceSide(
                 name=name,
                 seconds=tuple(step_times),
                 median=median(step_times),
                 samples_per_second=case.batch / median(step_times),
-                speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
+                speedup=speedup_by_round(seconds[fastest], step_times),
                 loss_difference=answer["losses"][name],
             )
         )

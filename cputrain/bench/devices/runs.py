@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from cputrain.bench.devices.models import build_model, make_batch
+from cputrain.measure.rounds import interleaved
 from cputrain.split import Split
 
 TYPE_CHECKING = False
@@ -85,9 +86,8 @@ def run(case: DeviceCase, devices: Sequence[str], rounds: int, steps: int) -> di
             break
         sharded.step()
     seconds: dict[str, list[float]] = {name: [] for name in setups}
-    for round_index in range(rounds):
-        for name in list(setups) if round_index % 2 == 0 else reversed(setups):
-            seconds[name].append(setups[name].step_seconds(steps))
+    for _, name in interleaved(setups, rounds):
+        seconds[name].append(setups[name].step_seconds(steps))
     first_losses = losses[devices[0]]
     return {
         "seconds": seconds,

@@ -21,8 +21,8 @@ import sys
 import time
 
 from cputrain.bench import workloads
-from cputrain.bench.compare import median
 from cputrain.bench.diagnoses import busy
+from cputrain.measure.statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

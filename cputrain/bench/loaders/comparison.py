@@ -6,9 +6,9 @@ import json
 import subprocess
 import sys
 
-from cputrain.bench.compare import Speedup, median, quantile
-from cputrain.bench.measurement import clean_environment
 from cputrain.errors import CputrainError, UsageError
+from cputrain.measure.child import clean_environment
+from cputrain.measure.statistics import Speedup, median, quantile, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -188,10 +188,6 @@ def _side(
         runs_by_name[name], runs_by_name[REFERENCE], runs_by_name.get(SAMPLES_ALONE)
     )  # fmt: skip
     seconds = tuple(run["seconds"] for run in runs)
-    ratios = [
-        reference_run["seconds"] / run["seconds"]
-        for run, reference_run in zip(runs, reference, strict=True)
-    ]
     has_cpu_time = runs[0]["cpu_seconds"] is not None
     cpu_overhead_s = None
     if samples_alone is not None and name != SAMPLES_ALONE:
@@ -210,7 +206,7 @@ def _side(
         batches_per_second=runs[0]["batches"] / median_s if timed != "first batch" else None,
         speedup=None
         if name == SAMPLES_ALONE
-        else Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
+        else speedup_by_round([run["seconds"] for run in reference], seconds),
         cpu_seconds=median(run["cpu_seconds"] for run in runs) if has_cpu_time else None,
         cpu_seconds_beyond_samples=cpu_overhead_s,
         worker_bytes=memory[0],

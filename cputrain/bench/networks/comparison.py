@@ -7,10 +7,11 @@ import math
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, run_case
-from cputrain.bench.compare import Speedup, median
 from cputrain.bench.networks.cases import IMAGE_SIZE, select_networks
 from cputrain.errors import CputrainError, NotFound, UsageError
+from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.measure.rounds import interleaved
+from cputrain.measure.statistics import Speedup, median, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -126,19 +127,18 @@ def compare_networks(
     networks = select_networks(tuple(names))
     runs: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     device_names: dict[str, str] = {}
-    for round_index in range(rounds):
-        for device in devices if round_index % 2 == 0 else reversed(devices):
-            for batch in batches:
-                request = {"networks": list(networks), "device": device, "batch": batch,
-                           "side": side, "steps": steps}  # fmt: skip
-                answer = _run(request)
-                device_names[device] = answer["of"]
-                for name, run in answer["networks"].items():
-                    runs.setdefault((name, batch), {}).setdefault(device, []).append(run)
-                print(
-                    f"round {round_index + 1} of {rounds}: {device}, batch size {batch}",
-                    file=sys.stderr,
-                )
+    for round_index, device in interleaved(devices, rounds):
+        for batch in batches:
+            request = {"networks": list(networks), "device": device, "batch": batch,
+                       "side": side, "steps": steps}  # fmt: skip
+            answer = _run(request)
+            device_names[device] = answer["of"]
+            for name, run in answer["networks"].items():
+                runs.setdefault((name, batch), {}).setdefault(device, []).append(run)
+            print(
+                f"round {round_index + 1} of {rounds}: {device}, batch size {batch}",
+                file=sys.stderr,
+            )
     return NetworkComparison(
         rounds=rounds,
         side=side,
@@ -179,13 +179,12 @@ def summarise(
     sides = []
     for device in devices:
         seconds = [median(run["seconds"]) for run in runs[device]]
-        ratios = [a / b for a, b in zip(reference_seconds, seconds, strict=True)]
         sides.append(
             NetworkSide(
                 device=device,
                 seconds=tuple(seconds),
                 asked=median([median(run["asked"]) for run in runs[device]]),
-                speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
+                speedup=speedup_by_round(reference_seconds, seconds),
                 loss_difference=abs(runs[device][0]["loss"] - reference_loss) / abs(reference_loss),
             )
         )

@@ -16,8 +16,8 @@ import time
 
 import torch
 
-from cputrain.bench.compare import median
 from cputrain.bench.networks.runs import run
+from cputrain.measure.statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

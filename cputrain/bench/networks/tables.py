@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cputrain.bench.markdown import digits, duration
 from cputrain.bench.tables import markdown_page, without_empty_columns
+from cputrain.measure.statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def footnote(comparison: NetworkComparison) -> str:
 def _row(result: NetworkResult) -> tuple[str, ...]:
     *compared_sides, _ = result.sides
     cells = [f"{result.name}, {result.batch}"]
-    cells += [duration(sorted(side.seconds)[len(side.seconds) // 2]) for side in result.sides]
+    cells += [duration(median(side.seconds)) for side in result.sides]
     for side in compared_sides:
         ratio_range = ""
         if len(side.seconds) > 1:

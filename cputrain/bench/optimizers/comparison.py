@@ -6,10 +6,10 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, run_case
-from cputrain.bench.compare import Speedup, median
 from cputrain.bench.optimizers.cases import CASES, select_optimizers, shapes
 from cputrain.errors import CputrainError
+from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.measure.statistics import Speedup, median, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -148,10 +148,6 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
 def summarise(cell: dict[str, Any], num_threads: int) -> OptimizerCell:
     """Compute a cell's statistics from the step times of all rounds."""
     python_seconds, cputrain_seconds = cell["seconds"]["python"], cell["seconds"]["cputrain"]
-    ratios = [
-        python_s / cputrain_s
-        for python_s, cputrain_s in zip(python_seconds, cputrain_seconds, strict=True)
-    ]
     return OptimizerCell(
         num_tensors=cell["num_tensors"],
         num_elements=cell["num_elements"],
@@ -159,7 +155,7 @@ def summarise(cell: dict[str, Any], num_threads: int) -> OptimizerCell:
         num_threads=num_threads,
         python_s=median(python_seconds),
         cputrain_s=median(cputrain_seconds),
-        rounds=len(ratios),
-        speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios)),
+        rounds=len(python_seconds),
+        speedup=speedup_by_round(python_seconds, cputrain_seconds),
         is_fused=cell["is_fused"],
     )

@@ -6,8 +6,9 @@ import time
 
 import torch
 
-from cputrain.bench.compare import median
 from cputrain.bench.optimizers.cases import MIN_SPEEDUP, OPTIMIZERS, TABLE_WIDTH
+from cputrain.measure.rounds import interleaved
+from cputrain.measure.statistics import speedup_by_round
 from cputrain.runtime import fused
 
 TYPE_CHECKING = False
@@ -56,13 +57,12 @@ def _measure_cell(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
 
     def measure_rounds(num_rounds: int) -> dict[str, list[float]]:
         seconds: dict[str, list[float]] = {"python": [], "cputrain": []}
-        for round_index in range(num_rounds):
-            sides = [("python", reference, False), ("cputrain", fused_optimizer, True)]
-            for side, optimizer, is_fused in sides if round_index % 2 == 0 else reversed(sides):
-                if num_warm_up:
-                    _run_steps(transform, optimizer, num_warm_up, is_fused=is_fused)
-                elapsed_s = _run_steps(transform, optimizer, num_steps, is_fused=is_fused)
-                seconds[side].append(elapsed_s / num_steps)
+        sides = [("python", reference, False), ("cputrain", fused_optimizer, True)]
+        for _, (side, optimizer, is_fused) in interleaved(sides, num_rounds):
+            if num_warm_up:
+                _run_steps(transform, optimizer, num_warm_up, is_fused=is_fused)
+            elapsed_s = _run_steps(transform, optimizer, num_steps, is_fused=is_fused)
+            seconds[side].append(elapsed_s / num_steps)
         return seconds
 
     seconds = measure_rounds(rounds)
@@ -78,10 +78,7 @@ def _measure_cell(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
 
 
 def _speedup(seconds: dict[str, list[float]]) -> float:
-    return median(
-        python_s / cputrain_s
-        for python_s, cputrain_s in zip(seconds["python"], seconds["cputrain"], strict=True)
-    )
+    return speedup_by_round(seconds["python"], seconds["cputrain"]).median
 
 
 def _make_params(shape: Shape) -> list[torch.nn.Parameter]:

@@ -6,11 +6,12 @@ import importlib.metadata
 import platform
 import sys
 
-from cputrain.bench.child import CaseFailedError, run_case
-from cputrain.bench.compare import Speedup, median, quantile
 from cputrain.bench.pools.cases import CASES, cases
 from cputrain.bench.pools.contenders import CONTENDERS, NO_POOL, OURS, PoolContender
 from cputrain.errors import CputrainError, UsageError
+from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.measure.rounds import interleaved
+from cputrain.measure.statistics import Speedup, median, quantile, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -138,7 +139,7 @@ def compare_pools(
 
 
 def compare_case(case: PoolCase, rounds: int, processes: int, quick: bool) -> PoolCaseResult:
-    """Run a case in all pools, interleaved: A B C, C B A, …
+    """Run a case in all pools, interleaved (A B C, C B A, …).
 
     A pool that fails or times out is left out of this and all further rounds.
 
@@ -150,34 +151,33 @@ def compare_case(case: PoolCase, rounds: int, processes: int, quick: bool) -> Po
         contender.name: reason for contender in contenders if (reason := contender.why_not())
     }
     runs: dict[str, list[dict[str, Any]]] = {contender.name: [] for contender in contenders}
-    for round_number in range(1, rounds + 1):
-        for contender in contenders if round_number % 2 else reversed(contenders):
-            if contender.name in left_out:
-                continue
-            try:
-                run = run_case(
-                    "cputrain.bench.pools",
-                    {
-                        "case": case.name,
-                        "contender": contender.name,
-                        "processes": processes,
-                        "quick": quick,
-                    },
-                )
-            except CaseFailedError as error:
-                if contender.name == OURS:
-                    raise CputrainError(
-                        f"cputrain's pool in {case.name}", "must run the case", found=str(error)
-                    ) from error
-                left_out[contender.name] = f"round {round_number}: {error}"
-                print(f"{case.name}: {contender.name}: {error}", file=sys.stderr)
-                continue
-            runs[contender.name].append(run)
-            print(
-                f"{case.name}: round {round_number} of {rounds}, "
-                f"{contender.name} {run['seconds']:.3g} s",
-                file=sys.stderr,
+    for round_index, contender in interleaved(contenders, rounds):
+        if contender.name in left_out:
+            continue
+        try:
+            run = run_case(
+                "cputrain.bench.pools",
+                {
+                    "case": case.name,
+                    "contender": contender.name,
+                    "processes": processes,
+                    "quick": quick,
+                },
             )
+        except CaseFailedError as error:
+            if contender.name == OURS:
+                raise CputrainError(
+                    f"cputrain's pool in {case.name}", "must run the case", found=str(error)
+                ) from error
+            left_out[contender.name] = f"round {round_index + 1}: {error}"
+            print(f"{case.name}: {contender.name}: {error}", file=sys.stderr)
+            continue
+        runs[contender.name].append(run)
+        print(
+            f"{case.name}: round {round_index + 1} of {rounds}, "
+            f"{contender.name} {run['seconds']:.3g} s",
+            file=sys.stderr,
+        )
     completed = {name: pool_runs for name, pool_runs in runs.items() if name not in left_out}
     return summarise(case.name, case.title, completed, left_out)
 
@@ -203,11 +203,6 @@ def _side(name: str, runs: dict[str, list[dict[str, Any]]]) -> PoolSide:
     side_seconds = seconds[name]
     other_pools = [pool for pool in runs if pool not in (name, NO_POOL)] if name != NO_POOL else []
     best_other = min(other_pools, key=lambda pool: median(seconds[pool]), default=None)
-    ratios = (
-        []
-        if best_other is None
-        else [a / b for a, b in zip(seconds[best_other], side_seconds, strict=True)]
-    )
     cpu_times = [run["cpu_seconds"] for run in runs[name] if run["cpu_seconds"] is not None]
     return PoolSide(
         name=name,
@@ -217,9 +212,7 @@ def _side(name: str, runs: dict[str, list[dict[str, Any]]]) -> PoolSide:
         slowest=max(side_seconds),
         quartiles=(quantile(side_seconds, 0.25), quantile(side_seconds, 0.75)),
         best_other=best_other,
-        speedup=Speedup(median=median(ratios), lowest=min(ratios), highest=max(ratios))
-        if ratios
-        else None,
+        speedup=None if best_other is None else speedup_by_round(seconds[best_other], side_seconds),
         cpu_seconds=median(cpu_times) if cpu_times else None,
     )
 

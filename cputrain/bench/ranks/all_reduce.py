@@ -11,6 +11,7 @@ from statistics import median
 import torch
 from torch import distributed
 
+from cputrain.measure.rounds import interleaved
 from cputrain.ranks.node_group import connect_node_group
 
 TYPE_CHECKING = False
@@ -41,13 +42,12 @@ def main() -> None:
         }
         times_ms: dict[str, list[float]] = {name: [] for name in all_reduces}
         num_calls = max(3, min(40, KIB_PER_ROUND // kib))
-        for round_index in range(1 + rounds):  # the first round is a warm-up
-            for name in all_reduces if round_index % 2 else reversed(all_reduces):
-                distributed.barrier()
-                start_s = time.perf_counter()
-                for _ in range(num_calls):
-                    all_reduces[name]()
-                times_ms[name].append(1e3 * (time.perf_counter() - start_s) / num_calls)
+        for _, name in interleaved(all_reduces, 1 + rounds):  # the first round is a warm-up
+            distributed.barrier()
+            start_s = time.perf_counter()
+            for _ in range(num_calls):
+                all_reduces[name]()
+            times_ms[name].append(1e3 * (time.perf_counter() - start_s) / num_calls)
         if distributed.get_rank() == 0:
             summary = {
                 name: [round(statistic(values[1:]), 3) for statistic in (median, min, max)]

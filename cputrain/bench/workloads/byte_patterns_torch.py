@@ -62,6 +62,7 @@ def make_data(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def new_model() -> nn.Module:
+    """Return an untrained classifier."""
     return nn.Sequential(
         nn.Linear(LENGTH, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2)
     )
@@ -109,6 +110,7 @@ def learn(
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--rows", type=int, default=40_000, help="number of recordings (default: 40000)"

@@ -37,6 +37,7 @@ def conv_block(in_channels: int, out_channels: int, stride: int) -> nn.Sequentia
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20, help="timed steps (default: 20)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (default: 64)")

@@ -45,6 +45,7 @@ class Recommender(nn.Module):
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
     parser.add_argument("--batch", type=int, default=512, help="batch size (default: 512)")

@@ -38,6 +38,7 @@ def build_discriminator(width: int) -> nn.Sequential:
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=6, help="timed steps (default: 6)")
     parser.add_argument("--batch", type=int, default=16, help="batch size (default: 16)")

@@ -55,6 +55,7 @@ class GPT(nn.Module):
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8, help="timed steps (default: 8)")
     parser.add_argument("--batch", type=int, default=8, help="batch size in sequences (default: 8)")

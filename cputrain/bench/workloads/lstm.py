@@ -24,6 +24,7 @@ class LSTMLanguageModel(nn.Module):
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
     parser.add_argument(

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs (default: 3)")
     parser.add_argument("--steps", type=int, help="steps in an epoch (default: all of them)")

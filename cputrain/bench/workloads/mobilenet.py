@@ -45,6 +45,7 @@ def mobilenet(classes: int = 1000) -> nn.Sequential:
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8, help="timed steps (default: 8)")
     parser.add_argument("--batch", type=int, default=16, help="batch size (default: 16)")

@@ -86,6 +86,7 @@ def resnet(depth: int, classes: int = 1000) -> nn.Sequential:
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
     parser.add_argument("--batch", type=int, default=16, help="batch size (default: 16)")

@@ -53,6 +53,7 @@ class UNet(nn.Module):
 
 
 def main() -> None:
+    """Train, then print losses and step times as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=6, help="timed steps (default: 6)")
     parser.add_argument("--batch", type=int, default=4, help="batch size (default: 4)")

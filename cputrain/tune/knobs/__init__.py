@@ -1,1 +1,1 @@
-"""What is worth trying of each setting: a file for each, listed in `candidates`."""
+"""Candidate values of each setting: a module for each, listed in `cputrain.tune.candidates`."""

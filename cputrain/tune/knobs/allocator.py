@@ -1,4 +1,4 @@
-"""Memory allocators that are installed."""
+"""Candidates for `allocator`: those that are installed."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ IN_STEPS = False
 
 
 def values(situation: Situation) -> list[str]:
-    """Each that can be preloaded, and the system's as it is."""
+    """Return the allocators that can be preloaded, and the system's default."""
     return [*situation.machine.preloads, "default"]

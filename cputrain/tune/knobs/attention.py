@@ -1,4 +1,4 @@
-"""Another kernel of attention, or float32 for it within autocast."""
+"""Candidates for `attention`: another kernel, or float32 under autocast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IN_STEPS = False
 
 
 def values(situation: Situation) -> list[str]:
-    """Where attention is computed."""
+    """Return the kernels, if the script computes attention."""
     if "attention" not in situation.rules.uses:
         return []
     return ["math"] if situation.precision == "float32" else ["float32", "math"]

@@ -1,4 +1,4 @@
-"""Convolutions channels last."""
+"""Candidates for `channels_last`."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ IN_STEPS = False
 
 
 def values(situation: Situation) -> list[str]:
-    """On, where there are convolutions."""
+    """Return on, if the script computes convolutions."""
     return ["on"] if "convolution" in situation.rules.uses else []

@@ -1,4 +1,4 @@
-"""torch.compile."""
+"""Candidates for `compile`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IN_STEPS = False
 
 
 def values(_situation: Situation) -> list[str]:
-    """On, where there is a compiler for what it writes."""
+    """Return on, if a C++ compiler is installed."""
     from shutil import which
 
     return ["on"] if any(map(which, ("g++", "clang++", "c++"))) else []

@@ -1,4 +1,4 @@
-"""Small pages, where huge ones are asked for."""
+"""Candidates for `huge_pages`."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ IN_STEPS = False
 
 
 def values(situation: Situation) -> list[str]:
-    """Off, if the rules say on."""
+    """Return off, if the rule-based plan has huge pages."""
     return ["off"] if situation.plan.value("huge_pages") else []

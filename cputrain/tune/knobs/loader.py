@@ -1,4 +1,4 @@
-"""torch's own loader, where a script waits for data."""
+"""Candidates for `loader`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ KNOB = "loader"
 IN_STEPS = False
 
 WORTH = 0.05
-"""Part of a step's time that must be waiting before another loader can matter."""
+"""Least fraction of the step time spent waiting for data at which loaders are compared."""
 
 
 def values(situation: Situation) -> list[str]:
-    """Off, where ours makes the script wait."""
+    """Return off, if the script waits for data under cputrain's loader."""
     rules = situation.rules
     waits = sum(rules.waits) > WORTH * sum(rules.times)
     return ["off"] if waits else []

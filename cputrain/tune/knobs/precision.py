@@ -1,4 +1,4 @@
-"""Fewer bits, where the user allows them and the CPU has instructions for them."""
+"""Candidates for `precision`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IN_STEPS = False
 
 
 def values(situation: Situation) -> list[str]:
-    """Autocast, and bf16 inside the kernels alone."""
+    """Return the reduced precisions that the user allows and the CPU supports."""
     allowed = situation.precision != "float32" and multiplies_bf16(situation.machine)
     if not allowed:
         return []

@@ -1,4 +1,4 @@
-"""Replicas of the model, each with a part of every batch on cores of its own."""
+"""Candidates for `replicas`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IN_STEPS = False
 
 
 def values(situation: Situation) -> list[str]:
-    """As many as there are caches or memory nodes, and teams of a few cores each."""
+    """Return one replica for each L3 cache or NUMA node, and for every few cores."""
     from cputrain.plan import Request
     from cputrain.plan.cores import share_of
     from cputrain.plan.teams import counts, ordered

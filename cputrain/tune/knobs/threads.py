@@ -1,4 +1,4 @@
-"""Fewer threads: small tensors on many threads wait for one another more than they compute."""
+"""Candidates for `threads`: fewer, as small tensors do not repay synchronizing many threads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ IN_STEPS = True
 
 
 def values(situation: Situation) -> list[str]:
-    """Half as many, a quarter, …, 1."""
-    found, count = [], situation.plan.value("threads") // 2
+    """Return half the planned number of threads, a quarter, …, 1."""
+    values, count = [], situation.plan.value("threads") // 2
     while count >= 1:
-        found.append(str(count))
+        values.append(str(count))
         count //= 2
-    return found
+    return values

@@ -1,4 +1,4 @@
-"""Run one benchmark case in a subprocess: JSON request in argv, JSON answer on stdout."""
+"""Child processes that are measured: their environment, their end, and cases with JSON answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-
-from cputrain.bench.measurement import clean_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +25,15 @@ class CaseFailedError(Exception):
         super().__init__(reason)
         self.code = code
         """Exit code of the process; None if it timed out."""
+
+
+def clean_environment() -> dict[str, str]:
+    """Return a copy of the environment without `CPUTRAIN_*` variables."""
+    return {
+        variable: value
+        for variable, value in os.environ.items()
+        if not variable.startswith("CPUTRAIN_")
+    }
 
 
 def run_case(module: str, request: dict[str, Any]) -> dict[str, Any]:

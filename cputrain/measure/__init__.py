@@ -1,0 +1,1 @@
+"""Statistics of timings, interleaved rounds, and child processes that are measured."""

@@ -1,0 +1,38 @@
+"""HTML of the result of `cputrain.setup`."""
+
+from __future__ import annotations
+
+from html import escape
+
+from cputrain.report.html import note_html, table_html, warnings_html
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cputrain.notebook.outcome import SetupResult
+
+EFFECT_SYMBOLS = {
+    "applied": "✓",
+    "already so": "✓",
+    "in part": "◐",
+    "not applied": "✗",
+    "nothing to do": "·",
+}
+
+
+def setup_html(setup: SetupResult) -> str:
+    """Return the decisions of `cputrain.setup`, and whether each was applied."""
+    rows, faint = [], []
+    for step in setup.steps:
+        reason = setup.plan.decision(step.policy).reason
+        rows.append((f"{EFFECT_SYMBOLS[step.effect]} {step.effect}", step.name, step.says,
+                     step.why or reason))  # fmt: skip
+        faint.append(step.effect == "nothing to do")
+    parts = [table_html(("", "decision", "value", "why"), rows, faint=faint, title="cputrain")]
+    if setup.launched:
+        parts.append(note_html("This process was started by cputrain launch."))
+    if setup.restart:
+        parts.append(
+            '<div style="margin:.4em 0">To apply the whole plan: '
+            f"<code>{escape(setup.restart)}</code></div>"
+        )
+    return "".join(parts) + warnings_html(setup.warnings)
