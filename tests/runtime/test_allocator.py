@@ -58,11 +58,11 @@ def test_steps_touch_no_memory_anew_once_it_is_kept(tmp_path: Path) -> None:
     text = """
 train(20_000, 4)
 counts = [faults()]
-for _ in range(5):
+for _ in range(9):
     train(20_000, 1)
     counts.append(faults())
 steps = sorted(after - before for before, after in zip(counts, counts[1:]))
-print(steps[2])  # now and then, a step touches again what was given back to look what it needs
+print(steps[2])  # a few steps touch again what was returned to measure the need
 """
     kept, python = said(tmp_path, text), said(tmp_path, text, start=plain)
     assert python > 10_000  # a step has 40 MB of activations and more
