@@ -76,7 +76,7 @@ def test_what_the_figures_amount_to():
     )  # fmt: skip
     assert comparison.mean("ocl") == pytest.approx(0.625**0.5)
     text = as_markdown(comparison, machine_line="a machine")
-    assert "| resnet18, 32 | 40.0 ms | 30.0 ms | 0.62× (0.25 to 1.00) |" in text
+    assert "| resnet18, 32 | 35.0 ms | 20.0 ms | 0.62× (0.25 to 1.00) |" in text
     assert "ocl is a GPU, cuda is the same" in text
     assert "in geometric mean: ocl 0.79" in text
 

@@ -10,7 +10,6 @@ import sys
 import pytest
 import torch
 
-from cputrain.bench import child
 from cputrain.bench.pools import CASES, case_note, case_table, compare_pools, comparison, tasks
 from cputrain.bench.pools.cases import PoolCase, cases, find_case
 from cputrain.bench.pools.comparison import compare_case, summarise
@@ -18,6 +17,7 @@ from cputrain.bench.pools.contenders import CONTENDERS, PoolContender, PoolMetho
 from cputrain.bench.pools.runs import _check, cpu_seconds
 from cputrain.errors import CputrainError, UsageError
 from cputrain.launch.commands.bench import main
+from cputrain.measure import child
 
 OURS = CONTENDERS[0]
 

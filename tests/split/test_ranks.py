@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cputrain.errors import UsageError
@@ -48,6 +48,7 @@ def test_shares_follow_what_is_measured(tmp_path):
     assert first["ended"][0] < first["ended"][1]
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # drawing beside busy processes
 @given(
     st.integers(1, 60), st.integers(1, 30), st.booleans(),
     st.lists(st.floats(0.01, 100.0), min_size=1, max_size=5),
