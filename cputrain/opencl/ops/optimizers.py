@@ -15,6 +15,7 @@ from cputrain.opencl.ops.pointwise import (
     SAME_DTYPE,
     is_rejected_by_torch,
     scalar_of,
+    schema_arguments,
 )
 from cputrain.opencl.table import kernel
 from cputrain.opencl.tensor import OclTensor
@@ -48,13 +49,7 @@ ROLES = {
 
 def _register(operator: Any, expression: str, *, in_place: bool) -> None:
     """Register an expression as the kernel of a foreach operator."""
-    arguments = operator._schema.arguments
-    names = [argument.name for argument in arguments]
-    defaults = {
-        argument.name: argument.default_value
-        for argument in arguments
-        if argument.has_default_value()
-    }
+    names, defaults = schema_arguments(operator)
     used = set(re.findall("[A-Z][A-Z0-9_]+", expression))
 
     def role_of(argument: str) -> str:

@@ -163,13 +163,7 @@ def register_expression(
             for floating-point tensors only, "bool" for a bool result.
         in_place: Whether the operator writes to its argument `self`.
     """
-    arguments = operator._schema.arguments
-    names = [argument.name for argument in arguments]
-    defaults = {
-        argument.name: argument.default_value
-        for argument in arguments
-        if argument.has_default_value()
-    }
+    names, defaults = schema_arguments(operator)
     used = set(re.findall("[A-Z][A-Z0-9_]+", expression))
 
     @kernel(operator)
@@ -198,6 +192,17 @@ def register_expression(
         return compute_expression(
             expression, result_kind, out, tensors, scalars, result_type(values)
         )
+
+
+def schema_arguments(operator: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of an operator's arguments, and the defaults of those that have one."""
+    arguments = operator._schema.arguments
+    defaults = {
+        argument.name: argument.default_value
+        for argument in arguments
+        if argument.has_default_value()
+    }
+    return [argument.name for argument in arguments], defaults
 
 
 def compute_expression(
