@@ -18,7 +18,7 @@ import time
 
 from cputrain.bench.tree_memory import TreeMemory
 from cputrain.errors import NotExecutable, NotFound, UsageError
-from cputrain.measure.child import clean_environment
+from cputrain.measure.child import start_process
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -159,17 +159,9 @@ def parse_report(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], flo
 
 
 def _start(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a command in its own process group, with stdin closed; raise if it cannot be run."""
+    """Start a command; raise an error of ours if it cannot be run."""
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=clean_environment(),
-            # new process group, so that its loader workers can be killed with it
-            process_group=0 if os.name == "posix" else None,
-        )
+        return start_process(command, stdout, stderr)
     except FileNotFoundError as error:
         raise NotFound(
             "the command to measure", "must exist", found=command[0], do="Check its spelling."

@@ -12,7 +12,8 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Sequence
+    from typing import IO, Any
 
 TIMEOUT_S = 900.0
 """Timeout of a case in seconds."""
@@ -36,6 +37,21 @@ def clean_environment() -> dict[str, str]:
     }
 
 
+def start_process(
+    command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of its own and a clean environment, with stdin closed."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=clean_environment(),
+        # so that its workers can be killed with it
+        process_group=0 if os.name == "posix" else None,
+    )
+
+
 def run_case(module: str, request: dict[str, Any]) -> dict[str, Any]:
     """Run `python -m module` with a JSON request and return its JSON answer.
 
@@ -50,15 +66,7 @@ def run_case(module: str, request: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-P", "-m", module, json.dumps(request)]
     # files, not pipes: a worker that outlives the process would keep a pipe open
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=clean_environment(),
-            # new process group, so that a timeout can kill the workers as well
-            process_group=0 if os.name == "posix" else None,
-        )
+        process = start_process(command, stdout, stderr)
         try:
             process.wait(TIMEOUT_S)
         except BaseException as error:

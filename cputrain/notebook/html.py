@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from cputrain.notebook.outcome import Effect
 from cputrain.report.html import note_html, table_html, warnings_html
 
 TYPE_CHECKING = False
@@ -11,12 +12,13 @@ if TYPE_CHECKING:
     from cputrain.notebook.outcome import SetupResult
 
 EFFECT_SYMBOLS = {
-    "applied": "✓",
-    "already so": "✓",
-    "in part": "◐",
-    "not applied": "✗",
-    "nothing to do": "·",
+    Effect.APPLIED: "✓",
+    Effect.ALREADY: "✓",
+    Effect.PARTLY: "◐",
+    Effect.NOT_APPLIED: "✗",
+    Effect.NOTHING: "·",
 }
+"""Symbol in the first column of the table."""
 
 
 def setup_html(setup: SetupResult) -> str:
@@ -26,7 +28,7 @@ def setup_html(setup: SetupResult) -> str:
         reason = setup.plan.decision(step.policy).reason
         rows.append((f"{EFFECT_SYMBOLS[step.effect]} {step.effect}", step.name, step.says,
                      step.why or reason))  # fmt: skip
-        faint.append(step.effect == "nothing to do")
+        faint.append(step.effect is Effect.NOTHING)
     parts = [table_html(("", "decision", "value", "why"), rows, faint=faint, title="cputrain")]
     if setup.launched:
         parts.append(note_html("This process was started by cputrain launch."))

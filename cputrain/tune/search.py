@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from cputrain.measure.rounds import round_order
 from cputrain.measure.statistics import Speedup, median, summarize_ratios
 from cputrain.tune.candidates import KNOBS, LATE, Situation
 from cputrain.tune.losses import make_reference
@@ -325,7 +326,7 @@ class Search:
             if self._ratios and not self._runner.has_time({}, best):
                 break
             outcomes = {}
-            for settings in ({}, best) if turn % 2 == 0 else (best, {}):
+            for settings in round_order(({}, best), turn):
                 outcomes[bool(settings)] = self._runner.run_candidate(
                     "turns", settings, reference, thorough=True
                 )

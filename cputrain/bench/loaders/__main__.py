@@ -22,6 +22,7 @@ from cputrain.bench.loaders.cases import LoaderCase, cases, tensors
 from cputrain.bench.loaders.contenders import CONTENDERS, LoaderContender
 from cputrain.bench.loaders.runs import LoaderRun, batch_sums, run, run_samples_alone, worker_bytes
 from cputrain.errors import CputrainError
+from cputrain.measure.rounds import round_order
 
 
 def main(argv: list[str]) -> int:
@@ -61,7 +62,7 @@ def compare_case(case: LoaderCase, repeats: int) -> dict[str, Any]:
         if case.has_samples_alone:
             runs.append(run_samples_alone(case, data, round_number))
             _print_progress(runs[-1], repeats)
-        for contender in runnable if round_number % 2 else reversed(runnable):
+        for contender in round_order(runnable, round_number - 1):
             result = run(case, contender, data, round_number)
             expected = expected or (result.batches, result.last)
             if (result.batches, result.last) != expected:

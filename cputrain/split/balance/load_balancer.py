@@ -7,6 +7,7 @@ The result is the same for any sizes, so every measured step is an ordinary trai
 
 from __future__ import annotations
 
+from cputrain.measure.rounds import interleaved
 from cputrain.record import Record
 from cputrain.split.balance.auto_replicas import ShardLimits, median
 from cputrain.split.balance.step_costs import NEVER, Cost, StepSamples, balanced
@@ -406,9 +407,8 @@ class LoadBalancer:
         self, times: dict[tuple[int, ...], list[float]], steps: StepSamples
     ) -> Generator[tuple[int, ...], tuple[float, tuple[float, ...]], None]:
         """Measure each of these divisions in a few more turns."""
-        for turn in range(TURNS):
-            for sizes in times if turn % 2 == 0 else reversed(times):
-                times[sizes].append((yield from self._measure(sizes, steps, STEPS_PER_TURN)))
+        for _, sizes in interleaved(times, TURNS):
+            times[sizes].append((yield from self._measure(sizes, steps, STEPS_PER_TURN)))
 
     def _measure(
         self, division: tuple[int, ...], steps: StepSamples, num_steps: int = STEPS_PER_DIVISION
