@@ -15,10 +15,18 @@ class takes microseconds at run time.
 
 from __future__ import annotations
 
+__all__ = ["Generic", "Record", "plain"]
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, ClassVar, Self, dataclass_transform
+    from typing import Any, ClassVar, Generic, Self, dataclass_transform
 else:
+
+    class Generic:
+        """Base of classes with a type parameter, which only type checkers know."""
+
+        def __class_getitem__(cls, parameter):
+            return cls
 
     def dataclass_transform(**_options):
         """Return a decorator that does nothing: the real one is for type checkers."""

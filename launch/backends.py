@@ -10,32 +10,32 @@ import os
 
 from cputrain.errors import UsageError
 from cputrain.machine.cache import cache_folder
-from cputrain.plan.backend import KNOB, UNSAFE, Candidate, Suits
+from cputrain.settings.backend import SETTING, UNSAFE, Candidate, Suits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.backends import BackendFinding
     from cputrain.machine import Machine
-    from cputrain.plan import Setting
+    from cputrain.settings.core.decision import UserValue
 
 
 def backend_candidates(
-    machine: Machine, setting: Setting | None, *, unsafe: bool
+    machine: Machine, user_value: UserValue | None, *, unsafe: bool
 ) -> tuple[Candidate, ...]:
     """Return the candidates for this machine's plan; examine a requested backend if necessary.
 
     Args:
-        setting: The user's setting of the knob; None stands for auto.
+        user_value: The user's value of the setting; None stands for auto.
         unsafe: Whether a backend may be used although it was found to be wrong.
 
     Raises:
         UsageError: `unsafe` was given without the name of a backend.
     """
-    name = "auto" if setting is None else setting.value
+    name = "auto" if user_value is None else user_value.value
     if unsafe and name in ("auto", "default"):
         raise UsageError(
-            UNSAFE, "requires the name of a backend", found=f"{KNOB.flag} {name}",
-            do=f"For example: {KNOB.flag} zendnn {UNSAFE}",
+            UNSAFE, "requires the name of a backend", found=f"{SETTING.flag} {name}",
+            do=f"For example: {SETTING.flag} zendnn {UNSAFE}",
         )  # fmt: skip
     if name == "default" or (
         name == "auto" and not os.path.isdir(os.path.join(cache_folder(), "backends"))
@@ -43,9 +43,9 @@ def backend_candidates(
         return ()
     from cputrain.backends.findings import cached_findings, require_backend
 
-    if name == "auto" or setting is None:
+    if name == "auto" or user_value is None:
         return tuple(_candidate(finding, unsafe=False) for finding in cached_findings(machine))
-    return (_candidate(require_backend(machine, name, setting.where), unsafe=unsafe),)
+    return (_candidate(require_backend(machine, name, user_value.where), unsafe=unsafe),)
 
 
 def _candidate(finding: BackendFinding, *, unsafe: bool) -> Candidate:

@@ -11,11 +11,12 @@ from cputrain.errors import PlanError, UsageError
 from cputrain.launch import backends
 from cputrain.launch.settings import read_settings
 from cputrain.machine import RootSource, read_machine, read_rank
-from cputrain.plan import Request, Setting, backend, make_plan, read_plan
-from cputrain.plan.policies import KNOBS
+from cputrain.plan import Request, UserValue, make_plan, read_plan
 from cputrain.runtime.library_variables import AT_PROCESS_START
 from cputrain.runtime.share import planned_rank
 from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
+from cputrain.settings import allocator, backend, placement
+from cputrain.settings.core.registry import USER_SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def plan_for(
     machine: Machine | None = None,
     *,
     environment: Mapping[str, str] = os.environ,
-    tuned: Mapping[str, Setting] = MappingProxyType({}),
+    tuned: Mapping[str, UserValue] = MappingProxyType({}),
     is_this_machine: bool = True,
 ) -> Plan:
     """Read the plan that `--plan` names, or make one for the machine and the command line.
@@ -65,19 +66,19 @@ def plan_for(
     path = parsed.values.get("--plan")
     machine = machine or read_machine(RootSource(), detail=False)
     if path is not None:
-        for knob in KNOBS.values():
-            if parsed.has(knob.flag):
+        for setting in USER_SETTINGS.values():
+            if parsed.has(setting.flag):
                 raise UsageError(
-                    knob.flag,
+                    setting.flag,
                     "cannot be given with --plan",
                     do="Leave it out: the saved plan contains this decision.",
                 )
         return _read_saved_plan(path, machine)
     request = request_for(parsed, environment, tuned)
     if is_this_machine:
-        setting = request.settings.get(backend.KNOB.name)
+        user_value = request.settings.get(backend.SETTING.name)
         candidates = backends.backend_candidates(
-            machine, setting, unsafe=parsed.has(backend.UNSAFE)
+            machine, user_value, unsafe=parsed.has(backend.UNSAFE)
         )
         request = request.replace(backends=candidates)
     return make_plan(machine, request)
@@ -98,7 +99,7 @@ def plan_for_script(parsed: Parsed, script: str, machine: Machine) -> tuple[Plan
         return plan, f"the tuned plan is not used: {error}"
 
 
-def _tuned_settings(script: str, machine: Machine) -> tuple[dict[str, Setting], str]:
+def _tuned_settings(script: str, machine: Machine) -> tuple[dict[str, UserValue], str]:
     """Return the settings that `cputrain tune` found for a script, or why they are not used."""
     from cputrain.tune.store import load
 
@@ -107,16 +108,16 @@ def _tuned_settings(script: str, machine: Machine) -> tuple[dict[str, Setting], 
         return {}, why_not
     where = f"cputrain tune on {tuned.when}"
     return {
-        name: Setting(value=value, where=where, measured=f"{where}: {tuned.reason}")
+        name: UserValue(value=value, where=where, measured=f"{where}: {tuned.reason}")
         for name, value in tuned.settings.items()
-        if name in KNOBS and (value in KNOBS[name].choices or not KNOBS[name].choices)
+        if (setting := USER_SETTINGS.get(name)) and value in (setting.choices or (value,))
     }, ""
 
 
 def request_for(
     parsed: Parsed,
     environment: Mapping[str, str],
-    tuned: Mapping[str, Setting] = MappingProxyType({}),
+    tuned: Mapping[str, UserValue] = MappingProxyType({}),
 ) -> Request:
     """Return the plan request of a command line, in the user's own environment."""
     environment = user_environment(environment)
@@ -140,16 +141,15 @@ def user_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _outer_settings(environment: Mapping[str, str]) -> dict[str, Setting]:
-    """Return the user's settings of an outer launch.
-
-    Placement is left out: the outer launch's CPU mask limits this one already.
-    """
+def _outer_settings(environment: Mapping[str, str]) -> dict[str, UserValue]:
+    """Return the user's settings of an outer launch."""
     settings = _outer_plan(environment).get("settings")
     return {
-        name: Setting(value=value, where=f"{knob.flag} of the outer launch")
+        name: UserValue(value=value, where=f"{setting.flag} of the outer launch")
         for name, value in (settings.items() if isinstance(settings, dict) else ())
-        if isinstance(value, str) and (knob := KNOBS.get(name)) and name != "placement"
+        if isinstance(value, str)
+        and (setting := USER_SETTINGS.get(name))
+        and setting.is_inheritable(value)
     }
 
 
@@ -198,7 +198,7 @@ def check_preload(plan: Plan) -> None:
     """Raise UsageError if the allocator cannot be preloaded; ld.so would only print a warning."""
     if "LD_PRELOAD" not in plan.environment:
         return
-    path = plan.value("allocator")
+    path = str(allocator.SETTING.read(plan.values))
     if not os.path.isfile(path) or any(letter in path for letter in ": \t"):
         raise UsageError(
             "--allocator",
@@ -228,7 +228,7 @@ def _read_saved_plan(path: str, machine: Machine) -> Plan:
             found=plan.machine,
             do="Create one here with: cputrain plan --json SCRIPT > plan.json",
         )
-    unavailable = set(plan.value("placement") or ()) - set(machine.budget.cpus)
+    unavailable = set(placement.SETTING.read(plan.values) or ()) - set(machine.budget.cpus)
     if unavailable:
         raise PlanError(
             f"--plan {path}",

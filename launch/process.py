@@ -12,23 +12,12 @@ import sys
 from cputrain.errors import LaunchError, NotExecutable, NotFound
 from cputrain.machine import format_list
 from cputrain.record import Record
+from cputrain.settings.memory_policy import interleave
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
-
-SET_MEMPOLICY_NUMBERS = {
-    "x86_64": 238,
-    "aarch64": 237,
-    "riscv64": 237,
-    "ppc64le": 261,
-    "s390x": 270,
-}
-"""Number of the set_mempolicy system call by architecture; glibc has no function for it."""
-
-MPOL_DEFAULT, MPOL_INTERLEAVE = 0, 3
-"""Modes of set_mempolicy."""
 
 
 class Start(Record):
@@ -117,34 +106,3 @@ def _exec(program: str, argv: Sequence[str], environment: Mapping[str, str]) -> 
             found=str(error.strerror),
             do="A script needs a first line such as #!/bin/sh to be executable.",
         ) from None
-
-
-def interleave(nodes: Sequence[int]) -> str:
-    """Interleave the memory of this thread, and of threads it starts, over NUMA nodes.
-
-    Args:
-        nodes: NUMA nodes; empty restores the default policy, the nearest node.
-
-    Returns:
-        The reason for which the policy could not be set, or "".
-    """
-    import ctypes
-
-    syscall_number = SET_MEMPOLICY_NUMBERS.get(os.uname().machine)
-    if syscall_number is None:
-        return f"memory policies are not supported on {os.uname().machine}; continuing without"
-    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
-    num_words = max(nodes, default=0) // bits + 1
-    mask = (ctypes.c_ulong * num_words)()
-    for node in nodes:
-        mask[node // bits] |= 1 << node % bits
-    libc = ctypes.CDLL(None, use_errno=True)
-    mode = MPOL_INTERLEAVE if nodes else MPOL_DEFAULT
-    # the kernel reads one bit less than the given length, a bug as old as the call
-    if libc.syscall(syscall_number, mode, mask, num_words * bits + 1) == 0:
-        return ""
-    error = ctypes.get_errno()
-    return (
-        f"interleaved memory was refused ({os.strerror(error)}"
-        f"{', as in containers without CAP_SYS_NICE' if error == 1 else ''}); continuing without it"
-    )

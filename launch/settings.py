@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 
 from cputrain.errors import UsageError
-from cputrain.plan import Setting
-from cputrain.plan.policies import KNOBS
+from cputrain.settings.core.decision import UserValue
+from cputrain.settings.core.registry import USER_SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.launch.options import Parsed
-    from cputrain.plan import Knob
+    from cputrain.settings.core.setting import Setting
 
 
-def read_settings(parsed: Parsed, environment: Mapping[str, str]) -> dict[str, Setting]:
-    """Return the setting of each knob by its name, from the place with the highest precedence.
+def read_settings(parsed: Parsed, environment: Mapping[str, str]) -> dict[str, UserValue]:
+    """Return the value of each setting by its name, from the place with the highest precedence.
 
     Raises:
         UsageError: A file or a variable has an invalid setting.
     """
-    settings: dict[str, Setting] = {}
+    settings: dict[str, UserValue] = {}
     for path, table in _setting_tables(environment):
         if not isinstance(table, dict):
             raise UsageError(
@@ -39,45 +39,46 @@ def read_settings(parsed: Parsed, environment: Mapping[str, str]) -> dict[str, S
             )
         for name, value in table.items():
             where = f"{name} in {path}"
-            knob = knob_named(name, where)
-            settings.setdefault(knob.name, checked_setting(knob, as_typed(value), where))
-    for knob in KNOBS.values():
-        if environment.get(knob.variable):
-            settings[knob.name] = checked_setting(knob, environment[knob.variable], knob.variable)
-        if parsed.has(knob.flag):
-            settings[knob.name] = Setting(value=parsed.values[knob.flag], where=knob.flag)
+            setting = setting_named(name, where)
+            settings.setdefault(setting.name, checked_value(setting, as_typed(value), where))
+    for name, setting in USER_SETTINGS.items():
+        if environment.get(setting.variable):
+            value = environment[setting.variable]
+            settings[name] = checked_value(setting, value, setting.variable)
+        if parsed.has(setting.flag):
+            settings[name] = UserValue(value=parsed.values[setting.flag], where=setting.flag)
     return settings
 
 
-def checked_setting(knob: Knob, value: str, where: str) -> Setting:
-    """Return a setting from a file, a variable or a keyword argument; check its choices.
+def checked_value(setting: Setting[Any], value: str, where: str) -> UserValue:
+    """Return a value from a file, a variable or a keyword argument; check the choices.
 
     Args:
         where: Name of the place that sets it, for messages.
     """
-    if knob.choices and value not in knob.choices:
+    if setting.choices and value not in setting.choices:
         raise UsageError(
             where,
-            f"must be one of {', '.join(knob.choices)}",
+            f"must be one of {', '.join(setting.choices)}",
             found=repr(value),
-            do=f"{knob.help[0].upper()}{knob.help[1:]}.",
+            do=f"{setting.help[0].upper()}{setting.help[1:]}.",
         )
-    return Setting(value=value, where=where)
+    return UserValue(value=value, where=where)
 
 
-def knob_named(name: str, where: str) -> Knob:
-    """Return the knob of a name; raise UsageError with a suggestion if there is none."""
-    knob = KNOBS.get(name.replace("-", "_"))
-    if knob is None:
+def setting_named(name: str, where: str) -> Setting[Any]:
+    """Return the setting of a name; raise UsageError with a suggestion if there is none."""
+    setting = USER_SETTINGS.get(name.replace("-", "_"))
+    if setting is None:
         from difflib import get_close_matches
 
-        matches = get_close_matches(name, KNOBS, n=1)
+        matches = get_close_matches(name, USER_SETTINGS, n=1)
         raise UsageError(
             where,
-            f"is not a setting of cputrain; the settings are {', '.join(KNOBS)}",
+            f"is not a setting of cputrain; the settings are {', '.join(USER_SETTINGS)}",
             do=f"Did you mean {matches[0]}?" if matches else "Remove it.",
         )
-    return knob
+    return setting
 
 
 def as_typed(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from cputrain.plan.policies import KNOBS, POLICIES
+from cputrain.settings.core.registry import SETTINGS, USER_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,16 +16,16 @@ def test_every_setting_is_in_the_manual_as_the_help_has_it() -> None:
         line for line in (ROOT / "docs/settings.md").read_text().splitlines() if "| `--" in line
     ]
     assert rows == [
-        f"| `{knob.flag}` | {knob.takes.replace('|', ', ')} | {knob.help} |"
-        for knob in KNOBS.values()
+        f"| `{setting.flag}` | {setting.takes.replace('|', ', ')} | {setting.help} |"
+        for setting in USER_SETTINGS.values()
     ]
 
 
 def test_every_decision_is_explained_in_the_manual() -> None:
-    """The page on plans has a row for each policy, in the order of a plan."""
+    """The page on plans has a row for each setting, in the order of a plan."""
     page = (ROOT / "docs/plan.md").read_text()
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
-    assert rows[2:] == [policy.KNOB.name.replace("_", " ") for policy in POLICIES]
+    assert rows[2:] == [name.replace("_", " ") for name in SETTINGS]
 
 
 def test_every_package_is_installed() -> None:
@@ -43,6 +43,6 @@ def test_every_package_is_installed() -> None:
 
 def test_every_package_has_a_readme() -> None:
     """Its tree, the life of a value through it, and where to extend it."""
-    for folder in ("machine", "plan", "runtime", "notebook", "report", "bench"):
+    for folder in ("machine", "plan", "settings", "runtime", "notebook", "report", "bench"):
         assert (ROOT / "cputrain" / folder / "README.md").exists(), folder
     assert (ROOT / "launch/README.md").exists()

@@ -19,9 +19,8 @@ from cputrain.machine import Machine, Rank, read_machine
 from cputrain.machine.bandwidth import Bandwidth
 from cputrain.machine.capture import read_capture
 from cputrain.machine.opencl import OpenCLDevice
-from cputrain.plan import Request, Setting, make_plan
-from cputrain.plan.policies import KNOBS
-from cputrain.plan.replay import CARRIERS
+from cputrain.plan import Request, UserValue, make_plan
+from cputrain.settings.core.registry import USER_SETTINGS, VARIABLES
 from tests.diagnose.samples import diagnosis
 
 TESTS = Path(__file__).parent
@@ -45,10 +44,10 @@ def options() -> str:
 
 def variables() -> str:
     """Variables of ours, and those that a plan may set."""
-    named = {knob.variable for knob in KNOBS.values()}
+    named = {setting.variable for setting in USER_SETTINGS.values()}
     for path in SOURCES:
         named |= set(re.findall(r"\bCPUTRAIN_[A-Z]+(?:_[A-Z]+)*\b", path.read_text()))
-    return "\n".join(["ours:", *sorted(named), "", "set by a plan:", *sorted(CARRIERS)])
+    return "\n".join(["ours:", *sorted(named), "", "set by a plan:", *sorted(VARIABLES)])
 
 
 def exit_codes() -> str:
@@ -101,7 +100,7 @@ def plan_schema() -> str:
         Request(),
         Request(rank=Rank(launcher="torchrun", index=0, count=2, binds=False)),
         *(
-            Request(settings={name: Setting(value=v, where=name) for name, v in wish.items()})
+            Request(settings={name: UserValue(value=v, where=name) for name, v in wish.items()})
             for wish in wishes
         ),
     ]

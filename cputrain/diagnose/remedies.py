@@ -5,6 +5,7 @@ from __future__ import annotations
 from cputrain.diagnose.diagnosis import profile_script
 from cputrain.diagnose.finding import TriedRemedy
 from cputrain.errors import UsageError
+from cputrain.settings.core.registry import PLAIN_VALUES, SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,18 +16,8 @@ if TYPE_CHECKING:
     from cputrain.diagnose.step_profile import StepProfile
     from cputrain.tune.trial import Script
 
-NEUTRAL_SETTINGS = {
-    "placement": "none", "memory_policy": "local", "loader": "off", "allocator": "default",
-    "huge_pages": "off", "short_waits": "off", "flush_denormals": "off", "fused_optimizer": "off",
-    "channels_last": "off", "compile": "off", "gradient_exchange": "torch",
-}  # fmt: skip
-"""Options of a launch that changes nothing by itself, so that a remedy is measured alone."""
-
 ALL_REMEDIES = "all of them, and the defaults of cputrain launch"
 """Title of the run with all remedies."""
-
-LOWER_PRECISION = frozenset({"precision"})
-"""Options that lower the precision; `cputrain diagnose --precision bf16` allows trying them."""
 
 
 def is_triable(finding: Finding, *, reduced: bool) -> bool:
@@ -38,7 +29,9 @@ def is_triable(finding: Finding, *, reduced: bool) -> bool:
     """
     if finding.settings is None:
         return False
-    return finding.exact or (reduced and finding.settings.keys() <= LOWER_PRECISION)
+    return finding.exact or (
+        reduced and all(SETTINGS[name].lowers_precision for name in finding.settings)
+    )
 
 
 def try_remedies(
@@ -78,7 +71,7 @@ def try_remedies(
     threads = {"threads": str(diagnosis.seen.threads)}
     runs: list[tuple[str, dict[str, str], float | None, dict[str, str]]] = [
         (finding.title, finding.settings or {}, finding.speedup,
-         {**NEUTRAL_SETTINGS, **threads, **(finding.settings or {})})
+         {**PLAIN_VALUES, **threads, **(finding.settings or {})})
         for finding in tried
     ]  # fmt: skip
     combined: dict[str, str] = {}

@@ -1,170 +1,129 @@
 """Apply a plan in a running process, and report for each decision whether it was applied.
 
-The modules in PARTS apply what a launch sets before the interpreter starts, as far as this is still
-possible. The transforms of `cputrain/runtime` apply the rest, as in a launch.
+Settings that patch torch are applied together, in order; each of the others alone, as far as a
+process that has begun can still have it.
 """
 
 from __future__ import annotations
 
-from cputrain.notebook import allocator, interop, memory_policy, placement, start_method, threads
-from cputrain.notebook import initial_env as began
 from cputrain.notebook.outcome import Effect, Step
-from cputrain.notebook.too_late import RefusedError, TooLateError
-from cputrain.plan import Change, Origin
-from cputrain.record import plain
-from cputrain.runtime.apply import TRANSFORMS, start
+from cputrain.plan import Origin
+from cputrain.runtime.apply import start
+from cputrain.runtime.openmp import end_threads
 from cputrain.runtime.state import NOW
-from cputrain.runtime.threads import Threads
+from cputrain.settings.core.registry import APPLIED_IN_ORDER, SETTINGS
+from cputrain.settings.core.setting import RefusedError, TooLateError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Protocol
+    from typing import Any
 
     from cputrain.plan import Decision, Plan
-    from cputrain.runtime.apply import Applied
+    from cputrain.settings.core.setting import Setting
 
-    class Part(Protocol):
-        """A module that applies in a running process what a launch sets before its start."""
-
-        POLICY: str
-        """The policy whose decision the module applies."""
-
-        def is_so(self, torch: ModuleType, decision: Decision) -> bool:
-            """Return whether the decision is in effect already."""
-
-        def apply(self, torch: ModuleType, decision: Decision) -> Applied | None:
-            """Apply the decision.
-
-            Raises:
-                TooLateError: It can only be applied before the process starts.
-                RefusedError: The system does not allow it.
-            """
-
-
-PARTS: tuple[Part, ...] = (
-    threads,
-    interop,
-    placement,
-    memory_policy,
-    allocator,
-    start_method,
-)
-
-INHERITED = ("flush_denormals", "memory_policy")
-"""Decisions on the state of a thread, which its child threads inherit."""
+ALONE = tuple(setting for setting in SETTINGS.values() if not setting.patches_torch)
+TOGETHER = tuple(setting for setting in APPLIED_IN_ORDER if setting.patches_torch)
 
 OTHERWISE = "cputrain launch did otherwise when this process began"
 NOWHERE = "this system, or this torch, has no such setting"
 KEPT = "threads of OpenMP that run already keep what they have"
-BESIDE = "beside loader workers only: libgomp reads GOMP_SPINCOUNT when it is loaded"
-
-
-def apply_settings(torch: ModuleType, plan: Plan) -> tuple[Step, ...]:
-    """Apply every decision of the plan, and return the effect of each."""
-    steps = {part.POLICY: _apply_part(part, torch, plan.decision(part.POLICY)) for part in PARTS}
-    steps.update(_apply_transforms(torch, plan))
-    anew = [name for name in INHERITED if steps[name].effect is Effect.APPLIED]
-    if anew and not threads.begin_anew():
-        for name in anew:
-            steps[name] = _late(plan.decision(name), Effect.PARTLY, KEPT)
-    for step in steps.values():
-        if step.effect is not Effect.NOT_APPLIED:
-            NOW.values[step.policy] = plain(plan.value(step.policy))
-    return tuple(steps[decision.policy] for decision in plan.decisions)
-
-
-def _has_effect(decision: Decision) -> bool:
-    """Return whether a decision changes anything."""
-    if decision.policy == "start_method":
-        return bool(decision.value["script"])
-    if decision.policy == "loader_cores":
-        return bool(decision.value["cpus"])
-    return decision.change is not Change.NONE
-
-
-def _is_in_effect(decision: Decision) -> bool:
-    """Return whether the same value is in effect."""
-    return bool(NOW.values.get(decision.policy, _MISSING) == plain(decision.value))
-
 
 _MISSING = object()
 
 
-def _apply_part(part: Part, torch: ModuleType, decision: Decision) -> Step:
-    """Undo a previous value of the decision, and apply the new one."""
-    before = NOW.applied.get(part.POLICY)
-    kept = (before is not None or NOW.launched) and _is_in_effect(decision)
-    if kept and (part is not threads or part.is_so(torch, decision)):
-        return _step(decision, Effect.ALREADY if _has_effect(decision) else Effect.NOTHING)
+def apply_settings(torch: ModuleType, plan: Plan) -> tuple[Step, ...]:
+    """Apply every decision of the plan, and return the effect of each."""
+    steps = {
+        setting.name: _apply_alone(setting, torch, plan.decision(setting.name)) for setting in ALONE
+    }
+    steps.update(_apply_together(torch, plan))
+    changed = [
+        name
+        for name, setting in SETTINGS.items()
+        if setting.is_per_thread and steps[name].effect is Effect.APPLIED
+    ]
+    if changed and not end_threads():
+        for name in changed:
+            steps[name] = _late(plan.decision(name), Effect.PARTLY, KEPT)
+    for step in steps.values():
+        if step.effect is not Effect.NOT_APPLIED:
+            NOW.values[step.policy] = plan.value(step.policy)
+    return tuple(steps[decision.policy] for decision in plan.decisions)
+
+
+def _is_same(decision: Decision[Any]) -> bool:
+    """Return whether the same value was applied before."""
+    return bool(NOW.values.get(decision.policy, _MISSING) == decision.value)
+
+
+def _apply_alone(setting: Setting[Any], torch: ModuleType, decision: Decision[Any]) -> Step:
+    """Undo a previous value of the setting, and apply the new one."""
+    before = NOW.applied.get(setting.name)
+    is_kept = (before is not None or NOW.launched) and _is_same(decision)
+    if is_kept and not (setting.may_drift and not setting.is_in_effect(torch, decision)):
+        return _step(decision, Effect.ALREADY if setting.has_effect(decision) else Effect.NOTHING)
     if before is not None:
         try:
             before.undo()
-        except RuntimeError:
-            return _late(decision, Effect.NOT_APPLIED, interop.ONCE)
-        del NOW.applied[part.POLICY]
-    if not _has_effect(decision):
-        other = NOW.launched and before is None and not _is_in_effect(decision)
+        except TooLateError as error:
+            return _late(decision, Effect.NOT_APPLIED, str(error))
+        del NOW.applied[setting.name]
+    if not setting.has_effect(decision):
+        other = NOW.launched and before is None and not _is_same(decision)
         if other and decision.origin is Origin.USER:
             return _late(decision, Effect.NOT_APPLIED, OTHERWISE)
         return _step(decision, Effect.NOTHING if before is None else Effect.APPLIED)
-    if part.is_so(torch, decision):
-        if part is threads:  # what holds is told at the end, whoever has set it
-            NOW.applied[part.POLICY] = Threads(torch, decision.value)
-        return _step(decision, Effect.ALREADY if before is None else Effect.APPLIED)
+    is_in_effect = setting.is_in_effect(torch, decision)
     try:
-        found = part.apply(torch, decision)
+        applied = (setting.observe if is_in_effect else setting.apply_now)(torch, decision)
     except TooLateError as error:
         return _late(decision, Effect.NOT_APPLIED, str(error))
     except RefusedError as error:
         return _step(decision, Effect.NOT_APPLIED, str(error))
-    if found is not None:
-        NOW.applied[part.POLICY] = found
-    return _step(decision, Effect.APPLIED)
+    if applied is not None:
+        NOW.applied[setting.name] = applied
+    return _step(decision, Effect.ALREADY if is_in_effect and before is None else Effect.APPLIED)
 
 
-def _apply_transforms(torch: ModuleType, plan: Plan) -> dict[str, Step]:
-    """Apply all transforms again if one has changed: some wrap functions that others patched."""
-    parts = {part.POLICY for part in PARTS}
-    names = [transform.POLICY for transform in TRANSFORMS if transform.POLICY not in parts]
-    decisions = {name: plan.decision(name) for name in names}
-    before = {name for name in names if name in NOW.applied}
+def _apply_together(torch: ModuleType, plan: Plan) -> dict[str, Step]:
+    """Apply all of the settings again if one has changed: some wrap what others patched."""
+    decisions = {setting.name: plan.decision(setting.name) for setting in TOGETHER}
+    before = {name for name in decisions if name in NOW.applied}
     same = {
         name
         for name, decision in decisions.items()
-        if (_is_in_effect(decision) and name in before)
-        or not (_has_effect(decision) or name in before)
+        if (_is_same(decision) and name in before)
+        or not (SETTINGS[name].has_effect(decision) or name in before)
     }
     if same != decisions.keys():
-        _reapply(torch, decisions)
-    steps = {}
-    for name, decision in decisions.items():
-        if _has_effect(decision):
-            effect = Effect.ALREADY if name in same else Effect.APPLIED
-        else:
-            changed = name in before and name not in same
-            effect = Effect.APPLIED if changed else Effect.NOTHING
-        steps[name] = _step(decision, effect)
-        if _has_effect(decision) and name not in NOW.applied:
-            steps[name] = _step(decision, Effect.NOT_APPLIED, NOWHERE)
-    spins = decisions["short_waits"].environment
-    if spins and not began.has(spins) and steps["short_waits"].effect is not Effect.NOT_APPLIED:
-        steps["short_waits"] = _late(decisions["short_waits"], Effect.PARTLY, BESIDE)
-    return steps
+        for name in [name for name in reversed(NOW.applied) if name in decisions]:
+            NOW.applied.pop(name).undo()
+        for setting in TOGETHER:
+            start(setting, torch, decisions[setting.name].value)
+    return {
+        name: _step_of(SETTINGS[name], decision, is_same=name in same, was_applied=name in before)
+        for name, decision in decisions.items()
+    }
 
 
-def _reapply(torch: ModuleType, decisions: dict[str, Decision]) -> None:
-    """Undo every transform, the last first, and apply all of them."""
-    for name in [name for name in reversed(NOW.applied) if name in decisions]:
-        NOW.applied.pop(name).undo()
-    for transform in TRANSFORMS:
-        if transform.POLICY in decisions:
-            start(transform, torch, plain(decisions[transform.POLICY].value))
+def _step_of(
+    setting: Setting[Any], decision: Decision[Any], *, is_same: bool, was_applied: bool
+) -> Step:
+    """Return the effect of a decision that was applied together with others."""
+    if not setting.has_effect(decision):
+        return _step(decision, Effect.APPLIED if was_applied and not is_same else Effect.NOTHING)
+    if setting.name not in NOW.applied:
+        return _step(decision, Effect.NOT_APPLIED, NOWHERE)
+    missing_part = setting.missing_part(decision)
+    if missing_part:
+        return _late(decision, Effect.PARTLY, missing_part)
+    return _step(decision, Effect.ALREADY if is_same else Effect.APPLIED)
 
 
-def _late(decision: Decision, effect: Effect, why: str) -> Step:
+def _late(decision: Decision[Any], effect: Effect, why: str) -> Step:
     return _step(decision, effect, why).replace(late=True)
 
 
-def _step(decision: Decision, effect: Effect, why: str = "") -> Step:
+def _step(decision: Decision[Any], effect: Effect, why: str = "") -> Step:
     return Step(policy=decision.policy, says=decision.says, effect=effect, why=why)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import re
 
 from cputrain.errors import UsageError
-from cputrain.launch.settings import as_typed, checked_setting, knob_named
+from cputrain.launch.settings import as_typed, checked_value, setting_named
 from cputrain.machine import format_list
-from cputrain.plan.policies import KNOBS
+from cputrain.settings.core.registry import USER_SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from cputrain.errors import CputrainError
-    from cputrain.plan import Setting
+    from cputrain.settings.core.decision import UserValue
 
-KNOBS_BY_FLAG = {knob.flag: knob for knob in KNOBS.values()}
+SETTINGS_BY_FLAG = {setting.flag: setting for setting in USER_SETTINGS.values()}
 
 FLAG_IN_MESSAGE = re.compile(
-    rf"({'|'.join(sorted(KNOBS_BY_FLAG, reverse=True))})(?![\w-])(?: ([\w,-]*\w))?"
+    rf"({'|'.join(sorted(SETTINGS_BY_FLAG, reverse=True))})(?![\w-])(?: ([\w,-]*\w))?"
 )
 """Matches a flag in a message, and the word after it."""
 
 
-def settings_from_kwargs(kwargs: Mapping[str, object]) -> dict[str, Setting]:
+def settings_from_kwargs(kwargs: Mapping[str, object]) -> dict[str, UserValue]:
     """Check keyword arguments as values of cputrain.toml are checked; None leaves a setting unset.
 
     Raises:
@@ -33,9 +33,10 @@ def settings_from_kwargs(kwargs: Mapping[str, object]) -> dict[str, Setting]:
     settings = {}
     for name, value in kwargs.items():
         where = f"the argument {name}"
-        knob = knob_named(name, where)
+        setting = setting_named(name, where)
         if value is not None:
-            settings[knob.name] = checked_setting(knob, _command_line_text(value, where), where)
+            text = _command_line_text(value, where)
+            settings[setting.name] = checked_value(setting, text, where)
     return settings
 
 
@@ -63,14 +64,14 @@ def flags_to_kwargs(text: str) -> str:
 
 
 def _kwarg(match: re.Match[str]) -> str:
-    knob, word = KNOBS_BY_FLAG[match[1]], match[2]
+    setting, word = SETTINGS_BY_FLAG[match[1]], match[2]
     if word is None:
-        return knob.name
-    if word.isdigit() or word in knob.takes.split("|"):
-        return f"{knob.name}={word if word.isdigit() else repr(word)}"
+        return setting.name
+    if word.isdigit() or word in setting.takes.split("|"):
+        return f"{setting.name}={word if word.isdigit() else repr(word)}"
     if re.fullmatch(r"[\d,-]+", word):
-        return f"{knob.name}={word!r}"
-    return f"{knob.name} {word}"
+        return f"{setting.name}={word!r}"
+    return f"{setting.name} {word}"
 
 
 def error_with_kwargs(error: CputrainError) -> CputrainError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cputrain.errors import CputrainError, UsageError
 from cputrain.launch.commands import tune
-from cputrain.launch.commands.launch import KNOB_OPTIONS
+from cputrain.launch.commands.launch import VALUE_OPTIONS
 from cputrain.launch.options import Option, parse, usage
 
 TYPE_CHECKING = False
@@ -60,12 +60,12 @@ def _setup(words: list[str]) -> SetupResult | None:
     from cputrain.notebook.running import setup_from_options
     from cputrain.runtime.state import NOW
 
-    parsed = parse(words, (*SETUP_OPTIONS, *KNOB_OPTIONS), "setup")
+    parsed = parse(words, (*SETUP_OPTIONS, *VALUE_OPTIONS), "setup")
     if parsed.has("--help"):
         print(_with_magic_names("setup", usage(
             "setup", "[options]",
             "Applies what cputrain launch applies, as far as a running process allows.",
-            {"options": SETUP_OPTIONS, "settings": KNOB_OPTIONS},
+            {"options": SETUP_OPTIONS, "settings": VALUE_OPTIONS},
         )))  # fmt: skip
         return None
     if parsed.rest:
@@ -85,14 +85,14 @@ def _setup(words: list[str]) -> SetupResult | None:
 def _tune(shell: Any, words: list[str], cell: str | None) -> NotebookTuning | None:
     from cputrain.notebook.tuning import tune_cell, tune_script
 
-    parsed = parse(words, (*TUNE_OPTIONS, *KNOB_OPTIONS), "tune")
+    parsed = parse(words, (*TUNE_OPTIONS, *VALUE_OPTIONS), "tune")
     if parsed.has("--help"):
         print(_with_magic_names("tune", usage(
             "tune", "[options] script.py [its arguments], or a cell under it",
             "Runs the script or the cell repeatedly for some steps, each time in a new process\n"
             "under another plan, and finds the fastest that learns as plain python does. A\n"
             "setting that is given stays in every plan; --precision bf16 allows reduced precision.",
-            {"options": TUNE_OPTIONS, "settings": KNOB_OPTIONS},
+            {"options": TUNE_OPTIONS, "settings": VALUE_OPTIONS},
         )))  # fmt: skip
         return None
     return tune_script(shell, parsed) if cell is None else tune_cell(shell, parsed, cell)

@@ -9,7 +9,7 @@ from cputrain.errors import CputrainError
 from cputrain.launch import planning
 from cputrain.launch.options import Parsed
 from cputrain.machine import RootSource, read_machine
-from cputrain.notebook import initial_env, placement
+from cputrain.notebook import restart
 from cputrain.notebook.apply import apply_settings
 from cputrain.notebook.kwargs import (
     error_with_kwargs,
@@ -17,11 +17,12 @@ from cputrain.notebook.kwargs import (
     settings_from_kwargs,
 )
 from cputrain.notebook.outcome import Effect, SetupResult, Step
-from cputrain.plan import Setting, make_plan
-from cputrain.plan.backend import decided
+from cputrain.plan import UserValue, make_plan
+from cputrain.runtime.initial_env import effective_environ
 from cputrain.runtime.openmp import Runtimes
 from cputrain.runtime.state import NOW
 from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
+from cputrain.settings import backend, placement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class _Session:
     machine: Machine | None = None
     """The machine as it was before a setup changed this process's CPU mask."""
 
-    tuned: dict[str, Setting] | None = None
+    tuned: dict[str, UserValue] | None = None
     """Settings of the winner of the latest search in this process."""
 
 
@@ -68,12 +69,12 @@ def setup(**settings: object) -> SetupResult:
         raise error_with_kwargs(error) from None
 
 
-def setup_from_options(parsed: Parsed, settings: Mapping[str, Setting]) -> SetupResult:
+def setup_from_options(parsed: Parsed, settings: Mapping[str, UserValue]) -> SetupResult:
     """Plan this process and apply the plan.
 
     Args:
         parsed: Options of a magic's line.
-        settings: Further settings by knob, which go before those of `parsed`.
+        settings: Further settings by name, which go before those of `parsed`.
     """
     plan = plan_for_process(parsed, settings)
     is_on_trial = TRIAL_VARIABLE in os.environ  # importing torch starts the recorder, removes it
@@ -109,11 +110,12 @@ def _register_formatters() -> None:
             register_formatters(shell)
 
 
-def plan_for_process(parsed: Parsed, settings: Mapping[str, Setting]) -> Plan:
+def plan_for_process(parsed: Parsed, settings: Mapping[str, UserValue]) -> Plan:
     """Return the plan for this process, without applying it."""
-    request = planning.request_for(parsed, initial_env.effective_environ(), _Session.tuned or {})
+    request = planning.request_for(parsed, effective_environ(), _Session.tuned or {})
     request = request.replace(
-        settings={**request.settings, **settings}, backends=decided(NOW.values.get("backend"))
+        settings={**request.settings, **settings},
+        backends=backend.decided(backend.SETTING.read(NOW.values)),
     )
     plan = make_plan(machine_before_setup(), request)
     planning.check_preload(plan)
@@ -122,7 +124,7 @@ def plan_for_process(parsed: Parsed, settings: Mapping[str, Setting]) -> Plan:
 
 def machine_before_setup() -> Machine:
     """Return the machine as it was before a setup changed the CPU mask of this process."""
-    if _Session.machine is None or placement.POLICY not in NOW.applied:
+    if _Session.machine is None or placement.SETTING.name not in NOW.applied:
         _Session.machine = read_machine(RootSource(), detail=False)
     return _Session.machine
 
@@ -135,7 +137,7 @@ def remember_winner(result: SearchResult, where: str) -> None:
         where: Name of the command that searched, for the reasons of decisions.
     """
     _Session.tuned = {
-        name: Setting(value=value, where=where, measured=f"{where}: {result.reason}")
+        name: UserValue(value=value, where=where, measured=f"{where}: {result.reason}")
         for name, value in result.settings.items()
     }
 
@@ -149,4 +151,4 @@ def _restart_command(plan: Plan, steps: tuple[Step, ...]) -> str:
         return ""
     flags = [f"--{name.replace('_', '-')}={plan.settings[name]}" for name in late
              if name in plan.settings]  # fmt: skip
-    return join(("cputrain", "launch", *flags, *initial_env.launch_target()))
+    return join(("cputrain", "launch", *flags, *restart.launch_target()))

@@ -13,7 +13,7 @@ from cputrain.machine import RootSource, read_machine
 from cputrain.notebook.cells import earlier_inputs, make_script
 from cputrain.notebook.outcome import NotebookTuning, SetupResult
 from cputrain.notebook.running import NO_OPTIONS, remember_winner, setup_from_options
-from cputrain.plan.policies import KNOBS
+from cputrain.settings.core.registry import USER_SETTINGS
 from cputrain.target import Target, TargetKind
 
 TYPE_CHECKING = False
@@ -96,7 +96,7 @@ def _apply_winner(parsed: Parsed) -> SetupResult:
     return setup_from_options(NO_OPTIONS.replace(values=values), {})
 
 
-_FLAGS = {knob.flag for knob in KNOBS.values()}
+_FLAGS = {setting.flag for setting in USER_SETTINGS.values()}
 
 
 @contextmanager

@@ -1,17 +1,16 @@
-"""Decisions: from a machine and a request to a frozen plan. Imports no torch, changes nothing."""
+"""Plans: the decisions on all settings for a machine and a request. Imports no torch."""
 
-from cputrain.plan.decision import Change, Decision, Knob, Origin, Request, Setting
 from cputrain.plan.plan import Plan, make_plan
 from cputrain.plan.replay import read_plan
+from cputrain.settings.core.decision import Change, Decision, Origin, Request, UserValue
 
 __all__ = [
     "Change",
     "Decision",
-    "Knob",
     "Origin",
     "Plan",
     "Request",
-    "Setting",
+    "UserValue",
     "make_plan",
     "read_plan",
 ]

@@ -1,13 +1,14 @@
-"""Plan: the decisions of all policies for one run, which can be printed, saved and replayed."""
+"""Plan: the decisions on all settings for one run, which can be printed, saved and replayed."""
 
 from __future__ import annotations
 
 import json
 from types import MappingProxyType
 
-from cputrain.plan.decision import Decision, Origin
-from cputrain.plan.threads import thread_variables
 from cputrain.record import Record, plain
+from cputrain.settings.core.decision import Decision, Origin
+from cputrain.settings.core.registry import SETTINGS
+from cputrain.settings.threads import thread_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.machine import Machine
-    from cputrain.plan.decision import Request
+    from cputrain.settings.core.decision import Request
 
 SCHEMA_VERSION = 2
 
@@ -29,18 +30,23 @@ class Plan(Record):
     """Fingerprint of the machine."""
 
     settings: dict[str, str] = {}
-    """Settings of the user and of tuned plans, by knob, as typed."""
+    """Values of the user and of `cputrain tune`, by setting, as typed."""
 
-    decisions: tuple[Decision, ...]
-    """Decision of each policy, in the order in which they are applied."""
+    decisions: tuple[Decision[Any], ...]
+    """Decision on each setting, in the order of the registry."""
 
-    def decision(self, policy: str) -> Decision:
-        """Return the decision of a policy. Raises StopIteration if the plan has none."""
-        return next(found for found in self.decisions if found.policy == policy)
+    def decision(self, name: str) -> Decision[Any]:
+        """Return the decision on a setting. Raises StopIteration if the plan has none."""
+        return next(found for found in self.decisions if found.policy == name)
 
-    def value(self, policy: str) -> Any:
-        """Return the value of a policy's decision; None also if a replayed plan lacks it."""
-        return next((found.value for found in self.decisions if found.policy == policy), None)
+    def value(self, name: str) -> Any:
+        """Return the value of a setting; None also if a replayed plan lacks it."""
+        return self.values.get(name)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of all settings, by name; `Setting.read` returns one with its type."""
+        return {found.policy: found.value for found in self.decisions}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -68,10 +74,16 @@ class Plan(Record):
             environment: The user's environment. Its thread variables are included: a child process
                 in which they differ keeps its own number of threads.
         """
+        modules = [
+            module
+            for name, value in self.values.items()
+            for module in SETTINGS[name].modules(value)
+        ]
         return json.dumps(
             {
+                "modules": ",".join(modules),  # first: sitecustomize searches for it
                 "schema_version": SCHEMA_VERSION,
-                "values": {one.policy: plain(one.value) for one in self.decisions},
+                "values": {name: plain(value) for name, value in self.values.items()},
                 "environment": self.environment,
                 "settings": self.settings,
                 "rank": rank,
@@ -82,19 +94,18 @@ class Plan(Record):
 
 
 def make_plan(machine: Machine, request: Request) -> Plan:
-    """Make a plan from the decisions of all policies for a machine and a request."""
-    from cputrain.plan.policies import POLICIES
-
+    """Make a plan from the decisions on all settings for a machine and a request."""
     return Plan(
         machine=machine.fingerprint(),
         settings={name: found.value for name, found in request.settings.items()},
         decisions=tuple(
-            _with_its_origin(policy.decide(machine, request), request) for policy in POLICIES
+            _with_its_origin(setting.decide(machine, request), request)
+            for setting in SETTINGS.values()
         ),
     )
 
 
-def _with_its_origin(decision: Decision, request: Request) -> Decision:
+def _with_its_origin(decision: Decision[Any], request: Request) -> Decision[Any]:
     """Return the decision, with the measurement as its origin if one chose the setting."""
     setting = request.setting(decision.policy)
     if setting is None or not setting.measured or decision.origin is not Origin.USER:

@@ -14,7 +14,7 @@ from multiprocessing import forkserver, resource_sharer, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from cputrain.errors import UsageError
-from cputrain.plan.start_method import for_pools
+from cputrain.settings.start_method import for_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-POLICY = "attention"
-
 
 class MathAttention:
     """Disable the fused kernel, so that torch uses its composite of matmuls and a softmax."""
@@ -58,10 +56,3 @@ class Float32Attention:
 
     def undo(self) -> None:
         self._patch.undo()
-
-
-def apply(torch: ModuleType, value: object) -> MathAttention | Float32Attention | None:
-    """Select the kernel that the plan names: "math", "float32", or torch's default."""
-    if value == "math":
-        return MathAttention(torch)
-    return Float32Attention(torch) if value == "float32" else None

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Call = Callable[..., Any]
 
-POLICY = "backend"
-
 MIN_TORCH_S = 30.0
 """Seconds of evaluation on torch before a backend is tried."""
 
@@ -374,13 +372,3 @@ class MissingBackend:
 
     def undo(self) -> None:
         """Do nothing: nothing was changed."""
-
-
-def apply(torch: ModuleType, value: Any) -> BackendModels | MissingBackend | None:
-    """Intercept the forward of models, if the plan has a backend."""
-    if value is None:
-        return None
-    try:
-        return BackendModels(torch, **value)
-    except KeyError as error:
-        return MissingBackend(str(error).strip("'"))

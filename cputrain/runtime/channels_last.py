@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-POLICY = "channels_last"
-
 
 class ChannelsLast:
     """The models that were called, and the weights that were converted."""
@@ -159,8 +157,3 @@ class ChannelsLast:
             patch.undo()
         if self._order_patches is not None:
             self._order_patches.undo()
-
-
-def apply(torch: ModuleType, value: object) -> ChannelsLast | None:
-    """Convert models when they are first called."""
-    return ChannelsLast(torch) if value else None

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-POLICY = "compile"
-
 EXACT = {"fallback_random": True}
 """Inductor config that keeps torch's random numbers, so that dropout drops the same values."""
 
@@ -225,8 +223,3 @@ class Compiled:
 
 FOREVER = 1 << 62
 """More steps than a run has: the model is not compiled any more."""
-
-
-def apply(torch: ModuleType, value: object) -> Compiled | None:
-    """Compile models once they are trained."""
-    return Compiled(torch) if value else None

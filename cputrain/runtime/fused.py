@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     Column = list[Any]
 
-POLICY = "fused_optimizer"
-"""Name of the policy in the plan."""
-
 CHOICE_FUNCTION = "_default_to_fused_or_foreach"
 """Name of torch.optim's function that chooses an implementation if the script chose none."""
 
@@ -241,8 +238,3 @@ class FusedOptimizers:
         """Restore torch's functions."""
         for patch in self.patches:
             patch.undo()
-
-
-def apply(torch: ModuleType, value: object) -> FusedOptimizers | None:
-    """Patch torch.optim if the plan's value is true; return the patches, else None."""
-    return FusedOptimizers(torch) if value else None

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from cputrain.ranks.gradients import GradientAllReduce
 
-POLICY = "gradient_exchange"
-
 
 class GradientExchange:
     """The patched methods of DistributedDataParallel, and each model's all-reduce."""
@@ -106,10 +104,3 @@ class GradientExchange:
 
     def _count_shared(self) -> None:
         self._num_shared += 1
-
-
-def apply(torch: ModuleType, value: object) -> GradientExchange | None:
-    """Patch DistributedDataParallel, unless the plan leaves gradients to torch."""
-    if value not in {"auto", "shared"} or not torch.distributed.is_available():
-        return None
-    return GradientExchange(torch, measured=value == "auto")

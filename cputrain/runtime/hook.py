@@ -33,12 +33,10 @@ def after(name: str, module: ModuleType, reports: bool, is_planned: bool) -> Non
     """
     if name == "torch":
         _guarded(lambda: _apply(module, reports=reports, is_planned=is_planned))
-    elif name == "multiprocessing":
-        _guarded(lambda: _set_start_method(module))
     elif name == "torch._dynamo":
         _guarded(_register_skipped_code)
-    elif name == "safetensors.torch":
-        _guarded(lambda: _patch_safetensors(module))
+    else:
+        _guarded(lambda: _apply_to_module(name, module))
 
 
 def _guarded(step: Callable[[], None]) -> None:
@@ -96,17 +94,12 @@ def _register_skipped_code() -> None:
     register_skipped_code()
 
 
-def _patch_safetensors(safetensors: ModuleType) -> None:
-    from cputrain.runtime.memory_order import patch_safetensors
-
-    patch_safetensors(safetensors)
-
-
-def _set_start_method(multiprocessing: ModuleType) -> None:
+def _apply_to_module(name: str, module: ModuleType) -> None:
+    """Apply the settings that concern a module other than torch."""
     from cputrain.runtime.plan_env import read_plan_env
+    from cputrain.settings.core.registry import SETTINGS
 
-    method = (read_plan_env().values.get("start_method") or {}).get("script")
-    if method is not None:
-        # only the default changes: a script may still call set_start_method
-        contexts = multiprocessing.context
-        contexts._default_context._default_context = contexts._concrete_contexts[method]
+    for setting_name, value in read_plan_env().values.items():
+        setting = SETTINGS[setting_name]
+        if name in setting.modules(value):
+            setting.after_import(module, value)

@@ -7,8 +7,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-POLICY = "loader"
-
 
 class Loaders:
     """Patch of DataLoader._get_iterator, which reaches subclasses and re-created loaders too."""
@@ -90,8 +88,3 @@ class Loaders:
     def undo(self) -> None:
         if self._loader_class._get_iterator is self._replacement:
             self._loader_class._get_iterator = self._original
-
-
-def apply(torch: ModuleType, value: object) -> Loaders | None:
-    """Patch DataLoader, if the plan says so."""
-    return Loaders(torch) if value else None

@@ -1,4 +1,4 @@
-"""The OpenMP runtimes of this process: warn about several, and end thread teams.
+"""The OpenMP runtimes of this process: warn about several, and end their threads.
 
 Each runtime has its own thread teams: these compete for the same cores, and some pairs of runtimes
 deadlock. Which of them are loaded is known only after the script has imported everything.
@@ -15,10 +15,7 @@ from cputrain.runtime.process_tree import read_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType
     from typing import Any
-
-POLICY = "openmp"
 
 NAMES = ("libgomp", "libiomp5", "libomp")
 
@@ -62,6 +59,24 @@ def end_team() -> None:
         pause(SOFT)
 
 
+def end_threads() -> bool:
+    """End OpenMP's threads, so that new ones inherit this thread's state; return whether it worked.
+
+    Flush-to-zero and the memory policy belong to a thread, which inherits them at its start. Fails
+    if an OpenMP runtime is loaded that cannot end its threads.
+    """
+    paths = loaded_runtimes()
+    return bool(paths) and all("libgomp" in path and _end_threads_of(path) for path in paths)
+
+
+def _end_threads_of(path: str) -> bool:
+    try:
+        pause = ctypes.CDLL(path).omp_pause_resource_all
+    except (OSError, AttributeError):  # its file is gone, or it is older than OpenMP 5
+        return False
+    return bool(pause(SOFT) == 0)
+
+
 @cache
 def _pause_functions(process: int) -> tuple[Any, ...]:
     functions: list[Any] = []
@@ -82,8 +97,3 @@ def _is_forked(process: int) -> bool:
         return read_process(process)[1]
     except OSError:  # not Linux
         return True
-
-
-def apply(torch: ModuleType, value: object) -> Runtimes:  # noqa: ARG001  (it only looks)
-    """Report the runtimes that are loaded when the script ends."""
-    return Runtimes()

@@ -7,6 +7,7 @@ import os
 
 from cputrain.errors import PlanError
 from cputrain.record import Record
+from cputrain.settings.core.registry import SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,16 +18,16 @@ VARIABLE = "CPUTRAIN_PLAN"
 
 
 class PlanEnv(Record):
-    """The decisions of a plan, without their reasons."""
+    """The values of a plan, without their reasons."""
 
     values: dict[str, Any]
-    """Values of the decisions, by policy."""
+    """Values of the settings, by name."""
 
     environment: dict[str, str]
     """The variables that libraries read when the process starts or while torch is loaded."""
 
     settings: dict[str, str] = {}
-    """The user's settings, by knob."""
+    """The user's settings as typed, by name."""
 
     rank: str = ""
     """The rank that the plan was made for, as "index/count"; empty without ranks."""
@@ -44,13 +45,13 @@ def read_plan_env(environment: Mapping[str, str] = os.environ) -> PlanEnv:
     try:
         document = json.loads(environment.get(VARIABLE, ""))
         return PlanEnv(
-            values=dict(document["values"]),
+            values={name: SETTINGS[name].load(value) for name, value in document["values"].items()},
             environment=_texts(document["environment"]),
             settings=_texts(document["settings"]),
             rank=_text(document.get("rank", "")),
             thread_variables=_texts(document.get("thread_variables", {})),
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError(
             VARIABLE,
             "must hold what cputrain launch wrote",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-POLICY = "precision"
-
 
 class KernelPrecision:
     """Reduced precision of oneDNN: float32 inputs and outputs, bf16 in matmuls and convolutions."""
@@ -211,14 +209,3 @@ def _members(output: Any) -> tuple[dict[Any, Any], Callable[[Any, Any, Any], Non
     if isinstance(output, SimpleNamespace):
         return vars(output), setattr
     return {}, setitem
-
-
-def apply(torch: ModuleType, value: object) -> KernelPrecision | Autocast | None:
-    """Enable bf16, in kernels or by autocast, as the plan says."""
-    return (
-        KernelPrecision(torch)
-        if value == "kernels"
-        else Autocast(torch)
-        if value == "bf16"
-        else None
-    )

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-POLICY = "replicas"
-
 MODELS = "{models}"
 """Placeholder in a sentence of the report for the number of models it applies to."""
 
@@ -131,10 +129,3 @@ class Replicas:
         self._root_forward.remove(self._intercept)
         self._double_backward.undo()
         self._hook.remove()
-
-
-def apply(torch: ModuleType, value: object) -> Replicas | None:
-    """Divide batches of models when they are called."""
-    if value is None:
-        return None
-    return Replicas(torch, value if isinstance(value, int) else None)

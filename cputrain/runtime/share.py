@@ -16,7 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from cputrain.plan import Setting
+    from cputrain.runtime.plan_env import PlanEnv
+    from cputrain.settings.core.decision import UserValue
 
 
 def take_share(environment: MutableMapping[str, str]) -> None:
@@ -28,58 +29,48 @@ def take_share(environment: MutableMapping[str, str]) -> None:
     if plan_env.rank == planned_rank(environment):
         return
     from cputrain.machine import read_machine
-    from cputrain.plan import Request, Setting, make_plan
-    from cputrain.plan.backend import decided
+    from cputrain.plan import Request, make_plan
+    from cputrain.settings import backend, placement
 
     user_environment = {
         name: value
         for name, value in environment.items()
         if plan_env.environment.get(name) != value
     }
-    settings = {
-        **_remaining_settings(plan_env.settings),
-        # decisions that do not depend on the share stay as they are
-        "flush_denormals": Setting(value=_switch(plan_env.values, "flush_denormals"), where="plan"),
-        "fused_optimizer": Setting(value=_switch(plan_env.values, "fused_optimizer"), where="plan"),
-        "allocator": Setting(value=_allocator(plan_env.values), where="plan"),
-    }
     plan = make_plan(
         read_machine(detail=False),
         Request(
-            settings=settings,
+            settings=_inherited_settings(plan_env),
             environment=user_environment,
             rank=rank,
             python=sys.version_info[:2],
-            backends=decided(plan_env.values.get("backend")),
+            backends=backend.decided(backend.SETTING.read(plan_env.values)),
         ),
     )
-    cpus = plan.value("placement")
+    cpus = placement.SETTING.read(plan.values)
     if cpus is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
     environment[VARIABLE] = plan.carried(rank=planned_rank(environment), environment=environment)
 
 
-def _remaining_settings(settings: Mapping[str, str]) -> dict[str, Setting]:
-    """Return the user's settings for the new plan; a CPU mask has narrowed the budget already."""
-    from cputrain.plan import Setting
+def _inherited_settings(plan_env: PlanEnv) -> dict[str, UserValue]:
+    """Return the user's settings for the new plan, and values that do not depend on the share."""
+    from cputrain.settings.core.decision import UserValue
+    from cputrain.settings.core.registry import SETTINGS
 
-    return {
-        name: Setting(value=value, where=f"{name} of the plan")
-        for name, value in settings.items()
-        if name != "placement" or value == "none"
+    settings = {
+        name: UserValue(value=value, where=f"{name} of the plan")
+        for name, value in plan_env.settings.items()
+        if name in SETTINGS and SETTINGS[name].is_inheritable(value)
     }
+    for name, value in plan_env.values.items():
+        inherited = SETTINGS[name].inherited(value)
+        if inherited:
+            settings[name] = UserValue(value=inherited, where="plan")
+    return settings
 
 
 def planned_rank(environment: Mapping[str, str]) -> str:
     """Return this process's rank as a plan for it names it; empty without ranks."""
     rank = read_rank(environment)
     return "" if rank is None else f"{rank.index}/{rank.count}"
-
-
-def _allocator(values: dict[str, object]) -> str:
-    """Return "tuned" if memory is kept; a library can be preloaded only at process start."""
-    return "tuned" if isinstance(values.get("allocator"), dict) else "default"
-
-
-def _switch(values: dict[str, object], name: str) -> str:
-    return "on" if values.get(name) else "off"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-POLICY = "short_waits"
-
 
 class SpinWait:
     """The second thread team, started with the first workers that oversubscribe the CPUs."""
@@ -70,8 +68,3 @@ class SpinWait:
 
 def _has_libgomp() -> bool:
     return any("libgomp" in path for path in loaded_runtimes())
-
-
-def apply(torch: ModuleType, value: object) -> SpinWait | None:
-    """Watch for loader workers, where the system reports the CPUs of a process."""
-    return SpinWait(torch) if value and hasattr(os, "sched_getaffinity") else None

@@ -1,4 +1,4 @@
-"""The state of this process: the decisions in effect, and the transforms that apply them.
+"""The state of this process: the decisions in effect, and what was applied for them.
 
 `cputrain launch` and `cputrain.setup` share it, so that neither applies a decision twice.
 """
@@ -9,17 +9,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from cputrain.runtime.apply import Applied
+    from cputrain.settings.core.setting import Applied
 
 
 class RuntimeState:
-    """Values of decisions by policy, and the applied transforms."""
+    """Values and effects of settings in this process."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        """Values of the decisions in effect, by policy, as a plan has them."""
+        """Values of the settings in effect, by name."""
         self.applied: dict[str, Applied] = {}
-        """Applied transforms by policy, in the order of application."""
+        """Applied settings by name, in the order of application."""
         self.thread_variables: dict[str, str] = {}
         """The environment variables for thread counts that the planned process had."""
         self.is_planned = False

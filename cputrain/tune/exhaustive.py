@@ -6,15 +6,15 @@ from itertools import product
 
 from cputrain.measure.statistics import median, summarize_ratios
 from cputrain.record import Record
-from cputrain.tune.candidates import Situation
+from cputrain.settings.core.registry import lowers_precision
 from cputrain.tune.result import SearchResult
-from cputrain.tune.runner import is_reduced
 from cputrain.tune.search import Search
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cputrain.settings.core.situation import Situation
     from cputrain.tune.losses import Reference
 
     Settings = dict[str, str]
@@ -53,9 +53,7 @@ class ExhaustiveSearch(Search):
         if rules is None:
             raise RuntimeError("the rule-based plan failed: no combination can be compared with it")
         self._runner.rules_step_s = rules.step_s
-        situation = Situation(
-            machine=self._machine, plan=self._plan, rules=rules, precision=self._precision
-        )
+        situation = self._situation(rules)
         combinations = [
             Combination(settings=settings, step_times_s=[])
             for settings in self._combinations(situation)
@@ -74,7 +72,7 @@ class ExhaustiveSearch(Search):
             against_rules=summarize_ratios([speedup]),
             against_python=python.step_s / best.step_s,
             reason=f"{speedup:.2f} times as fast as the rules, the fastest of {len(combinations)}",
-            reduced=is_reduced(best.settings),
+            reduced=lowers_precision(best.settings),
             loss_difference=self._runner.ledger.loss_difference(best.settings),
             later=self._runner.ledger.startup_delay_s(best.settings),
             pays_after=None,
@@ -83,12 +81,15 @@ class ExhaustiveSearch(Search):
 
     def _combinations(self, situation: Situation) -> Iterator[Settings]:
         """Yield the settings of every combination; the rule-based plan, which has none, first."""
-        all_knobs = (*self._knobs, *self._late_knobs)
-        knobs = [knob for knob in all_knobs if knob.KNOB not in self._fixed]
-        for values in product(*([None, *knob.values(situation)] for knob in knobs)):
+        tried = [
+            setting
+            for setting in (*self._tried, *self._tried_last)
+            if setting.name not in self._fixed
+        ]
+        for values in product(*([None, *setting.candidates(situation)] for setting in tried)):
             yield {
-                knob.KNOB: value
-                for knob, value in zip(knobs, values, strict=True)
+                setting.name: value
+                for setting, value in zip(tried, values, strict=True)
                 if value is not None
             }
 

@@ -100,4 +100,4 @@ def settings_text(settings: dict[str, str] | None) -> str:
     """Return a candidate's settings in one line: "threads 2, compile on"."""
     if settings is None:
         return "plain python"
-    return ", ".join(f"{knob} {value}" for knob, value in settings.items()) or "rules"
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "rules"

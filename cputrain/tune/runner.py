@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from cputrain.settings.core.registry import PLAIN_VALUES, lowers_precision
 from cputrain.tune.ledger import Ledger
 from cputrain.tune.losses import compare_losses
 from cputrain.tune.result import NothingToTuneError, SilentWatcher, Trial
@@ -24,20 +25,6 @@ MIN_TRIAL_S = 20.0
 
 SLOW_FRACTION = 0.1
 """Fraction of the budget: where plain python takes more, it is not repeated with fewer threads."""
-
-REDUCED_KNOBS = frozenset({"precision"})
-"""Settings whose values other than float32 reduce the precision."""
-
-PLAIN_SETTINGS = {
-    "allocator": "default",
-    "huge_pages": "off",
-    "flush_denormals": "off",
-    "fused_optimizer": "off",
-    "loader": "off",
-    "short_waits": "off",
-    "gradient_exchange": "torch",
-}
-"""Settings under which a launch differs from plain python in its threads only."""
 
 
 class TrialRunner:
@@ -111,7 +98,7 @@ class TrialRunner:
         """
         fewer = threads // 2 if threads > 1 else 2
         is_slow = self._python_elapsed_s > SLOW_FRACTION * self._budget_s
-        settings = {**PLAIN_SETTINGS, "threads": str(threads if is_slow else fewer)}
+        settings = {**PLAIN_VALUES, "threads": str(threads if is_slow else fewer)}
         outcome = self._run_trial("python", settings, thorough=True, disturbed=True)
         return None if outcome.fault else outcome
 
@@ -138,7 +125,7 @@ class TrialRunner:
             self.ledger.add(settings, outcome, None)
             self._record(stage, settings, outcome, None, outcome.fault, good=False)
             return None
-        verdict = compare_losses(reference, outcome.losses, reduced=is_reduced(settings))
+        verdict = compare_losses(reference, outcome.losses, reduced=lowers_precision(settings))
         self.ledger.add(settings, outcome, verdict.max_difference)
         speedup = self.rules_step_s / outcome.step_s if settings and self.rules_step_s else None
         self._record(stage, settings, outcome, speedup, verdict.says, good=verdict.good)
@@ -187,8 +174,3 @@ class TrialRunner:
         )
         self.trials.append(trial)
         self._watcher.trial_ended(trial)
-
-
-def is_reduced(settings: Settings) -> bool:
-    """Return whether a candidate computes with reduced precision."""
-    return any(settings.get(knob, "float32") != "float32" for knob in REDUCED_KNOBS)

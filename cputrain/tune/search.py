@@ -3,11 +3,11 @@
 The stages:
 
 1. Plain python runs twice: its losses are the reference that candidates are compared with.
-2. The rule-based plan runs, and each candidate value of each knob runs alone; runs of the
+2. The rule-based plan runs, and each candidate value of each setting runs alone; runs of the
    rule-based plan in between account for changes of the machine's speed.
 3. Values that helped are combined, the most helpful first; each is kept if pairs of runs with and
    without it show that it helps there, too.
-4. Knobs that are expensive to try are added to the best combination.
+4. Settings that are expensive to try are added to the best combination.
 5. The winner and the rule-based plan run in turns. The winner must be faster in every turn, and by
    more than the noise; else the rule-based plan is kept.
 """
@@ -18,10 +18,12 @@ from itertools import pairwise
 
 from cputrain.measure.rounds import round_order
 from cputrain.measure.statistics import Speedup, median, summarize_ratios
-from cputrain.tune.candidates import KNOBS, LATE, Situation
+from cputrain.plan import Change
+from cputrain.settings.core.registry import PLAIN_VALUES, TRIED, TRIED_LAST, lowers_precision
+from cputrain.settings.core.situation import Situation
 from cputrain.tune.losses import make_reference
 from cputrain.tune.result import SearchResult, settings_text
-from cputrain.tune.runner import PLAIN_SETTINGS, TrialRunner, is_reduced
+from cputrain.tune.runner import TrialRunner
 from cputrain.tune.trial import run_trial
 
 TYPE_CHECKING = False
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from cputrain.machine import Machine
     from cputrain.plan import Plan
-    from cputrain.tune.candidates import TunableSetting
+    from cputrain.settings.core.setting import Setting
     from cputrain.tune.losses import Reference
     from cputrain.tune.result import Watcher
     from cputrain.tune.trial import Script, TrialOutcome
@@ -57,7 +59,7 @@ RUNS_TO_COMBINE = 4
 """Runs that decide whether a helpful value helps in combination with others, too."""
 
 MAX_SLOWER = 2
-"""Consecutive slowdowns of a stepwise knob after which its remaining values are skipped."""
+"""Consecutive slowdowns of a monotonic setting after which its remaining values are skipped."""
 
 MAX_PAYBACK_S = 600.0
 """Seconds of training within which faster steps must have made up for a later start."""
@@ -74,7 +76,7 @@ class Search:
         precision: Least precision that the user allows: "float32", "kernels" or "bf16".
         budget: Seconds for the whole search.
         watcher: Receives the progress.
-        knobs: Knobs whose values are tried, first each alone.
+        tried: Settings whose values are tried, first each alone.
         late: Knobs that are expensive to try, on top of the best of the others.
         run: Runs one trial; the signature is that of `run_trial`.
     """
@@ -89,8 +91,8 @@ class Search:
         precision: str = "float32",
         budget: float = 120.0,
         watcher: Watcher | None = None,
-        knobs: Sequence[TunableSetting] = KNOBS,
-        late: Sequence[TunableSetting] = LATE,
+        tried: Sequence[Setting[Any]] = TRIED,
+        tried_last: Sequence[Setting[Any]] = TRIED_LAST,
         run: Callable[..., TrialOutcome] = run_trial,
     ) -> None:
         self._runner = TrialRunner(script, fixed=fixed, budget_s=budget, watcher=watcher, run=run)
@@ -98,8 +100,8 @@ class Search:
         self._plan = plan
         self._fixed = fixed
         self._precision = precision
-        self._knobs = knobs
-        self._late_knobs = late
+        self._tried = tried
+        self._tried_last = tried_last
         self._rules_speedup = 0.0
         """Speed-up of the rule-based plan over plain python."""
         self._best: tuple[float, Settings] = (1.0, {})
@@ -140,11 +142,9 @@ class Search:
             )
         self._rules_speedup = python.step_s / rules.step_s
         self._runner.rules_step_s = rules.step_s
-        situation = Situation(
-            machine=self._machine, plan=self._plan, rules=rules, precision=self._precision
-        )
+        situation = self._situation(rules)
         best = self._combine(self._run_alone(situation, reference), reference)
-        best = self._add_late_knobs(best, situation, reference)
+        best = self._add_expensive(best, situation, reference)
         if not best:
             if all(trial.stage in ("python", "rules") for trial in self._runner.trials):
                 cost_s = self._runner.ledger.median_cost_s()
@@ -154,18 +154,33 @@ class Search:
             return self._rules_result("no candidate is faster than the rule-based plan")
         return self._confirm_in_turns(best, reference)
 
+    def _situation(self, rules: TrialOutcome) -> Situation:
+        """Return the facts on which candidates depend, after a run of the rule-based plan."""
+        return Situation(
+            machine=self._machine,
+            values=self._plan.values,
+            uses=frozenset(rules.uses),
+            wait_fraction=sum(rules.waits) / (sum(rules.times) or 1.0),
+            precision=self._precision,
+        )
+
     # -- stages
 
     def _run_alone(self, situation: Situation, reference: Reference) -> list[Settings]:
-        """Run every value of every knob alone; return those that help, the most helpful first."""
+        """Run every candidate alone; return those that help, the most helpful first."""
         queue = [
-            ([{knob.KNOB: value} for value in knob.values(situation)], knob.IN_STEPS)
-            for knob in self._knobs
-            if knob.KNOB not in self._fixed
+            (
+                [{setting.name: value} for value in setting.candidates(situation)],
+                setting.is_monotonic,
+            )
+            for setting in self._tried
+            if setting.name not in self._fixed
         ]
         if self._rules_speedup < 1.0:  # the rules slow this script down: try without all of them
             plain = {
-                knob: value for knob, value in PLAIN_SETTINGS.items() if knob not in self._fixed
+                name: value
+                for name, value in PLAIN_VALUES.items()
+                if name not in self._fixed and self._plan.decision(name).change is not Change.NONE
             }
             queue.insert(0, ([plain], False))
         helpful: list[tuple[float, Settings]] = []
@@ -247,7 +262,7 @@ class Search:
         best: Settings = {}
         for settings in helpful:
             extended = {**best, **settings}
-            if any(knob in best for knob in settings):
+            if any(name in best for name in settings):
                 continue
             if not best and not self._runner.has_time(extended, best):
                 return extended  # the time that is left is for a turn against the rule-based plan
@@ -257,15 +272,15 @@ class Search:
                 best = extended
         return best
 
-    def _add_late_knobs(
+    def _add_expensive(
         self, best: Settings, situation: Situation, reference: Reference
     ) -> Settings:
-        """Add values of expensive knobs to the best combination if they help and pay back."""
-        for knob in self._late_knobs:
-            if knob.KNOB in self._fixed:
+        """Add values of expensive settings to the best combination if they help and pay back."""
+        for setting in self._tried_last:
+            if setting.name in self._fixed:
                 continue
-            for value in knob.values(situation):
-                extended = {**best, knob.KNOB: value}
+            for value in setting.candidates(situation):
+                extended = {**best, setting.name: value}
                 speedup = self._paired_speedup(
                     extended,
                     best,
@@ -375,7 +390,7 @@ class Search:
         num_steps = delay_s / (step_s * (1 - 1 / speedup))
         if num_steps * step_s <= MAX_PAYBACK_S:
             return True
-        added = {knob: value for knob, value in extended.items() if knob not in best}
+        added = {name: value for name, value in extended.items() if name not in best}
         self._remarks.append(
             f"{settings_text(added)} is {speedup:.2f} times as fast again, but starts "
             f"{delay_s:.0f} s later, which pays off only after {num_steps:.0f} steps"
@@ -394,7 +409,7 @@ class Search:
             against_rules=speedup,
             against_python=self._rules_speedup * speedup.median,
             reason="; ".join([reason, *self._remarks]),
-            reduced=is_reduced(settings),
+            reduced=lowers_precision(settings),
             loss_difference=self._runner.ledger.loss_difference(settings),
             later=delay_s,
             pays_after=max(0, round(delay_s / saved_s)),

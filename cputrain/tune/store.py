@@ -24,7 +24,7 @@ class TunedPlan(Record):
     """Winner of a search for a script, as it is stored."""
 
     settings: dict[str, str]
-    """Settings by knob, as a user would type them; empty if the rule-based plan won."""
+    """Settings by name, as a user would type them; empty if the rule-based plan won."""
 
     reason: str
     """Measurement behind the settings, shown as the reason of each decision."""

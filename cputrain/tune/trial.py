@@ -197,7 +197,7 @@ def run_watched(
 def _file_name(folder: str, settings: dict[str, str] | None) -> str:
     """Return the base name of a trial's output files: its number and its settings."""
     number = sum(name.endswith(".out") for name in os.listdir(folder)) + 1
-    words = "-".join(f"{knob}={value}" for knob, value in (settings or {}).items())
+    words = "-".join(f"{name}={value}" for name, value in (settings or {}).items())
     name = "python" if settings is None else words or "rules"
     safe = "".join(letter if letter.isalnum() or letter in "-=." else "_" for letter in name)
     return f"{number:02}-{safe[:100]}"
@@ -224,8 +224,8 @@ def _start(
         environment["CPUTRAIN_PLAN"] = NO_PLAN
         command: Sequence[str] = plain
     else:
-        knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in settings.items()]
-        command = _launch_command(script, knobs)
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        command = _launch_command(script, options)
     if script.is_sandboxed:
         # in a new process: this one may have threads, and a fork of it is not safe
         code = "import sys; from cputrain.tune.sandbox import run; run(*sys.argv[1:])"
@@ -241,7 +241,7 @@ def _start(
     )
 
 
-def _launch_command(script: Script, knobs: Sequence[str]) -> list[str]:
+def _launch_command(script: Script, options: Sequence[str]) -> list[str]:
     """Return the command line of `cputrain launch` for the script with these options."""
     from shlex import join
 
@@ -251,7 +251,7 @@ def _launch_command(script: Script, knobs: Sequence[str]) -> list[str]:
     # -P: modules of the working folder must not shadow those that the launcher imports
     return [
         *(sys.executable, "-P", "-m", "cputrain.launch", "launch", "--quiet"),
-        *knobs,
+        *options,
         *python,
         *kind,
         target.name,

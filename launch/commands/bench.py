@@ -254,8 +254,8 @@ def _commands_to_compare(
     launch = (sys.executable, *LAUNCH, *launch_arguments)
     commands = {"python": (sys.executable, *python_command), "cputrain launch": (*launch, *script)}
     for name, result in searches.items():
-        knobs = [f"--{knob.replace('_', '-')}={value}" for knob, value in result.settings.items()]
-        commands[name] = (*launch, *knobs, *script)
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in result.settings.items()]
+        commands[name] = (*launch, *options, *script)
     for count in filter(None, parsed.values.get("--replicas", "").split(",")):
         commands[f"{count} replicas"] = (*launch, f"--replicas={count}", *script)
     for name in filter(None, parsed.values.get("--backends", "").split(",")):

@@ -9,8 +9,10 @@ from cputrain.launch import cluster, planning, process, target
 from cputrain.launch.options import Option, Parsed, parse, split_quoted, usage
 from cputrain.machine import RootSource, read_machine
 from cputrain.machine.ranks import SEAT
-from cputrain.plan.backend import UNSAFE
-from cputrain.plan.policies import KNOBS
+from cputrain.settings.backend import UNSAFE
+from cputrain.settings.core.registry import USER_SETTINGS
+from cputrain.settings.memory_policy import SETTING as MEMORY_POLICY
+from cputrain.settings.placement import SETTING as PLACEMENT
 from cputrain.target import Target, TargetKind
 
 TYPE_CHECKING = False
@@ -45,16 +47,16 @@ SHOW_OPTIONS = (
     Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
-KNOB_OPTIONS = tuple(
-    Option(flag=knob.flag, takes=knob.takes, help=knob.help, choices=knob.choices)
-    for knob in KNOBS.values()
+VALUE_OPTIONS = tuple(
+    Option(flag=one.flag, takes=one.takes, help=one.help, choices=one.choices)
+    for one in USER_SETTINGS.values()
 )
 
 UNSAFE_OPTION = Option(
     flag=UNSAFE, help="use the backend of --backend even if its results were found to be wrong"
 )
 
-SETTING_OPTIONS = (*KNOB_OPTIONS, UNSAFE_OPTION)
+SETTING_OPTIONS = (*VALUE_OPTIONS, UNSAFE_OPTION)
 
 OPTIONS = (*TARGET_OPTIONS, *SHOW_OPTIONS, *SETTING_OPTIONS, *cluster.OPTIONS)
 
@@ -121,8 +123,7 @@ def start_for_plan(
     plan: Plan, launch_target: Target, program: str, parsed: Parsed
 ) -> process.Start:
     """Return the program's start with the settings of a plan."""
-    memory = plan.value("memory_policy") or {}
-    cpus = plan.value("placement")
+    memory_policy = MEMORY_POLICY.read(plan.values)
     return process.Start(
         program=program,
         argv=launch_target.argv(_python_arguments(parsed)),
@@ -132,8 +133,8 @@ def start_for_plan(
             is_saved_plan=parsed.has("--plan"),
             is_python=launch_target.kind is not TargetKind.COMMAND,
         ),
-        cpus=None if cpus is None else tuple(cpus),
-        interleave=tuple(memory["interleave"]) if "interleave" in memory else None,
+        cpus=PLACEMENT.read(plan.values),
+        interleave=None if memory_policy is None else memory_policy.interleave,
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from cputrain.errors import UsageError
 from cputrain.launch import planning, target
-from cputrain.launch.commands.launch import KNOB_OPTIONS, PYTHON_OPTION
+from cputrain.launch.commands.launch import PYTHON_OPTION, VALUE_OPTIONS
 from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
 from cputrain.machine import RootSource, read_machine
 from cputrain.target import Target, TargetKind
@@ -36,7 +36,7 @@ OPTIONS = (
 
 def main(argv: Sequence[str]) -> int:
     """Search for the fastest plan, print the result and save it."""
-    parsed = parse(argv, (*OPTIONS, *KNOB_OPTIONS), "tune")
+    parsed = parse(argv, (*OPTIONS, *VALUE_OPTIONS), "tune")
     if parsed.has("--help"):
         print(
             usage(
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
                 "Runs some steps of the script under many plans, and saves the fastest one whose\n"
                 "losses agree with plain python's; cputrain launch uses it from then on. Settings\n"
                 "that are given are not varied; --precision bf16 allows reduced precision.",
-                {"options": OPTIONS, "settings": KNOB_OPTIONS},
+                {"options": OPTIONS, "settings": VALUE_OPTIONS},
             )
         )
         return 0

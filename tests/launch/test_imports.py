@@ -70,7 +70,20 @@ def imports_of(path: Path) -> Iterator[str]:
 RULES = {
     "cputrain/measure": ("cputrain.measure", "cputrain.record", "cputrain.errors"),
     "cputrain/machine": ("cputrain.machine", "cputrain.record", "cputrain.errors"),
-    "cputrain/plan": ("cputrain.plan", "cputrain.machine", "cputrain.record", "cputrain.errors"),
+    "cputrain/settings": (
+        "cputrain.settings",
+        "cputrain.runtime",
+        "cputrain.machine",
+        "cputrain.record",
+        "cputrain.errors",
+    ),
+    "cputrain/plan": (
+        "cputrain.plan",
+        "cputrain.settings",
+        "cputrain.machine",
+        "cputrain.record",
+        "cputrain.errors",
+    ),
     "launch": ("cputrain",),
 }
 

@@ -112,7 +112,7 @@ def test_a_setup_is_a_table_and_tells_later_what_it_met(tmp_path: Path) -> None:
     assert "fused optimizers" in setup.text
     assert setup.html.startswith("<div")
     assert "fused Adam (4 tensors)" in so_far.out
-    for answer, says in ((plan, "--threads says so"), (machine, "Budget"), (found, "plain python")):
+    for answer, says in ((plan, "set by --threads"), (machine, "Budget"), (found, "plain python")):
         assert says in answer.text
         assert "<table" in answer.html
         assert "<script" not in answer.html

@@ -12,7 +12,7 @@ import pytest
 
 import cputrain
 from cputrain.errors import UsageError
-from cputrain.plan.policies import POLICIES
+from cputrain.settings.core.registry import SETTINGS
 from tests.launch.programs import launch, plain, script
 
 TRAIN = '''
@@ -75,7 +75,7 @@ print(json.dumps([before, train(), setup.so_far(), effects(setup), str(setup)]))
     assert after == pytest.approx(before, rel=1e-4)
     assert {"fused Adam (4 tensors)", "1 convolution channels last"} <= set(met)
     assert "data loaders: 3 gathered from memory" in met
-    assert list(effects) == [policy.KNOB.name for policy in POLICIES]
+    assert list(effects) == list(SETTINGS)
     assert {name for name, effect in effects.items() if effect == "applied"} >= {
         "fused_optimizer", "loader", "channels_last", "allocator",
     }  # fmt: skip
@@ -188,21 +188,20 @@ def test_pages_are_interleaved_where_a_plan_asks(tmp_path: Path) -> None:
         tmp_path,
         """
 import json
-from cputrain.notebook import memory_policy
-from cputrain.notebook.too_late import RefusedError
-from cputrain.plan import Decision
+from cputrain.settings.core.setting import RefusedError
+from cputrain.settings.memory_policy import SETTING, Interleave
 def wish(*nodes):
-    return Decision(policy="memory_policy", value={"interleave": nodes}, says="", reason="")
+    return SETTING.decision(Interleave(interleave=nodes), "")
 def pages():
     with open("/proc/self/numa_maps") as maps:
         return sum("interleave:" in line for line in maps)
-applied = memory_policy.apply(torch, wish(0))
+applied = SETTING.apply_now(torch, wish(0))
 kept = torch.empty(1 << 26).fill_(1.0)
 there = pages()
 applied.undo()
 del kept
 try:
-    memory_policy.apply(torch, wish(1022))
+    SETTING.apply_now(torch, wish(1022))
 except RefusedError as error:
     print(json.dumps([there > 0, pages(), str(error)[:29]]))
 """,
@@ -253,12 +252,13 @@ print(json.dumps([torch.get_num_threads(), decision.value, str(decision.reason),
     assert threads == most
     assert loader is False
     if ours:
-        assert (threads, origin) == (1, "the argument threads says so")
+        assert (threads, origin) == (1, "set by the argument threads")
     elif before:
-        assert "says so" not in origin
+        assert "set by" not in origin
     else:
         assert threads == 1
-        assert "cputrain.toml says so" in origin
+        assert "cputrain.toml" in origin
+        assert "set by" in origin
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from cputrain.machine.memory import MachineMemory
 from cputrain.machine.numa import Node
 from cputrain.machine.ranks import LAUNCHERS, Rank
 from cputrain.machine.topology import Domain, Topology
-from cputrain.plan import Request, Setting
+from cputrain.plan import Request, UserValue
 
 GIB = 1 << 30
 
@@ -115,7 +115,7 @@ SETTINGS = st.fixed_dictionaries(
         "flush_denormals": st.sampled_from(("auto", "on", "off")),
         "fused_optimizer": st.sampled_from(("auto", "on", "off")),
     },
-).map(lambda found: {name: Setting(value=value, where="here") for name, value in found.items()})
+).map(lambda found: {name: UserValue(value=value, where="here") for name, value in found.items()})
 
 
 @st.composite

@@ -6,8 +6,8 @@ import pytest
 
 from cputrain.errors import UsageError
 from cputrain.machine import read_machine
-from cputrain.plan import Change, Origin, Request, Setting, make_plan
-from cputrain.plan.backend import Candidate, Suits, decide, decided
+from cputrain.plan import Change, Origin, Request, UserValue, make_plan
+from cputrain.settings.backend import SETTING, Candidate, Suits, decided
 
 MACHINE = read_machine(detail=False)
 
@@ -24,8 +24,8 @@ def candidate(name, training, evaluation, **more):
 
 
 def decision(*backends, **settings):
-    given = {name: Setting(value=value, where=f"--{name}") for name, value in settings.items()}
-    return decide(MACHINE, Request(settings=given, backends=backends))
+    given = {name: UserValue(value=value, where=f"--{name}") for name, value in settings.items()}
+    return SETTING.decide(MACHINE, Request(settings=given, backends=backends))
 
 
 def test_nothing_is_known_and_nothing_changes():
@@ -77,8 +77,8 @@ def test_what_is_wrong_in_both_is_refused_unless_that_is_wanted():
 def test_nobody_does_what_he_does_not_claim_to():
     none = Suits(claims=False, fault="it does not claim to train")
     found = decision(candidate("one", none, WRONG, unsafe=True), backend="one")
-    assert found.value["training"] is None
-    assert found.value["evaluation"] == "one"
+    assert found.value.training is None
+    assert found.value.evaluation == "one"
     found = decision(candidate("one", none, SLOW, unsafe=True), backend="one")
     assert found.change is Change.EXACT
     assert "in evaluation alone" in found.warning
@@ -91,19 +91,19 @@ def test_the_default_may_be_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("knob", "value"),
+    ("name", "value"),
     [("compile", "on"), ("replicas", "2"), ("replicas", "auto"), ("precision", "bf16")],
 )
-def test_a_proof_does_not_speak_of_what_else_is_asked_for(knob, value):
+def test_a_proof_does_not_speak_of_what_else_is_asked_for(name, value):
     one = candidate("one", fast(2), fast(2))
-    assert decision(one, **{knob: value}).value is None
-    with pytest.raises(UsageError, match=f"does not go with --{knob} {value}"):
-        decision(one, backend="one", **{knob: value})
+    assert decision(one, **{name: value}).value is None
+    with pytest.raises(UsageError, match=f"does not go with --{name} {value}"):
+        decision(one, backend="one", **{name: value})
 
 
-@pytest.mark.parametrize(("knob", "value"), [("compile", "auto"), ("replicas", "1")])
-def test_what_asks_for_nothing_is_no_obstacle(knob, value):
-    assert decision(candidate("one", fast(2), fast(2)), **{knob: value}).value is not None
+@pytest.mark.parametrize(("name", "value"), [("compile", "auto"), ("replicas", "1")])
+def test_what_asks_for_nothing_is_no_obstacle(name, value):
+    assert decision(candidate("one", fast(2), fast(2)), **{name: value}).value is not None
 
 
 def test_who_is_not_known_is_refused():
@@ -128,4 +128,4 @@ def test_a_rank_decides_as_the_whole_machine_did(backends, settings):
 def test_a_plan_has_it():
     one = candidate("one", fast(1.2), WRONG)
     plan = make_plan(MACHINE, Request(backends=(one,)))
-    assert plan.value("backend")["training"] == "one"
+    assert plan.value("backend").training == "one"

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from cputrain.machine import Machine, Rank, cores_within
-from cputrain.plan import Change, Origin, Request, Setting, make_plan, read_plan
-from cputrain.plan.policies import KNOBS, POLICIES
-from cputrain.plan.replay import CARRIERS, VALUES
+from cputrain.plan import Change, Origin, Request, UserValue, make_plan, read_plan
 from cputrain.report.plans import why_not
+from cputrain.settings.core.registry import SETTINGS
 from tests.plan.machines import REQUESTS, machines
 
 settings.register_profile(
@@ -51,15 +50,13 @@ def test_a_plan_survives_the_way_through_a_file(machine: Machine, request: Reque
 @given(machine=machines(), request=REQUESTS)
 def test_every_decision_speaks_for_itself(machine: Machine, request: Request) -> None:
     plan = make_plan(machine, request)
-    policies = [policy.KNOB.name for policy in POLICIES]
-    assert [decision.policy for decision in plan.decisions] == policies
-    assert set(VALUES) == set(policies) >= set(KNOBS)
+    assert [decision.policy for decision in plan.decisions] == list(SETTINGS)
     for decision in plan.decisions:
         assert decision.says
         assert decision.reason
         # what changes results is only done if somebody has said so
         assert decision.change in (Change.NONE, Change.EXACT) or decision.origin is Origin.USER
-        assert set(decision.environment) <= CARRIERS
+        assert set(decision.environment) <= SETTINGS[decision.policy].variables
         assert not decision.environment or decision.change is not Change.NONE
         for name, reason in decision.rejected.items():
             assert reason.strip()
@@ -76,8 +73,8 @@ def test_policies_are_pure(machine: Machine, request: Request) -> None:
     first = make_plan(machine, request)
     assert make_plan(machine, request) == first
     assert (dict(os.environ), request.__dict__, repr(machine)) == before
-    for policy in reversed(POLICIES):
-        assert policy.decide(machine, request) == first.decision(policy.KNOB.name)
+    for setting in reversed(SETTINGS.values()):
+        assert setting.decide(machine, request) == first.decision(setting.name)
 
 
 @PLANS
@@ -130,8 +127,8 @@ def test_memory_is_interleaved_over_nodes_that_compute_only(
     policy = make_plan(machine, request).value("memory_policy")
     if policy is not None:
         by_id = {node.id: set(node.cpus) for node in machine.nodes}
-        assert len(policy["interleave"]) > 1
-        for node in policy["interleave"]:
+        assert len(policy.interleave) > 1
+        for node in policy.interleave:
             assert by_id[node] & set(machine.budget.cpus)
 
 
@@ -143,12 +140,12 @@ def test_the_users_numbers_are_carried_out_and_bound_each_other(
     cpus = machine.budget.cpus
     wanted = sorted(data.draw(st.sets(st.sampled_from(cpus), min_size=1)))
     listed = ",".join(map(str, wanted))
-    asked = {"placement": Setting(value=listed, where="--placement")}
+    asked = {"placement": UserValue(value=listed, where="--placement")}
     plan = make_plan(machine, Request(settings=asked))
-    assert plan.value("placement") == wanted
+    assert plan.value("placement") == tuple(wanted)
     assert 1 <= plan.value("threads") <= len(wanted)
     count = data.draw(st.integers(1, len(cpus)))
-    asked["threads"] = Setting(value=str(count), where="--threads")
+    asked["threads"] = UserValue(value=str(count), where="--threads")
     plan = make_plan(machine, Request(settings=asked, environment={"MKL_NUM_THREADS": "1"}))
     assert plan.value("threads") == count
 
@@ -164,7 +161,7 @@ def test_cores_kept_for_loaders_are_taken_from_compute(
     fast = sum(core[0] not in frugal for core in found) or cores
     assume(fast > 1)
     count = data.draw(st.integers(1, fast - 1))
-    asked = {"loader_cores": Setting(value=str(count), where="--loader-cores")}
+    asked = {"loader_cores": UserValue(value=str(count), where="--loader-cores")}
     value = make_plan(machine, Request(settings=asked)).value("loader_cores")
-    assert set(value["cpus"]) <= set(machine.budget.cpus)
-    assert 1 <= value["compute_threads"] <= max(1, machine.budget.physical_cores - count)
+    assert set(value.cpus) <= set(machine.budget.cpus)
+    assert 1 <= value.compute_threads <= max(1, machine.budget.physical_cores - count)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cputrain.machine import Machine, read_machine
 from cputrain.machine.capture import read_capture
 from cputrain.plan import Request
-from cputrain.plan.cores import share_of
-from cputrain.plan.teams import counts, ordered, parts
+from cputrain.settings.core.cores import share_of
+from cputrain.settings.core.teams import counts, ordered, parts
 from tests.plan.machines import machines
 
 CAPTURED = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))

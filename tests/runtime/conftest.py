@@ -1,6 +1,6 @@
 """Both runs of the training script, made once: importing torch is what takes the time.
 
-And transforms, applied in this process for a test.
+And settings, applied in this process for a test.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture
 def applied() -> Iterator[Callable[[Any, Any], Any]]:
-    """Applies a transform, and undoes it after the test; nothing is left on torch's classes."""
+    """Applies a module's setting, and undoes it after the test; torch's classes are as before."""
     call, compile, done = nn.Module.__call__, torch.compile, []  # noqa: A001
 
-    def apply(transform: Any, value: Any = True) -> Any:
-        found = transform.apply(torch, value)
+    def apply(setting: Any, value: Any = True) -> Any:
+        found = setting.SETTING.apply(torch, value)
         done.append(found)
         return found
 

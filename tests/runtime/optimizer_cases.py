@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cputrain.runtime import fused
+from cputrain.runtime.fused import FusedOptimizers
 
 Lines = list[str]
 
@@ -365,7 +365,7 @@ def run(lines: Lines, *, patched: bool, rounded: int | None = None) -> Result:
     """
     import torch.testing._internal.logging_tensor
 
-    transform = fused.apply(torch, True) if patched else None
+    patches = FusedOptimizers(torch) if patched else None
     names: dict[str, Any] = {"torch": torch}
     errors: list[tuple[int, str, str]] = []
     generator = torch.Generator("cpu")
@@ -383,11 +383,11 @@ def run(lines: Lines, *, patched: bool, rounded: int | None = None) -> Result:
                     errors.append((number, type(error).__name__, text))
                 if rounded is not None and number:
                     _round_anew(names, generator)
-        description = transform.describe() if transform else ""
+        description = patches.describe() if patches else ""
         facts, values = _observe(names)
     finally:
-        if transform:
-            transform.undo()
+        if patches:
+            patches.undo()
         torch.set_warn_always(False)
         torch.use_deterministic_algorithms(False)
         torch.set_default_dtype(torch.float32)
@@ -558,9 +558,9 @@ def as_script(lines: Lines) -> str:
     return "\n".join(
         [
             "import torch, torch.testing._internal.logging_tensor",
-            "from cputrain.runtime import fused",
+            "from cputrain.runtime.fused import FusedOptimizers",
             "for patched in (False, True):",
-            "    names = {'torch': torch, 'patch': fused.apply(torch, patched)}",
+            "    names = {'torch': torch, 'patch': patched and FusedOptimizers(torch)}",
             f"    for line in ({kept[0]!r},",
             *(f"        {line!r}," for line in (body[1:] if len(body) < 6 else kept[1:])),
             *([] if len(body) < 6 else [f"        *{body[4:]!r},"]),

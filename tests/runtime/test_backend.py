@@ -10,37 +10,28 @@ import pytest
 import torch
 from torch import nn
 
+from cputrain import settings
 from cputrain.backends import registry
 from cputrain.runtime import backend
+from cputrain.settings.backend import BackendChoice
 from tests.backends import planted
 
 
 @pytest.fixture
 def runs(applied, monkeypatch):
-    """Applies the transform with a planted backend."""
+    """Applies the setting with a planted backend."""
 
     def start(one, *, training=False, asked=True, unsafe=False):
         monkeypatch.setattr(registry, "load_backend", lambda name: {one.name: one}[name])
-        value = {
-            "training": one.name if training else None,
-            "evaluation": None if training else one.name,
-            "asked": asked,
-            "unsafe": unsafe,
-        }
-        found = backend.apply(torch, value)
-        return applied(_Made(found))
+        value = BackendChoice(
+            training=one.name if training else None,
+            evaluation=None if training else one.name,
+            asked=asked,
+            unsafe=unsafe,
+        )
+        return applied(settings.backend, value)
 
     return start
-
-
-class _Made:
-    """A transform that was made already."""
-
-    def __init__(self, found):
-        self._found = found
-
-    def apply(self, _torch, _value):
-        return self._found
 
 
 def evaluated(model, batch, times=1):
@@ -230,8 +221,8 @@ def test_outputs_that_cannot_be_compared_are_torchs(runs):
 
 
 def test_a_backend_that_is_not_here_is_told():
-    value = {"training": None, "evaluation": "nosuch", "asked": True, "unsafe": False}
-    assert "no backend nosuch here" in backend.apply(torch, value).describe()
+    value = BackendChoice(training=None, evaluation="nosuch", asked=True, unsafe=False)
+    assert "no backend nosuch here" in settings.backend.SETTING.apply(torch, value).describe()
 
 
 class Sleeps(nn.Module):

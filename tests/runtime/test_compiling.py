@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from cputrain.runtime import channels_last, compiling
+from cputrain.settings import channels_last
+from cputrain.settings import compile as compiling
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's compiler
 

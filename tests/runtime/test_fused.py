@@ -125,7 +125,8 @@ def test_checkpoints_continue_both_ways(tmp_path: Path) -> None:
 UNDO = """
 import sys
 import torch
-from cputrain.runtime import denormals, fused, loader, loader_cores
+from cputrain.runtime import fused
+from cputrain.settings import flush_denormals, fused_optimizer, loader, loader_cores
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as kind
 from cputrain.runtime.fused_kernels import KERNELS
 modules = [sys.modules[f"torch.optim.{kernel.name}"] for kernel in KERNELS]
@@ -139,7 +140,7 @@ def private(found):
     return [one for place, one in enumerate(found) if place % 3]
 before = functions()
 assert not any("cputrain" in found.__code__.co_filename for found in before)
-applied = fused.apply(torch, True)
+applied = fused_optimizer.SETTING.apply(torch, True)
 assert not set(private(before)) & set(private(functions()))
 assert before[::3] == functions()[::3]  # what is public stays torch's
 applied.undo()
@@ -149,22 +150,24 @@ parameter.grad = torch.ones(3)
 torch.optim.Adam([parameter]).step()
 assert applied.describe() == ""
 own = kind._reset
-placed = loader_cores.apply(torch, {"cpus": [0], "threads": 1, "compute_threads": 1})
+placed = loader_cores.SETTING.apply(
+    torch, loader_cores.WorkerCores(cpus=(0,), compute_threads=1)
+)
 assert kind._reset is not own
 placed.undo()
 assert kind._reset is own
 torchs = torch.utils.data.DataLoader._get_iterator
-replaced = loader.apply(torch, True)
+replaced = loader.SETTING.apply(torch, True)
 assert torch.utils.data.DataLoader._get_iterator is not torchs
 replaced.undo()
 assert torch.utils.data.DataLoader._get_iterator is torchs
 tiny = torch.tensor(1e-39)
-flushed = denormals.apply(torch, True)
+flushed = flush_denormals.SETTING.apply(torch, True)
 assert (tiny * 1.0).item() == 0
 flushed.undo()
 assert (tiny * 1.0).item() != 0
-for module in (fused, denormals, loader):
-    assert module.apply(torch, None) is None and module.apply(torch, False) is None
+for module in (fused_optimizer, flush_denormals, loader):
+    assert module.SETTING.apply(torch, False) is None
 """
 
 

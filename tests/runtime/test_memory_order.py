@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from cputrain.runtime import channels_last
 from cputrain.runtime.memory_order import patch_safetensors
+from cputrain.settings import channels_last
 
 
 class Net(nn.Module):

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cputrain.runtime import attention, channels_last, precision
 from cputrain.runtime.root_forward import root_forward_of
+from cputrain.settings import attention, channels_last, precision
 from tests.launch.programs import launch, script
 
 Pair = namedtuple("Pair", "one other")
@@ -288,7 +288,7 @@ def test_two_models_that_learn_from_each_other(applied: Callable[..., Any]) -> N
 
 def test_kernels_with_fewer_bits_are_told_and_put_back(applied: Callable[..., Any]) -> None:
     before = torch.backends.mkldnn.matmul.fp32_precision
-    found = precision.apply(torch, "kernels")
+    found = precision.SETTING.apply(torch, "kernels")
     assert found is not None
     assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
     assert torch.backends.mkldnn.conv.fp32_precision == "bf16"
@@ -303,7 +303,7 @@ def test_kernels_with_fewer_bits_are_told_and_put_back(applied: Callable[..., An
 def test_attention_by_matmuls_is_the_same_and_put_back() -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 4).unbind()
     expected = functional.scaled_dot_product_attention(q, k, v)
-    found = attention.apply(torch, "math")
+    found = attention.SETTING.apply(torch, "math")
     assert found is not None
     assert not torch.backends.cuda.flash_sdp_enabled()
     assert torch.allclose(functional.scaled_dot_product_attention(q, k, v), expected, atol=1e-6)

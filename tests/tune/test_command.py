@@ -46,8 +46,8 @@ def test_a_script_is_tuned_and_launched_so_from_then_on(tmp_path: Path) -> None:
     assert kept["settings"] == found["settings"]
     assert launch(tmp_path, str(path)).returncode == 0
     decisions = planned(tmp_path, str(path))
-    for knob in found["settings"]:
-        assert decisions[knob]["origin"] == "measured"
+    for name in found["settings"]:
+        assert decisions[name]["origin"] == "measured"
 
 
 def test_a_launch_uses_what_was_found_and_the_users_word_goes_before(tmp_path: Path) -> None:

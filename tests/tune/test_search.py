@@ -75,15 +75,15 @@ class Machine:
         )
 
 
-def knob(name: str, *values: str, in_steps: bool = False) -> Any:
-    return SimpleNamespace(KNOB=name, values=lambda _: list(values), IN_STEPS=in_steps)
+def setting(name: str, *values: str, is_monotonic: bool = False) -> Any:
+    return SimpleNamespace(name=name, candidates=lambda _: list(values), is_monotonic=is_monotonic)
 
 
-KNOBS = [knob("threads", "1", "2"), knob("a", "on"), knob("b", "on"), knob("c", "on")]
+TRIED = [setting("threads", "1", "2"), setting("a", "on"), setting("b", "on"), setting("c", "on")]
 
 
 def search(machine: Machine, **options: Any) -> Any:
-    values: Any = {"fixed": {}, "knobs": KNOBS, "late": [], "run": machine, **options}
+    values: Any = {"fixed": {}, "tried": TRIED, "tried_last": [], "run": machine, **options}
     script: Any = None
     return Search(script, MACHINE, PLAN, **values).run()
 
@@ -107,24 +107,24 @@ def test_what_is_slower_by_three_percent_is_not_chosen(seed: int) -> None:
 
 def test_rules_that_are_slower_than_python_are_given_up() -> None:
     rules = {("fused_optimizer", "off"): 0.5}
-    result = search(Machine(rules, python=0.55), knobs=[])
+    result = search(Machine(rules, python=0.55), tried=[])
     assert result.settings["fused_optimizer"] == "off"
     assert result.settings["allocator"] == "default"
     assert result.against_python > 0.9
-    fixed = search(Machine(rules, python=0.55), knobs=[], fixed={"allocator": "tuned"})
+    fixed = search(Machine(rules, python=0.55), tried=[], fixed={"allocator": "tuned"})
     assert "allocator" not in fixed.settings
 
 
 def test_what_costs_much_is_tried_on_top_of_the_best() -> None:
-    late = [knob("late", "on")]
+    late = [setting("late", "on")]
     machine = Machine({("a", "on"): 0.8, ("late", "on"): 0.9})
-    assert search(machine, late=late).settings == {"a": "on", "late": "on"}
+    assert search(machine, tried_last=late).settings == {"a": "on", "late": "on"}
     assert {"late": "on"} not in machine.runs
     machine.factors["late", "on"] = 1.1
-    assert search(machine, late=late).settings == {"a": "on"}
+    assert search(machine, tried_last=late).settings == {"a": "on"}
     alone = Machine({("late", "on"): 0.9})
-    assert search(alone, late=late).settings == {"late": "on"}
-    assert search(alone, late=late, fixed={"late": "off"}).settings == {}
+    assert search(alone, tried_last=late).settings == {"late": "on"}
+    assert search(alone, tried_last=late, fixed={"late": "off"}).settings == {}
 
 
 def test_two_searches_choose_equally_fast_plans() -> None:
@@ -193,10 +193,10 @@ def test_an_interrupt_before_there_is_anything_to_keep_is_one() -> None:
 
 def test_values_in_steps_are_left_when_they_get_slower_and_slower() -> None:
     machine = Machine({("n", str(n)): (1.5, 2.0, 3.0, 0.1)[n] for n in range(4)})
-    search(machine, knobs=[knob("n", *"0123", in_steps=True)])
+    search(machine, tried=[setting("n", *"0123", is_monotonic=True)])
     assert {"n": "1"} in machine.runs
     assert {"n": "2"} not in machine.runs
-    result = search(machine, knobs=[knob("n", *"0123")])
+    result = search(machine, tried=[setting("n", *"0123")])
     assert result.settings == {"n": "3"}
 
 
@@ -204,13 +204,13 @@ def test_a_late_start_must_pay() -> None:
     factors = {("a", "on"): 0.8, ("late", "on"): 0.8}
     machine = Machine(factors)
     machine.late = {("late", "on"): 20.0}
-    result = search(machine, late=[knob("late", "on")])
+    result = search(machine, tried_last=[setting("late", "on")])
     assert result.settings == {"a": "on", "late": "on"}
     assert result.later == pytest.approx(20.0)
     assert result.pays_after == pytest.approx(20 / 0.0036, rel=0.5)
     machine = Machine(factors)
     machine.late = {("late", "on"): 600.0}
-    result = search(machine, late=[knob("late", "on")])
+    result = search(machine, tried_last=[setting("late", "on")])
     assert result.settings == {"a": "on"}
     assert "late on is 1.2" in result.reason
     assert "times as fast again, but starts 600 s later, which pays off only after" in result.reason
@@ -242,8 +242,8 @@ def test_time_is_kept_to_put_together_what_helps(
     monkeypatch: pytest.MonkeyPatch, budget: float
 ) -> None:
     machine = a_second_each(monkeypatch, {("a", "on"): 0.7, ("b", "on"): 0.8})
-    knobs = [knob(name, "on") for name in "abcdefghij"]
-    result = search(machine, knobs=knobs, budget=budget)
+    tried = [setting(name, "on") for name in "abcdefghij"]
+    result = search(machine, tried=tried, budget=budget)
     assert result.settings == {"a": "on", "b": "on"}
     assert bool(result.untried) is (budget < 30)
 
@@ -252,7 +252,7 @@ def test_one_value_is_tried_where_there_is_time_for_it_and_a_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = a_second_each(monkeypatch, {("a", "on"): 0.7})
-    result = search(machine, knobs=[knob("a", "on"), knob("b", "on")], budget=6.5)
+    result = search(machine, tried=[setting("a", "on"), setting("b", "on")], budget=6.5)
     assert result.settings == {"a": "on"}
     assert result.untried == ("b on",)
 
@@ -261,7 +261,7 @@ def test_what_is_clearly_faster_side_by_side_is_not_lost_when_time_is_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = a_second_each(monkeypatch, {("a", "on"): 0.7})
-    result = search(machine, knobs=[knob("a", "on")], budget=9.5)
+    result = search(machine, tried=[setting("a", "on")], budget=9.5)
     assert [trial.stage for trial in result.trials].count("together") == 2
     assert result.settings == {"a": "on"}
     assert "(1 turn" in result.reason
@@ -272,7 +272,7 @@ def test_what_is_clearly_faster_in_one_turn_is_kept_when_time_is_short(
     monkeypatch: pytest.MonkeyPatch, factor: float, kept: bool
 ) -> None:
     machine = a_second_each(monkeypatch, {("a", "on"): factor})
-    result = search(machine, knobs=[knob("a", "on")], budget=8.0)
+    result = search(machine, tried=[setting("a", "on")], budget=8.0)
     assert (result.settings == {"a": "on"}) is kept
     assert len([trial for trial in result.trials if trial.stage == "turns"]) == 2
     assert ("1 turn" if kept else "only turn: no time was left to confirm it") in result.reason
@@ -310,7 +310,7 @@ def test_every_combination_is_tried_and_the_fastest_is_found() -> None:
     machine.wrong = {("c", "on")}
     script: Any = None
     every = ExhaustiveSearch(
-        script, MACHINE, PLAN, fixed={}, knobs=KNOBS, late=[], run=machine
+        script, MACHINE, PLAN, fixed={}, tried=TRIED, tried_last=[], run=machine
     ).run()
     assert {**every.settings, "threads": ""} == {"a": "on", "b": "on", "threads": ""}
     assert every.against_rules.median == pytest.approx(1 / (0.5 * 1.1 * 1.05), rel=0.1)

@@ -9,7 +9,7 @@ import torch
 from cputrain.bench.optimizers.cases import MIN_SPEEDUP, OPTIMIZERS, TABLE_WIDTH
 from cputrain.measure.rounds import interleaved
 from cputrain.measure.statistics import speedup_by_round
-from cputrain.runtime import fused
+from cputrain.runtime.fused import FusedOptimizers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ def _measure_cell(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
 
     If the speed-up is below `MIN_SPEEDUP`, more rounds replace the measurement.
     """
-    transform = fused.apply(torch, True)
-    assert transform is not None
-    transform.undo()
+    patches = FusedOptimizers(torch)
+    patches.undo()
     params = _make_params(shape)
     class_name, options = OPTIMIZERS[name]
     reference, fused_optimizer = (
@@ -51,8 +50,8 @@ def _measure_cell(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
         (reference, False),
         (fused_optimizer, True),
     ):  # creates the optimizer states
-        _run_steps(transform, optimizer, 3, is_fused=is_fused)
-    step_s = min(_run_steps(transform, reference, 1, is_fused=False) for _ in range(3))
+        _run_steps(patches, optimizer, 3, is_fused=is_fused)
+    step_s = min(_run_steps(patches, reference, 1, is_fused=False) for _ in range(3))
     num_steps, num_warm_up = max(1, int(TIMED_S / step_s)), 0 if step_s > LONG_STEP_S else 2
 
     def measure_rounds(num_rounds: int) -> dict[str, list[float]]:
@@ -60,8 +59,8 @@ def _measure_cell(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
         sides = [("python", reference, False), ("cputrain", fused_optimizer, True)]
         for _, (side, optimizer, is_fused) in interleaved(sides, num_rounds):
             if num_warm_up:
-                _run_steps(transform, optimizer, num_warm_up, is_fused=is_fused)
-            elapsed_s = _run_steps(transform, optimizer, num_steps, is_fused=is_fused)
+                _run_steps(patches, optimizer, num_warm_up, is_fused=is_fused)
+            elapsed_s = _run_steps(patches, optimizer, num_steps, is_fused=is_fused)
             seconds[side].append(elapsed_s / num_steps)
         return seconds
 
@@ -73,7 +72,7 @@ def _measure_cell(name: str, shape: Shape, rounds: int) -> dict[str, Any]:
         "num_elements": shape[1],
         "touched": shape[2],
         "seconds": seconds,
-        "is_fused": bool(transform.describe()),
+        "is_fused": bool(patches.describe()),
     }
 
 
@@ -98,16 +97,16 @@ def _make_params(shape: Shape) -> list[torch.nn.Parameter]:
 
 
 def _run_steps(
-    transform: fused.FusedOptimizers, optimizer: Any, num_steps: int, *, is_fused: bool
+    patches: FusedOptimizers, optimizer: Any, num_steps: int, *, is_fused: bool
 ) -> float:
     """Run `num_steps` steps and return their total time in seconds."""
     if is_fused:
-        transform.redo()
+        patches.redo()
     # CPU time of a single thread is not affected by other processes
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     start_s = clock()
     for _ in range(num_steps):
         optimizer.step()
     elapsed_s = clock() - start_s
-    transform.undo()
+    patches.undo()
     return elapsed_s

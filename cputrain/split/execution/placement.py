@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from cputrain.plan.teams import counts, ordered, parts
+from cputrain.settings.core.teams import counts, ordered, parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _cores() -> list[Cpus]:
     """Return the cores that one operator uses, neighbours next to each other."""
     from cputrain.machine import read_rank
     from cputrain.plan import Request
-    from cputrain.plan.cores import share_of
+    from cputrain.settings.core.cores import share_of
 
     machine = _machine()
     request = Request(environment=dict(os.environ), rank=read_rank(os.environ))

@@ -1,0 +1,1 @@
+"""Base class, registry and common parts of settings."""

@@ -1,0 +1,69 @@
+"""All settings: the modules in the folder of `cputrain.settings`, in the order of their `order`."""
+
+from __future__ import annotations
+
+import os
+
+from cputrain import settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cputrain.settings.core.setting import Setting
+
+
+def _load_settings() -> dict[str, Setting[Any]]:
+    names = (
+        name.removesuffix(".py")
+        for name in os.listdir(settings.__path__[0])
+        if name.endswith(".py") and name != "__init__.py"
+    )
+    # __import__: importing importlib would add a millisecond to every launch
+    modules = [__import__(f"{settings.__name__}.{name}", fromlist=["SETTING"]) for name in names]
+    found: list[Setting[Any]] = [module.SETTING for module in modules]
+    return {setting.name: setting for setting in sorted(found, key=_plan_order)}
+
+
+def _plan_order(setting: Setting[Any]) -> tuple[int, str]:
+    return setting.order, setting.name
+
+
+def _application_order(setting: Setting[Any]) -> tuple[bool, int, str]:
+    return not setting.is_per_thread, setting.order, setting.name
+
+
+SETTINGS = _load_settings()
+"""All settings by name, in the order of plans."""
+
+USER_SETTINGS = {name: setting for name, setting in SETTINGS.items() if setting.takes}
+"""Those that users can set."""
+
+APPLIED_IN_ORDER = tuple(sorted(SETTINGS.values(), key=_application_order))
+"""All settings, in the order in which they are applied: states of threads first."""
+
+VARIABLES = frozenset().union(*(setting.variables for setting in SETTINGS.values()))
+"""Environment variables that a plan may set; a saved plan cannot set any other, as PATH."""
+
+PLAIN_VALUES = {name: setting.plain for name, setting in SETTINGS.items() if setting.plain}
+"""Values under which a launch differs from python in nothing but its number of threads."""
+
+
+_TRIED = sorted(
+    (setting for setting in SETTINGS.values() if setting.trial_order),
+    key=lambda setting: setting.trial_order,
+)
+
+TRIED = tuple(setting for setting in _TRIED if not setting.is_expensive_to_try)
+"""Settings that `cputrain tune` tries one at a time, those with the largest effect first."""
+
+TRIED_LAST = tuple(setting for setting in _TRIED if setting.is_expensive_to_try)
+"""Settings that it tries on top of the best of the others."""
+
+
+def lowers_precision(values: dict[str, str]) -> bool:
+    """Return whether any of these values, as typed, lowers the precision."""
+    return any(
+        setting.lowers_precision and values.get(name, setting.plain) != setting.plain
+        for name, setting in SETTINGS.items()
+    )

@@ -1,1 +1,0 @@
-"""Candidate values of each setting: a module for each, listed in `cputrain.tune.candidates`."""
