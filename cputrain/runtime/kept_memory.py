@@ -161,6 +161,22 @@ class KeptMemory:
             self.is_keeping = False
 
 
+class HugePages:
+    """The request for huge pages, which KeptMemory applies as the heap grows."""
+
+    def __init__(self, kept_memory: KeptMemory) -> None:
+        self._kept_memory = kept_memory
+        kept_memory.uses_huge_pages = True
+
+    def describe(self) -> str:
+        kept = self._kept_memory
+        return "huge pages" if kept.is_keeping and kept.has_huge_pages else ""
+
+    def undo(self) -> None:
+        """Stop requesting huge pages; pages of the heap stay as they are."""
+        self._kept_memory.uses_huge_pages = False
+
+
 class PreloadedAllocator:
     """Report of an allocator library that the launcher has preloaded."""
 

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from cputrain.runtime.channels_last import ChannelsLast
+    from cputrain.settings.core.setting import Applied
     from cputrain.settings.core.situation import Situation
 
 
@@ -41,7 +41,7 @@ class ChannelsLastSetting(Switch):
 
         patch_safetensors(module)
 
-    def apply(self, torch: ModuleType, value: bool) -> ChannelsLast | None:
+    def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Convert models when they are first called."""
         from cputrain.runtime.channels_last import ChannelsLast
 

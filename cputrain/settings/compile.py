@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from cputrain.runtime.compiling import Compiled
+    from cputrain.settings.core.setting import Applied
     from cputrain.settings.core.situation import Situation
 
 
@@ -34,7 +34,7 @@ class CompileSetting(Switch):
 
         return ["on"] if any(map(which, ("g++", "clang++", "c++"))) else []
 
-    def apply(self, torch: ModuleType, value: bool) -> Compiled | None:
+    def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Compile models once they are trained."""
         from cputrain.runtime.compiling import Compiled
 

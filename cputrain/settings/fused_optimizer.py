@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cputrain.machine import Machine
-    from cputrain.runtime.fused import FusedOptimizers
     from cputrain.settings.core.decision import Decision, Request
+    from cputrain.settings.core.setting import Applied
 
 
 class FusedOptimizerSetting(Switch):
@@ -46,7 +46,7 @@ class FusedOptimizerSetting(Switch):
         """Return the value: it does not depend on the share of the machine."""
         return "on" if value else "off"
 
-    def apply(self, torch: ModuleType, value: bool) -> FusedOptimizers | None:
+    def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Patch torch.optim."""
         from cputrain.runtime.fused import FusedOptimizers
 

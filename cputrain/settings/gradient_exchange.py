@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.machine import Machine
-    from cputrain.runtime.gradient_exchange import GradientExchange
     from cputrain.settings.core.decision import Decision, Request
+    from cputrain.settings.core.setting import Applied
 
 SAYS = {
     "auto": "ranks add up gradients in shared memory where faster",
@@ -55,7 +55,7 @@ class GradientExchangeSetting(Setting[str]):
         """Return the method that a saved plan holds."""
         return one_of(document, *SAYS)
 
-    def apply(self, torch: ModuleType, value: str) -> GradientExchange | None:
+    def apply(self, torch: ModuleType, value: str) -> Applied | None:
         """Patch DistributedDataParallel, unless gradients are left to torch."""
         if value == "torch" or not torch.distributed.is_available():
             return None

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cputrain.machine import Machine
-    from cputrain.runtime.kept_memory import KeptMemory
     from cputrain.settings.core.decision import Request
+    from cputrain.settings.core.setting import Applied
     from cputrain.settings.core.situation import Situation
 
 TUNABLE = "glibc.malloc.hugetlb"
@@ -64,29 +64,13 @@ class HugePagesSetting(Switch):
         """Return off, if the rule-based plan has huge pages."""
         return ["off"] if situation.values[self.name] else []
 
-    def apply(self, torch: ModuleType, value: bool) -> HugePages | None:
+    def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Request huge pages, if memory is kept."""
-        from cputrain.runtime.kept_memory import KeptMemory
+        from cputrain.runtime.kept_memory import HugePages, KeptMemory
         from cputrain.runtime.state import NOW
 
         kept_memory = NOW.applied.get(allocator.SETTING.name)
         return HugePages(kept_memory) if value and isinstance(kept_memory, KeptMemory) else None
-
-
-class HugePages:
-    """The request for huge pages, which KeptMemory applies as the heap grows."""
-
-    def __init__(self, kept_memory: KeptMemory) -> None:
-        self._kept_memory = kept_memory
-        kept_memory.uses_huge_pages = True
-
-    def describe(self) -> str:
-        kept = self._kept_memory
-        return "huge pages" if kept.is_keeping and kept.has_huge_pages else ""
-
-    def undo(self) -> None:
-        """Stop requesting huge pages; pages of the heap stay as they are."""
-        self._kept_memory.uses_huge_pages = False
 
 
 SETTING = HugePagesSetting()

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cputrain.machine import Machine
-    from cputrain.runtime.loader import Loaders
     from cputrain.settings.core.decision import Decision, Request
+    from cputrain.settings.core.setting import Applied
     from cputrain.settings.core.situation import Situation
 
 MIN_WAIT_FRACTION = 0.05
@@ -51,7 +51,7 @@ class LoaderSetting(Switch):
         """Return off, if the script waits for data under cputrain's loader."""
         return ["off"] if situation.wait_fraction > MIN_WAIT_FRACTION else []
 
-    def apply(self, torch: ModuleType, value: bool) -> Loaders | None:
+    def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Patch DataLoader."""
         from cputrain.runtime.loader import Loaders
 

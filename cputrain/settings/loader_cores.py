@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.machine import Cpus, Machine
-    from cputrain.runtime.placed_workers import PlacedWorkers
     from cputrain.settings.core.decision import Decision, Request
+    from cputrain.settings.core.setting import Applied
 
 
 class WorkerCores(Record):
@@ -97,7 +97,7 @@ class LoaderCoresSetting(Setting[WorkerCores]):
         """Return whether cores are reserved."""
         return bool(decision.value.cpus)
 
-    def apply(self, torch: ModuleType, value: WorkerCores) -> PlacedWorkers | None:
+    def apply(self, torch: ModuleType, value: WorkerCores) -> Applied | None:
         """Pin workers if cores are reserved; torch itself gives each worker one thread."""
         if not value.cpus or value.compute_threads is None or not hasattr(os, "sched_setaffinity"):
             return None

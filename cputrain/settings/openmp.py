@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.machine import Machine
-    from cputrain.runtime.openmp import Runtimes
     from cputrain.settings.core.decision import Decision, Request
+    from cputrain.settings.core.setting import Applied
 
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
@@ -65,7 +65,7 @@ class OpenMPSetting(Setting[None]):
         if document is not None:
             raise ValueError(document)
 
-    def apply(self, torch: ModuleType, value: None) -> Runtimes:
+    def apply(self, torch: ModuleType, value: None) -> Applied:
         """Report the runtimes that are loaded when the script ends."""
         from cputrain.runtime.openmp import Runtimes
 

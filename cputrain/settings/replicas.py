@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cputrain.machine import Machine
-    from cputrain.runtime.replicas import Replicas
+    from cputrain.settings.core.setting import Applied
     from cputrain.settings.core.situation import Situation
 
 
@@ -78,7 +78,7 @@ class ReplicasSetting(Setting["int | str | None"]):
         cores = ordered(machine, share_of(machine, Request()).fast)
         return list(map(str, counts(machine, cores[: situation.values["threads"]])))
 
-    def apply(self, torch: ModuleType, value: int | str | None) -> Replicas | None:
+    def apply(self, torch: ModuleType, value: int | str | None) -> Applied | None:
         """Divide batches of models when they are called."""
         if value is None:
             return None

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from cputrain.machine import Machine
-    from cputrain.runtime.spin_wait import SpinWait
     from cputrain.settings.core.decision import Request
+    from cputrain.settings.core.setting import Applied
 
 SPINS = "1000"
 """Some 50 microseconds: longer than the gap between two operators, far shorter than a batch."""
@@ -65,7 +65,7 @@ class ShortWaitsSetting(Switch):
             False, "waits as OpenMP makes them", reason, origin=origin, rejected={"short": reason}
         )
 
-    def apply(self, torch: ModuleType, value: bool) -> SpinWait | None:
+    def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Watch for loader workers, where the system reports the CPUs of a process."""
         from cputrain.runtime.spin_wait import SpinWait
 

@@ -25,7 +25,7 @@ QUICK = {"OMP_NUM_THREADS": "1", "BACKEND": "aot_eager"}
 """Tensors this small have no work for two threads; and which compiler compiled_already.py uses."""
 
 BF16 = (
-    '{"values":{"precision":"bf16","channels_last":true,"attention":"float32"},'
+    '{"modules":"safetensors.torch","values":{"precision":"bf16","channels_last":true,"attention":"float32"},'
     '"environment":{},"settings":{}}'
 )
 """A plan that no machine without such instructions would make."""

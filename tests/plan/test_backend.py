@@ -39,7 +39,7 @@ def test_the_fastest_that_is_right_is_chosen_for_each():
     other = candidate("other", fast(1.1), fast(1.4), environment={"OTHER": "2"})
     wrong = candidate("wrong", WRONG, WRONG)
     found = decision(one, other, wrong)
-    assert found.value == {
+    assert found.value.as_json() == {
         "training": "one", "evaluation": "other", "asked": False, "unsafe": False,
     }  # fmt: skip
     assert found.environment == {"ONE": "1", "OTHER": "2"}
@@ -58,7 +58,9 @@ def test_what_is_wrong_or_slow_is_not_and_says_why():
 
 def test_what_is_asked_for_is_used_where_it_is_right():
     found = decision(candidate("one", WRONG, SLOW), backend="one")
-    assert found.value == {"training": None, "evaluation": "one", "asked": True, "unsafe": False}
+    assert found.value.as_json() == {
+        "training": None, "evaluation": "one", "asked": True, "unsafe": False,
+    }  # fmt: skip
     assert found.origin is Origin.USER
     assert "one is used in evaluation alone" in found.warning
     assert "not a number" in found.warning
@@ -68,7 +70,9 @@ def test_what_is_wrong_in_both_is_refused_unless_that_is_wanted():
     with pytest.raises(UsageError, match=r"not a number.*--unsafe uses it all the same"):
         decision(candidate("one", WRONG, WRONG), backend="one")
     found = decision(candidate("one", WRONG, WRONG, unsafe=True), backend="one")
-    assert found.value == {"training": "one", "evaluation": "one", "asked": True, "unsafe": True}
+    assert found.value.as_json() == {
+        "training": "one", "evaluation": "one", "asked": True, "unsafe": True,
+    }  # fmt: skip
     assert found.change is Change.REDUCED
     assert "one is used though it is not right" in found.warning
     assert "not a number" in found.warning
