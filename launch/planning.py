@@ -10,13 +10,12 @@ from types import MappingProxyType
 from cputrain.errors import PlanError, UsageError
 from cputrain.launch import backends
 from cputrain.launch.settings import read_settings
-from cputrain.machine import RootSource, read_machine, read_rank
+from cputrain.machine import RootSource, read_machine
+from cputrain.machine.ranks import planned_rank, read_rank
 from cputrain.plan import Request, UserValue, make_plan, read_plan
-from cputrain.runtime.library_variables import AT_PROCESS_START
-from cputrain.runtime.share import planned_rank
-from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
 from cputrain.settings import allocator, backend, placement
 from cputrain.settings.core.registry import USER_SETTINGS
+from cputrain.variables import AT_PROCESS_START, PLAN, PRELOAD, REPORT, TRIAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,15 +33,6 @@ SITE_FOLDER = os.path.join(
     "site",
 )
 """Folder first in PYTHONPATH, whose sitecustomize the user's interpreter runs."""
-
-PLAN_VARIABLE = "CPUTRAIN_PLAN"
-"""Variable with the plan, which child processes inherit."""
-
-REPORT_VARIABLE = "CPUTRAIN_REPORT"
-"""Variable for the launched process only: "1" has it print a summary line at its end."""
-
-PRELOAD_VARIABLE = "CPUTRAIN_LD_PRELOAD"
-"""Variable for the launched process only: the value of LD_PRELOAD to restore once it runs."""
 
 
 def plan_for(
@@ -89,7 +79,7 @@ def plan_for_script(parsed: Parsed, script: str, machine: Machine) -> tuple[Plan
 
     The reason is "" if they are used, or if the script was never tuned.
     """
-    if parsed.has("--plan") or TRIAL_VARIABLE in os.environ:
+    if parsed.has("--plan") or TRIAL in os.environ:
         return plan_for(parsed, machine), ""
     tuned, why_not = _tuned_settings(script, machine)
     try:
@@ -156,7 +146,7 @@ def _outer_settings(environment: Mapping[str, str]) -> dict[str, UserValue]:
 def _outer_plan(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the plan of an outer launch as JSON; empty if there is none, or it cannot be read."""
     try:
-        candidates = json.loads(environment.get(PLAN_VARIABLE, ""))
+        candidates = json.loads(environment.get(PLAN, ""))
     except (ValueError, RecursionError):
         return {}
     return candidates if isinstance(candidates, dict) else {}
@@ -185,12 +175,12 @@ def environment_for(
     environment = user_environment(os.environ)
     at_start = {name: value for name, value in plan.environment.items() if name in AT_PROCESS_START}
     if at_start and is_python:
-        at_start[PRELOAD_VARIABLE] = environment.get("LD_PRELOAD", "")
+        at_start[PRELOAD] = environment.get("LD_PRELOAD", "")
     return {
         **at_start,
         "PYTHONPATH": os.pathsep.join([SITE_FOLDER, *paths]),
-        PLAN_VARIABLE: plan.carried(rank=rank, environment=environment),
-        REPORT_VARIABLE: "0" if quiet else "1",
+        PLAN: plan.carried(rank=rank, environment=environment),
+        REPORT: "0" if quiet else "1",
     }
 
 

@@ -74,3 +74,9 @@ def threads_set_by_launcher(environment: Mapping[str, str]) -> bool:
     return environment.get("OMP_NUM_THREADS") == "1" and any(
         name in environment for name in launcher_variables
     )
+
+
+def planned_rank(environment: Mapping[str, str]) -> str:
+    """Return this process's rank as a plan for it names it; empty without ranks."""
+    rank = read_rank(environment)
+    return "" if rank is None else f"{rank.index}/{rank.count}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from cputrain import variables
 from cputrain.errors import CputrainError
 from cputrain.launch import planning
 from cputrain.launch.options import Parsed
@@ -21,7 +22,6 @@ from cputrain.plan import UserValue, make_plan
 from cputrain.runtime.initial_env import effective_environ
 from cputrain.runtime.openmp import Runtimes
 from cputrain.runtime.state import NOW
-from cputrain.runtime.trial import VARIABLE as TRIAL_VARIABLE
 from cputrain.settings import backend, placement
 
 TYPE_CHECKING = False
@@ -77,7 +77,7 @@ def setup_from_options(parsed: Parsed, settings: Mapping[str, UserValue]) -> Set
         settings: Further settings by name, which go before those of `parsed`.
     """
     plan = plan_for_process(parsed, settings)
-    is_on_trial = TRIAL_VARIABLE in os.environ  # importing torch starts the recorder, removes it
+    is_on_trial = variables.TRIAL in os.environ  # importing torch starts the recorder, removes it
     import torch
 
     if is_on_trial or NOW.on_trial:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from cputrain import variables
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +82,7 @@ def _apply(torch: ModuleType, *, reports: bool, is_planned: bool) -> None:
 
     remove_variables()
     apply_plan(torch, read_plan_env(), reports=reports, is_planned=is_planned)
-    if "CPUTRAIN_TRIAL" in os.environ:
+    if variables.TRIAL in os.environ:
         from cputrain.runtime.state import NOW
         from cputrain.runtime.trial import watch
 

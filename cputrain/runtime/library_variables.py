@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 
+from cputrain.variables import AT_PROCESS_START
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-AT_PROCESS_START = frozenset({"LD_PRELOAD"})
-"""Variables of the dynamic linker: the launcher sets them, and sitecustomize removes them."""
 
 READ_LATER_PREFIX = "ZENDNNL_"
 """Prefix of ZenDNN's variables, which it reads when a kernel is first used: they stay set."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+from cputrain import variables
 from cputrain.errors import PlanError
 from cputrain.record import Record
 from cputrain.settings.core.registry import SETTINGS
@@ -13,8 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
-
-VARIABLE = "CPUTRAIN_PLAN"
 
 
 class PlanEnv(Record):
@@ -43,7 +42,7 @@ def read_plan_env(environment: Mapping[str, str] = os.environ) -> PlanEnv:
         PlanError: The variable does not hold a plan.
     """
     try:
-        document = json.loads(environment.get(VARIABLE, ""))
+        document = json.loads(environment.get(variables.PLAN, ""))
         return PlanEnv(
             values={name: SETTINGS[name].load(value) for name, value in document["values"].items()},
             environment=_texts(document["environment"]),
@@ -53,7 +52,7 @@ def read_plan_env(environment: Mapping[str, str] = os.environ) -> PlanEnv:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError(
-            VARIABLE,
+            variables.PLAN,
             "must hold what cputrain launch wrote",
             found=f"a fault: {error}",
             do="Unset it, and start the script with cputrain launch.",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
+from cputrain import variables
 from cputrain.machine.ranks import read_rank
 
 PF_FORKNOEXEC = 0x40
 """Flag of a process that was forked and has not called exec since (linux/sched.h)."""
-
-VARIABLE = "CPUTRAIN_PLAN"
 
 
 def num_programs() -> int:
@@ -54,7 +53,7 @@ def _root(process: int, parents: dict[int, int]) -> int:
     rank = read_rank(_environment(process))
     while parent := parents.get(process, 0):
         environment = _environment(parent)
-        if VARIABLE not in environment or read_rank(environment) != rank:
+        if variables.PLAN not in environment or read_rank(environment) != rank:
             break
         process = parent
     return process

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 
-from cputrain.machine.ranks import read_rank
-from cputrain.runtime.plan_env import VARIABLE, read_plan_env
+from cputrain.machine.ranks import planned_rank, read_rank
+from cputrain.runtime.plan_env import read_plan_env
+from cputrain.variables import PLAN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import MutableMapping
 
     from cputrain.runtime.plan_env import PlanEnv
     from cputrain.settings.core.decision import UserValue
@@ -50,7 +51,7 @@ def take_share(environment: MutableMapping[str, str]) -> None:
     cpus = placement.SETTING.read(plan.values)
     if cpus is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
-    environment[VARIABLE] = plan.carried(rank=planned_rank(environment), environment=environment)
+    environment[PLAN] = plan.carried(rank=planned_rank(environment), environment=environment)
 
 
 def _inherited_settings(plan_env: PlanEnv) -> dict[str, UserValue]:
@@ -68,9 +69,3 @@ def _inherited_settings(plan_env: PlanEnv) -> dict[str, UserValue]:
         if inherited:
             settings[name] = UserValue(value=inherited, where="plan")
     return settings
-
-
-def planned_rank(environment: Mapping[str, str]) -> str:
-    """Return this process's rank as a plan for it names it; empty without ranks."""
-    rank = read_rank(environment)
-    return "" if rank is None else f"{rank.index}/{rank.count}"

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 
+from cputrain import variables
 from cputrain.runtime.loader_clock import LoaderClock
 from cputrain.runtime.patching import Patch, never_compile
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any
-
-VARIABLE = "CPUTRAIN_TRIAL"
-"""Variable with the recorder's arguments as JSON; child processes do not inherit it."""
 
 MAX_LOSSES = 100
 """Largest number of losses that are recorded."""
@@ -38,8 +36,8 @@ NOISE = 1e-5
 
 
 def watch(torch: ModuleType) -> None:
-    """Start the recorder that the environment variable `VARIABLE` requests, if it is set."""
-    document = os.environ.pop(VARIABLE, "")
+    """Start the recorder that the environment variable CPUTRAIN_TRIAL requests, if it is set."""
+    document = os.environ.pop(variables.TRIAL, "")
     if not document:
         return
     arguments = json.loads(document)

@@ -6,7 +6,6 @@ from cputrain.errors import UsageError
 from cputrain.settings.core.cores import share_of
 from cputrain.settings.core.decision import Decision, Origin, Request
 from cputrain.settings.core.setting import Setting
-from cputrain.settings.core.teams import counts, ordered
 from cputrain.settings.core.values import count, parse_count
 
 TYPE_CHECKING = False
@@ -74,6 +73,8 @@ class ReplicasSetting(Setting["int | str | None"]):
 
     def candidates(self, situation: Situation) -> list[str]:
         """Return one replica for each L3 cache or NUMA node, and for every few cores."""
+        from cputrain.settings.core.teams import counts, ordered
+
         machine = situation.machine
         cores = ordered(machine, share_of(machine, Request()).fast)
         return list(map(str, counts(machine, cores[: situation.values["threads"]])))

@@ -12,9 +12,10 @@ import tempfile
 import time
 from contextlib import suppress
 
+from cputrain import variables
 from cputrain.measure.statistics import median
 from cputrain.record import Record
-from cputrain.runtime.trial import FEW, VARIABLE
+from cputrain.runtime.trial import FEW
 from cputrain.tune.folders import COMPILE_CACHE
 
 TYPE_CHECKING = False
@@ -212,7 +213,7 @@ def _start(
     arguments: dict[str, Any],
 ) -> subprocess.Popen[bytes]:
     """Start the process of a trial in a session of its own."""
-    environment = {**script.environment, VARIABLE: json.dumps(arguments)}
+    environment = {**script.environment, variables.TRIAL: json.dumps(arguments)}
     compile_cache = os.path.join(script.folder, COMPILE_CACHE)
     os.makedirs(compile_cache, exist_ok=True)
     # torch itself sets this variable in processes that have compiled: replace it
@@ -221,7 +222,7 @@ def _start(
     if settings is None:
         before = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join([SITE, *([before] if before else [])])
-        environment["CPUTRAIN_PLAN"] = NO_PLAN
+        environment[variables.PLAN] = NO_PLAN
         command: Sequence[str] = plain
     else:
         options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]

@@ -1,0 +1,18 @@
+"""Environment variables by which the launcher and the script's processes communicate."""
+
+from __future__ import annotations
+
+PLAN = "CPUTRAIN_PLAN"
+"""The plan as JSON, which child processes inherit."""
+
+REPORT = "CPUTRAIN_REPORT"
+"""For the launched process only: "1" has it print a summary line at its end."""
+
+PRELOAD = "CPUTRAIN_LD_PRELOAD"
+"""For the launched process only: the value of LD_PRELOAD to restore once it runs."""
+
+TRIAL = "CPUTRAIN_TRIAL"
+"""Arguments, as JSON, of a recorder in the script's process; child processes do not inherit it."""
+
+AT_PROCESS_START = frozenset({"LD_PRELOAD"})
+"""Variables of the dynamic linker: the launcher sets them, and sitecustomize removes them."""
