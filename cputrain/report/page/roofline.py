@@ -10,8 +10,7 @@ from math import floor, log10
 
 from cputrain.diagnose.rates import share_of_roof
 from cputrain.record import Record
-from cputrain.report.figures import LEVELS, milliseconds, part_of, rate, shapes
-from cputrain.report.page.marks import element, percent, text, tip
+from cputrain.report.figures import LEVELS, milliseconds, rate, shapes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,44 +94,115 @@ class Scale(Record):
             power += 1
 
 
-def roofline(diagnosis: Diagnosis) -> str:
-    """Return the chart with legend and note."""
+class MemoryRoof(Record):
+    """Line of a memory level; positions are fractions of the chart, from its top left."""
+
+    name: str
+    """Name of the level: "memory", "l3" or "l2"."""
+
+    bandwidth: float
+    """Bandwidth in bytes per second."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+class ComputeRoof(Record):
+    """Line of a dtype's peak FLOP/s."""
+
+    name: str
+    """Name of the dtype."""
+
+    flops_per_s: float
+    """Peak FLOP/s."""
+
+    x: float
+    """Begin of the line, as a fraction of the chart."""
+
+    y: float
+    """Position of the line from the top, as a fraction of the chart."""
+
+
+class Circle(Record):
+    """Circle of a mark; its area is proportional to its time."""
+
+    x: float
+    y: float
+    radius: float
+    phase: str
+
+    lines: tuple[str, ...]
+    """Lines of the tooltip."""
+
+
+class Roofline(Record):
+    """Chart of operators below the machine's roofs."""
+
+    x_ticks: tuple[tuple[float, float], ...]
+    """Value and position of each tick of the arithmetic intensity."""
+
+    y_ticks: tuple[tuple[float, float], ...]
+    """Value and position of each tick of the FLOP/s."""
+
+    levels: tuple[MemoryRoof, ...]
+    """Lines of memory levels."""
+
+    peaks: tuple[ComputeRoof, ...]
+    """Lines of dtypes, the highest first."""
+
+    circles: tuple[Circle, ...]
+    """Operators, the largest first."""
+
+    drawn_s: float
+    """Time of the drawn operators in seconds."""
+
+
+def make_roofline(diagnosis: Diagnosis) -> Roofline:
+    """Return the chart of a diagnosis."""
     seen, roof = diagnosis.seen, diagnosis.roof
     marks = [mark for mark in _marks(diagnosis) if mark.seconds >= MIN_SHARE * seen.step]
-    levels = [
-        (name, roof.bandwidth(seen.threads, name)) for name in ("memory", "l3", "l2")
-    ]  # fmt: skip
-    peaks = [
-        (name, roof.flops(name, seen.threads))
-        for name in sorted(roof.flops_per_s, key=lambda dtype: -roof.flops(dtype, seen.threads))
-    ]
-    ridge = peaks[0][1] / levels[0][1]
-    intensities = [mark.intensity for mark in marks]
-    rates = [mark.flops_per_s for mark in marks]
+    levels = {name: roof.bandwidth(seen.threads, name) for name in ("memory", "l3", "l2")}
+    peaks = {name: roof.flops(name, seen.threads) for name in roof.flops_per_s}
+    top = max(peaks.values())
     across = Scale(
-        lowest=min([0.1, *intensities]) / MARGIN, highest=max([4 * ridge, *intensities]) * MARGIN
+        lowest=min([0.1, *(mark.intensity for mark in marks)]) / MARGIN,
+        highest=max([4 * top / levels["memory"], *(mark.intensity for mark in marks)]) * MARGIN,
     )
+    rates = [mark.flops_per_s for mark in marks]
     up = Scale(
-        lowest=min([across.lowest * levels[0][1], *rates]) / MARGIN,
-        highest=max([peaks[0][1], *rates]) * MARGIN,
+        lowest=min([across.lowest * levels["memory"], *rates]) / MARGIN,
+        highest=max([top, *rates]) * MARGIN,
     )
-    inside = [*_grid(across, up), *_roofs(across, up, levels, peaks)]
-    for mark in sorted(marks, key=lambda mark: -mark.seconds):
-        inside.append(_circle(mark, diagnosis, across, up))
-    chart = element("svg", *inside, class_="roofline", role="group", aria_label="roofline")
-    drawn_s = sum(mark.seconds for mark in marks)
-    return (
-        element("div", chart, class_="chart")
-        + text("p", "arithmetic intensity: FLOPs per byte read or written", class_="axis")
-        + element("ul", *map(_legend_item, levels), class_="legend levels")
-        + text(
-            "p",
-            f"Vertical axis: FLOP/s. Larger marks take more of the step; the {len(marks)} that are "
-            f"drawn take {part_of(drawn_s, seen.instrumented_step)} of it. For operators without "
-            "FLOPs, each element counts as one operation."
-            + (" The lines are rough." if roof.rough else ""),
-            class_="note",
+
+    def memory_roof(name: str, bandwidth: float) -> MemoryRoof:
+        begin = max(across.lowest, up.lowest / bandwidth)
+        end = min(across.highest, top / bandwidth)
+        return MemoryRoof(
+            name=name, bandwidth=bandwidth,
+            x1=across.position(begin), y1=1 - up.position(begin * bandwidth),
+            x2=across.position(end), y2=1 - up.position(end * bandwidth),
+        )  # fmt: skip
+
+    def compute_roof(name: str, peak: float) -> ComputeRoof:
+        first = max(across.lowest, peak / max(levels.values()))
+        return ComputeRoof(
+            name=name, flops_per_s=peak, x=across.position(first), y=1 - up.position(peak)
         )
+
+    return Roofline(
+        x_ticks=tuple((value, across.position(value)) for value in across.ticks()),
+        y_ticks=tuple((value, 1 - up.position(value)) for value in up.ticks()),
+        levels=tuple(memory_roof(*level) for level in levels.items()),
+        peaks=tuple(
+            compute_roof(*peak) for peak in sorted(sorted(peaks.items()), key=lambda peak: -peak[1])
+        ),
+        circles=tuple(
+            _circle(mark, seen.instrumented_step, across, up)
+            for mark in sorted(marks, key=lambda mark: -mark.seconds)
+        ),
+        drawn_s=sum(mark.seconds for mark in marks),
     )
 
 
@@ -164,70 +234,21 @@ def _marks(diagnosis: Diagnosis) -> Iterator[Mark]:
             )  # fmt: skip
 
 
-def _grid(across: Scale, up: Scale) -> Iterator[str]:
-    """Yield grid lines and tick labels."""
-    for value in across.ticks():
-        x = percent(across.position(value))
-        yield element("line", x1=x, x2=x, y1="0%", y2="100%", class_="grid")
-        yield text("text", f"{value:g}", x=x, y="100%", dy=18, class_="tick middle")
-    for value in up.ticks():
-        y = percent(1 - up.position(value))
-        yield element("line", x1="0%", x2="100%", y1=y, y2=y, class_="grid")
-        yield text("text", rate(value, "FLOP/s"), x="0%", y=y, dx=-8, dy=4, class_="tick end")
-
-
-def _roofs(
-    across: Scale, up: Scale, levels: list[tuple[str, float]], peaks: list[tuple[str, float]]
-) -> Iterator[str]:
-    """Yield the lines of memory levels and of the peak FLOP/s of dtypes."""
-    top = peaks[0][1]
-    for name, bandwidth in levels:
-        begin = max(across.lowest, up.lowest / bandwidth)
-        end = min(across.highest, top / bandwidth)
-        x1, y1 = percent(across.position(begin)), percent(1 - up.position(begin * bandwidth))
-        yield element(
-            "line", x1=x1, y1=y1, x2=percent(across.position(end)),
-            y2=percent(1 - up.position(end * bandwidth)), class_=f"roof {name}",
-        )  # fmt: skip
-    for index, (name, peak) in enumerate(peaks):
-        y = percent(1 - up.position(peak))
-        first = max(across.lowest, peak / max(bandwidth for _, bandwidth in levels))
-        yield element(
-            "line", x1=percent(across.position(first)), y1=y, x2="100%", y2=y, class_="roof"
-        )
-        yield text(
-            "text", f"{name} {rate(peak, 'FLOP/s')}", x="100%", y=y, dx=-4,
-            dy=-6 if index == 0 else 15, class_="roof-name end",
-        )  # fmt: skip
-
-
-def _legend_item(level: tuple[str, float]) -> str:
-    """Return the legend of a memory level, with its bandwidth."""
-    name, bandwidth = level
-    stroke = element("line", x1="0", x2="100%", y1="50%", y2="50%", class_=f"roof {name}")
-    label = "memory" if name == "memory" else name.upper()
-    return element("li", element("svg", stroke), text("span", label),
-                   text("b", rate(bandwidth, "B/s")))  # fmt: skip
-
-
-def _circle(mark: Mark, diagnosis: Diagnosis, across: Scale, up: Scale) -> str:
-    """Return the circle of a mark; its area is proportional to its time."""
-    seen = diagnosis.seen
-    share = min(1.0, mark.seconds / seen.instrumented_step)
+def _circle(mark: Mark, step_s: float, across: Scale, up: Scale) -> Circle:
+    """Return the circle of a mark in a step of `step_s` seconds."""
+    share = min(1.0, mark.seconds / step_s)
     num_hidden = len(mark.layers) - 3
-    layers = ", ".join(mark.layers[:3]) + (f" and {num_hidden} more" * (num_hidden > 0))
-    label = tip(
-        f"{mark.operator.name} · {mark.operator.phase}",
-        shapes(mark.operator.shapes),
-        layers,
-        f"{mark.calls:.0f} calls, {milliseconds(mark.seconds)}, {share:.1%} of a step",
-        f"{rate(mark.flops_per_s, 'FLOP/s')}, {rate(mark.moved_bytes / mark.seconds, 'B/s')}",
-        f"{share_of_roof(mark.reached)} of its bound: {LEVELS[mark.bound]}",
+    return Circle(
+        x=across.position(mark.intensity),
+        y=1 - up.position(mark.flops_per_s),
+        radius=MIN_RADIUS + (MAX_RADIUS - MIN_RADIUS) * share**0.5,
+        phase=mark.operator.phase,
+        lines=(
+            f"{mark.operator.name} · {mark.operator.phase}",
+            shapes(mark.operator.shapes),
+            ", ".join(mark.layers[:3]) + (f" and {num_hidden} more" * (num_hidden > 0)),
+            f"{mark.calls:.0f} calls, {milliseconds(mark.seconds)}, {share:.1%} of a step",
+            f"{rate(mark.flops_per_s, 'FLOP/s')}, {rate(mark.moved_bytes / mark.seconds, 'B/s')}",
+            f"{share_of_roof(mark.reached)} of its bound: {LEVELS[mark.bound]}",
+        ),
     )
-    return element(
-        "circle", cx=percent(across.position(mark.intensity)),
-        cy=percent(1 - up.position(mark.flops_per_s)),
-        r=f"{MIN_RADIUS + (MAX_RADIUS - MIN_RADIUS) * min(1.0, share) ** 0.5:.1f}",
-        class_=f"mark {mark.operator.phase}", data_tip=label, tabindex=0, role="img",
-        aria_label=label,
-    )  # fmt: skip
