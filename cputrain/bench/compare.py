@@ -6,13 +6,14 @@ Speed-ups are ratios within a round, never across rounds, so drift cancels.
 
 from __future__ import annotations
 
+from statistics import median
+
 from cputrain.bench.measurement import Measurement, measure
 from cputrain.errors import UsageError
 from cputrain.measure.rounds import interleaved
 from cputrain.measure.statistics import (
     Speedup,
     loss_difference,
-    median,
     median_known,
     quantile,
     speedup_by_round,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cputrain.measure.statistics import median
+from statistics import median
+
 from cputrain.record import Record
 from cputrain.runtime.counters import other_cpu_seconds
 

@@ -1,8 +1,9 @@
-"""Medians, quantiles and speed-ups of timings, and differences of losses."""
+"""Quantiles and speed-ups of timings, and differences of losses."""
 
 from __future__ import annotations
 
 import math
+from statistics import median
 
 from cputrain.record import Record
 
@@ -20,17 +21,15 @@ class Speedup(Record):
 
 
 def quantile(values: Iterable[float], fraction: float) -> float:
-    """Return the quantile at `fraction` (0 to 1), linearly interpolated between neighbours."""
+    """Return the quantile at `fraction` (0 to 1), linearly interpolated between neighbours.
+
+    `statistics.quantiles` returns only quantiles of equal parts.
+    """
     ordered = sorted(values)
     position = fraction * (len(ordered) - 1)
     low = math.floor(position)
     high = math.ceil(position)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def median(values: Iterable[float]) -> float:
-    """Return the median; the mean of the two middle values if their number is even."""
-    return quantile(values, 0.5)
 
 
 def median_known(values: Iterable[float | None]) -> float | None:

@@ -187,7 +187,10 @@ class Device:
         os.register_at_fork(after_in_child=self._disable_after_fork)
 
     def allocate(self, size: int, used: int) -> DeviceMemory:
-        """Return a block of `size` bytes, of which the first `used` are tensor storage."""
+        """Return a block of `size` bytes, of which the first `used` are tensor storage.
+
+        pyopencl's MemoryPool cannot hold blocks of host memory, which `shares_memory` needs.
+        """
         cached = self._free.get(size)
         buffer, host = cached.pop() if cached else self._create_block(size)
         if TRACING.recorder is not None:

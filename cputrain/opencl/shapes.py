@@ -31,7 +31,10 @@ def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def broadcast(sizes: Sequence[Sequence[int]]) -> list[int] | None:
-    """Return the broadcast size, or None if the sizes do not match (torch will raise)."""
+    """Return the broadcast size, or None if the sizes do not match (torch will raise).
+
+    `torch.broadcast_shapes` takes 10 to 60 times as long.
+    """
     result: list[int] = []
     for size in sizes:
         longer, shorter = (result, size) if len(result) >= len(size) else (list(size), result)

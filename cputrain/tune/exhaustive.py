@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import product
+from statistics import median
 
-from cputrain.measure.statistics import median, summarize_ratios
+from cputrain.measure.statistics import summarize_ratios
 from cputrain.record import Record
 from cputrain.settings.core.registry import lowers_precision
 from cputrain.tune.result import SearchResult

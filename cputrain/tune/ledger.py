@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.measure.statistics import median
+from statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ The stages:
 from __future__ import annotations
 
 from itertools import pairwise
+from statistics import median
 
 from cputrain.measure.rounds import round_order
-from cputrain.measure.statistics import Speedup, median, summarize_ratios
+from cputrain.measure.statistics import Speedup, summarize_ratios
 from cputrain.plan import Change
 from cputrain.settings.core.registry import PLAIN_VALUES, TRIED, TRIED_LAST, lowers_precision
 from cputrain.settings.core.situation import Situation

@@ -11,9 +11,9 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from statistics import median
 
 from cputrain import variables
-from cputrain.measure.statistics import median
 from cputrain.record import Record
 from cputrain.runtime.trial import FEW
 from cputrain.tune.folders import COMPILE_CACHE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from statistics import median
 
 import numpy as np
 import pytest
@@ -11,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cputrain.measure.rounds import interleaved
-from cputrain.measure.statistics import (
-    loss_difference,
-    median,
-    median_known,
-    quantile,
-    speedup_by_round,
-)
+from cputrain.measure.statistics import loss_difference, median_known, quantile, speedup_by_round
 
 SECONDS = st.floats(1e-9, 1e9)
 TIMINGS = st.lists(SECONDS, min_size=1, max_size=40)

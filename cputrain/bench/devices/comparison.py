@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
+from statistics import median
 
 from cputrain.bench.devices.cases import CASES, select_cases
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
-from cputrain.measure.statistics import Speedup, median, speedup_by_round
+from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False

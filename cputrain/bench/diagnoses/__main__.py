@@ -19,10 +19,10 @@ import json
 import subprocess
 import sys
 import time
+from statistics import median
 
 from cputrain.bench import workloads
 from cputrain.bench.diagnoses import busy
-from cputrain.measure.statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

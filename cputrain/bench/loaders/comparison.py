@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from statistics import median
 
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import clean_environment
-from cputrain.measure.statistics import Speedup, median, quantile, speedup_by_round
+from cputrain.measure.statistics import Speedup, quantile, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False

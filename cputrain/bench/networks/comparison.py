@@ -6,12 +6,13 @@ import importlib.metadata
 import math
 import platform
 import sys
+from statistics import median
 
 from cputrain.bench.networks.cases import IMAGE_SIZE, select_networks
 from cputrain.errors import CputrainError, NotFound, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
 from cputrain.measure.rounds import interleaved
-from cputrain.measure.statistics import Speedup, median, speedup_by_round
+from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False

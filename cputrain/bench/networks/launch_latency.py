@@ -13,11 +13,11 @@ import argparse
 import json
 import sys
 import time
+from statistics import median
 
 import torch
 
 from cputrain.bench.networks.runs import run
-from cputrain.measure.statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from cputrain.bench.markdown import digits, duration
 from cputrain.bench.tables import markdown_page, without_empty_columns
-from cputrain.measure.statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
+from statistics import median
 
 from cputrain.bench.pools.cases import CASES, cases
 from cputrain.bench.pools.contenders import CONTENDERS, NO_POOL, OURS, PoolContender
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
 from cputrain.measure.rounds import interleaved
-from cputrain.measure.statistics import Speedup, median, quantile, speedup_by_round
+from cputrain.measure.statistics import Speedup, quantile, speedup_by_round
 from cputrain.record import Record
 
 TYPE_CHECKING = False

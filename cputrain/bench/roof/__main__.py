@@ -18,10 +18,10 @@ import sys
 import tempfile
 from importlib.resources import as_file, files
 from pathlib import Path
+from statistics import median
 
 from cputrain.diagnose.roof import measure_roof
 from cputrain.machine import read_machine
-from cputrain.measure.statistics import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ steps, and measuring costs no more than the slower ones among them.
 
 from __future__ import annotations
 
+from statistics import median
+
 from cputrain.record import Record
 from cputrain.split.batch import divided
 
@@ -206,10 +208,3 @@ class AutoReplicas:
         self.chosen = best
         self._on_measured(Measured(count=best, gain=medians[1] / medians[best], seconds=medians))
         return best
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the middle value, or the mean of the two in the middle."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -7,9 +7,11 @@ The result is the same for any sizes, so every measured step is an ordinary trai
 
 from __future__ import annotations
 
+from statistics import median
+
 from cputrain.measure.rounds import interleaved
 from cputrain.record import Record
-from cputrain.split.balance.auto_replicas import ShardLimits, median
+from cputrain.split.balance.auto_replicas import ShardLimits
 from cputrain.split.balance.step_costs import NEVER, Cost, StepSamples, balanced
 from cputrain.split.batch import divided
 

@@ -5,8 +5,9 @@ The compute time of a device for n samples is modelled as fixed + n * per_sample
 
 from __future__ import annotations
 
+from statistics import median
+
 from cputrain.record import Record
-from cputrain.split.balance.auto_replicas import median
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

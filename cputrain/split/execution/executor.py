@@ -2,6 +2,7 @@
 
 OpenMP starts a thread's team from that thread, and the team inherits its affinity. So each thread
 is pinned first and sets its number of threads; torch's work in it then stays on these cores.
+`concurrent.futures` cannot run a job on a given thread.
 """
 
 from __future__ import annotations

@@ -21,7 +21,10 @@ class BarrierAborted(BaseException):
 
 
 class ReplicaBarrier:
-    """Barrier of a fixed number of replicas, with one rendezvous for each key."""
+    """Barrier of a fixed number of replicas, with one rendezvous for each key.
+
+    `threading.Barrier` passes no values, and waits on for a party that has finished.
+    """
 
     def __init__(self, parties: int) -> None:
         self.parties = parties
