@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from math import prod
 
-from cputrain.machine.cache import cache_folder, read_json, write_json
+from cputrain.machine.cache import CacheFile, cache_folder, changed
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 """Version of the examination and its file format; verdicts of other versions are discarded."""
+
+FOLDER = "backends"
+"""Folder of verdicts in the cache."""
 
 MIN_SPEEDUP = 1.03
 """Minimum mean speed-up over the default for a backend to be chosen automatically."""
@@ -101,28 +104,23 @@ class BackendVerdict(Record):
         return self.training if training else self.evaluation
 
 
-def verdict_path(backend: str) -> str:
-    """Return the path of a backend's cached verdict."""
-    return os.path.join(cache_folder(), "backends", f"{backend}.json")
+def verdict_file(backend: str) -> CacheFile:
+    """Return the file of a backend's cached verdict."""
+    return CacheFile("the verdict", SCHEMA_VERSION, FOLDER, f"{backend}.json")
 
 
 def save_verdict(verdict: BackendVerdict, circumstances: dict[str, Any]) -> str:
     """Write a verdict to the cache and return its path. Raises OSError."""
-    path = verdict_path(verdict.backend)
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "cputrain verdict on a backend",
-        "circumstances": circumstances,
-        **verdict.as_json(),
-    }
-    write_json(path, document)
-    return path
+    file = verdict_file(verdict.backend)
+    kind = "cputrain verdict on a backend"
+    file.write({"kind": kind, "circumstances": circumstances, **verdict.as_json()})
+    return file.path
 
 
 def cached_names() -> list[str]:
     """Return the names of backends that have a cached verdict, valid or not."""
     try:
-        files = os.listdir(os.path.dirname(verdict_path("")))
+        files = os.listdir(os.path.join(cache_folder(), FOLDER))
     except OSError:  # no verdict was ever saved
         return []
     return sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
@@ -137,18 +135,14 @@ def load_verdict(
         backend: Name of the backend.
         circumstances: Values that must equal those saved with the verdict; None accepts any.
     """
-    path = verdict_path(backend)
-    document, problem = read_json(path, "the verdict")
-    if document is None:
+    file = verdict_file(backend)
+    document, problem = file.read()
+    if not document:
         return None, problem
     try:
-        if document["schema_version"] != SCHEMA_VERSION:
-            return None, f"the verdict {path} was written by another version of cputrain"
-        stored = document["circumstances"]
-        current = circumstances or {}
-        changed = [name for name in current if stored.get(name) != current[name]]
-        if changed:
-            return None, f"{' and '.join(changed)} changed since it was examined"
+        names = changed(document["circumstances"], circumstances or {})
+        if names:
+            return None, f"{' and '.join(names)} changed since it was examined"
         return BackendVerdict(
             backend=backend,
             version=_parse_text(document["version"]),
@@ -157,7 +151,7 @@ def load_verdict(
             evaluation=_parse_mode(document["evaluation"]),
         ), ""
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        return None, f"the verdict {path} is invalid ({error})"
+        return None, f"the verdict {file.path} is invalid ({error})"
 
 
 def _parse_mode(value: Any) -> ModeVerdict | None:

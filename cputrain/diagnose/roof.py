@@ -17,7 +17,7 @@ from math import inf, isfinite
 from cputrain.diagnose.records import record_from
 from cputrain.errors import CputrainError
 from cputrain.machine import cores_within
-from cputrain.machine.cache import cache_folder, read_json, write_json
+from cputrain.machine.cache import CacheFile
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cputrain.machine import Machine
 
 
-SCHEMA_VERSION = 2
-"""Version of the cache file; roofs of version 1 do not say whether other processes ran."""
+CACHE = CacheFile("the measured roof", 2, "roof.json")
+"""Measured roofs; those of version 1 do not say whether other processes ran."""
 
 TIMEOUT_S = 300.0
 """Time limit of a measurement in seconds."""
@@ -328,30 +328,21 @@ def _merge_rates(before: dict[str, float], now: dict[str, float], limit: float) 
 
 def load_cached_roof(machine: Machine, torch: str) -> tuple[Roof | None, str]:
     """Return the cached roof or None, and why the cache cannot be used, or an empty string."""
-    document, problem = read_json(_path(), "the measured roof")
-    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
-        return None, problem
+    document, problem = CACHE.read()
     entry = document.get(_key(machine, torch))
     if entry is None:
-        return None, ""
+        return None, problem
     try:
         return record_from(Roof, entry), ""
     except (ValueError, OverflowError) as error:  # the file was edited
-        return None, f"the roof in {_path()} is not used: {error}"
+        return None, f"the roof in {CACHE.path} is not used: {error}"
 
 
 def cache_roof(machine: Machine, torch: str, roof: Roof) -> None:
     """Write a roof to the cache; without write access, the next diagnosis measures again."""
-    document, _ = read_json(_path(), "the measured roof")
-    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
-        document = {}  # another version, whose figures have another meaning
-    document = {**document, "schema_version": SCHEMA_VERSION, _key(machine, torch): roof.as_json()}
+    document, _ = CACHE.read()  # figures of another version have another meaning
     with suppress(OSError):
-        write_json(_path(), document)
-
-
-def _path() -> str:
-    return os.path.join(cache_folder(), "roof.json")
+        CACHE.write({**document, _key(machine, torch): roof.as_json()})
 
 
 def _key(machine: Machine, torch: str) -> str:

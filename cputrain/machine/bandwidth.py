@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-
 from cputrain.errors import UsageError
-from cputrain.machine.cache import cache_folder, write_json
+from cputrain.machine.cache import CacheFile
 from cputrain.machine.memory_copy import CopyRun, available_bytes
 from cputrain.record import Record
 
@@ -14,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SCHEMA_VERSION = 1
+CACHE = CacheFile("the measured bandwidth", 1, "bandwidth.json")
 REMEDY = "recreate it with: cputrain info --measure"
 
 
@@ -81,15 +78,9 @@ def measure_bandwidth(
     )
 
 
-def cache_file() -> str:
-    """Return the path of the file in which measurements are cached."""
-    return os.path.join(cache_folder(), "bandwidth.json")
-
-
 def load_bandwidth(key: str) -> tuple[Bandwidth | None, str | None]:
     """Return the measurement cached under `key`, and a warning if the file is unusable."""
-    path = cache_file()
-    entries, message = _load(path)
+    entries, message = _load()
     value = entries.get(key)
     if value is None:
         return None, message
@@ -98,42 +89,25 @@ def load_bandwidth(key: str) -> tuple[Bandwidth | None, str | None]:
             raise TypeError(f"it is a {type(value).__name__}, not an object")
         return Bandwidth(**value), None
     except (TypeError, UsageError) as error:
-        return None, f"{path} is ignored: its entry {key!r} is invalid ({error}); {REMEDY}"
+        return None, f"{CACHE.path} is ignored: its entry {key!r} is invalid ({error}); {REMEDY}"
 
 
 def save_bandwidth(key: str, value: Bandwidth) -> str | None:
     """Cache a measurement under `key`; return a warning if the file cannot be written."""
-    path = cache_file()
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "bandwidth": {**_load(path)[0], key: value.as_json()},
-    }
     try:
-        write_json(path, document)
+        CACHE.write({"bandwidth": {**_load()[0], key: value.as_json()}})
     except OSError as error:
         return (
-            f"{path} cannot be written ({error.strerror or error}), so the measured memory "
+            f"{CACHE.path} cannot be written ({error.strerror or error}), so the measured memory "
             "bandwidth is not cached. Make its folder writable, or set XDG_CACHE_HOME."
         )
     return None
 
 
-def _load(path: str) -> tuple[dict[str, object], str | None]:
+def _load() -> tuple[dict[str, object], str | None]:
     """Return all cached entries, and a warning if the file is unusable."""
-    try:
-        with open(path, "rb") as file:
-            document = json.loads(file.read())
-    except FileNotFoundError:
-        return {}, None
-    except (OSError, ValueError, RecursionError) as error:
-        return {}, f"{path} is ignored: it cannot be read ({error}); {REMEDY}"
-    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
-        version = document.get("schema_version") if isinstance(document, dict) else type(document)
-        return {}, (
-            f"{path} is ignored: its schema_version must be {SCHEMA_VERSION}, "
-            f"found {version!r}; {REMEDY}"
-        )
-    entries = document.get("bandwidth")
+    document, problem = CACHE.read()
+    entries = document.get("bandwidth", {})
     if not isinstance(entries, dict):
-        return {}, f"{path} is ignored: its field 'bandwidth' must be an object; {REMEDY}"
-    return entries, None
+        entries, problem = {}, f"{CACHE.path} is ignored: its field 'bandwidth' must be an object"
+    return entries, f"{problem}; {REMEDY}" if problem else None

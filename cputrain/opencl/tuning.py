@@ -6,13 +6,13 @@ All tiles sum in the same order, so the choice does not change results.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 
-from cputrain.machine.cache import cache_folder
+from cputrain.machine.cache import CacheFile
 from cputrain.opencl.tiles import TILES, candidates
 
 TYPE_CHECKING = False
@@ -42,6 +42,9 @@ class TileTuner:
         self._device = device
         self._lock = threading.Lock()
         self._tiles = list(TILES)
+        identity = f"{device.name} {device.version} {self._tiles}"
+        name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._file = CacheFile("the tiles", SCHEMA_VERSION, "opencl", f"tiles-{name}.json")
         self._indices = self._read()
         self._by_key: dict[tuple[object, ...], Tile] = {}
 
@@ -94,33 +97,15 @@ class TileTuner:
                     elapsed_s[tile] = min(elapsed_s[tile], time.perf_counter() - start_s)
         return min(elapsed_s, key=lambda tile: elapsed_s[tile])
 
-    @property
-    def _path(self) -> str:
-        identity = f"{self._device.name} {self._device.version} {self._tiles}"
-        name = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        return os.path.join(cache_folder(), "opencl", f"tiles-{name}.json")
-
     def _read(self) -> dict[str, int]:
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                contents = json.load(file)
-        except (OSError, ValueError):  # missing or corrupt: measure again
-            return {}
-        indices = contents.get("tiles") if isinstance(contents, dict) else None
-        if not isinstance(indices, dict) or contents.get("schema_version") != SCHEMA_VERSION:
+        indices = self._file.read()[0].get("tiles")  # missing or corrupt: measure again
+        if not isinstance(indices, dict):
             return {}
         return {name: index for name, index in indices.items() if isinstance(index, int)}
 
     def _write(self) -> None:
-        contents = {"schema_version": SCHEMA_VERSION, "tiles": self._indices}
-        temp_path = f"{self._path}.{os.getpid()}"
-        try:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            with open(temp_path, "w", encoding="utf-8") as file:
-                json.dump(contents, file)
-            os.replace(temp_path, self._path)
-        except OSError:  # disk full or read-only: measure again next time
-            return
+        with suppress(OSError):  # disk full or read-only: measure again next time
+            self._file.write({"tiles": self._indices})
 
 
 @cache

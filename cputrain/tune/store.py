@@ -10,7 +10,7 @@ import os
 import sys
 from zlib import crc32
 
-from cputrain.machine.cache import cache_folder, read_json, write_json
+from cputrain.machine.cache import CacheFile, changed
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -39,9 +39,9 @@ class TunedPlan(Record):
     """The whole SearchResult as JSON, with every trial."""
 
 
-def plan_path(script: str) -> str:
-    """Return the path of the file that stores a script's tuned plan."""
-    return os.path.join(cache_folder(), "tuned", f"{cache_name(script)}.json")
+def plan_file(script: str) -> CacheFile:
+    """Return the file that stores a script's tuned plan."""
+    return CacheFile("the tuned plan", SCHEMA_VERSION, "tuned", f"{cache_name(script)}.json")
 
 
 def cache_name(script: str) -> str:
@@ -95,16 +95,16 @@ def save(script: str, current: dict[str, Any], tuned: TunedPlan) -> str:
     Raises:
         OSError: The cache cannot be written.
     """
-    path = plan_path(script)
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "cputrain tuned plan",
-        "path": os.path.realpath(script),
-        "circumstances": current,
-        **tuned.as_json(),
-    }
-    write_json(path, document)
-    return path
+    file = plan_file(script)
+    file.write(
+        {
+            "kind": "cputrain tuned plan",
+            "path": os.path.realpath(script),
+            "circumstances": current,
+            **tuned.as_json(),
+        }
+    )
+    return file.path
 
 
 def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[TunedPlan | None, str]:
@@ -117,23 +117,20 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[TunedPlan | 
         machine: Fingerprint of the machine.
         cpus: CPUs that the process may use.
     """
-    path = plan_path(script)
-    document, why_not = read_json(path, "the tuned plan")
-    if document is None:
+    file = plan_file(script)
+    document, why_not = file.read()
+    if not document:
         return None, why_not
     try:
         if document["path"] != os.path.realpath(script):  # another script with the same checksum
             return None, ""
-        if document["schema_version"] != SCHEMA_VERSION:
-            return None, f"the tuned plan {path} was written by another version of cputrain"
         settings = document["settings"]
         if not settings:  # the rule-based plan won, and a launch follows the rules by default
             return None, ""
-        before, now = document["circumstances"], circumstances(script, machine, cpus)
-        changed = [name for name in now if before.get(name) != now[name]]
-        if changed:
+        names = changed(document["circumstances"], circumstances(script, machine, cpus))
+        if names:
             return None, (
-                f"the tuned plan is not used, because {_enumerated(changed)} changed since it was "
+                f"the tuned plan is not used, because {_enumerated(names)} changed since it was "
                 f"measured; measure again: cputrain tune {script}"
             )
         if not all(isinstance(text, str) for pair in settings.items() for text in pair):
@@ -146,7 +143,7 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[TunedPlan | 
             evidence=document["evidence"],
         ), ""
     except (KeyError, TypeError, AttributeError) as error:
-        return None, f"the tuned plan {path} is broken ({error})"
+        return None, f"the tuned plan {file.path} is broken ({error})"
     except OSError:  # an unreadable script: the launch itself reports it
         return None, ""
 

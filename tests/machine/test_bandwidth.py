@@ -11,9 +11,8 @@ import pytest
 
 from cputrain.errors import CputrainError, UsageError
 from cputrain.machine.bandwidth import (
-    SCHEMA_VERSION,
+    CACHE,
     Bandwidth,
-    cache_file,
     load_bandwidth,
     measure_bandwidth,
     save_bandwidth,
@@ -109,11 +108,11 @@ def test_nothing_saved_is_no_fault() -> None:
 def test_the_cache_is_private_and_leaves_nothing_unfinished() -> None:
     """The folder is the user's own, and only the finished file is in it."""
     save_bandwidth("this", VALUE)
-    folder = os.path.dirname(cache_file())
+    folder = os.path.dirname(CACHE.path)
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     assert os.listdir(folder) == ["bandwidth.json"]
-    with open(cache_file(), encoding="utf-8") as file:
-        assert json.load(file)["schema_version"] == SCHEMA_VERSION
+    with open(CACHE.path, encoding="utf-8") as file:
+        assert json.load(file)["schema_version"] == 1
 
 
 @pytest.mark.parametrize(
@@ -138,13 +137,13 @@ def test_the_cache_is_private_and_leaves_nothing_unfinished() -> None:
 )
 def test_a_corrupt_file_is_ignored_with_a_message_and_can_be_replaced(content: bytes) -> None:
     """The message names the file and the command that makes it anew; saving does so."""
-    os.makedirs(os.path.dirname(cache_file()))
-    with open(cache_file(), "wb") as file:
+    os.makedirs(os.path.dirname(CACHE.path))
+    with open(CACHE.path, "wb") as file:
         file.write(content)
     value, message = load_bandwidth("this")
     assert value is None
     assert message is not None
-    assert cache_file() in message
+    assert CACHE.path in message
     assert "cputrain info --measure" in message
     assert save_bandwidth("this", VALUE) is None
     assert load_bandwidth("this") == (VALUE, None)
@@ -164,7 +163,7 @@ def test_a_relative_cache_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> 
     """The XDG specification says so, and a cache that moves with the folder is none."""
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert cache_file() == "/home/somebody/.cache/cputrain/bandwidth.json"
+    assert CACHE.path == "/home/somebody/.cache/cputrain/bandwidth.json"
 
 
 @pytest.mark.parametrize("field", ["bandwidth_bytes_per_s", "threads", "buffer_bytes"])
