@@ -2,6 +2,7 @@
 
     CputrainError              base class; ends a command with exit code 1
     ├── UsageError        2    invalid argument, option, variable or script; a ValueError
+    │   ├── ArgumentTypeError 2  an argument of a wrong type; a TypeError
     │   ├── PlanError     2    a plan that cannot be read, or does not fit this machine
     │   ├── UnguardedMain 1    a script without a main guard that starts workers on import
     │   └── SourceError   2    a sysroot or capture that does not describe a machine
@@ -57,6 +58,16 @@ class UsageError(CputrainError, ValueError):
     """Invalid argument, option, environment variable or script."""
 
     exit_code = 2
+
+
+class ArgumentTypeError(UsageError, TypeError):
+    """Argument of a wrong type."""
+
+
+def argument_error(value: object, *expected: type) -> type[UsageError]:
+    """Return the class of an invalid argument's error: ArgumentTypeError if its type is wrong."""
+    has_right_type = isinstance(value, expected) and not isinstance(value, bool)
+    return UsageError if has_right_type else ArgumentTypeError
 
 
 class PlanError(UsageError):

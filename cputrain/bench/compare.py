@@ -10,12 +10,12 @@ from statistics import median
 
 from cputrain.bench.measurement import Measurement, measure
 from cputrain.errors import UsageError
+from cputrain.measure.comparison import TimedSide, timings
 from cputrain.measure.rounds import interleaved
 from cputrain.measure.statistics import (
     Speedup,
     loss_difference,
     median_known,
-    quantile,
     speedup_by_round,
 )
 from cputrain.record import Record
@@ -29,29 +29,14 @@ if TYPE_CHECKING:
     OnRun = Callable[[str, int, float], None]
 
 
-class Side(Record):
-    """Statistics of one command over all its runs."""
+class Side(TimedSide):
+    """Statistics of one command over all its runs.
 
-    name: str
-    """Name that the caller gave it: "python", "launch"."""
+    `seconds` are median steps, or times of whole processes: see `ScriptComparison.clock`.
+    """
 
     command: tuple[str, ...]
     """Argument list of the process."""
-
-    seconds: tuple[float, ...]
-    """Time of each round: the median step, or the whole process (see `ScriptComparison.clock`)."""
-
-    median: float
-    """Median of `seconds`."""
-
-    fastest: float
-    """Minimum of `seconds`."""
-
-    slowest: float
-    """Maximum of `seconds`."""
-
-    quartiles: tuple[float, float]
-    """First and third quartile of `seconds`."""
 
     samples_per_second: float | None
     """Throughput at the median; None unless the script reports step times and batch size."""
@@ -203,16 +188,11 @@ def _side(
     compared = [run for run in runs if run is not first]
     differences = [loss_difference(run.losses, first.losses) for run in compared]
     samples = runs[0].samples_per_step
-    median_s = median(seconds)
     return Side(
         name=name,
         command=tuple(command),
-        seconds=seconds,
-        median=median_s,
-        fastest=min(seconds),
-        slowest=max(seconds),
-        quartiles=(quantile(seconds, 0.25), quantile(seconds, 0.75)),
-        samples_per_second=samples / median_s if samples and clock == "steps" else None,
+        **timings(seconds),
+        samples_per_second=samples / median(seconds) if samples and clock == "steps" else None,
         speedup=speedup_by_round([run_seconds(run, clock) for run in reference], seconds),
         loss_difference=max((value for value in differences if value is not None), default=None),
         losses_compared=min(

@@ -12,7 +12,7 @@ from cputrain.data.cached_dataset import CachedDataset
 from cputrain.data.fingerprint import Fingerprint, HashedList, NoKeyError
 from cputrain.data.messages import say
 from cputrain.data.sample_store import SampleStore, SharedCacheState
-from cputrain.errors import UsageError
+from cputrain.errors import UsageError, argument_error
 from cputrain.machine import read_machine
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SampleCache:
             )
         self._folder = _folder_of(location)
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes <= 0):
-            raise UsageError(
+            raise argument_error(max_bytes, int)(
                 "cache_bytes",
                 "must be a number of bytes above 0",
                 found=repr(max_bytes),

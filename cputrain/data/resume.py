@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cputrain.data.order import as_list, has_known_order, iter_batch_rows
-from cputrain.errors import UsageError
+from cputrain.errors import UsageError, argument_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ class Position:
         """Return the position of a state; raise UsageError if it is invalid or does not fit."""
         advice = "Pass what state_dict() of a loader with the same arguments returned."
         if not isinstance(state, dict) or state.get("version") != VERSION:
-            raise UsageError(
+            raise argument_error(state, dict)(
                 "load_state_dict(state)",
                 f"must be a state of version {VERSION}",
                 found=repr(state)[:60],

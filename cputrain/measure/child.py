@@ -10,9 +10,11 @@ import sys
 import tempfile
 from contextlib import suppress
 
+from cputrain.errors import CputrainError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import IO, Any
 
 TIMEOUT_S = 900.0
@@ -81,6 +83,21 @@ def run_case(module: str, request: dict[str, Any]) -> dict[str, Any]:
         raise CaseFailedError(f"exit code {process.returncode}: {last_line[0]}", process.returncode)
     answer: dict[str, Any] = json.loads(lines[stdout][-1])
     return answer
+
+
+def answer_case(run: Callable[[dict[str, Any]], object]) -> int:
+    """Run the case that `run_case` requested of this process, print its answer, return exit code.
+
+    Args:
+        run: Computes the answer, JSON types, from the request.
+    """
+    try:
+        answer = run(json.loads(sys.argv[1]))
+    except CputrainError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(answer))
+    return 0
 
 
 def kill_process_group(process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cputrain.errors import UsageError
+from cputrain.errors import ArgumentTypeError
 from cputrain.launch.settings import as_typed, checked_value, setting_named
 from cputrain.machine import format_list
 from cputrain.settings.core.registry import USER_SETTINGS
@@ -46,7 +46,7 @@ def _command_line_text(value: object, where: str) -> str:
         return as_typed(value)
     if isinstance(value, (list, tuple, set, frozenset, range)) and _are_cpus(value):
         return format_list(tuple(sorted(value)))
-    raise UsageError(
+    raise ArgumentTypeError(
         where,
         "must be a string, a whole number, True, False, or a list of CPUs",
         found=repr(value)[:60],

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.random  # a worker seeds it only where it has been loaded
 import torch
 
-from cputrain.errors import FillFailed, UsageError
+from cputrain.errors import ArgumentTypeError, FillFailed, UsageError, argument_error
 from cputrain.ipc.shared_tensors import SharedStorage
 from cputrain.pool.pool import Pool
 from cputrain.pool.progress import Bar
@@ -185,7 +185,7 @@ def _takes_seed(fn: Callable[..., Any], num_tensors: int) -> bool:
     """Check `fn`'s signature; return whether it takes the seed by keyword, as after `*views`."""
     call_form = f"fn(index_range, {'view, ' if num_tensors == 1 else f'{num_tensors} views, '}seed)"
     if not callable(fn):
-        raise UsageError(
+        raise ArgumentTypeError(
             "fn", "must be a function", found=repr(fn), do=f"It is called as {call_form}."
         )
     try:
@@ -236,7 +236,7 @@ def _check_tensors(out: Any) -> list[torch.Tensor]:
     ]
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0:
-            raise UsageError(
+            raise argument_error(tensor, torch.Tensor)(
                 "out",
                 "must be a tensor with rows, or several of them",
                 found=f"a {type(tensor).__name__}"
@@ -266,7 +266,7 @@ def _check_mask(resume: torch.Tensor | None, num_rows: int) -> torch.Tensor:
         actual = type(resume).__name__
         if isinstance(resume, torch.Tensor):
             actual = f"one of {resume.dtype} and shape {tuple(resume.shape)}"
-        raise UsageError(
+        raise argument_error(resume, torch.Tensor)(
             "resume",
             f"must be a tensor of {num_rows} booleans, one for each row",
             found=actual,

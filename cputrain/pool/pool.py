@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from cputrain.errors import SourceError, TaskLost, UsageError
+from cputrain.errors import ArgumentTypeError, SourceError, TaskLost, UsageError
 from cputrain.ipc import deferred_signals, pipe, redeliver_interrupts
 from cputrain.machine import read_machine
 from cputrain.pool.callbacks import guarded
@@ -69,7 +69,7 @@ class Pool(multiprocessing_pool.Pool):
         redeliver_interrupts()
         if processes is not None:
             if not hasattr(processes, "__index__"):
-                raise UsageError(
+                raise ArgumentTypeError(
                     "processes",
                     "must be a whole number",
                     found=repr(processes),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_sharer, resource_tracker
 from typing import TYPE_CHECKING, Any
 
-from cputrain.errors import UsageError
+from cputrain.errors import argument_error
 from cputrain.settings.start_method import for_pools
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def context_for(context: Any) -> Any:
         return context
     if context is None:
         context, _ = for_pools(sys.platform, others_run=others_run())
-    if context not in multiprocessing.get_all_start_methods():
-        raise UsageError(
+    if not isinstance(context, str) or context not in multiprocessing.get_all_start_methods():
+        raise argument_error(context, str)(
             "context",
             f"must be a context or one of {', '.join(multiprocessing.get_all_start_methods())}",
             found=repr(context),

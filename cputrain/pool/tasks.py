@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cputrain.errors import UsageError
+from cputrain.errors import ArgumentTypeError, UsageError, argument_error
 from cputrain.ipc import BlockRef, Writer, pack
 from cputrain.ipc.arena import address_of
 from cputrain.ipc.serialization import is_atom, is_plain
@@ -77,7 +77,7 @@ class Options(NamedTuple):
         """Return these options if they are valid, else raise UsageError."""
         timeout_s = self.timeout
         if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
-            raise UsageError(
+            raise argument_error(timeout_s, int, float)(
                 "timeout",
                 "must be a number of seconds above 0",
                 found=repr(timeout_s),
@@ -105,7 +105,7 @@ def whole_number(
 ) -> None:
     """Raise UsageError unless `value` is an integer of `at_least` or more."""
     if not hasattr(value, "__index__") or value < at_least:
-        raise UsageError(
+        raise (UsageError if hasattr(value, "__index__") else ArgumentTypeError)(
             name,
             f"must be a whole number, {at_least} or more",
             found=repr(value),

@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import nn
 
-from cputrain.errors import UsageError
+from cputrain.errors import ArgumentTypeError, UsageError
 from cputrain.split.balance.auto_replicas import AutoReplicas, FixedShards
 from cputrain.split.balance.load_balancer import LoadBalancer, described
 from cputrain.split.dispatcher import Dispatcher
@@ -67,7 +67,7 @@ class Split(nn.Module):
         shares: str | Sequence[float] = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise UsageError(
+            raise ArgumentTypeError(
                 "model", "must be a torch.nn.Module", found=type(model).__name__,
                 do="Split(nn.Linear(2, 3)), for example.",
             )  # fmt: skip

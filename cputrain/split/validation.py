@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from cputrain.errors import UsageError
+from cputrain.errors import UsageError, argument_error
 from cputrain.split.devices import available
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def count_of(replicas: int | str) -> int | None:
     """Return the number of replicas; None for "auto"."""
-    if replicas == "auto":
+    if isinstance(replicas, str) and replicas == "auto":
         return None
     if isinstance(replicas, bool) or not isinstance(replicas, int) or not 1 <= replicas <= 1024:
-        raise UsageError(
+        raise argument_error(replicas, int, str)(
             "replicas", 'must be "auto" or a whole number from 1 to 1024', found=repr(replicas),
             do='Leave it out for "auto".',
         )  # fmt: skip
@@ -26,8 +24,8 @@ def count_of(replicas: int | str) -> int | None:
 
 def devices_of(devices: str | Sequence[str]) -> list[torch.device]:
     """Return the requested devices; an empty list for the CPU alone."""
-    names = (devices,) if isinstance(devices, str | torch.device) else tuple(devices)
-    if names in (("auto",), ("cpu",)):
+    names = tuple(devices) if isinstance(devices, (tuple, list)) else (devices,)
+    if len(names) == 1 and isinstance(names[0], str) and names[0] in ("auto", "cpu"):
         return []
     checked: list[torch.device] = []
     for name in names:
@@ -37,7 +35,7 @@ def devices_of(devices: str | Sequence[str]) -> list[torch.device]:
         except (RuntimeError, AssertionError, TypeError) as error:
             problem = str(error).strip().partition("\n")[0] or type(error).__name__
         if problem or device in checked:
-            raise UsageError(
+            raise argument_error(name, str, torch.device)(
                 "devices", 'must be "auto", "cpu", or devices that are there, each once',
                 found=f"{name!r} ({problem or 'twice'})",
                 do='Split(model, ("cuda", "cpu")), for example.',
@@ -54,15 +52,16 @@ def shares_of(
     shares: str | Sequence[float], count: int | None, devices: Sequence[torch.device]
 ) -> list[float] | None:
     """Return one relative shard size for each device, or each replica; None for "auto"."""
-    if shares == "auto":
+    if isinstance(shares, str) and shares == "auto":
         return None
-    is_valid = not isinstance(shares, str) and all(
+    is_sequence = isinstance(shares, Sequence) and not isinstance(shares, str)
+    is_valid = is_sequence and all(
         isinstance(share, int | float) and 0 < share < float("inf") for share in shares
     )
     expected = len(devices) or count
     if not is_valid or len(shares) != expected:
         receivers = f"{len(devices)} devices" if devices else f"{count or 'auto'} replicas"
-        raise UsageError(
+        raise argument_error(shares, Sequence)(
             "shares", 'must be "auto" or a positive number for each '
             + ("device" if devices else "replica"),
             found=f"{shares!r} for {receivers}",

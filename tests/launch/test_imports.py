@@ -68,7 +68,12 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 RULES = {
-    "cputrain/measure": ("cputrain.measure", "cputrain.record", "cputrain.errors"),
+    "cputrain/measure": (
+        "cputrain.measure",
+        "cputrain.record",
+        "cputrain.errors",
+        "cputrain.__version__",
+    ),
     "cputrain/machine": ("cputrain.machine", "cputrain.record", "cputrain.errors"),
     "cputrain/settings": (
         "cputrain.settings",

@@ -8,28 +8,24 @@ Used by `compare_devices`, so that the rendering process does not import torch.
 
 from __future__ import annotations
 
-import json
 import sys
 
 from cputrain.bench.devices.cases import select_cases
-from cputrain.errors import CputrainError
+from cputrain.measure.child import answer_case
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
-def main(argv: list[str]) -> int:
-    """Run the requested case and print its result as JSON; return the exit code."""
+def run_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the requested case."""
     from cputrain.bench.devices.runs import run
 
-    request = json.loads(argv[0])
-    try:
-        (case,) = select_cases(request["case"], quick=request["quick"])
-        case = case.replace(batch=request.get("batch", case.batch))
-        result = run(case, request["devices"], request["rounds"], request["steps"])
-    except CputrainError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(result))
-    return 0
+    (case,) = select_cases(request["case"], quick=request["quick"])
+    case = case.replace(batch=request.get("batch", case.batch))
+    return run(case, request["devices"], request["rounds"], request["steps"])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(answer_case(run_request))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import sys
 from statistics import median
 
 from cputrain.bench.devices.cases import CASES, select_cases
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.measure.comparison import CaseResult, Comparison, package_versions
 from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
 
@@ -46,14 +45,8 @@ class DeviceSide(Record):
     """Largest loss difference from the first device in early steps, relative to its first loss."""
 
 
-class DeviceCaseResult(Record):
+class DeviceCaseResult(CaseResult):
     """Results of one case."""
-
-    name: str
-    """Name of the case: "mlp-64"."""
-
-    title: str
-    """Heading of the case's table."""
 
     batch: int
     """Batch size in samples."""
@@ -71,11 +64,8 @@ class DeviceCaseResult(Record):
     """Throughput with sharding, as a fraction of the sum over the single devices."""
 
 
-class DeviceComparison(Record):
-    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
-
-    schema_version: int = 1
-    """Version of the document; incremented when a field changes its meaning."""
+class DeviceComparison(Comparison):
+    """Result of the benchmark."""
 
     rounds: int
     """Number of rounds."""
@@ -85,9 +75,6 @@ class DeviceComparison(Record):
 
     devices: tuple[str, ...]
     """Devices in the given order; the first is the home device."""
-
-    versions: dict[str, str]
-    """Versions of Python and of the packages involved."""
 
     cases: tuple[DeviceCaseResult, ...]
     """Results, in the order of execution."""
@@ -115,8 +102,6 @@ def compare_devices(
         NotFound: There is no such kind or case.
         CputrainError: A case failed or timed out.
     """
-    from cputrain import __version__
-
     if len(devices) < 2 or "split" in devices:
         raise UsageError(
             "--devices",
@@ -131,11 +116,7 @@ def compare_devices(
         rounds=rounds,
         quick=quick,
         devices=tuple(devices),
-        versions={
-            "python": platform.python_version(),
-            "torch": importlib.metadata.version("torch"),
-            "cputrain": __version__,
-        },
+        versions=package_versions(),
         cases=tuple(_compare_case(case, devices, rounds, quick) for case in selected),
     )
 

@@ -7,21 +7,17 @@ Used by `compare_loaders`, so that the rendering process does not import torch.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 import sys
 import warnings
 from typing import Any
 
-import torch
-
-from cputrain import __version__
 from cputrain.bench.loaders.cases import LoaderCase, cases, tensors
 from cputrain.bench.loaders.contenders import CONTENDERS, LoaderContender
 from cputrain.bench.loaders.runs import LoaderRun, batch_sums, run, run_samples_alone, worker_bytes
 from cputrain.errors import CputrainError
+from cputrain.measure.comparison import package_versions
 from cputrain.measure.rounds import round_order
 
 
@@ -43,7 +39,7 @@ def main(argv: list[str]) -> int:
     except CputrainError as error:
         print(f"cputrain bench: {error}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps({"versions": versions(), "cases": results}))
+    print(json.dumps({"versions": package_versions("spdl"), "cases": results}))
     return 0
 
 
@@ -135,20 +131,6 @@ def _print_progress(result: LoaderRun, repeats: int) -> None:
         f"{result.contender} {result.seconds:.3g} s",
         file=sys.stderr,
     )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages involved."""
-    found_versions = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cputrain": __version__,
-    }
-    try:
-        found_versions["spdl"] = importlib.metadata.version("spdl")
-    except importlib.metadata.PackageNotFoundError:
-        return found_versions
-    return found_versions
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from statistics import median
 
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import clean_environment
-from cputrain.measure.statistics import Speedup, quantile, speedup_by_round
-from cputrain.record import Record
+from cputrain.measure.comparison import CaseResult, Comparison, TimedSide, timings
+from cputrain.measure.statistics import Speedup, speedup_by_round
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,26 +35,8 @@ SAMPLES_ALONE = "samples alone"
 """Name of the side that creates the samples without a loader."""
 
 
-class LoaderSide(Record):
-    """One loader in one case, over all rounds."""
-
-    name: str
-    """One of "torch", "cputrain", "spdl", "spdl threads", "by hand" and `SAMPLES_ALONE`."""
-
-    seconds: tuple[float, ...]
-    """Time of each round."""
-
-    median: float
-    """Median of `seconds`."""
-
-    fastest: float
-    """Minimum of `seconds`."""
-
-    slowest: float
-    """Maximum of `seconds`."""
-
-    quartiles: tuple[float, float]
-    """First and third quartile of `seconds`."""
+class LoaderSide(TimedSide):
+    """One loader in one case: torch, cputrain, spdl, spdl threads, by hand or `SAMPLES_ALONE`."""
 
     batches_per_second: float | None
     """Throughput at the median; None if only the first batch is timed."""
@@ -75,14 +57,8 @@ class LoaderSide(Record):
     """Private memory of a worker whose dataset stores no samples; None if not measured."""
 
 
-class LoaderCaseResult(Record):
+class LoaderCaseResult(CaseResult):
     """Results of one case."""
-
-    name: str
-    """Name of the case: "tensors-64-0"."""
-
-    title: str
-    """Description shown in the table's heading."""
 
     timed: str
     """Interval that was timed: "epoch", "second epoch" or "first batch"."""
@@ -93,28 +69,15 @@ class LoaderCaseResult(Record):
     sides: tuple[LoaderSide, ...]
     """Loaders that ran."""
 
-    left_out: dict[str, str]
-    """Reason by name for each loader that did not run."""
 
-    def side(self, name: str) -> LoaderSide:
-        """Return the side of the loader with the given name."""
-        return next(side for side in self.sides if side.name == name)
-
-
-class LoaderComparison(Record):
-    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
-
-    schema_version: int = 1
-    """Version of the document; incremented when a field changes its meaning."""
+class LoaderComparison(Comparison):
+    """Result of the benchmark."""
 
     repeats: int
     """Number of rounds."""
 
     quick: bool
     """Whether the datasets were too small for meaningful timings."""
-
-    versions: dict[str, str]
-    """Versions of Python and of the packages involved."""
 
     cases: tuple[LoaderCaseResult, ...]
     """Results, in the order of execution."""
@@ -196,15 +159,10 @@ def _side(
             run["cpu_seconds"] - samples_run["cpu_seconds"]
             for run, samples_run in zip(runs, samples_alone, strict=True)
         )
-    median_s = median(seconds)
     return LoaderSide(
         name=name,
-        seconds=seconds,
-        median=median_s,
-        fastest=min(seconds),
-        slowest=max(seconds),
-        quartiles=(quantile(seconds, 0.25), quantile(seconds, 0.75)),
-        batches_per_second=runs[0]["batches"] / median_s if timed != "first batch" else None,
+        **timings(seconds),
+        batches_per_second=runs[0]["batches"] / median(seconds) if timed != "first batch" else None,
         speedup=None
         if name == SAMPLES_ALONE
         else speedup_by_round([run["seconds"] for run in reference], seconds),

@@ -8,28 +8,23 @@ Used by `compare_networks`, so that the rendering process does not import torch.
 
 from __future__ import annotations
 
-import json
 import sys
 
-from cputrain.errors import CputrainError
+from cputrain.measure.child import answer_case
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
-def main(argv: list[str]) -> int:
-    """Train the requested networks and print the result as JSON; return the exit code."""
+def run_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Train the requested networks."""
     from cputrain.bench.networks.runs import run
 
-    request = json.loads(argv[0])
-    try:
-        result = run(
-            request["networks"], request["device"], request["batch"], request["side"],
-            request["steps"],
-        )  # fmt: skip
-    except CputrainError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(result))
-    return 0
+    return run(
+        request["networks"], request["device"], request["batch"], request["side"], request["steps"]
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(answer_case(run_request))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
-import platform
 import sys
 from statistics import median
 
 from cputrain.bench.networks.cases import IMAGE_SIZE, select_networks
 from cputrain.errors import CputrainError, NotFound, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.measure.comparison import package_versions
 from cputrain.measure.rounds import interleaved
 from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
@@ -123,8 +122,6 @@ def compare_networks(
         UsageError: A device is not available.
         CputrainError: A subprocess failed or timed out.
     """
-    from cputrain import __version__
-
     networks = select_networks(tuple(names))
     runs: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     device_names: dict[str, str] = {}
@@ -145,11 +142,7 @@ def compare_networks(
         side=side,
         devices=tuple(devices),
         names={device: device_names[device] for device in devices},
-        versions={
-            "python": platform.python_version(),
-            "torch": importlib.metadata.version("torch"),
-            "cputrain": __version__,
-        },
+        versions=package_versions(),
         results=tuple(
             summarise(name, batch, runs[name, batch], devices)
             for name in networks for batch in batches

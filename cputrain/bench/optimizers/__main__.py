@@ -8,20 +8,22 @@ Used by `compare_optimizers`, so that the rendering process does not import torc
 
 from __future__ import annotations
 
-import json
 import sys
 
+from cputrain.measure.child import answer_case
 
-def main(argv: list[str]) -> int:
-    """Time the requested cells and print the results."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def run_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Time the requested cells."""
     from cputrain.bench.optimizers.runs import run
 
-    request = json.loads(argv[0])
     cells = [(count, size, part) for count, size, part in request["cells"]]
-    results = run(request["name"], cells, request["threads"], request["rounds"])
-    print(json.dumps({"cells": results}))
-    return 0
+    return {"cells": run(request["name"], cells, request["threads"], request["rounds"])}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(answer_case(run_request))

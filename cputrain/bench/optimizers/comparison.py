@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import sys
 from statistics import median
 
 from cputrain.bench.optimizers.cases import CASES, select_optimizers, shapes
 from cputrain.errors import CputrainError
 from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.measure.comparison import Comparison, package_versions
 from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
 
@@ -65,17 +64,11 @@ class OptimizerResult(Record):
     cells: tuple[OptimizerCell, ...]
 
 
-class OptimizerComparison(Record):
-    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
-
-    schema_version: int = 1
-    """Version of the document; incremented when a field changes its meaning."""
+class OptimizerComparison(Comparison):
+    """Result of the benchmark."""
 
     threads: tuple[int, ...]
     """Numbers of threads."""
-
-    versions: dict[str, str]
-    """Versions of Python and of the packages involved."""
 
     cases: tuple[OptimizerResult, ...]
     """Result of each optimizer."""
@@ -106,8 +99,6 @@ def compare_optimizers(
         NotFound: There is no such optimizer.
         CputrainError: A subprocess failed or timed out.
     """
-    from cputrain import __version__
-
     selected = select_optimizers(names)
     cells = shapes(quick=quick)
     results = []
@@ -127,11 +118,7 @@ def compare_optimizers(
         results.append(OptimizerResult(name=name, title=CASES[name], cells=tuple(optimizer_cells)))
     return OptimizerComparison(
         threads=tuple(threads),
-        versions={
-            "python": platform.python_version(),
-            "torch": importlib.metadata.version("torch"),
-            "cputrain": __version__,
-        },
+        versions=package_versions(),
         cases=tuple(results),
     )
 

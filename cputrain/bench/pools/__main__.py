@@ -9,30 +9,25 @@ not import torch.
 
 from __future__ import annotations
 
-import json
 import sys
 
 from cputrain.bench.pools.cases import find_case
 from cputrain.bench.pools.contenders import CONTENDERS
-from cputrain.errors import CputrainError
+from cputrain.measure.child import answer_case
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
-def main(argv: list[str]) -> int:
-    """Run the requested case in the requested pool and print the run as JSON; return exit code."""
+def run_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the requested case in the requested pool."""
     from cputrain.bench.pools.runs import run
 
-    request = json.loads(argv[0])
-    contender = next(
-        candidate for candidate in CONTENDERS if candidate.name == request["contender"]
-    )
-    try:
-        result = run(find_case(request["case"], request["quick"]), contender, request["processes"])
-    except CputrainError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(result.as_json()))
-    return 0
+    contender = next(one for one in CONTENDERS if one.name == request["contender"])
+    case = find_case(request["case"], request["quick"])
+    return run(case, contender, request["processes"]).as_json()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(answer_case(run_request))

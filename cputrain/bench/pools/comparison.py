@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import sys
 from statistics import median
 
 from cputrain.bench.pools.cases import CASES, cases
-from cputrain.bench.pools.contenders import CONTENDERS, NO_POOL, OURS, PoolContender
+from cputrain.bench.pools.contenders import CONTENDERS, NO_POOL, OURS
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.measure.comparison import (
+    CaseResult,
+    Comparison,
+    TimedSide,
+    package_versions,
+    timings,
+)
 from cputrain.measure.rounds import interleaved
-from cputrain.measure.statistics import Speedup, quantile, speedup_by_round
-from cputrain.record import Record
+from cputrain.measure.statistics import Speedup, speedup_by_round
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from cputrain.bench.pools.cases import PoolCase
 
 
-class PoolSide(Record):
-    """One pool in one case, over all rounds."""
-
-    name: str
-    """Name of the contender, such as "cputrain", "torch" or "mpire"; "no pool" for none."""
-
-    seconds: tuple[float, ...]
-    """Time of each round."""
-
-    median: float
-    """Median of `seconds`."""
-
-    fastest: float
-    """Minimum of `seconds`."""
-
-    slowest: float
-    """Maximum of `seconds`."""
-
-    quartiles: tuple[float, float]
-    """First and third quartile of `seconds`."""
+class PoolSide(TimedSide):
+    """One pool in one case: cputrain, torch, mpire, …, or "no pool"."""
 
     best_other: str | None
     """Pool with the smallest median besides this one; None if there is no other."""
@@ -54,14 +40,8 @@ class PoolSide(Record):
     """User and system CPU time of the process and its workers, median; None for a start."""
 
 
-class PoolCaseResult(Record):
+class PoolCaseResult(CaseResult):
     """Results of one case."""
-
-    name: str
-    """Name of the case: "tensors-kept"."""
-
-    title: str
-    """Description shown in the table's heading."""
 
     results: int
     """Number of results that each pool returned in each round."""
@@ -69,19 +49,9 @@ class PoolCaseResult(Record):
     sides: tuple[PoolSide, ...]
     """Pools that ran."""
 
-    left_out: dict[str, str]
-    """Reason by name for each pool that did not run or failed."""
 
-    def side(self, name: str) -> PoolSide:
-        """Return the side of the pool with the given name."""
-        return next(side for side in self.sides if side.name == name)
-
-
-class PoolComparison(Record):
-    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
-
-    schema_version: int = 1
-    """Version of the document; incremented when a field changes its meaning."""
+class PoolComparison(Comparison):
+    """Result of the benchmark."""
 
     rounds: int
     """Number of rounds."""
@@ -91,9 +61,6 @@ class PoolComparison(Record):
 
     quick: bool
     """Whether the cases were too small for meaningful timings."""
-
-    versions: dict[str, str]
-    """Versions of Python and of the packages involved."""
 
     cases: tuple[PoolCaseResult, ...]
     """Results, in the order of execution."""
@@ -134,7 +101,9 @@ def compare_pools(
         rounds=rounds,
         processes=processes,
         quick=quick,
-        versions=versions(),
+        versions=package_versions(
+            *(one.distribution for one in CONTENDERS if one.distribution and not one.why_not())
+        ),
         cases=tuple(results),
     )
 
@@ -207,29 +176,8 @@ def _side(name: str, runs: dict[str, list[dict[str, Any]]]) -> PoolSide:
     cpu_times = [run["cpu_seconds"] for run in runs[name] if run["cpu_seconds"] is not None]
     return PoolSide(
         name=name,
-        seconds=side_seconds,
-        median=median(side_seconds),
-        fastest=min(side_seconds),
-        slowest=max(side_seconds),
-        quartiles=(quantile(side_seconds, 0.25), quantile(side_seconds, 0.75)),
+        **timings(side_seconds),
         best_other=best_other,
         speedup=None if best_other is None else speedup_by_round(seconds[best_other], side_seconds),
         cpu_seconds=median(cpu_times) if cpu_times else None,
     )
-
-
-def versions(contenders: Iterable[PoolContender] = CONTENDERS) -> dict[str, str]:
-    """Return the versions of Python and of the packages involved."""
-    from cputrain import __version__
-
-    found_versions = {
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-        "cputrain": __version__,
-    }
-    for contender in contenders:
-        if contender.distribution and not contender.why_not():
-            found_versions[contender.distribution] = importlib.metadata.version(
-                contender.distribution
-            )
-    return found_versions

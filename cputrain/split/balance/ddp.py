@@ -13,6 +13,7 @@ of samples.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from statistics import median
 
 import torch
@@ -20,12 +21,12 @@ from torch import distributed, nn
 from torch.nn import functional
 from torch.utils.data import Sampler
 
-from cputrain.errors import UsageError
+from cputrain.errors import ArgumentTypeError, UsageError
 from cputrain.split.batch import divided
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Sized
+    from collections.abc import Callable, Iterator, Sized
     from typing import Any
 
     from torch._C._distributed_c10d import GradBucket
@@ -51,12 +52,16 @@ def rank_share(
     )
     if weights is None:
         weights = _all_gather(1.0 / _step_seconds(step or _small_step()), num_ranks)
-    if len(weights) != num_ranks or not all(0 < weight < float("inf") for weight in weights):
-        raise UsageError(
+    try:
+        speeds = [] if isinstance(weights, str | bytes) else [float(one) for one in weights]
+    except (TypeError, ValueError):
+        speeds = []
+    if len(speeds) != num_ranks or not all(0 < speed < float("inf") for speed in speeds):
+        raise (UsageError if speeds else ArgumentTypeError)(
             "weights", f"must be a number above 0 for each of the {num_ranks} ranks",
-            found=repr(list(weights)), do="Leave them out to have the ranks measured.",
+            found=repr(weights), do="Leave them out to have the ranks measured.",
         )  # fmt: skip
-    return RankShare(weights, rank)
+    return RankShare(speeds, rank)
 
 
 class RankShare:
