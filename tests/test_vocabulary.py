@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,43 @@ def test_class_names_are_unique() -> None:
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+RIDDLES = {
+    "asked", "found", "made", "nobody", "one", "other", "own", "those", "told", "took", "whoever",
+}  # fmt: skip
+"""Names that say nothing about the value they stand for."""
+
+PUBLIC = {
+    "cputrain/errors.py": {"found"},  # an attribute of every exception
+    "cputrain/machine/opencl_drivers.py": {"found"},  # keys of JSON documents
+    "cputrain/settings/backend.py": {"asked"},
+}
+"""Names that users depend on."""
+
+
+def new_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module gives to functions, classes, arguments and values."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+            if node.name in ("__eq__", "__ne__"):  # `other` is what Python calls their argument
+                for argument in node.args.args:  # type: ignore[union-attr]
+                    argument.arg = ""
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def test_no_value_has_a_name_that_is_a_riddle() -> None:
+    riddles = {}
+    for folder in ("cputrain", "launch"):
+        for path in (ROOT / folder).rglob("*.py"):
+            place = str(path.relative_to(ROOT))
+            names = {name.strip("_") for name in new_names(ast.parse(path.read_text()))}
+            if names := names & RIDDLES - PUBLIC.get(place, set()):
+                riddles[place] = sorted(names)
+    assert riddles == {}

@@ -86,10 +86,10 @@ def package_versions(*distributions: str) -> dict[str, str]:
 
     from cputrain import __version__
 
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("torch", *distributions):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {**found, "cputrain": __version__}
+    return {**versions, "cputrain": __version__}

@@ -70,8 +70,8 @@ def _apply_alone(setting: Setting[Any], torch: ModuleType, decision: Decision[An
             return _late(decision, Effect.NOT_APPLIED, str(error))
         del NOW.applied[setting.name]
     if not setting.has_effect(decision):
-        other = NOW.launched and before is None and not _is_same(decision)
-        if other and decision.origin is Origin.USER:
+        is_launched_otherwise = NOW.launched and before is None and not _is_same(decision)
+        if is_launched_otherwise and decision.origin is Origin.USER:
             return _late(decision, Effect.NOT_APPLIED, OTHERWISE)
         return _step(decision, Effect.NOTHING if before is None else Effect.APPLIED)
     is_in_effect = setting.is_in_effect(torch, decision)

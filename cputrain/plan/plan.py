@@ -37,7 +37,7 @@ class Plan(Record):
 
     def decision(self, name: str) -> Decision[Any]:
         """Return the decision on a setting. Raises StopIteration if the plan has none."""
-        return next(found for found in self.decisions if found.policy == name)
+        return next(decision for decision in self.decisions if decision.policy == name)
 
     def value(self, name: str) -> Any:
         """Return the value of a setting; None also if a replayed plan lacks it."""
@@ -46,7 +46,7 @@ class Plan(Record):
     @property
     def values(self) -> dict[str, Any]:
         """Values of all settings, by name; `Setting.read` returns one with its type."""
-        return {found.policy: found.value for found in self.decisions}
+        return {decision.policy: decision.value for decision in self.decisions}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -97,7 +97,7 @@ def make_plan(machine: Machine, request: Request) -> Plan:
     """Make a plan from the decisions on all settings for a machine and a request."""
     return Plan(
         machine=machine.fingerprint(),
-        settings={name: found.value for name, found in request.settings.items()},
+        settings={name: user.value for name, user in request.settings.items()},
         decisions=tuple(
             _with_its_origin(setting.decide(machine, request), request)
             for setting in SETTINGS.values()

@@ -77,8 +77,8 @@ def _read_decision(entry: dict[str, Any]) -> Decision[Any]:
     try:
         value = setting.load(entry["value"])
     except ValueError:
-        found = _shown(entry["value"])
-        raise ValueError(f"{name} with the value {found}, which must be {setting.rule}") from None
+        shown = _shown(entry["value"])
+        raise ValueError(f"{name} with the value {shown}, which must be {setting.rule}") from None
     return Decision(
         policy=name,
         value=value,

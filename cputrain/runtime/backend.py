@@ -50,7 +50,7 @@ class BackendModels:
         *,
         training: str | None,
         evaluation: str | None,
-        asked: bool,
+        is_named: bool,
         unsafe: bool,
     ) -> None:
         from cputrain.backends.registry import load_backend
@@ -58,7 +58,7 @@ class BackendModels:
         self._torch = torch
         self._training = None if training is None else load_backend(training)
         self._evaluation = None if evaluation is None else load_backend(evaluation)
-        self._asked = asked
+        self._is_named = is_named
         self._unsafe = unsafe
         self._num_steps = 0
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -194,7 +194,7 @@ class Evaluation:
                 return call(model, *args, **kwargs)
             return self._run_backend(self._run, call, model, args, kwargs)
         models = self._models
-        if not models._asked and self._torch_s.get(signature, 0.0) < MIN_TORCH_S:
+        if not models._is_named and self._torch_s.get(signature, 0.0) < MIN_TORCH_S:
             begin = time.perf_counter()
             output = call(model, *args, **kwargs)
             if signature is not None:
@@ -209,8 +209,10 @@ class Evaluation:
 
     def _run_backend(self, run: Call, call: Call, model: Any, args: Any, kwargs: Any) -> Any:
         """Run the backend, or alternate with torch until enough calls are timed."""
-        is_backend = self._models._asked or len(self._elapsed_s[False]) > len(self._elapsed_s[True])
-        is_decided = self._models._asked or len(self._elapsed_s[True]) == NUM_TIMED
+        is_backend = self._models._is_named or len(self._elapsed_s[False]) > len(
+            self._elapsed_s[True]
+        )
+        is_decided = self._models._is_named or len(self._elapsed_s[True]) == NUM_TIMED
         begin = time.perf_counter()
         try:
             output = (run if is_backend or is_decided else call)(model, *args, **kwargs)
@@ -258,7 +260,7 @@ class Evaluation:
             torch.set_rng_state(after)
         if difference > MAX_DIFFERENCE and not models._unsafe:
             self._fall_back(f"its output was {difference:.1e} off")
-        elif models._asked:
+        elif models._is_named:
             self._note_backend(f", {difference:.0e} from torch's")
         return output
 

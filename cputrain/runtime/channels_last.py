@@ -122,13 +122,13 @@ class ChannelsLast:
         from functools import wraps
 
         @wraps(original)
-        def made(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             for argument in (*args, *kwargs.values()):
                 if isinstance(argument, self._torch.nn.Module):
                     self._restore_model(argument)
             return original(*args, **kwargs)
 
-        return made
+        return wrapper
 
     def _restore_model(self, model: Any) -> None:
         self._seen.update(model.modules())

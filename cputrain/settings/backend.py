@@ -108,12 +108,14 @@ class BackendSetting(Setting[BackendChoice | None]):
             return self._best(request, against)
         where, name = user.where, user.value
         if name == "default":
-            return self._own(f"set by {where}", Origin.USER, request, against)
+            return self._torch_kernels(f"set by {where}", Origin.USER, request, against)
         if against:
             raise UsageError(
                 where, f"does not go with {against}", found=name, do="Leave one of the two out."
             )
-        candidate = next((one for one in request.backends if one.name == name), None)
+        candidate = next(
+            (candidate for candidate in request.backends if candidate.name == name), None
+        )
         if candidate is None:
             raise UsageError(
                 where, "must be auto, default or an available backend", found=repr(name),
@@ -126,52 +128,54 @@ class BackendSetting(Setting[BackendChoice | None]):
         training = None if against else _fastest(request.backends, "training")
         evaluation = None if against else _fastest(request.backends, "evaluation")
         if training is None and evaluation is None:
-            found = "none of the others is known to be right and faster here"
-            return self._own(found, Origin.RULE, request, against)
+            reason = "none of the others is known to be right and faster here"
+            return self._torch_kernels(reason, Origin.RULE, request, against)
         parts = [
-            f"for {what}, {one.name} was {getattr(one, what).seen}"
-            for what, one in (("training", training), ("evaluation", evaluation))
-            if one is not None
+            f"for {what}, {candidate.name} was {getattr(candidate, what).seen}"
+            for what, candidate in (("training", training), ("evaluation", evaluation))
+            if candidate is not None
         ]
         return self._others(training, evaluation, " and ".join(parts), Origin.MEASURED, asked=False)
 
-    def _named(self, user: UserValue, one: Candidate) -> Decision[BackendChoice | None]:
+    def _named(self, user: UserValue, candidate: Candidate) -> Decision[BackendChoice | None]:
         """Return the backend that the user named, in the modes in which it is correct."""
-        faults = {what: getattr(one, what).fault for what in ("training", "evaluation")}
+        faults = {what: getattr(candidate, what).fault for what in ("training", "evaluation")}
         said = "; ".join(f"{what}: {fault}" for what, fault in faults.items() if fault)
-        if all(faults.values()) and not one.unsafe:
+        if all(faults.values()) and not candidate.unsafe:
             raise UsageError(
-                user.where, "must be a backend that is right", found=f"{one.name}: {said}",
+                user.where, "must be a backend that is right", found=f"{candidate.name}: {said}",
                 do=f"Leave it out; {UNSAFE} uses it all the same.",
             )  # fmt: skip
         training, evaluation = (
-            one if suits.claims and (one.unsafe or not suits.fault) else None
-            for suits in (one.training, one.evaluation)
+            candidate if suits.claims and (candidate.unsafe or not suits.fault) else None
+            for suits in (candidate.training, candidate.evaluation)
         )
         decision = self._others(
             training, evaluation, f"set by {user.where}", Origin.USER, asked=True
         )
         if not said:
             return decision
-        if one.unsafe and any(
-            suits.claims and suits.fault for suits in (one.training, one.evaluation)
+        if candidate.unsafe and any(
+            suits.claims and suits.fault for suits in (candidate.training, candidate.evaluation)
         ):
             return decision.replace(
-                change=Change.REDUCED, warning=f"{one.name} is used though it is not right: {said}"
+                change=Change.REDUCED,
+                warning=f"{candidate.name} is used though it is not right: {said}",
             )
         only = "evaluation" if evaluation else "training"
-        if one.unsafe:
-            return decision.replace(warning=f"{one.name} is used in {only} alone: {said}")
-        return decision.replace(
-            warning=f"{one.name} is used in {only} alone: {said}; {UNSAFE} uses it there as well"
-        )
+        warning = f"{candidate.name} is used in {only} alone: {said}"
+        if candidate.unsafe:
+            return decision.replace(warning=warning)
+        return decision.replace(warning=f"{warning}; {UNSAFE} uses it there as well")
 
-    def _own(
+    def _torch_kernels(
         self, reason: str, origin: Origin, request: Request, against: str
     ) -> Decision[BackendChoice | None]:
         rejected = {
-            one.name: f"{against} does not go with it" if against else known(one)
-            for one in request.backends
+            candidate.name: f"{against} does not go with it"
+            if against
+            else format_verdicts(candidate)
+            for candidate in request.backends
         }
         return self.decision(
             None,
@@ -190,8 +194,8 @@ class BackendSetting(Setting[BackendChoice | None]):
         *,
         asked: bool,
     ) -> Decision[BackendChoice | None]:
-        used = [one for one in (training, evaluation) if one is not None]
-        unsafe = any(one.unsafe for one in used)
+        used = [candidate for candidate in (training, evaluation) if candidate is not None]
+        unsafe = any(candidate.unsafe for candidate in used)
         value = BackendChoice(
             training=None if training is None else training.name,
             evaluation=None if evaluation is None else evaluation.name,
@@ -199,9 +203,9 @@ class BackendSetting(Setting[BackendChoice | None]):
             unsafe=unsafe,
         )
         says = " and ".join(
-            f"{one.name} in {what}"
-            for what, one in (("training", training), ("evaluation", evaluation))
-            if one is not None
+            f"{candidate.name} in {what}"
+            for what, candidate in (("training", training), ("evaluation", evaluation))
+            if candidate is not None
         )
         if training is not None and training == evaluation:
             says = f"{training.name} in training and evaluation"
@@ -210,7 +214,9 @@ class BackendSetting(Setting[BackendChoice | None]):
             says,
             reason,
             origin=origin,
-            environment={name: text for one in used for name, text in one.environment.items()},
+            environment={
+                name: text for candidate in used for name, text in candidate.environment.items()
+            },
         )
 
     def load(self, document: Any) -> BackendChoice | None:
@@ -232,36 +238,42 @@ class BackendSetting(Setting[BackendChoice | None]):
         from cputrain.runtime.backend import BackendModels, MissingBackend
 
         try:
-            return BackendModels(torch, **value.as_json())
+            return BackendModels(
+                torch,
+                training=value.training,
+                evaluation=value.evaluation,
+                is_named=value.asked,
+                unsafe=value.unsafe,
+            )
         except KeyError as error:
             return MissingBackend(str(error).strip("'"))
 
 
 def _against(request: Request) -> str:
     """Return the user's setting that excludes every backend; "" if there is none."""
-    for knob, values in (("compile", ("off",)), ("replicas", ("1",)), ("precision", ("float32",))):
-        found = request.settings.get(knob)
-        if found is not None and found.value not in values and (
-            found.value != "auto" or knob == "replicas"
+    for name, values in (("compile", ("off",)), ("replicas", ("1",)), ("precision", ("float32",))):
+        user = request.settings.get(name)
+        if user is not None and user.value not in values and (
+            user.value != "auto" or name == "replicas"
         ):  # fmt: skip
-            return f"{found.where} {found.value}"
+            return f"{user.where} {user.value}"
     return ""
 
 
 def _fastest(candidates: Iterable[Candidate], what: str) -> Candidate | None:
-    found = [
-        (suits.gain, -number, one)
-        for number, one in enumerate(candidates)
-        if (suits := getattr(one, what)).gain is not None and not suits.fault
+    ranked = [
+        (suits.gain, -number, candidate)
+        for number, candidate in enumerate(candidates)
+        if (suits := getattr(candidate, what)).gain is not None and not suits.fault
     ]
-    return max(found)[2] if found else None
+    return max(ranked)[2] if ranked else None
 
 
-def known(one: Candidate) -> str:
+def format_verdicts(candidate: Candidate) -> str:
     """Format the verdicts on a candidate."""
     parts = [
         f"{what}: {suits.fault or suits.seen}"
-        for what, suits in (("training", one.training), ("evaluation", one.evaluation))
+        for what, suits in (("training", candidate.training), ("evaluation", candidate.evaluation))
     ]
     return "; ".join(parts)
 
@@ -271,12 +283,12 @@ def decided(value: BackendChoice | None) -> tuple[Candidate, ...]:
     if value is None:
         return ()
     names = {name for name in (value.training, value.evaluation) if name}
-    good, other = Suits(gain=1.0, seen="proved"), Suits(claims=False, fault="it is not used there")
+    good, unused = Suits(gain=1.0, seen="proved"), Suits(claims=False, fault="it is not used there")
     return tuple(
         Candidate(
             name=name,
-            training=good if value.training == name else other,
-            evaluation=good if value.evaluation == name else other,
+            training=good if value.training == name else unused,
+            evaluation=good if value.evaluation == name else unused,
             unsafe=value.unsafe,
         )
         for name in sorted(names)

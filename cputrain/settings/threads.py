@@ -45,20 +45,20 @@ class ThreadsSetting(Setting[int]):
             number = thread_count(user, machine)
             return self.decision(number, _says(number), user=user)
         for name in VARIABLES:
-            found = request.environment.get(name, "").partition(",")[0].strip()
-            if not (found.isascii() and found.isdigit() and len(found) < 7) or int(found) < 1:
+            text = request.environment.get(name, "").partition(",")[0].strip()
+            if not (text.isascii() and text.isdigit() and len(text) < 7) or int(text) < 1:
                 continue
             if name == "OMP_NUM_THREADS" and threads_set_by_launcher(request.environment):
                 continue
             return self.decision(
-                int(found),
-                _says(int(found)),
-                f"{name}={found} was already set",
+                int(text),
+                _says(int(text)),
+                f"{name}={text} was already set",
                 origin=Origin.USER,
                 rejected={
                     str(share.cores): f"{name} is set; unset it, or say --threads {share.cores}"
                 },
-                warning=_warn_of_many(int(found), machine),
+                warning=_warn_of_many(int(text), machine),
             )
         logical = len(share.cpus)
         rejected = {}

@@ -48,8 +48,8 @@ SHOW_OPTIONS = (
 )
 
 VALUE_OPTIONS = tuple(
-    Option(flag=one.flag, takes=one.takes, help=one.help, choices=one.choices)
-    for one in USER_SETTINGS.values()
+    Option(flag=setting.flag, takes=setting.takes, help=setting.help, choices=setting.choices)
+    for setting in USER_SETTINGS.values()
 )
 
 UNSAFE_OPTION = Option(

@@ -116,11 +116,11 @@ def _worker_memory(
     }
 
 
-def _mismatch_error(case: LoaderCase, name: str, found: object, expected: object) -> CputrainError:
+def _mismatch_error(case: LoaderCase, name: str, actual: object, expected: object) -> CputrainError:
     return CputrainError(
         f"the batches of {name!r} in {case.name}",
         f"must equal torch's: number of batches and sums {expected}",
-        found=str(found),
+        found=str(actual),
         do="A loader that yields other batches cannot be compared; please report it.",
     )
 

@@ -24,7 +24,7 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
     """Run the requested case in the requested pool."""
     from cputrain.bench.pools.runs import run
 
-    contender = next(one for one in CONTENDERS if one.name == request["contender"])
+    contender = next(pool for pool in CONTENDERS if pool.name == request["contender"])
     case = find_case(request["case"], request["quick"])
     return run(case, contender, request["processes"]).as_json()
 

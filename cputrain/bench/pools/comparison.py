@@ -102,7 +102,7 @@ def compare_pools(
         processes=processes,
         quick=quick,
         versions=package_versions(
-            *(one.distribution for one in CONTENDERS if one.distribution and not one.why_not())
+            *(pool.distribution for pool in CONTENDERS if pool.distribution and not pool.why_not())
         ),
         cases=tuple(results),
     )

@@ -176,12 +176,12 @@ def _filled_row(write_rows: Any, index: int) -> torch.Tensor:
 
 
 def _wrong_result_error(
-    case: PoolCase, contender: PoolContender, expected: str, found: str
+    case: PoolCase, contender: PoolContender, expected: str, actual: str
 ) -> CputrainError:
     return CputrainError(
         f"the results of {contender.name!r} in {case.name}",
         f"must be the function's: {expected}",
-        found=found,
+        found=actual,
         do="A pool that returns other results cannot be compared; please report it.",
     )
 

@@ -46,13 +46,13 @@ class Timeline(Record):
 
 def phases(seen: StepProfile) -> list[tuple[str, str, float]]:
     """Return name, style class and seconds of each phase of an undisturbed step."""
-    found = [
+    all_phases = [
         ("loader", "wait", seen.wait),
         ("forward", "forward", seen.forward),
         ("backward", "backward", seen.backward),
         ("optimizer", "optimizer", seen.optimizer),
     ]
-    return [phase for phase in found if phase[2] > 0]
+    return [phase for phase in all_phases if phase[2] > 0]
 
 
 def make_timeline(seen: StepProfile) -> Timeline | None:

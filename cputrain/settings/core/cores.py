@@ -50,8 +50,8 @@ def share_of(machine: Machine, request: Request) -> Share:
     frugal_cpus = {
         cpu for kind in machine.kinds if kind.kind is CoreKind.EFFICIENCY for cpu in kind.cpus
     }
-    asked = asked_cpus(machine, request)
-    cores = cores_within(machine.topology, budget.cpus if asked is None else asked)
+    user_cpus = asked_cpus(machine, request)
+    cores = cores_within(machine.topology, budget.cpus if user_cpus is None else user_cpus)
     fast = tuple(core for core in cores if core[0] not in frugal_cpus)
     frugal = tuple(core for core in cores if core[0] in frugal_cpus)
     if not fast:  # the CPU mask has efficiency cores only
@@ -63,8 +63,8 @@ def share_of(machine: Machine, request: Request) -> Share:
         cores=count,
         divided=False,
         reason=_why(machine, count, len(fast))
-        if asked is None or len(asked) == len(budget.cpus)
-        else f"{request.settings['placement'].where} leaves CPUs {format_list(asked)}",
+        if user_cpus is None or len(user_cpus) == len(budget.cpus)
+        else f"{request.settings['placement'].where} leaves CPUs {format_list(user_cpus)}",
     )
     rank = request.rank
     if rank is None or (rank.binds and _has_own_cpus(machine, rank.count)):
@@ -85,20 +85,20 @@ def asked_cpus(machine: Machine, request: Request) -> Cpus | None:
     Raises:
         UsageError: The list is malformed, or has CPUs that this process may not use.
     """
-    asked = request.setting("placement")
-    if asked is None or asked.value in ("none", "cores"):
+    user = request.setting("placement")
+    if user is None or user.value in ("none", "cores"):
         return None
     allowed = machine.budget.cpus
     try:
-        cpus = parse_list(asked.value)
+        cpus = parse_list(user.value)
     except ValueError:
         cpus = ()
     if not cpus or not set(cpus) <= set(allowed):
         raise UsageError(
-            asked.where,
+            user.where,
             "must be auto, none, cores or a list of CPUs this process may use "
             f"({format_list(allowed)})",
-            found=shortened(asked.value),
+            found=shortened(user.value),
             do=f"Say for example --placement {format_list(allowed[: max(1, len(allowed) // 2)])}.",
         )
     return cpus

@@ -112,5 +112,5 @@ class Request(Record):
 
     def setting(self, name: str) -> UserValue | None:
         """Return the value of a setting; None if it is not set, or set to "auto"."""
-        found = self.settings.get(name)
-        return None if found is None or found.value == "auto" else found
+        user = self.settings.get(name)
+        return None if user is None or user.value == "auto" else user

@@ -21,8 +21,8 @@ def _load_settings() -> dict[str, Setting[Any]]:
     )
     # __import__: importing importlib would add a millisecond to every launch
     modules = [__import__(f"{settings.__name__}.{name}", fromlist=["SETTING"]) for name in names]
-    found: list[Setting[Any]] = [module.SETTING for module in modules]
-    return {setting.name: setting for setting in sorted(found, key=_plan_order)}
+    loaded: list[Setting[Any]] = [module.SETTING for module in modules]
+    return {setting.name: setting for setting in sorted(loaded, key=_plan_order)}
 
 
 def _plan_order(setting: Setting[Any]) -> tuple[int, str]:

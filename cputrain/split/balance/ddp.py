@@ -53,7 +53,7 @@ def rank_share(
     if weights is None:
         weights = _all_gather(1.0 / _step_seconds(step or _small_step()), num_ranks)
     try:
-        speeds = [] if isinstance(weights, str | bytes) else [float(one) for one in weights]
+        speeds = [] if isinstance(weights, str | bytes) else [float(weight) for weight in weights]
     except (TypeError, ValueError):
         speeds = []
     if len(speeds) != num_ranks or not all(0 < speed < float("inf") for speed in speeds):

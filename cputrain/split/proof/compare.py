@@ -145,7 +145,7 @@ class ShardingComparison:
         self._first_replica = replicas[0].model
         self.spec = spec or ShardingSpec(
             together=self._infer_layout(structure, list(sizes), reduced),
-            draws=tuple(draws.found),
+            draws=tuple(draws.draws),
             changing=self._changed_buffers(),
         )
         """How calls of this kind are sharded."""

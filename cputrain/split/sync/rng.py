@@ -107,7 +107,7 @@ class SharedDraws:
         self._known_draws = known_draws
         self._states_after = self._generators.get()
         self._is_unseen = False
-        self.found: list[ShardedDraw] = []
+        self.draws: list[ShardedDraw] = []
         """How each draw is sharded, found from shards of different sizes if it was unknown."""
 
     @property
@@ -179,7 +179,7 @@ class SharedDraws:
             device=(at_home or on_own_device or [self.home])[0],
         )
         if context.number == 0:
-            self.found.append(sharding)
+            self.draws.append(sharding)
         return sharding
 
     def _whole_draw(
