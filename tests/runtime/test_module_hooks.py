@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cputrain.runtime import precision
 from cputrain.runtime.module_hooks import ModuleHooks
+from cputrain.settings import precision
 
 
 def test_hooks_are_found_as_long_as_they_are_there() -> None:

@@ -32,10 +32,9 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
 
 @pytest.fixture
 def applied() -> Iterator[fused.FusedOptimizers]:
-    transform = fused.apply(torch, True)
-    assert transform is not None
-    yield transform
-    transform.undo()
+    patches = fused.FusedOptimizers(torch)
+    yield patches
+    patches.undo()
 
 
 def train(make: Callable[[Any], optim.Optimizer], dtype: torch.dtype) -> Any:
