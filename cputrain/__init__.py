@@ -7,7 +7,7 @@ from __future__ import annotations
 
 __all__ = ["DataLoader", "Pool", "Split", "__version__", "fill", "setup"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

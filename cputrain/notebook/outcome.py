@@ -35,7 +35,7 @@ class Step(Record):
     """A decision of the plan and what happened to it."""
 
     policy: str
-    """Name of the policy that decided: "threads"."""
+    """Name of the setting: "threads"."""
 
     says: str
     """The decision in a few words: "2 threads"."""
@@ -51,7 +51,7 @@ class Step(Record):
 
     @property
     def name(self) -> str:
-        """Name of the policy with spaces: "fused optimizer"."""
+        """Name of the setting with spaces: "fused optimizer"."""
         return self.policy.replace("_", " ")
 
 
@@ -74,7 +74,7 @@ class SetupResult(Record):
     """Warnings for the user."""
 
     def step(self, policy: str) -> Step:
-        """Return what happened to the decision of a policy."""
+        """Return what happened to the decision on a setting."""
         return next(step for step in self.steps if step.policy == policy)
 
     def of(self, effect: Effect) -> tuple[Step, ...]:

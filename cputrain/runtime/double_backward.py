@@ -1,6 +1,6 @@
 """Detect whether a script uses double backward (create_graph=True).
 
-Compiled, divided and third-party forwards do not support it: their transforms leave such a script
+Compiled, divided and third-party forwards do not support it: their settings leave such a script
 as it is. The first training step shows whether the script does so.
 """
 

@@ -55,7 +55,7 @@ class KeptMemory:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self.uses_huge_pages = False
-        """Whether huge pages are requested; set by the transform `huge_pages`."""
+        """Whether huge pages are requested; set by the setting `huge_pages`."""
         self._malloc = Malloc()
         self._pressure = MemoryPressure()
         self._keep_bytes = keep_bytes

@@ -82,7 +82,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 @pytest.fixture(scope="session")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """Under a launch with every exact transform but compiling."""
+    """Under a launch with every exact setting but compiling."""
     return all_of_them(tmp_path_factory.mktemp("exact"), *LAUNCH, "--quiet", *EXACT)
 
 

@@ -269,8 +269,8 @@ def test_an_update_is_seen_by_the_next_call(applied: Callable[..., Any]) -> None
 
 
 def test_two_models_that_learn_from_each_other(applied: Callable[..., Any]) -> None:
-    for transform, value in ((channels_last, True), (precision, "bf16")):
-        applied(transform, value)
+    for setting, value in ((channels_last, True), (precision, "bf16")):
+        applied(setting, value)
     torch.manual_seed(0)
     maker = nn.Sequential(nn.Linear(4, 3 * 64), nn.Unflatten(1, (3, 8, 8)), nn.Conv2d(3, 3, 1))
     judge = Net()
