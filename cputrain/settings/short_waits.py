@@ -35,6 +35,7 @@ class ShortWaitsSetting(Switch):
     order = 100
     help = "let idle compute threads sleep sooner (auto: beside loader workers)"
     variables = frozenset({"GOMP_SPINCOUNT"})
+    application_order = 55  # within loader_cores, which reduces the threads that it counts
 
     def decide(self, machine: Machine, request: Request) -> Decision[bool]:
         """Return shorter spin-waits beside loader workers; always or never if the user set so."""

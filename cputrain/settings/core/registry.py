@@ -22,15 +22,8 @@ def _load_settings() -> dict[str, Setting[Any]]:
     # __import__: importing importlib would add a millisecond to every launch
     modules = [__import__(f"{settings.__name__}.{name}", fromlist=["SETTING"]) for name in names]
     loaded: list[Setting[Any]] = [module.SETTING for module in modules]
-    return {setting.name: setting for setting in sorted(loaded, key=_plan_order)}
-
-
-def _plan_order(setting: Setting[Any]) -> tuple[int, str]:
-    return setting.order, setting.name
-
-
-def _application_order(setting: Setting[Any]) -> tuple[bool, int, str]:
-    return not setting.is_per_thread, setting.order, setting.name
+    loaded.sort(key=lambda setting: (setting.order, setting.name))
+    return {setting.name: setting for setting in loaded}
 
 
 SETTINGS = _load_settings()
@@ -39,8 +32,10 @@ SETTINGS = _load_settings()
 USER_SETTINGS = {name: setting for name, setting in SETTINGS.items() if setting.takes}
 """Those that users can set."""
 
-APPLIED_IN_ORDER = tuple(sorted(SETTINGS.values(), key=_application_order))
-"""All settings, in the order in which they are applied: states of threads first."""
+APPLIED_IN_ORDER = tuple(
+    sorted(SETTINGS.values(), key=lambda setting: (setting.application_order, setting.order))
+)
+"""All settings, in the order in which they are applied."""
 
 VARIABLES = frozenset().union(*(setting.variables for setting in SETTINGS.values()))
 """Environment variables that a plan may set; a saved plan cannot set any other, as PATH."""

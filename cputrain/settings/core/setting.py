@@ -43,7 +43,7 @@ class Setting(Generic[Value]):
     """Name in plans, and key in cputrain.toml: "threads" for --threads and CPUTRAIN_THREADS."""
 
     order: int
-    """Position in plans, in the help, and among the settings that are applied."""
+    """Position in plans and in the help."""
 
     takes = ""
     """Values it accepts, for the help: "N|auto"; empty if users cannot set it."""
@@ -74,6 +74,11 @@ class Setting(Generic[Value]):
 
     Such settings are applied first.
     """
+
+    @property
+    def application_order(self) -> int:
+        """Position among the settings that are applied: the first is the innermost wrapper."""
+        return 0 if self.is_per_thread else self.order
 
     # -- in a plan
 
