@@ -57,6 +57,9 @@ def nothing_left(in_time: None) -> Iterator[None]:
     yield
     gc.collect()
     assert _children() <= before[0]
+    deadline = time.monotonic() + 10
+    while _descriptors() > before[1] and time.monotonic() < deadline:
+        time.sleep(0.01)  # threads of torch's queues close theirs after the loader has ended
     assert _descriptors() <= before[1]
 
 
