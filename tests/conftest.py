@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.durations import Durations, budgets, over_budget
+
 LACKING = (
     "needs a GPU", "needs an OpenCL device", "needs a network of its own", "needs Slurm",
 )  # fmt: skip
@@ -16,6 +18,14 @@ LACKING = (
 
 SKIPPED = 9
 """The exit code if one could have: none of pytest's own."""
+
+OVER_BUDGET = 10
+"""The exit code if the tests of a folder took much longer than CONTRIBUTING.md allows."""
+
+DURATIONS = Durations()
+
+LONGEST = ("tests/opencl/", "tests/diagnose/test_command", "tests/runtime/test_allocator")
+"""Beginnings of the names of the longest files."""
 
 
 def pytest_configure() -> None:
@@ -31,6 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the files in tests/golden anew, instead of comparing with them",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: one that begins last leaves the other cores idle."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,8 +81,27 @@ def _threads() -> int | None:
     )
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how long each phase of a test took."""
+    DURATIONS.add(report.nodeid, report.duration)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With CPUTRAIN_CI set, print where the time went."""
+    if not os.environ.get("CPUTRAIN_CI"):
+        return
+    terminalreporter.section("durations")
+    for name, seconds in DURATIONS.by_folder().most_common():
+        terminalreporter.write_line(f"{seconds:8.1f} s  tests/{name}")
+    for name, seconds in DURATIONS.slowest():
+        terminalreporter.write_line(f"{seconds:8.1f} s  {name}")
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With CPUTRAIN_CI set, fail when a test was skipped that could have run here."""
+    """With CPUTRAIN_CI set, fail when a test was skipped that could have run here.
+
+    So it does when the tests of a folder took much longer than CONTRIBUTING.md allows.
+    """
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not os.environ.get("CPUTRAIN_CI") or reporter is None:
         return
@@ -79,3 +113,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     for reason in sorted(reason for reason in reasons if not reason.startswith(LACKING)):
         reporter.write_line(f"a test was skipped that could have run here: {reason}", red=True)
         session.exitstatus = SKIPPED
+    if session.exitstatus == 0:
+        for fault in over_budget(DURATIONS.by_folder(), budgets()):
+            reporter.write_line(fault, red=True)
+            session.exitstatus = OVER_BUDGET

@@ -1,0 +1,55 @@
+"""How long the tests of each folder take, against the table of budgets in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+TABLE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+
+ROW = re.compile(r"^\| `tests/(\w*)` \|[^|]*\| *(\d+) s \|", re.MULTILINE)
+
+FACTOR = 2.0
+"""A folder may take this many times its budget: machines differ, and some are busy."""
+
+
+class Durations:
+    """Seconds of setups, calls and teardowns, by the file of their tests."""
+
+    def __init__(self) -> None:
+        self.by_test: Counter[str] = Counter()
+
+    def add(self, test: str, seconds: float) -> None:
+        """Add the duration of one phase of a test."""
+        self.by_test[test] += seconds
+
+    def by_folder(self) -> Counter[str]:
+        """Return the seconds of each folder of `tests`; files beside the folders have ""."""
+        folders: Counter[str] = Counter()
+        for test, seconds in self.by_test.items():
+            parts = test.partition("::")[0].split("/")
+            folders[parts[1] if len(parts) > 2 else ""] += seconds
+        return folders
+
+    def slowest(self, count: int = 10) -> list[tuple[str, float]]:
+        """Return the slowest tests and their seconds."""
+        return self.by_test.most_common(count)
+
+
+def budgets(text: str | None = None) -> dict[str, int]:
+    """Return the seconds that each folder may take, from the table in CONTRIBUTING.md."""
+    return {name: int(seconds) for name, seconds in ROW.findall(text or TABLE.read_text())}
+
+
+def over_budget(spent: Mapping[str, float], allowed: Mapping[str, int]) -> list[str]:
+    """Return a sentence on each folder that takes much longer than its budget, or has none."""
+    faults = [f"tests/{name} has no budget in CONTRIBUTING.md" for name in spent.keys() - allowed]
+    faults += [
+        f"tests/{name} took {seconds:.0f} s, more than {FACTOR:g} times its budget of "
+        f"{allowed[name]} s"
+        for name, seconds in spent.items()
+        if name in allowed and seconds > FACTOR * allowed[name]
+    ]
+    return sorted(faults)
