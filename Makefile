@@ -4,23 +4,29 @@ PYTHON ?= python3
 VENV ?= .venv
 TYPES_VENV ?= .venv-types
 BIN := $(VENV)/bin
-# files of tests beside one another
+# files of tests that run at once
 AT_ONCE ?= 2
 PIP := -m pip install --quiet --constraint constraints.txt
 
 # compiled files make the launcher start in half the time, whatever the environment says
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-zendnn test-ipex lint types docs wheel clean
+.PHONY: demo test test-all test-zendnn test-ipex lint types docs wheel clean
 
 demo: $(VENV)/installed  ## See a training run, and how much faster it was than plain python.
 	@$(BIN)/cputrain launch examples/paint.py
 	@$(BIN)/cputrain bench --repeats 2 examples/paint.py
 
+# two files of tests beside one another, the longest first
+PYTEST := -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/tested  ## Every promise, in minutes: what a change must pass before it is proposed.
+	$(BIN)/python $(PYTEST) -m "not long"
+
 # what fails beside another file is run again with the machine to itself; not so where a test was
-# skipped that could have run, which has an exit code of its own
-test: $(VENV)/tested  ## Every test.
-	$(BIN)/python -m pytest -n $(AT_ONCE) --dist loadfile || { test $$? -eq 1 && \
+# skipped that could have run or a folder took too long, which have exit codes of their own
+test-all: $(VENV)/tested  ## Every test, those that are long by their number of cases included.
+	$(BIN)/python $(PYTEST) || { test $$? -eq 1 && \
 	    $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 test-zendnn: $(VENV)-zendnn/installed  ## The proof of ZenDNN, in an environment of its own.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +58,29 @@ def _no_garbage_of_others():
     """Freeze the objects of earlier modules: they would be most of every garbage collection."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _others_wait(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have the tests of other workers wait while one runs that needs the machine to itself.
+
+    Whoever waits for the machine holds the gate, so that nobody else begins a test.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        yield
+        return
+    names = (Path(tempfile.gettempdir(), f"pytest-{run}.{kind}") for kind in ("gate", "machine"))
+    with ExitStack() as files:
+        gate, machine = (files.enter_context(name.open("w")) for name in names)
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        is_alone = request.node.get_closest_marker("alone") is not None
+        fcntl.flock(machine, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
+        if not is_alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
+        for file in (machine, gate):  # processes that were forked hold their copies
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,4 @@ def test_a_folder_that_takes_twice_its_time_is_named() -> None:
     assert over_budget({"split": 20.0, "data": 20.1}, {"split": 10, "data": 10}) == [
         "tests/data took 20 s, more than 2 times its budget of 10 s"
     ]
-    assert over_budget({"new": 0.1}, {"data": 10}) == [
-        "tests/new has no budget in CONTRIBUTING.md"
-    ]
+    assert over_budget({"new": 0.1}, {"data": 10}) == ["tests/new has no budget in CONTRIBUTING.md"]

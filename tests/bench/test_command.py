@@ -104,7 +104,7 @@ def test_numbers_of_replicas_run_beside(tmp_path):
     assert names == ["python", "cputrain launch", "2 replicas", "auto replicas"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_tuning_finds_runs_beside(tmp_path):
     """It is found anew, compared, and not remembered."""
     (tmp_path / "train.py").write_text(TRAINS)

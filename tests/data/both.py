@@ -17,6 +17,14 @@ from tests.data.alike import assert_alike
 Loader = type[torch.utils.data.DataLoader[Any]]
 
 
+class ForkedLoader(torch.utils.data.DataLoader[Any]):
+    """Torch's loader with forked workers: the batches are the same, and none imports torch anew."""
+
+    def __init__(self, *args: Any, multiprocessing_context: Any = None, **options: Any) -> None:
+        context = None if multiprocessing_context is None else "fork"
+        super().__init__(*args, multiprocessing_context=context, **options)
+
+
 def seeded(work: Callable[[Loader], Any], loader: Loader) -> dict[str, Any]:
     """What came of the work, or how it failed, and where the random numbers are after it."""
     torch.manual_seed(11)
@@ -38,7 +46,7 @@ def seeded(work: Callable[[Loader], Any], loader: Loader) -> dict[str, Any]:
 
 def assert_same(work: Callable[[Loader], Any], *, fails: bool = False) -> dict[str, Any]:
     """Fails unless both loaders give the same; what ours gave."""
-    theirs = seeded(work, torch.utils.data.DataLoader)
+    theirs = seeded(work, ForkedLoader)
     ours = seeded(work, cputrain.data.DataLoader)
     assert ("error" in theirs) == fails, theirs.get("error")
     if fails:

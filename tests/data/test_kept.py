@@ -143,7 +143,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_batches_take_no_more_than_the_first_ones() -> None:
     rows, seen, total = 200_000, [], 0
     loader: Any = DataLoader(Endless(rows), None, num_workers=1, prefetch_factor=16)

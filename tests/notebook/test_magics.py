@@ -122,7 +122,7 @@ def test_a_setup_is_a_table_and_tells_later_what_it_met(tmp_path: Path) -> None:
     assert "%cputrain_tune: 1.5 times as fast" in again.html
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cell_is_tuned_and_nothing_stays_of_it(tmp_path: Path) -> None:
     place = temporary(tmp_path)
     (tmp_path / "mine.py").write_text("rate = 0.1")
@@ -151,7 +151,7 @@ def test_a_cell_is_tuned_and_nothing_stays_of_it(tmp_path: Path) -> None:
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_is_tuned_by_a_line_and_kept_for_its_launches(tmp_path: Path) -> None:
     script(tmp_path, CELL + LOOP, "train.py")
     _, tuned = in_shell(
@@ -163,7 +163,7 @@ def test_a_script_is_tuned_by_a_line_and_kept_for_its_launches(tmp_path: Path) -
     assert "cputrain: " not in tuned.text  # a script is not this process
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_ends_a_search_and_the_shell_goes_on(tmp_path: Path) -> None:
     place = temporary(tmp_path)
     (tmp_path / "driver.py").write_text(SHELL)

@@ -29,7 +29,7 @@ CLASSES = {
 """What there is of CPython's that tests a process pool; its test of fork bombs has none."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", SECONDS)
 def test_cpythons_own_tests_pass(method: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]

@@ -1065,7 +1065,7 @@ def test_workers_that_end_after_each_task_lose_nothing(method: str) -> None:
         assert all((one == number).all() for number, one in enumerate(made))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_thousand_items_take_no_more_than_the_first_ones() -> None:
     signal.alarm(240)
     items, seen = 200_000, []

@@ -43,7 +43,7 @@ def as_good(found: list[float], python: list[float]) -> bool:
     return abs(mean(found) - mean(python)) <= max(python) - min(python)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exact_plans_read_digits_as_well(tmp_path: Path, python: list[float]) -> None:
     done = launch(tmp_path, "--channels-last=on", "--loader=on", *RUN)
     assert "5 convolutions channels last" in done.stderr
@@ -51,14 +51,14 @@ def test_exact_plans_read_digits_as_well(tmp_path: Path, python: list[float]) ->
     assert as_good(accuracies(done), python)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_network_reads_digits_as_well(tmp_path: Path, python: list[float]) -> None:
     done = launch(tmp_path, "--compile=on", *RUN)
     assert "5 models compiled" in done.stderr
     assert as_good(accuracies(done), python)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bf16_reads_digits_as_well(tmp_path: Path, python: list[float]) -> None:
     done = plain(
         tmp_path, *RUN, PYTHONPATH=SITE_FOLDER, CPUTRAIN_PLAN=json.dumps(BF16), CPUTRAIN_REPORT="1"

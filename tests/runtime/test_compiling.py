@@ -52,7 +52,7 @@ class Mine(nn.Module):
         return made
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("make", [net_of, Mine])
 def test_models_are_compiled_after_their_first_step(
     make: Callable[[], nn.Module], applied: Callable[..., Any]
@@ -71,7 +71,7 @@ def test_models_are_compiled_after_their_first_step(
     assert torch.allclose(traced(torch.ones(1, 4)), net(torch.ones(1, 4)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_graph_that_is_gone_through_twice_is_compiled_for_that(
     applied: Callable[..., Any],
 ) -> None:

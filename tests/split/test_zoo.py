@@ -45,11 +45,21 @@ def test_a_model_of_the_zoo_trains_as_it_does_without_split(name):
         assert given.expected in split.why_not
 
 
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Losses of every script, under plain python and divided by a launch."""
+    folder = tmp_path_factory.mktemp("zoo")
+    words = (str(HERE / "zoo.py"), *LAUNCHED)
+    runs = plain(folder, *words), launch(folder, "--replicas", "2", *words)
+    assert [run.returncode for run in runs] == [0, 0], runs
+    return [
+        {line.split()[0]: list(map(float, line.split()[1:])) for line in run.stdout.splitlines()}
+        for run in runs
+    ]
+
+
 @pytest.mark.parametrize("name", LAUNCHED)
-def test_a_launched_script_prints_the_losses_of_plain_python(name, tmp_path):
-    undivided = plain(tmp_path, str(HERE / "zoo.py"), name)
-    divided = launch(tmp_path, "--replicas", "2", str(HERE / "zoo.py"), name)
-    assert undivided.returncode == divided.returncode == 0, divided.stderr + undivided.stderr
-    right, found = ([float(line) for line in one.stdout.split()] for one in (undivided, divided))
-    assert len(right) >= zoo.STEPS
-    assert found == pytest.approx(right, rel=1e-6, abs=1e-9)
+def test_a_launched_script_prints_the_losses_of_plain_python(name, printed):
+    undivided, divided = (losses[name] for losses in printed)
+    assert len(undivided) >= zoo.STEPS
+    assert divided == pytest.approx(undivided, rel=1e-6, abs=1e-9)

@@ -32,7 +32,7 @@ def keep(folder: Path, path: Path, settings: dict[str, str]) -> Path:
     return kept
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_is_tuned_and_launched_so_from_then_on(tmp_path: Path) -> None:
     path = script(tmp_path, TRAINS + LOOP + "print(torch.get_num_threads())")
     done = verb(tmp_path, "tune", "--budget=60", "--steps=10", "--json", str(path))
@@ -112,7 +112,7 @@ def test_bad_input_is_one_clear_message(tmp_path: Path, words: tuple[str, ...], 
     assert done.returncode in (2, 127)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_that_does_not_train_is_told_in_a_line(tmp_path: Path) -> None:
     path = script(tmp_path, "import torch; print('no training here')")
     said = complaint(verb(tmp_path, "tune", str(path)))
