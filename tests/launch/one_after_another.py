@@ -46,7 +46,10 @@ def run(folder: str, script: str) -> None:
 
 
 if __name__ == "__main__":
+    texts = [open(path).read() for path in sys.argv[2:]]  # noqa: SIM115
     for module in LOADED:
-        import_module(module)
+        top = module.partition(".")[0]
+        if any(f"import {top}" in text or f"from {top}" in text for text in texts):
+            import_module(module)
     for path in sys.argv[2:]:
         run(sys.argv[1], path)

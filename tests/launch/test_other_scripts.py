@@ -14,10 +14,14 @@ from torch.utils import _pytree
 
 from cputrain.tune.trial import SITE
 from tests.launch.programs import LAUNCH, PYTHON, environment, launch, plain, verb
+from tests.selected import cases, selected
 from tests.tune.test_trials import made, trial
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
+
+SHORT = ("accumulation", "finetune", "gan_two_optimizers", "hooks", "lbfgs")
+"""Scripts that `make test` runs: they import no framework."""
 
 EXACT = ("--channels-last=on", "--attention=math", "--loader=on", "--fused-optimizer=on")
 
@@ -50,9 +54,12 @@ class Ran(NamedTuple):
         return {str(path.relative_to(self.folder)) for path in found}
 
 
-def all_of_them(folder: Path, *before: str, **changes: str) -> dict[str, Ran]:
-    """Every script, by its name."""
-    paths = [str(SCRIPTS / f"{name}.py") for name in NAMES]
+def run_scripts(
+    request: pytest.FixtureRequest, folder: Path, *before: str, **changes: str
+) -> dict[str, Ran]:
+    """Run every script that a test of this run is about; what came of each, by name."""
+    names = selected(request, NAMES, __file__)
+    paths = [str(SCRIPTS / f"{name}.py") for name in names]
     driver = str(Path(__file__).with_name("one_after_another.py"))
     subprocess.run(
         [*before, driver, str(folder), *paths],
@@ -61,7 +68,7 @@ def all_of_them(folder: Path, *before: str, **changes: str) -> dict[str, Ran]:
         check=True,
         timeout=600,
     )
-    return {name: ran(folder / name) for name in NAMES}
+    return {name: ran(folder / name) for name in names}
 
 
 def ran(folder: Path) -> Ran:
@@ -75,29 +82,37 @@ def ran(folder: Path) -> Ran:
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def python(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ran]:
     """Under plain python."""
-    return all_of_them(tmp_path_factory.mktemp("python"), PYTHON)
+    return run_scripts(request, tmp_path_factory.mktemp("python"), PYTHON)
 
 
 @pytest.fixture(scope="session")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def exact(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ran]:
     """Under a launch with every exact setting but compiling."""
-    return all_of_them(tmp_path_factory.mktemp("exact"), *LAUNCH, "--quiet", *EXACT)
+    return run_scripts(request, tmp_path_factory.mktemp("exact"), *LAUNCH, "--quiet", *EXACT)
 
 
 @pytest.fixture(scope="session")
-def divided(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def divided(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ran]:
     """With every batch in two parts."""
     folder = tmp_path_factory.mktemp("divided")
-    return all_of_them(folder, PYTHON, PYTHONPATH=SITE, CPUTRAIN_PLAN=DIVIDED)
+    return run_scripts(request, folder, PYTHON, PYTHONPATH=SITE, CPUTRAIN_PLAN=DIVIDED)
 
 
 @pytest.fixture(scope="session")
-def reduced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def reduced(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ran]:
     """Within bf16 autocast."""
     folder = tmp_path_factory.mktemp("bf16")
-    return all_of_them(folder, PYTHON, PYTHONPATH=SITE, CPUTRAIN_PLAN=BF16)
+    return run_scripts(request, folder, PYTHON, PYTHONPATH=SITE, CPUTRAIN_PLAN=BF16)
 
 
 @pytest.mark.parametrize("package", ["accelerate", "lightning", "transformers", "safetensors"])
@@ -105,15 +120,13 @@ def test_what_the_scripts_use_is_installed(package: str) -> None:
     assert version(package)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, SHORT))
 def test_a_script_runs_under_plain_python(name: str, python: dict[str, Ran]) -> None:
     assert python[name].code == "0", python[name].err
     assert len(python[name].losses) >= 9
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, SHORT))
 def test_a_script_does_not_notice_what_is_exact(
     name: str, python: dict[str, Ran], exact: dict[str, Ran]
 ) -> None:
@@ -140,8 +153,7 @@ def compare(ours: Path, theirs: Path) -> None:
             assert torch.allclose(value.double(), other.double(), rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, SHORT))
 def test_a_script_does_not_notice_that_its_batches_are_divided(
     name: str, python: dict[str, Ran], divided: dict[str, Ran]
 ) -> None:
@@ -152,8 +164,7 @@ def test_a_script_does_not_notice_that_its_batches_are_divided(
     assert ours.files() == theirs.files()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, SHORT))
 def test_a_script_runs_with_fewer_bits(
     name: str, python: dict[str, Ran], reduced: dict[str, Ran]
 ) -> None:
@@ -175,8 +186,7 @@ COMPILED = {
 """Scripts that compiling could break, and how many models of theirs are compiled."""
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", cases(COMPILED, SHORT))
 def test_a_script_does_not_notice_that_its_models_are_compiled(
     name: str, python: dict[str, Ran], tmp_path: Path
 ) -> None:
@@ -222,8 +232,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize("name", cases(TUNED, ("lbfgs",)))
 def test_each_step_is_counted_once_and_each_loss_written_down(
     name: str, python: dict[str, Ran], alone: Path
 ) -> None:
@@ -247,8 +256,7 @@ def test_each_step_is_counted_once_and_each_loss_written_down(
         )
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize("name", cases(TUNED, ("lbfgs",)))
 def test_tune_ends_with_a_clear_line_and_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()

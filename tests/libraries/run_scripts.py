@@ -51,7 +51,11 @@ def run(folder, name, script, args):
 
 
 if __name__ == "__main__":
+    scripts = json.loads(sys.argv[2])
+    texts = [open(script).read() for _, script, *_ in scripts]  # noqa: SIM115
     for module in LOADED:
-        import_module(module)
-    for name, script, *args in json.loads(sys.argv[2]):
+        top = module.partition(".")[0]
+        if any(f"import {top}" in text or f"from {top}" in text for text in texts):
+            import_module(module)
+    for name, script, *args in scripts:
         run(sys.argv[1], name, script, args)

@@ -14,6 +14,7 @@ import pytest
 from cputrain.tune.trial import SITE
 from tests.launch.programs import LAUNCH, PYTHON, environment, launch, plain
 from tests.libraries.output import differences
+from tests.selected import cases, selected
 from tests.torchvision_folder import FOLDER as TORCHVISION
 
 HERE = Path(__file__).parent
@@ -21,6 +22,9 @@ SCRIPTS = HERE / "scripts"
 DRIVER = str(HERE / "run_scripts.py")
 
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "hydra_app")
+
+SHORT = ("torch_files", "torch_utils")
+"""Scripts that `make test` runs: they import no other library."""
 
 EXACT = 1e-5
 """How far numbers may be apart, relatively, where only the order of additions differs."""
@@ -109,9 +113,12 @@ def every(names: Any = NAMES) -> list[list[str]]:
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def python(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Run]:
     """Under plain python."""
-    return run_all(tmp_path_factory.mktemp("python"), every(), PYTHON)
+    names = selected(request, NAMES, __file__)
+    return run_all(tmp_path_factory.mktemp("python"), every(names), PYTHON)
 
 
 @pytest.fixture(scope="session")
@@ -121,33 +128,31 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Run]]:
 
 
 def under(
-    way: str, ways: dict[str, dict[str, Run]], factory: pytest.TempPathFactory
+    way: str, ways: dict[str, dict[str, Run]], factory: pytest.TempPathFactory, names: list[str]
 ) -> dict[str, Run]:
-    """Return what came of every script under one option."""
+    """Return what came of each script under one option."""
     if way not in ways:
         folder = factory.mktemp(way)
         if way in PLANS:
             changes = {"PYTHONPATH": SITE, "CPUTRAIN_PLAN": PLANS[way]}
-            ways[way] = run_all(folder, every(), PYTHON, **changes)
+            ways[way] = run_all(folder, every(names), PYTHON, **changes)
         else:
-            names = COMPILED if way == "compile" else NAMES
+            names = list(COMPILED) if way == "compile" else names
             before = (*LAUNCH, "--quiet", *OPTIONS[way])
             ways[way] = run_all(folder, every(names), *before)
     return ways[way]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cases(NAMES, SHORT))
 def test_a_script_runs_under_plain_python(name: str, python: dict[str, Run]) -> None:
     assert python[name].code == "0", python[name].err
     assert python[name].out.count("\n") >= 5
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "name"),
     [
-        (way, name)
+        pytest.param(way, name, marks=[pytest.mark.long] * (way == "compile" or name not in SHORT))
         for way in (*OPTIONS, *PLANS)
         for name in (COMPILED if way == "compile" else NAMES)
     ],
@@ -157,9 +162,11 @@ def test_a_script_prints_and_saves_what_it_does_under_python(
     name: str,
     python: dict[str, Run],
     ways: dict[str, dict[str, Run]],
+    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    theirs, ours = python[name], under(way, ways, tmp_path_factory)[name]
+    names = selected(request, NAMES, __file__)
+    theirs, ours = python[name], under(way, ways, tmp_path_factory, names)[name]
     assert ours.code == "0", ours.err
     exact = NOISY if (way, name) == ("replicas", "hf_resume") else EXACT
     near = {"within": REDUCED, "small": 1.0} if way == "bf16" else {"within": exact}

@@ -54,7 +54,14 @@ def _memory():
     torch.ocl.empty_cache()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+SHORT = {"resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0"}
+"""Networks of the kinds of layers that others have as well."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name not in SHORT)) for name in NETWORKS],
+)
 def test_it_trains_as_on_the_cpu(name):
     """In float64 but for rounding. In float32 about as well as the CPU does: networks make much of
     rounding, where it has another element be the largest, or a norm has few of them."""

@@ -322,7 +322,20 @@ TAKEN: dict[str, str] = {
 """Operators that the device takes where the CPU raises, and why."""
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda one: one.full_name)
+ALWAYS = {"addmm", "bmm", "cat", "mm", "nn.functional.conv2d", "nn.functional.max_pool2d", "sum"}
+"""Operators of every network, beside which a sixth of all is tried where time is short."""
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        pytest.param(
+            operator, marks=[pytest.mark.long] * (number % 6 > 0 and operator.name not in ALWAYS)
+        )
+        for number, operator in enumerate(OPERATORS)
+    ],
+    ids=lambda one: one.full_name,
+)
 def test_it_gives_what_the_cpu_gives(operator):
     warnings.simplefilter("ignore")
     for sample, case in cases_of(operator):
@@ -333,6 +346,7 @@ def test_it_gives_what_the_cpu_gives(operator):
             raise
 
 
+@pytest.mark.long
 def test_how_many_have_kernels():
     with_kernels = {name for (name, _), how in RESULTS.items() if "kernel" in how}
     print(f"{len(with_kernels)} of {len(OPERATORS)} operators ran a sample without the CPU; "

@@ -40,11 +40,11 @@ def _there():
         ("kernels", "CPUTRAIN_TEST_POISON"),
     ],
 )
-def test_in_a_process_of_its_own(name, how):
+def test_in_a_process_of_its_own(name, how, pytestconfig):
     """Also as if the device had memory of its own, as a GPU has; and with NaN in what is free."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
-         str(Path(__file__).with_name(f"{name}.py"))],
+         "-m", pytestconfig.option.markexpr, str(Path(__file__).with_name(f"{name}.py"))],
         capture_output=True, text=True, timeout=1200, check=False,
         env={**os.environ, **({how: "1"} if how else {})},
     )  # fmt: skip
