@@ -99,6 +99,7 @@ def test_one_that_cannot_be_imported_is_not_called_wrong(installed):
         require_backend(MACHINE, "not-beside-torch", "--backend")
 
 
+@pytest.mark.long
 def test_stale_weights_show_in_training_as_well(installed):
     installed("stale")
     found = examined("stale")
@@ -107,6 +108,7 @@ def test_stale_weights_show_in_training_as_well(installed):
     assert found.verdict.training.layers[0].differences["output"] <= 1e-6
 
 
+@pytest.mark.long
 def test_one_that_is_slower_is_right_and_not_chosen(installed, steps):
     installed("slow")
     steps["slow"] = 4.0
@@ -129,7 +131,9 @@ def test_the_default_agrees_with_itself_in_every_kind_of_layer(installed):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("fails-in-training", "RuntimeError: no kernel for this"),
+        pytest.param(
+            "fails-in-training", "RuntimeError: no kernel for this", marks=pytest.mark.long
+        ),
         ("dies-in-training", "its process was killed by SIGABRT"),
     ],
 )
@@ -145,6 +149,7 @@ def test_variables_are_set_before(installed):
     assert examined("variables", num_rounds=1).verdict.evaluation.fault == ""
 
 
+@pytest.mark.long
 def test_a_legacy_one_is_never_chosen(installed, steps):
     installed("legacy")
     steps["legacy"] = 0.25

@@ -18,6 +18,7 @@ from cputrain.bench.pools.runs import _check, cpu_seconds
 from cputrain.errors import CputrainError, UsageError
 from cputrain.launch.commands.bench import main
 from cputrain.measure import child
+from tests import selected
 
 OURS = CONTENDERS[0]
 
@@ -39,8 +40,7 @@ def only(monkeypatch, *contenders):
 ALL = [case.name for group in CASES for case in cases(group, quick=True)]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", selected.cases(ALL, ALL[::6]))
 def test_every_pool_gives_right_results_in_each_case(name):
     """A run that finds a wrong result ends with an error, so one that is told of was right.
 

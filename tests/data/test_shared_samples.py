@@ -22,6 +22,7 @@ from cputrain.bench.tree_memory import private_bytes
 from cputrain.data import DataLoader, sample_sharing
 from tests.data.alike import assert_alike
 from tests.data.both import Loader, assert_same
+from tests.selected import cases
 
 SEED = int(os.environ.get("CASES_SEED") or random.randrange(1 << 32))
 
@@ -186,7 +187,7 @@ def test_workers_of_all_start_methods_have_them(kind: str, container: str, metho
     assert_same(_epochs(_dataset(kind, container), multiprocessing_context=method))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", cases(["fork", "spawn"], ["fork"]))
 @pytest.mark.parametrize("kind", ["tuples", "dicts"])
 def test_a_list_that_is_the_dataset(kind: str, method: str) -> None:
     samples = [KINDS[kind](row) for row in range(COUNT)]
@@ -208,7 +209,7 @@ class Aliased(Held):
         self.images = self.samples
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", cases(["fork", "spawn"], ["fork"]))
 def test_two_names_of_one_list(method: str) -> None:
     dataset = Aliased([_text(row) for row in range(COUNT)])
     assert_same(_epochs(dataset, multiprocessing_context=method))
@@ -412,7 +413,7 @@ def _most(dataset: Any, method: str) -> int:
     return max(int(batch.max()) for batch in loader)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", cases(["fork", "spawn"], ["fork"]))
 @pytest.mark.parametrize("container", ["list", "dict by number", "array"])
 def test_workers_need_no_more_memory_than_empty_ones(container: str, method: str) -> None:
     samples = [{"name": f"{row:0100d}", "number": row} for row in range(100_000)]

@@ -29,6 +29,7 @@ x = torch.randn(4, 3, 32, 32)
 """Grouped convolutions, whose weight gradients torch's counter multiplies by the groups."""
 
 
+@pytest.mark.long
 def test_beside_busy_processes_no_figure_is_impossible(tmp_path):
     """The cache is empty, so that the roof is measured beside the busy processes."""
     cache = tmp_path / "cache"

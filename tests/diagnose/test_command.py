@@ -12,6 +12,7 @@ import pytest
 
 from cputrain.machine import read_machine
 from tests.diagnose.planted import GOOD, PLANTED
+from tests.selected import cases
 
 pytestmark = pytest.mark.alone
 
@@ -61,18 +62,21 @@ def first_causes(folder, text):
         yield next((one["cause"] for one in diagnosis["findings"]), ""), diagnosis
 
 
-@pytest.mark.parametrize("cause", [cause for cause in PLANTED if cause != "units" or HAS_BFLOAT16])
-def test_the_planted_cause_is_found_first(cause, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    cases([name for name in PLANTED if name != "units" or HAS_BFLOAT16], ["code", "memory"]),
+)
+def test_the_planted_cause_is_found_first(name, tmp_path):
     """Unless every attempt was disturbed, which the diagnosis then says."""
     findings = []
-    for first, diagnosis in first_causes(tmp_path, PLANTED[cause]):
+    for first, diagnosis in first_causes(tmp_path, PLANTED[name]):
         assert diagnosis["schema_version"] == 1
         assert diagnosis["seen"]["operators"]
         assert abs(sum(one["share"] for one in diagnosis["layers"]) - 1) < 1e-6
         findings.append(
             [(one["cause"], one["title"], one["speedup"]) for one in diagnosis["findings"]]
         )
-        if first == cause:
+        if first == name:
             return
         if diagnosis["rough"]:
             findings.pop()
@@ -109,6 +113,7 @@ def test_the_terminal_shows_findings_and_tables(tmp_path):
         assert part in done.stdout
 
 
+@pytest.mark.long
 def test_a_script_of_few_steps_is_diagnosed(tmp_path):
     done = diagnose(tmp_path, PLANTED["code"].replace("range(200)", "range(8)"), "--json")
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.launch.programs import CPUTRAIN, PYTHON, environment, launch, plain, run, script
+from tests.selected import cases
 
 SEEN = """
 import json, multiprocessing, os, subprocess, sys
@@ -62,7 +63,7 @@ def without_ours(seen: Any) -> Any:
         ["--start-method", "spawn", "--precision", "bf16", "--channels-last", "on"],
     ],
 )
-@pytest.mark.parametrize("before", ["", "import torch"])
+@pytest.mark.parametrize("before", cases(["", "import torch"], [""]))
 def test_the_environment_of_children_is_pythons(
     tmp_path: Path, words: list[str], before: str
 ) -> None:
@@ -132,7 +133,7 @@ print(high)
 """
 
 
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("trains", cases([False, True], [False]))
 def test_children_need_no_more_address_space_than_under_python(
     tmp_path: Path, trains: bool
 ) -> None:

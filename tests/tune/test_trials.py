@@ -11,6 +11,7 @@ from cputrain.target import Target, TargetKind
 from cputrain.tune.losses import compare_losses, make_reference
 from cputrain.tune.trial import Script, TrialOutcome, run_trial
 from tests.launch.programs import script
+from tests.selected import cases
 
 TRAINS = """
 import json, os, sys, torch
@@ -77,6 +78,7 @@ def test_steps_are_timed_and_losses_written_down_until_there_are_enough(tmp_path
     assert trial(one).losses == python.losses  # the seeds are fixed
 
 
+@pytest.mark.long
 def test_slow_steps_are_few_unless_losses_are_wanted(tmp_path: Path) -> None:
     slow = LOOP + "    import time; time.sleep(0.1)"
     one = made(tmp_path, TRAINS + slow, seconds=0.15)
@@ -108,7 +110,7 @@ def test_a_trial_that_is_disturbed_shows_what_rounding_does(tmp_path: Path) -> N
     assert disturbed.losses == pytest.approx(python.losses, rel=1e-3)
 
 
-@pytest.mark.parametrize("fault", ["scaled", "dropped"])
+@pytest.mark.parametrize("fault", cases(["scaled", "dropped"], ["dropped"]))
 def test_a_transform_that_is_wrong_is_rejected(tmp_path: Path, fault: str) -> None:
     one = made(tmp_path, TRAINS + LOOP, fault)
     python, disturbed = trial(one), run_trial(one, {}, disturbed=True)
@@ -207,7 +209,7 @@ for epoch in range(100):
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", cases(OTHERS, ["two optimizers", "a loader"]))
 def test_scripts_of_all_kinds_are_seen(tmp_path: Path, name: str) -> None:
     one = made(tmp_path, TRAINS + OTHERS[name])
     python, launched = trial(one), trial(one, {})
