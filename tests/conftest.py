@@ -7,10 +7,7 @@ import gc
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -61,18 +58,18 @@ def _no_garbage_of_others():
 
 
 @pytest.fixture(autouse=True)
-def _others_wait(request: pytest.FixtureRequest) -> Iterator[None]:
+def _others_wait(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Have the tests of other workers wait while one runs that needs the machine to itself.
 
     Whoever waits for the machine holds the gate, so that nobody else begins a test.
     """
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    if run is None:
+    if not hasattr(request.config, "workerinput"):  # no worker of pytest-xdist
         yield
         return
-    names = (Path(tempfile.gettempdir(), f"pytest-{run}.{kind}") for kind in ("gate", "machine"))
-    with ExitStack() as files:
-        gate, machine = (files.enter_context(name.open("w")) for name in names)
+    folder = tmp_path_factory.getbasetemp().parent
+    with (folder / "gate").open("w") as gate, (folder / "machine").open("w") as machine:
         fcntl.flock(gate, fcntl.LOCK_EX)
         is_alone = request.node.get_closest_marker("alone") is not None
         fcntl.flock(machine, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
