@@ -26,7 +26,7 @@ OVER_BUDGET = 10
 
 DURATIONS = Durations()
 
-LONGEST = ("tests/opencl/", "tests/diagnose/test_command", "tests/runtime/test_allocator")
+LONGEST = ("tests/opencl/", "tests/libraries/", "tests/runtime/test_allocator")
 """Beginnings of the names of the longest files."""
 
 

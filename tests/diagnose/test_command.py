@@ -14,8 +14,6 @@ from cputrain.machine import read_machine
 from tests.diagnose.planted import GOOD, PLANTED
 from tests.selected import cases
 
-pytestmark = pytest.mark.alone
-
 HAS_BFLOAT16 = bool({"avx512_bf16", "amx_bf16"} & set(read_machine(detail=False).isa))
 """Whether this CPU has bfloat16 units; without them, float32 costs nothing."""
 
@@ -62,6 +60,7 @@ def first_causes(folder, text):
         yield next((one["cause"] for one in diagnosis["findings"]), ""), diagnosis
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "name",
     cases([name for name in PLANTED if name != "units" or HAS_BFLOAT16], ["code", "memory"]),
@@ -99,6 +98,7 @@ def test_remedies_are_tried_alone_and_together(tmp_path):
     assert first["settings"].items() <= last["settings"].items()
 
 
+@pytest.mark.alone
 def test_a_fast_script_has_no_finding(tmp_path):
     text = GOOD if HAS_BFLOAT16 else GOOD.replace(".bfloat16()", "")
     assert any(
