@@ -16,7 +16,8 @@ class _Finder:
         # the plan is JSON that starts with other modules to watch, mostly none; importing json to
         # read it would cost a program that never imports torch milliseconds
         modules = plan.partition('"modules":"')[2].partition('"')[0]
-        self.watched_names = {"torch", "torch._dynamo", *filter(None, modules.split(","))}
+        self.watched_names = {"torch", "torch._dynamo"}
+        self.watched_names.update(modules.split(","))
         # removed at once: child programs are not part of the plan, and must not report
         report = os.environ.pop("CPUTRAIN_REPORT", None)
         self.planned = None if report is None else os.getpid()
