@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.durations import Durations, budgets, over_budget
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tests.durations import Durations
 
 LACKING = (
     "needs a GPU", "needs an OpenCL device", "needs a network of its own", "needs Slurm",
@@ -24,7 +26,8 @@ SKIPPED = 9
 OVER_BUDGET = 10
 """The exit code if the tests of a folder took much longer than CONTRIBUTING.md allows."""
 
-DURATIONS = Durations()
+DURATIONS: list[Durations] = []
+"""Where CPUTRAIN_CI is set, the one that notes how long tests take."""
 
 LONGEST = ("tests/opencl/", "tests/libraries/", "tests/runtime/test_allocator")
 """Beginnings of the names of the longest files."""
@@ -34,6 +37,10 @@ def pytest_configure() -> None:
     """Take Ctrl-C where a shell has started the tests in the background, and had it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.get("CPUTRAIN_CI"):
+        from tests.durations import Durations
+
+        DURATIONS.append(Durations())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,18 +115,18 @@ def _threads() -> int | None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note how long each phase of a test took."""
-    DURATIONS.add(report.nodeid, report.duration)
+    for durations in DURATIONS:
+        durations.add(report.nodeid, report.duration)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """With CPUTRAIN_CI set, print where the time went."""
-    if not os.environ.get("CPUTRAIN_CI"):
-        return
-    terminalreporter.section("durations")
-    for name, seconds in DURATIONS.by_folder().most_common():
-        terminalreporter.write_line(f"{seconds:8.1f} s  tests/{name}")
-    for name, seconds in DURATIONS.slowest():
-        terminalreporter.write_line(f"{seconds:8.1f} s  {name}")
+    for durations in DURATIONS:
+        terminalreporter.section("durations")
+        for name, seconds in durations.by_folder().most_common():
+            terminalreporter.write_line(f"{seconds:8.1f} s  tests/{name}")
+        for name, seconds in durations.slowest():
+            terminalreporter.write_line(f"{seconds:8.1f} s  {name}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -139,6 +146,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter.write_line(f"a test was skipped that could have run here: {reason}", red=True)
         session.exitstatus = SKIPPED
     if session.exitstatus == 0:
-        for fault in over_budget(DURATIONS.by_folder(), budgets()):
+        from tests.durations import budgets, over_budget
+
+        for fault in over_budget(DURATIONS[0].by_folder(), budgets()):
             reporter.write_line(fault, red=True)
             session.exitstatus = OVER_BUDGET
