@@ -20,9 +20,13 @@ Loader = type[torch.utils.data.DataLoader[Any]]
 class ForkedLoader(torch.utils.data.DataLoader[Any]):
     """Torch's loader with forked workers: the batches are the same, and none imports torch anew."""
 
-    def __init__(self, *args: Any, multiprocessing_context: Any = None, **options: Any) -> None:
-        context = None if multiprocessing_context is None else "fork"
-        super().__init__(*args, multiprocessing_context=context, **options)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        if options.get("multiprocessing_context") in ("spawn", "forkserver"):
+            options["multiprocessing_context"] = "fork"
+        super().__init__(*args, **options)
+
+
+ForkedLoader.__name__ = "DataLoader"  # as torch's messages have it
 
 
 def seeded(work: Callable[[Loader], Any], loader: Loader) -> dict[str, Any]:
