@@ -17,8 +17,8 @@ demo: $(VENV)/installed  ## See a training run, and how much faster it was than 
 	@$(BIN)/cputrain launch examples/paint.py
 	@$(BIN)/cputrain bench --repeats 2 examples/paint.py
 
-# two files of tests beside one another, the longest first
-PYTEST := -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
+# files of tests beside one another
+PYTEST := -m pytest -n $(AT_ONCE) --dist loadfile
 
 test: $(VENV)/tested  ## Every promise, in minutes: what a change must pass before it is proposed.
 	$(BIN)/python $(PYTEST) -m "not long"

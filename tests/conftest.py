@@ -29,9 +29,6 @@ OVER_BUDGET = 10
 DURATIONS: list[Durations] = []
 """Where CPUTRAIN_CI is set, the one that notes how long tests take."""
 
-LONGEST = ("tests/opencl/", "tests/libraries/", "tests/runtime/test_allocator")
-"""Beginnings of the names of the longest files."""
-
 
 def pytest_configure() -> None:
     """Take Ctrl-C where a shell has started the tests in the background, and had it ignored."""
@@ -50,11 +47,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the files in tests/golden anew, instead of comparing with them",
     )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files: one that begins last leaves the other cores idle."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.fixture(autouse=True, scope="module")
