@@ -20,7 +20,7 @@ demo: $(VENV)/installed  ## See a training run, and how much faster it was than 
 # files of tests beside one another
 PYTEST := -m pytest -n $(AT_ONCE) --dist loadfile
 
-test: $(VENV)/tested  ## Every promise, in minutes: what a change must pass before it is proposed.
+test: $(VENV)/tested  ## Every promise: what a change must pass before it is proposed.
 	$(BIN)/python $(PYTEST) -m "not long"
 
 # what fails beside another file is run again with the machine to itself; not so where a test was
