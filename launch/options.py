@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from cputrain.errors import UsageError
 from cputrain.record import Record
+from cputrain.settings.core.decision import UserValue
+from cputrain.settings.core.values import parse_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,9 +164,10 @@ def whole_number(
     Raises:
         UsageError: The value is not such a number.
     """
-    if not value.isascii() or not value.isdigit() or not least <= int(value) <= most:
-        raise UsageError(
-            flag, f"must be a whole number from {least} to {most}", found=repr(value),
-            do=f"Try {advice}." if advice else "",
-        )  # fmt: skip
-    return int(value)
+    return parse_count(
+        UserValue(value=value, where=flag),
+        f"must be a whole number from {least} to {most}",
+        least=least,
+        most=most,
+        advice=f"Try {advice}." if advice else "",
+    )

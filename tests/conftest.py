@@ -27,7 +27,7 @@ OVER_BUDGET = 10
 """The exit code if the tests of a folder took much longer than CONTRIBUTING.md allows."""
 
 DURATIONS: list[Durations] = []
-"""Where CPUTRAIN_CI is set, the one that notes how long tests take."""
+"""Collector of the durations of tests; empty unless CPUTRAIN_CI is set."""
 
 
 def pytest_configure() -> None:

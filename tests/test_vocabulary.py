@@ -52,6 +52,7 @@ PUBLIC = {
     "cputrain/errors.py": {"found"},  # an attribute of every exception
     "cputrain/machine/opencl_drivers.py": {"found"},  # keys of JSON documents
     "cputrain/settings/backend.py": {"asked"},
+    "cputrain/bench/networks/comparison.py": {"asked"},
 }
 """Names that users depend on."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from math import prod
 
-from cputrain.machine.cache import CacheFile, cache_folder, changed
+from cputrain.machine.cache import CacheFile, cache_folder, changed_circumstances
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -140,7 +140,7 @@ def load_verdict(
     if not document:
         return None, problem
     try:
-        names = changed(document["circumstances"], circumstances or {})
+        names = changed_circumstances(document["circumstances"], circumstances or {})
         if names:
             return None, f"{' and '.join(names)} changed since it was examined"
         return BackendVerdict(

@@ -7,10 +7,17 @@ from cputrain.bench.markdown import duration, table_line
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Protocol
 
-    from cputrain.measure.comparison import CaseResult, TimedSide
+    from cputrain.measure.comparison import TimedSide
 
     Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+    class TableCase(Protocol):
+        """Results of one case, as far as `case_note` reads them."""
+
+        @property
+        def left_out(self) -> Mapping[str, str]: ...
 
 
 NOTHING = "–"
@@ -56,7 +63,7 @@ def markdown_page(
     return "\n".join([*lines, footnote, ""])
 
 
-def case_note(case: CaseResult) -> str:
+def case_note(case: TableCase) -> str:
     """Return which loaders or pools were left out of a case and why; empty if none was."""
     reasons = "; ".join(f"{name} ({reason})" for name, reason in case.left_out.items())
     return f"Left out: {reasons}." if reasons else ""

@@ -72,6 +72,6 @@ class CacheFile:
             raise
 
 
-def changed(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
+def changed_circumstances(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
     """Return the names of circumstances that differ from those stored with a result."""
     return [name for name in current if stored.get(name) != current[name]]

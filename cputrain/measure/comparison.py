@@ -1,4 +1,4 @@
-"""Common parts of comparisons: a side's timings, a case's sides, and what they were run with."""
+"""Common parts of comparisons: timings of one side, and versions of the packages involved."""
 
 from __future__ import annotations
 
@@ -46,39 +46,6 @@ def timings(seconds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-class CaseResult(Record):
-    """Results of one case."""
-
-    name: str
-    """Name of the case: "tensors-64-0"."""
-
-    title: str
-    """Description shown in the table's heading."""
-
-    sides: tuple[Any, ...]
-    """Compared sides, in the order of the table."""
-
-    left_out: dict[str, str] = {}
-    """Reason by name for each side that did not run or failed."""
-
-    def side(self, name: str) -> Any:
-        """Return the side with the given name."""
-        return next(side for side in self.sides if side.name == name)
-
-
-class Comparison(Record):
-    """Result of a benchmark; `as_json()` gives the document that is written to disk."""
-
-    schema_version: int = 1
-    """Version of the document; incremented when a field changes its meaning."""
-
-    versions: dict[str, str]
-    """Versions of Python and of the packages involved."""
-
-    cases: tuple[Any, ...]
-    """Results, in the order of execution."""
-
-
 def package_versions(*distributions: str) -> dict[str, str]:
     """Return the versions of Python, torch, cputrain and those distributions that are installed."""
     import platform
@@ -86,10 +53,14 @@ def package_versions(*distributions: str) -> dict[str, str]:
 
     from cputrain import __version__
 
-    versions = {"python": platform.python_version()}
-    for name in ("torch", *distributions):
+    versions = {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "cputrain": __version__,
+    }
+    for name in distributions:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {**versions, "cputrain": __version__}
+    return versions

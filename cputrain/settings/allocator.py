@@ -62,7 +62,7 @@ class AllocatorSetting(Setting["KeepFreed | str"]):
         """
         user = request.setting(self.name)
         if user is not None and user.value == "default":
-            return self._unchanged(f"set by {user.where}", Origin.USER)
+            return self._unchanged(user.reason, Origin.USER)
         if user is not None and user.value != "tuned":
             return self._preload(user, machine, request)
         preloaded = [name for name in KNOWN if name in request.environment.get("LD_PRELOAD", "")]

@@ -150,9 +150,7 @@ class BackendSetting(Setting[BackendChoice | None]):
             candidate if suits.claims and (candidate.unsafe or not suits.fault) else None
             for suits in (candidate.training, candidate.evaluation)
         )
-        decision = self._others(
-            training, evaluation, f"set by {user.where}", Origin.USER, asked=True
-        )
+        decision = self._others(training, evaluation, user.reason, Origin.USER, asked=True)
         if not said:
             return decision
         if candidate.unsafe and any(

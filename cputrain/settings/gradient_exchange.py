@@ -37,7 +37,7 @@ class GradientExchangeSetting(Setting[str]):
         """Return the user's method; by default both are timed in the first steps of a run."""
         user = request.setting(self.name)
         if user is not None:
-            value, reason = user.value, f"set by {user.where}"
+            value, reason = user.value, user.reason
         elif machine.system == "linux":
             value, reason = "auto", "gloo copies each gradient through sockets"
         else:

@@ -31,7 +31,7 @@ class HugePagesSetting(Switch):
         user = request.setting(self.name)
         mode = machine.memory.huge_pages
         if user is not None and user.value == "off":
-            return self._off(f"set by {user.where}", Origin.USER)
+            return self._off(user.reason, Origin.USER)
         if TUNABLE in request.environment.get("GLIBC_TUNABLES", ""):
             return self._off(f"GLIBC_TUNABLES already sets {TUNABLE}, and is kept", Origin.USER)
         kept = allocator.SETTING.decide(machine, request).value

@@ -34,7 +34,7 @@ class LoaderSetting(Switch):
             reason = "shared memory by memfd_create needs Linux"
             return self.decision(False, self.says_off, reason, rejected={"on": reason})
         if user is not None and user.value == "off":
-            reason = f"set by {user.where}"
+            reason = user.reason
             return self.decision(False, self.says_off, user=user, rejected={"on": reason})
         return self.decision(
             True,

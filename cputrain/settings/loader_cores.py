@@ -64,9 +64,7 @@ class LoaderCoresSetting(Setting[WorkerCores]):
                 WorkerCores(cpus=cpus, compute_threads=max(1, share.cores - reserved)),
                 f"loader workers on CPUs {format_list(cpus)}, one thread each",
                 user=user,
-                rejected={
-                    "shared": f"set by {user.where}; {self.flag} shared lets them run anywhere"
-                },
+                rejected={"shared": f"{user.reason}; {self.flag} shared lets them run anywhere"},
             )
         decision = self.decision(
             WorkerCores(cpus=None),

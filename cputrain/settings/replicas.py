@@ -54,7 +54,7 @@ class ReplicasSetting(Setting["int | str | None"]):
             most=most,
             advice="Leave it out for one.",
         )
-        reason = user.measured or f"set by {user.where}"
+        reason = user.measured or user.reason
         origin = Origin.MEASURED if user.measured else Origin.USER
         if number == 1:
             return self._undivided(reason, origin)

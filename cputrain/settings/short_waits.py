@@ -44,7 +44,7 @@ class ShortWaitsSetting(Switch):
         if user is None and kept:
             return self._off(f"{kept[0]} was already set, and is kept", Origin.USER)
         if user is not None and user.value == "off":
-            return self._off(f"set by {user.where}", Origin.USER)
+            return self._off(user.reason, Origin.USER)
         if machine.libc is None:
             return self._off(
                 "only libgomp, which comes with torch on glibc systems, is known to spin so"

@@ -10,7 +10,7 @@ import os
 import sys
 from zlib import crc32
 
-from cputrain.machine.cache import CacheFile, changed
+from cputrain.machine.cache import CacheFile, changed_circumstances
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -127,7 +127,9 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[TunedPlan | 
         settings = document["settings"]
         if not settings:  # the rule-based plan won, and a launch follows the rules by default
             return None, ""
-        names = changed(document["circumstances"], circumstances(script, machine, cpus))
+        names = changed_circumstances(
+            document["circumstances"], circumstances(script, machine, cpus)
+        )
         if names:
             return None, (
                 f"the tuned plan is not used, because {_enumerated(names)} changed since it was "

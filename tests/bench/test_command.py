@@ -133,6 +133,7 @@ for step in range(40):
     [
         (("--repeats", "0", "train.py"), 2, "whole number from 1"),
         (("--repeats", "many", "train.py"), 2, "'many'"),
+        (("--repeats", "9" * 5000, "train.py"), 2, "whole number from 1"),
         (("--launch-args", "'", "train.py"), 2, "quoted as in a shell"),
         (("absent.py",), 127, "bench --list"),
         (("--repeat", "3", "train.py"), 2, "Did you mean --repeats?"),

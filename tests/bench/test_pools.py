@@ -67,20 +67,20 @@ def test_the_document_holds_every_figure(monkeypatch, capsys):
         == 0
     )
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"schema_version", "rounds", "processes", "quick", "versions", "cases"}
+    assert list(found) == ["schema_version", "rounds", "processes", "quick", "versions", "cases"]
     assert (found["schema_version"], found["rounds"], found["processes"]) == (1, 1, 2)
     assert found["quick"] is True
     assert {"python", "torch", "cputrain"} <= set(found["versions"])
     assert [case["name"] for case in found["cases"]] == ["big-partial", "big-argument"]
     for case in found["cases"]:
-        assert set(case) == {"name", "title", "results", "sides", "left_out"}
+        assert list(case) == ["name", "title", "results", "sides", "left_out"]
         assert case["results"] == 12
         assert [one["name"] for one in case["sides"]] == ["cputrain", "torch"]
         for one in case["sides"]:
-            assert set(one) == {
+            assert list(one) == [
                 "name", "seconds", "median", "fastest", "slowest", "quartiles", "best_other",
                 "speedup", "cpu_seconds",
-            }  # fmt: skip
+            ]  # fmt: skip
             assert len(one["seconds"]) == 1
             assert set(one["speedup"]) == {"median", "lowest", "highest"}
 

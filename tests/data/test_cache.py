@@ -126,8 +126,7 @@ def test_samples_are_those_of_torch(kind: str, workers: int, where: str, tmp_pat
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_all_start_methods_share_it(method: str, persistent: bool) -> None:
-    workers = 2 if method == "fork" else 1  # each other one takes seconds to import torch
-    options = {"num_workers": workers, "multiprocessing_context": method}
+    options = {"num_workers": 2, "multiprocessing_context": method}
     dataset = Samples(_image)
     assert_same(_epochs(dataset, "memory", persistent_workers=persistent, **options))
 

@@ -157,9 +157,7 @@ def _is_shared(loader: Any) -> bool:
 
 
 def _epochs(dataset: Any, count: int = 2, *, shared: bool = True, **options: Any) -> Any:
-    # each that is not forked takes seconds to import torch
-    workers = 2 if options.get("multiprocessing_context", "fork") == "fork" else 1
-    options = {"num_workers": workers, "batch_size": 7, "collate_fn": _keep, **options}
+    options = {"num_workers": 2, "batch_size": 7, "collate_fn": _keep, **options}
     options.setdefault("sampler", _rows(dataset, 60))
 
     def work(loader: Loader) -> Any:

@@ -57,7 +57,7 @@ class Ran(NamedTuple):
 def run_scripts(
     request: pytest.FixtureRequest, folder: Path, *before: str, **changes: str
 ) -> dict[str, Ran]:
-    """Run every script that a test of this run is about; what came of each, by name."""
+    """Run the scripts of the selected tests, and return the result of each by name."""
     names = selected(request, NAMES, __file__)
     paths = [str(SCRIPTS / f"{name}.py") for name in names]
     driver = str(Path(__file__).with_name("one_after_another.py"))

@@ -12,6 +12,7 @@ from torch.nn import functional
 import cputrain.opencl  # noqa: F401
 from cputrain.bench.networks.cases import NETWORKS
 from cputrain.bench.networks.definitions import build_network
+from tests.selected import cases
 from tests.torchvision_folder import FOLDER, is_there
 
 sys.path.append(str(FOLDER))
@@ -58,10 +59,7 @@ SHORT = {"resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0"}
 """Networks of the kinds of layers that others have as well."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name not in SHORT)) for name in NETWORKS],
-)
+@pytest.mark.parametrize("name", cases(NETWORKS, SHORT))
 def test_it_trains_as_on_the_cpu(name):
     """In float64 but for rounding. In float32 about as well as the CPU does: networks make much of
     rounding, where it has another element be the largest, or a norm has few of them."""

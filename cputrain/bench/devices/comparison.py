@@ -8,7 +8,7 @@ from statistics import median
 from cputrain.bench.devices.cases import CASES, select_cases
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
-from cputrain.measure.comparison import CaseResult, Comparison, package_versions
+from cputrain.measure.comparison import package_versions
 from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
 
@@ -45,8 +45,14 @@ class DeviceSide(Record):
     """Largest loss difference from the first device in early steps, relative to its first loss."""
 
 
-class DeviceCaseResult(CaseResult):
+class DeviceCaseResult(Record):
     """Results of one case."""
+
+    name: str
+    """Name of the case: "mlp-64"."""
+
+    title: str
+    """Heading of the case's table."""
 
     batch: int
     """Batch size in samples."""
@@ -64,8 +70,11 @@ class DeviceCaseResult(CaseResult):
     """Throughput with sharding, as a fraction of the sum over the single devices."""
 
 
-class DeviceComparison(Comparison):
-    """Result of the benchmark."""
+class DeviceComparison(Record):
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
+
+    schema_version: int = 1
+    """Version of the document; incremented when a field changes its meaning."""
 
     rounds: int
     """Number of rounds."""
@@ -75,6 +84,9 @@ class DeviceComparison(Comparison):
 
     devices: tuple[str, ...]
     """Devices in the given order; the first is the home device."""
+
+    versions: dict[str, str]
+    """Versions of Python and of the packages involved."""
 
     cases: tuple[DeviceCaseResult, ...]
     """Results, in the order of execution."""

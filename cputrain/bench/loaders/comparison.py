@@ -9,8 +9,9 @@ from statistics import median
 
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import clean_environment
-from cputrain.measure.comparison import CaseResult, Comparison, TimedSide, timings
+from cputrain.measure.comparison import TimedSide, timings
 from cputrain.measure.statistics import Speedup, speedup_by_round
+from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,8 +58,14 @@ class LoaderSide(TimedSide):
     """Private memory of a worker whose dataset stores no samples; None if not measured."""
 
 
-class LoaderCaseResult(CaseResult):
+class LoaderCaseResult(Record):
     """Results of one case."""
+
+    name: str
+    """Name of the case: "tensors-64-0"."""
+
+    title: str
+    """Description shown in the table's heading."""
 
     timed: str
     """Interval that was timed: "epoch", "second epoch" or "first batch"."""
@@ -69,15 +76,28 @@ class LoaderCaseResult(CaseResult):
     sides: tuple[LoaderSide, ...]
     """Loaders that ran."""
 
+    left_out: dict[str, str]
+    """Reason by name for each loader that did not run."""
 
-class LoaderComparison(Comparison):
-    """Result of the benchmark."""
+    def side(self, name: str) -> LoaderSide:
+        """Return the side of the loader with the given name."""
+        return next(side for side in self.sides if side.name == name)
+
+
+class LoaderComparison(Record):
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
+
+    schema_version: int = 1
+    """Version of the document; incremented when a field changes its meaning."""
 
     repeats: int
     """Number of rounds."""
 
     quick: bool
     """Whether the datasets were too small for meaningful timings."""
+
+    versions: dict[str, str]
+    """Versions of Python and of the packages involved."""
 
     cases: tuple[LoaderCaseResult, ...]
     """Results, in the order of execution."""

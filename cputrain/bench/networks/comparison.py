@@ -32,7 +32,7 @@ class NetworkSide(Record):
     seconds: tuple[float, ...]
     """Median step time of each round."""
 
-    host_seconds: float
+    asked: float
     """Host time of a step in seconds: until Python has enqueued all operators."""
 
     speedup: Speedup
@@ -177,7 +177,7 @@ def summarise(
             NetworkSide(
                 device=device,
                 seconds=tuple(seconds),
-                host_seconds=median([median(run["host_seconds"]) for run in runs[device]]),
+                asked=median([median(run["asked"]) for run in runs[device]]),
                 speedup=speedup_by_round(reference_seconds, seconds),
                 loss_difference=abs(runs[device][0]["loss"] - reference_loss) / abs(reference_loss),
             )

@@ -77,4 +77,4 @@ def _train(
         host_seconds.append(time.perf_counter() - start_s)
         synchronize()
         seconds.append(time.perf_counter() - start_s)
-    return {"seconds": seconds, "host_seconds": host_seconds, "loss": first_loss}
+    return {"seconds": seconds, "asked": host_seconds, "loss": first_loss}

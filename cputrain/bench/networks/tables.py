@@ -60,7 +60,7 @@ def _row(result: NetworkResult) -> tuple[str, ...]:
         if len(side.seconds) > 1:
             ratio_range = f" ({digits(side.speedup.lowest)} to {digits(side.speedup.highest)})"
         cells += [
-            f"{digits(side.speedup.median)}×{ratio_range}", duration(side.host_seconds),
+            f"{digits(side.speedup.median)}×{ratio_range}", duration(side.asked),
             f"{side.loss_difference:.1e}",
         ]  # fmt: skip
     return tuple(cells)

@@ -8,7 +8,7 @@ from statistics import median
 from cputrain.bench.optimizers.cases import CASES, select_optimizers, shapes
 from cputrain.errors import CputrainError
 from cputrain.measure.child import CaseFailedError, run_case
-from cputrain.measure.comparison import Comparison, package_versions
+from cputrain.measure.comparison import package_versions
 from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
 
@@ -64,11 +64,17 @@ class OptimizerResult(Record):
     cells: tuple[OptimizerCell, ...]
 
 
-class OptimizerComparison(Comparison):
-    """Result of the benchmark."""
+class OptimizerComparison(Record):
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
+
+    schema_version: int = 1
+    """Version of the document; incremented when a field changes its meaning."""
 
     threads: tuple[int, ...]
     """Numbers of threads."""
+
+    versions: dict[str, str]
+    """Versions of Python and of the packages involved."""
 
     cases: tuple[OptimizerResult, ...]
     """Result of each optimizer."""

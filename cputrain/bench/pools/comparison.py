@@ -9,15 +9,10 @@ from cputrain.bench.pools.cases import CASES, cases
 from cputrain.bench.pools.contenders import CONTENDERS, NO_POOL, OURS
 from cputrain.errors import CputrainError, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
-from cputrain.measure.comparison import (
-    CaseResult,
-    Comparison,
-    TimedSide,
-    package_versions,
-    timings,
-)
+from cputrain.measure.comparison import TimedSide, package_versions, timings
 from cputrain.measure.rounds import interleaved
 from cputrain.measure.statistics import Speedup, speedup_by_round
+from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +35,14 @@ class PoolSide(TimedSide):
     """User and system CPU time of the process and its workers, median; None for a start."""
 
 
-class PoolCaseResult(CaseResult):
+class PoolCaseResult(Record):
     """Results of one case."""
+
+    name: str
+    """Name of the case: "tensors-kept"."""
+
+    title: str
+    """Description shown in the table's heading."""
 
     results: int
     """Number of results that each pool returned in each round."""
@@ -49,9 +50,19 @@ class PoolCaseResult(CaseResult):
     sides: tuple[PoolSide, ...]
     """Pools that ran."""
 
+    left_out: dict[str, str]
+    """Reason by name for each pool that did not run or failed."""
 
-class PoolComparison(Comparison):
-    """Result of the benchmark."""
+    def side(self, name: str) -> PoolSide:
+        """Return the side of the pool with the given name."""
+        return next(side for side in self.sides if side.name == name)
+
+
+class PoolComparison(Record):
+    """Result of the benchmark; `as_json()` gives the document that is written to disk."""
+
+    schema_version: int = 1
+    """Version of the document; incremented when a field changes its meaning."""
 
     rounds: int
     """Number of rounds."""
@@ -61,6 +72,9 @@ class PoolComparison(Comparison):
 
     quick: bool
     """Whether the cases were too small for meaningful timings."""
+
+    versions: dict[str, str]
+    """Versions of Python and of the packages involved."""
 
     cases: tuple[PoolCaseResult, ...]
     """Results, in the order of execution."""

@@ -91,6 +91,11 @@ class UserValue(Record):
     measured: str = ""
     """Result of the measurement that chose the value; empty if the user set it."""
 
+    @property
+    def reason(self) -> str:
+        """Reason of a decision for this value: "set by --threads"."""
+        return f"set by {self.where}"
+
 
 class Request(Record):
     """Input of all decisions beside the machine: the user's settings, and the process to plan."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 from cputrain import settings
 
@@ -19,8 +20,7 @@ def _load_settings() -> dict[str, Setting[Any]]:
         for name in os.listdir(settings.__path__[0])
         if name.endswith(".py") and name != "__init__.py"
     )
-    # __import__: importing importlib would add a millisecond to every launch
-    modules = [__import__(f"{settings.__name__}.{name}", fromlist=["SETTING"]) for name in names]
+    modules = [import_module(f"{settings.__name__}.{name}") for name in names]
     loaded: list[Setting[Any]] = [module.SETTING for module in modules]
     loaded.sort(key=lambda setting: (setting.order, setting.name))
     return {setting.name: setting for setting in loaded}

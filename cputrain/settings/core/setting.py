@@ -132,7 +132,7 @@ class Setting(Generic[Value]):
             policy=self.name,
             value=value,
             says=says,
-            reason=reason or (f"set by {user.where}" if user else ""),
+            reason=reason or (user.reason if user else ""),
             origin=origin or (Origin.USER if user else Origin.RULE),
             change=change,
             environment=dict(environment or {}),

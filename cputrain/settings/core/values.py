@@ -19,20 +19,21 @@ def shortened(value: str) -> str:
     return repr(value if len(value) <= 60 else f"{value[:57]}...")
 
 
-def parse_count(user: UserValue, rule: str, *, most: int, advice: str) -> int:
-    """Parse a count from 1 to `most` that the user typed.
+def parse_count(user: UserValue, rule: str, *, least: int = 1, most: int, advice: str) -> int:
+    """Parse a whole number from `least` to `most` that the user typed.
 
     Args:
         user: The user's value.
         rule: What it must be, for the message.
-        most: Largest count that is allowed.
+        least: Smallest number that is allowed.
+        most: Largest number that is allowed.
         advice: What to do otherwise.
 
     Raises:
         UsageError: The value is not such a number.
     """
     text = user.value
-    if not (text.isascii() and text.isdigit() and len(text) < 7 and 1 <= int(text) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and least <= int(text) <= most):
         raise UsageError(user.where, rule, found=shortened(text), do=advice)
     return int(text)
 
