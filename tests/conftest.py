@@ -7,6 +7,8 @@ import gc
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +28,9 @@ SKIPPED = 9
 OVER_BUDGET = 10
 """The exit code if the tests of a folder took much longer than CONTRIBUTING.md allows."""
 
+KEPT_THREADS = ("cputrain",)
+"""Beginnings of the names of threads that last as long as their process."""
+
 DURATIONS: list[Durations] = []
 """Collector of the durations of tests; empty unless CPUTRAIN_CI is set."""
 
@@ -34,6 +39,10 @@ def pytest_configure() -> None:
     """Take Ctrl-C where a shell has started the tests in the background, and had it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.platform == "linux":
+        from tests import interpreters
+
+        interpreters.install()
     if os.environ.get("CPUTRAIN_CI"):
         from tests.durations import Durations
 
@@ -43,10 +52,23 @@ def pytest_configure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ours to pytest's."""
     parser.addoption(
+        "--execute",
+        action="store_true",
+        help="start an interpreter for every script, instead of forking one that has torch",
+    )
+    parser.addoption(
         "--update-golden",
         action="store_true",
         help="write the files in tests/golden anew, instead of comparing with them",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have scripts start in interpreters that are forked, where a test has not the mark executed."""
+    from tests.interpreters import Switch
+
+    Switch.is_on = not (item.config.getoption("execute") or item.get_closest_marker("executed"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,10 +103,18 @@ def _others_wait(
 
 @pytest.fixture(autouse=True)
 def _threads_as_they_were():
-    """A test that leaves torch another number of threads misleads those behind it."""
-    before = _threads()
+    """A test that leaves a thread, or torch another number of them, misleads those behind it."""
+    before, running = _threads(), set(threading.enumerate())
     yield
     assert before in {None, _threads()}
+    end = time.monotonic() + 2
+    while left := [
+        thread
+        for thread in threading.enumerate()
+        if thread not in running and not thread.name.startswith(KEPT_THREADS)
+    ]:
+        assert time.monotonic() < end, left
+        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def servers() -> None:
     """Starts what multiprocessing starts once and never ends, and what torch starts so."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["__main__", "cputrain.pool.worker"]
+        ["__main__", "cputrain.pool.preloaded", "tests.pool.functions"]
     )
     resource_tracker.ensure_running()
     forkserver.ensure_running()

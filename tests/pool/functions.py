@@ -1,4 +1,4 @@
-"""What workers call, at the top of a module so that they can import it; and scripts with pools."""
+"""What workers call, at the top of a module so that they can import it, pytest not being loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,14 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from cputrain import Pool
-from tests.launch.programs import PYTHON, environment
-
-LIMIT = 60
-"""Seconds after which a script is taken to hang."""
 
 METHODS = ("fork", "forkserver", "spawn")
 
@@ -408,56 +402,6 @@ def until(condition: Any, seconds: float = 20) -> None:
 def who(*_: object) -> tuple[str, tuple[int, ...]]:
     """The worker's name and number."""
     return multiprocessing.current_process().name, multiprocessing.current_process()._identity
-
-
-# scripts
-
-HEAD = """
-import os, resource, signal, sys, threading, time
-import torch
-from cputrain import Pool
-from tests.pool import functions as f
-"""
-
-
-def started(folder: Path, text: str, *words: str, **options: Any) -> subprocess.Popen[str]:
-    """A script, with the functions above as `f`, in a session of its own."""
-    path = folder / "script.py"
-    path.write_text(HEAD + text)
-    return subprocess.Popen(
-        [*words, PYTHON, str(path)],
-        cwd=folder,
-        env=environment(folder, PYTHONPATH=str(Path(__file__).parents[2])),
-        text=True,
-        start_new_session=True,
-        # whoever runs the tests in the background ignores Ctrl-C, and children inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-    )
-
-
-def ended(folder: Path, text: str, *words: str, **options: Any) -> tuple[int, str, str]:
-    """A script's exit code, and what it said; it must end in time, and leave no process."""
-    process = started(folder, text, *words, **options)
-    try:
-        out, err = process.communicate(timeout=LIMIT)
-        assert gone(process.pid, 3), (out, err)
-    except BaseException:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    return process.returncode, out, err
-
-
-def with_small_dev_shm(size: str = "1m") -> list[str]:
-    """The words before a command that has hardly any /dev/shm."""
-    mount = f'mount -t tmpfs -o size={size} none /dev/shm && exec "$@"'
-    for options in ("-rm", "-m"):
-        words = ["unshare", options, "sh", "-c", mount, "sh"]
-        if subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0:
-            return words
-    pytest.skip("/dev/shm can be hidden from no process here")
 
 
 def endless() -> Iterator[int]:

@@ -29,7 +29,8 @@ from cputrain.errors import UsageError
 from cputrain.machine import read_machine
 from tests.launch.programs import PYTHON, in_terminal
 from tests.pool import functions as f
-from tests.pool.functions import HEAD, METHODS, ended, gone, started, until
+from tests.pool.functions import METHODS, gone, until
+from tests.pool.scripts import HEAD, ended, started
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -626,12 +627,6 @@ def test_workers_that_end_after_each_task_are_replaced_without_end() -> None:
     with Pool(1, maxtasksperchild=1) as brief:
         for _ in range(12):
             assert brief.map(f.double, range(8), chunksize=1) == list(range(0, 16, 2))
-
-
-def test_zz_who_runs() -> None:
-    from cputrain.pool.start import others_run
-
-    assert others_run() == ""
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -26,7 +26,8 @@ from cputrain import Pool
 from cputrain.errors import CputrainError, TaskError, TaskLost, TaskTimeout, WorkerDied
 from cputrain.machine import read_machine
 from tests.pool import functions as f
-from tests.pool.functions import METHODS, ended, gone, in_session, runs, started, until
+from tests.pool.functions import METHODS, gone, in_session, runs, until
+from tests.pool.scripts import ended, started, with_small_dev_shm
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -811,7 +812,7 @@ if __name__ == "__main__":
             assert all((one == number).all() for number, one in enumerate(pool.imap(f.same, made)))
     print(os.listdir("/dev/shm"))
 """
-    code, out, err = ended(tmp_path, text, *f.with_small_dev_shm())
+    code, out, err = ended(tmp_path, text, *with_small_dev_shm())
     assert code == 0, err
     assert out == "[]\n"
 
@@ -825,7 +826,7 @@ if __name__ == "__main__":
         pool.map(f.step, models)
     print(os.listdir("/dev/shm"))
 """
-    code, out, err = ended(tmp_path, text, *f.with_small_dev_shm())
+    code, out, err = ended(tmp_path, text, *with_small_dev_shm())
     assert code == 0, err
     assert out == "[]\n"
 

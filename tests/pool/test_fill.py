@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from cputrain import fill
 from cputrain.errors import FillFailed, TaskTimeout, UsageError, WorkerDied
-from tests.pool.functions import METHODS, ended
+from tests.pool.functions import METHODS
+from tests.pool.scripts import ended
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

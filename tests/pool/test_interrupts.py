@@ -23,7 +23,7 @@ import pytest
 from cputrain import Pool
 from cputrain.pool.progress import Bar
 from tests.launch.programs import PYTHON, environment
-from tests.pool.functions import HEAD
+from tests.pool.scripts import HEAD
 from tests.pool.interrupting import WITHIN_S
 
 TRIALS = int(os.environ.get("INTERRUPTS", "3"))

@@ -19,7 +19,8 @@ from cputrain import Pool
 from cputrain.errors import WorkerDied
 from tests.data.alike import assert_alike
 from tests.pool import functions as f
-from tests.pool.functions import METHODS, ended, until
+from tests.pool.functions import METHODS, until
+from tests.pool.scripts import ended
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -1,0 +1,197 @@
+"""Interpreters that have torch in memory: a script starts in a tenth of the time of the import.
+
+`install` has `subprocess` and `multiprocessing` use them wherever a program is python with a script,
+module or command. Tests of what an interpreter does when it starts have the mark `executed`.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import ctypes
+import inspect
+import json
+import multiprocessing.util
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SERVER = Path(__file__).with_name("server.py")
+
+AT_START = r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|TORCH(?!ELASTIC)|PYTHON(?!PATH$)"
+"""Variables that are read while an interpreter starts or libraries are loaded."""
+
+MOST_SERVERS = 4
+"""The servers of a process; the one that was not used for the longest time is stopped first."""
+
+PR_SET_CHILD_SUBREAPER = 36
+
+SERVERS: dict[Any, Server] = {}
+"""Servers by their variables of `AT_START` and their CPU mask."""
+
+OWNERS = ("uid", "gid", "gids", "umask", "process_group")
+"""Arguments of `subprocess` that have a process executed, unless they are as by default."""
+
+LOCK = threading.Lock()
+
+FLAGS = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+"""Options that interpreters of the tests have in common."""
+
+
+class Switch:
+    """Whether interpreters are forked at the moment."""
+
+    is_on = False
+
+
+class Server:
+    """A process that has loaded torch, and forks others."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, *FLAGS, str(SERVER), str(theirs.fileno()), AT_START],
+                executable=sys.executable,  # so that it is executed
+                env=dict(environment),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        if self.channel.recv(64) != b"ready":
+            raise RuntimeError("the server of interpreters has not started")
+
+    def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> int:
+        """Return a child of this process that goes on as the interpreter that was asked for."""
+        _set_subreaper(1)
+        try:
+            self.channel.sendmsg(
+                [json.dumps(request).encode()],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))],
+            )
+            return int(self.channel.recv(64))
+        finally:
+            _set_subreaper(0)
+
+    def stop(self) -> None:
+        """End the server; what it has forked goes on."""
+        self.channel.close()
+        self.process.wait()
+
+
+def fork(
+    argv: Sequence[str],
+    files: Mapping[int, int],
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
+    new_session: bool = False,
+) -> int:
+    """Start python with a script, module or command; return its process, a child of this one.
+
+    Args:
+        files: The descriptors of this process that it has, by their numbers there.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    request = {
+        "argv": argv,
+        "files": list(files),
+        "folder": os.fspath(folder or os.getcwd()),
+        "environment": variables,
+        "new_session": new_session,
+    }
+    with LOCK:
+        return server(variables).fork(request, list(files.values()))
+
+
+def server(environment: Mapping[str, str]) -> Server:
+    """Return the server of interpreters with these variables; start it if there is none."""
+    at_start = {name: value for name, value in environment.items() if re.match(AT_START, name)}
+    key = (tuple(sorted(at_start.items())), frozenset(os.sched_getaffinity(0)))
+    found = SERVERS.pop(key, None)
+    if found is None:
+        if len(SERVERS) >= MOST_SERVERS:
+            SERVERS.pop(next(iter(SERVERS))).stop()
+        found = Server(
+            {
+                name: value
+                for name, value in environment.items()
+                if name != "PYTHONPATH" and not name.startswith("CPUTRAIN")
+            }
+        )
+    SERVERS[key] = found
+    return found
+
+
+def is_script(argv: Sequence[str]) -> bool:
+    """Return whether a program is python with a script, module or command and no options."""
+    words = list(argv)
+    if words[:1] != [sys.executable]:
+        return False
+    words = words[1 + len(FLAGS) if words[1 : 1 + len(FLAGS)] == FLAGS else 1 :]
+    if words[:1] == ["-P"]:
+        words = words[1:]
+    return bool(words) and (not words[0].startswith("-") or words[0] in {"-c", "-m"})
+
+
+@atexit.register
+def stop() -> None:
+    """Stop all servers."""
+    while SERVERS:
+        SERVERS.popitem()[1].stop()
+
+
+def install() -> None:
+    """Have `subprocess` and `multiprocessing` fork interpreters while `Switch.is_on`."""
+    execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    signature = inspect.signature(execute)
+    spawn = multiprocessing.util.spawnv_passfds
+
+    def execute_child(self: Any, *given: Any) -> None:
+        options = signature.bind(self, *given).arguments
+        argv = options["args"]
+        argv = [os.fspath(argv)] if isinstance(argv, str | bytes | os.PathLike) else list(argv)
+        if (
+            not Switch.is_on
+            or options["shell"]
+            or options["executable"] is not None
+            or options["preexec_fn"] is not None
+            or not options["close_fds"]
+            or any(options[name] not in {None, -1} for name in OWNERS)
+            or not is_script(argv := [os.fspath(word) for word in argv])
+        ):
+            execute(self, *given)
+            return
+        names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        pipes = [options[name] for name in names]
+        files = {number: number for number in (0, 1, 2, *options["pass_fds"])}
+        for number, pipe in enumerate((pipes[0], pipes[3], pipes[5])):
+            if pipe != -1:
+                files[number] = pipe
+        self.pid = fork(
+            argv,
+            files,
+            environment=options["env"],
+            folder=options["cwd"],
+            new_session=options["start_new_session"],
+        )
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def spawn_with(path: Any, words: Any, passed: Any) -> int:
+        argv = [os.fsdecode(word) for word in words]
+        if not Switch.is_on or os.fsdecode(path) != sys.executable or not is_script(argv):
+            return spawn(path, words, passed)
+        return fork(argv, {number: number for number in (0, 1, 2, *passed)})
+
+    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+    multiprocessing.util.spawnv_passfds = spawn_with
+
+
+def _set_subreaper(value: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, value, 0, 0, 0)

@@ -1,0 +1,381 @@
+"""Server that has loaded torch, and forks processes that go on as `python SCRIPT` would.
+
+It is run as a script by `tests.interpreters`. Modules that it has loaded are hidden from the
+script, until the script imports them: import hooks, modules that lie beside the script and
+`sys.modules` are as in an interpreter that has just started. What a process that was forked
+executes in its turn goes on without a new interpreter too, where that makes no difference.
+"""
+
+import sys
+
+STARTED = frozenset(sys.modules)
+"""Modules of an interpreter that has just started."""
+
+import _posixsubprocess  # noqa: E402
+import array  # noqa: E402
+import atexit  # noqa: E402
+import contextlib  # noqa: E402
+import ctypes  # noqa: E402
+import gc  # noqa: E402
+import importlib.machinery  # noqa: E402
+import importlib.util  # noqa: E402
+import io  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import subprocess  # noqa: E402
+import threading  # noqa: E402
+import weakref  # noqa: E402
+
+LIBC = ctypes.CDLL(None)
+EXECVE, FORK_EXEC, REGISTER = os.execve, _posixsubprocess.fork_exec, atexit.register
+
+
+# modules
+
+
+class Hidden:
+    """Meta path finder of the modules that were loaded before the fork.
+
+    A module is the one that was loaded before, if it is found in the same file.
+    """
+
+    def __init__(self, modules):
+        self.modules = modules
+        self.specs = {name: getattr(module, "__spec__", None) for name, module in modules.items()}
+        self.children = [
+            (parent, child, vars(modules[parent])[child])
+            for parent, _, child in (name.rpartition(".") for name in modules)
+            if parent in modules and child in vars(modules[parent])
+        ]
+        self.is_torch_loaded = False
+
+    def find_spec(self, name, path=None, target=None):
+        if self.specs.get(name) is None or not (self.is_torch_loaded or self._is_found(name, path)):
+            return None
+        return importlib.util.spec_from_loader(name, Loader(self, name))
+
+    def _is_found(self, name, path):
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            found = finder.find_spec(name, path)
+            if found is not None:
+                return found.origin == self.specs[name].origin
+        return False
+
+    def show(self):
+        """Import everything, as `import torch` does."""
+        self.is_torch_loaded = True
+        for name, module in self.modules.items():
+            if self.specs[name] is None:
+                sys.modules[name] = module
+            elif name not in sys.modules:
+                importlib.import_module(name)
+        for parent, child, value in self.children:  # a function may have the name of a module
+            vars(self.modules[parent])[child] = value
+
+    def keep(self):
+        """Have the end of the process leave as it is what was there before the fork.
+
+        To clear the modules and to call the destructors of torch's libraries takes longer than most
+        scripts.
+        """
+        for name, module in self.modules.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        LIBC.fflush(None)
+
+
+class Loader:
+    """Loader of one hidden module."""
+
+    def __init__(self, hidden, name):
+        self.hidden = hidden
+        self.name = name
+
+    def create_module(self, spec):
+        return self.hidden.modules[self.name]
+
+    def exec_module(self, module):
+        # past a __setattr__ of the module's own
+        module.__dict__["__spec__"] = self.hidden.specs[self.name]
+        if self.name == "torch":
+            self.hidden.show()
+
+
+def hide():
+    """Hide the modules that were loaded since the interpreter started; return their finder."""
+    hidden = Hidden({name: sys.modules[name] for name in sys.modules if name not in STARTED})
+    for name in hidden.modules:
+        del sys.modules[name]
+    sys.meta_path.insert(sys.meta_path.index(importlib.machinery.BuiltinImporter), hidden)
+    return hidden
+
+
+# processes
+
+
+def serve(channel):
+    """Fork a process for each request; return it and its files there, and None at the end."""
+    while True:
+        message, ancillary, _, _ = channel.recvmsg(1 << 20, socket.CMSG_SPACE(64 * 4))
+        if not message:
+            return None
+        files = array.array("i")
+        for _, _, data in ancillary:
+            files.frombytes(data)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            grandchild = os.fork()
+            if grandchild == 0:
+                os.close(read)
+                os.close(write)
+                return json.loads(message), list(files)
+            os.write(write, str(grandchild).encode())
+            os._exit(0)
+        os.close(write)
+        for file in files:
+            os.close(file)
+        told = os.read(read, 64)
+        os.close(read)
+        os.waitpid(child, 0)  # from now on the client, a subreaper, is the parent
+        channel.send(told)
+
+
+def execve(program, argv, environment):
+    """Replace this process by a program."""
+    if _is_followed(program, argv, environment) and threading.active_count() == 1:
+        follow(argv, environment, is_nested=True)
+    EXECVE(program, argv, environment)
+
+
+def fork_exec(*given):
+    """Start a program, as `_posixsubprocess.fork_exec` does."""
+    argv, programs, closes, kept, folder, variables, stdin, _, _, stdout, _, stderr = given[:12]
+    _, errors, _, new_session, group, gid, gids, uid, umask, prepare = given[12:22]
+    argv = [os.fsdecode(word) for word in argv]
+    environment = (
+        dict(os.environ)
+        if variables is None
+        else dict(os.fsdecode(variable).split("=", 1) for variable in variables)
+    )
+    if (
+        not _is_followed(os.fsdecode(programs[0]), argv, environment)
+        or not closes
+        or (gid, gids, uid, umask) != (None, None, None, -1)
+    ):
+        return FORK_EXEC(*given)
+    child = os.fork()
+    if child:
+        return child
+    sources = [file if file == -1 else os.dup(file) for file in (stdin, stdout, stderr)]
+    for number, source in enumerate(sources):
+        if source != -1:
+            os.dup2(source, number)
+    if folder is not None:
+        os.chdir(folder)
+    if new_session:
+        os.setsid()
+    if group >= 0:
+        os.setpgid(0, group)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder itself
+            if int(name) > 2:
+                os.set_inheritable(int(name), int(name) in kept and int(name) != errors)
+    if prepare is not None:
+        prepare()
+    follow(argv, environment, is_nested=True)
+
+
+def _is_followed(program, argv, environment):
+    """Return whether a program is python with a script, with what it reads at its start as here."""
+    return (
+        program == sys.executable
+        and _script(argv) is not None
+        and at_start(environment) == AT_START
+        and os.sched_getaffinity(0) == MASK
+        and not HIDDEN.is_torch_loaded
+    )
+
+
+def _script(argv):
+    """Return the words from the script on; None if there are options that make a difference."""
+    words = argv[1:]
+    if words[: len(FLAGS)] == FLAGS:
+        words = words[len(FLAGS) :]
+    if words[:1] == ["-P"]:
+        words = words[1:]
+    is_script = words and (not words[0].startswith("-") or words[0] in {"-c", "-m"})
+    return words if is_script else None
+
+
+def at_start(environment):
+    """Return the variables that are read while an interpreter starts or libraries are loaded."""
+    return {name: value for name, value in environment.items() if re.match(PATTERN, name)}
+
+
+def follow(argv, environment, *, is_nested):
+    """Go on as a program that has just been executed; never return."""
+    _forget()
+    # what is caught is reset, what is ignored is not; and then as Python does
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder itself
+            if int(name) > 2 and not os.get_inheritable(int(name)):
+                os.close(int(name))
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:] = argv
+    sys.orig_argv[:] = argv
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        stream = _stream(number)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    code = _ended(_script(argv), is_safe="-P" in argv[: -len(_script(argv))])
+    if is_nested:  # nothing of the program before may be cleared
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                if stream is not None:
+                    stream.flush()
+        LIBC.fflush(None)
+        os._exit(code)
+    ctypes.pythonapi.Py_Exit(code)
+
+
+def _forget():
+    """Forget what was loaded and registered since the server started."""
+    KEPT.append([dict(sys.modules), sys.stdin, sys.stdout, sys.stderr])
+    for name in [name for name in sys.modules if name not in STARTED]:
+        del sys.modules[name]
+    sys.meta_path[:] = META_PATH
+    sys.path[:] = PATH
+    while REGISTERED:
+        atexit.unregister(REGISTERED.pop())
+    weakref.finalize._registry.clear()
+
+
+def _register(call, /, *words, **options):
+    REGISTERED.append(call)
+    return REGISTER(call, *words, **options)
+
+
+def _stream(number):
+    try:
+        raw = io.FileIO(number, "w" if number else "r", closefd=False)
+    except OSError:  # closed
+        return None
+    stream = io.TextIOWrapper(
+        io.BufferedWriter(raw) if number else io.BufferedReader(raw),
+        encoding=ENCODING,
+        errors="backslashreplace" if number == 2 else "strict",
+        line_buffering=number == 2 or os.isatty(number),
+    )
+    stream.mode = raw.mode[:1]
+    return stream
+
+
+def _ended(words, *, is_safe):
+    """Run a script to its end; return its exit code."""
+    try:
+        _run(words, is_safe=is_safe)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if isinstance(error, KeyboardInterrupt):
+            threading._shutdown()
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        return 1
+    return 0
+
+
+def _run(words, *, is_safe):
+    entries = os.environ.get("PYTHONPATH", "")
+    sys.path[:0] = [entry or os.getcwd() for entry in entries.split(os.pathsep)] if entries else []
+    importlib.invalidate_caches()
+    for name in ("sitecustomize", "usercustomize"):
+        try:
+            __import__(name)
+        except ImportError as error:
+            if error.name != name:
+                raise
+    main = type(sys)("__main__")
+    main.__dict__.update(__builtins__=__builtins__, __annotations__={})
+    sys.modules["__main__"] = main
+    kind, *rest = words
+    if kind == "-m":
+        import runpy
+
+        sys.argv[:] = ["-m", *rest[1:]]
+        if not is_safe:
+            sys.path.insert(0, os.getcwd())
+        runpy._run_module_as_main(rest[0])
+        return
+    if kind == "-c":
+        sys.argv[:] = ["-c", *rest[1:]]
+        if not is_safe:
+            sys.path.insert(0, "")
+        code = compile(rest[0] + "\n", "<string>", "exec", dont_inherit=True)
+    else:
+        sys.argv[:] = words
+        if not is_safe:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(kind)))
+        main.__file__ = kind
+        main.__cached__ = None
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", kind)
+        with open(kind, "rb") as file:
+            code = compile(file.read(), kind, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+REGISTER(lambda: HIDDEN.keep())  # the first: it is called after all others
+import torch  # noqa: E402, F401
+
+REGISTERED, KEPT = [], []
+channel = socket.socket(fileno=int(sys.argv[1]))
+HIDDEN = hide()
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(HIDDEN.modules))
+LIBC.on_exit(LIBC._exit, None)
+PATTERN = sys.argv[2]
+AT_START = at_start(os.environ)
+MASK = os.sched_getaffinity(0)
+FLAGS = subprocess._args_from_interpreter_flags()
+ENCODING = sys.stdout.encoding
+META_PATH = tuple(sys.meta_path)
+PATH = tuple(sys.path[1:])
+gc.collect()
+gc.freeze()
+channel.send(b"ready")
+served = serve(channel)
+if served is not None:
+    request, files = served
+    channel.close()
+    if request["new_session"]:
+        os.setsid()
+    sources = [os.dup(file) for file in files]  # none of them is overwritten below
+    for number, source in zip(request["files"], sources, strict=True):
+        os.dup2(source, number)
+    os.chdir(request["folder"])
+    os.execve = execve
+    _posixsubprocess.fork_exec = subprocess._fork_exec = fork_exec
+    atexit.register = _register
+    follow(request["argv"], request["environment"], is_nested=False)
