@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have scripts start in interpreters that are forked, where a test has not the mark executed."""
+    """Have scripts start in forked interpreters, unless the test has the mark `executed`."""
     from tests.interpreters import Switch
 
     Switch.is_on = not (item.config.getoption("execute") or item.get_closest_marker("executed"))
@@ -114,6 +114,7 @@ def _threads_as_they_were():
         if thread not in running and not thread.name.startswith(KEPT_THREADS)
     ]:
         assert time.monotonic() < end, left
+        gc.collect()  # of an exception that holds a loader, for example
         time.sleep(0.01)
 
 

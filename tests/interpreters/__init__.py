@@ -1,7 +1,7 @@
 """Interpreters that have torch in memory: a script starts in a tenth of the time of the import.
 
-`install` has `subprocess` and `multiprocessing` use them wherever a program is python with a script,
-module or command. Tests of what an interpreter does when it starts have the mark `executed`.
+`install` has `subprocess` and `multiprocessing` use them wherever a program is python with a
+script, module or command. Tests of how an interpreter starts have the mark `executed`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("server.py")
 
-AT_START = r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|TORCH(?!ELASTIC)|PYTHON(?!PATH$)"
+AT_START = r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|TORCH(?!ELASTIC)|PYTHON(?!PATH$)"
 """Variables that are read while an interpreter starts or libraries are loaded."""
 
 MOST_SERVERS = 4

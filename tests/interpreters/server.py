@@ -16,6 +16,7 @@ import array  # noqa: E402
 import atexit  # noqa: E402
 import contextlib  # noqa: E402
 import ctypes  # noqa: E402
+import fcntl  # noqa: E402
 import gc  # noqa: E402
 import importlib.machinery  # noqa: E402
 import importlib.util  # noqa: E402
@@ -24,11 +25,13 @@ import json  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
 import signal  # noqa: E402
+import site  # noqa: E402
 import socket  # noqa: E402
 import subprocess  # noqa: E402
 import threading  # noqa: E402
 import weakref  # noqa: E402
 
+NONE = object()
 LIBC = ctypes.CDLL(None)
 EXECVE, FORK_EXEC, REGISTER = os.execve, _posixsubprocess.fork_exec, atexit.register
 
@@ -45,14 +48,10 @@ class Hidden:
     def __init__(self, modules):
         self.modules = modules
         self.specs = {name: getattr(module, "__spec__", None) for name, module in modules.items()}
-        self.children = [
-            (parent, child, vars(modules[parent])[child])
-            for parent, _, child in (name.rpartition(".") for name in modules)
-            if parent in modules and child in vars(modules[parent])
-        ]
+        self.children = {name: _child(modules, name) for name in modules}
         self.is_torch_loaded = False
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name, path=None, _=None):
         if self.specs.get(name) is None or not (self.is_torch_loaded or self._is_found(name, path)):
             return None
         return importlib.util.spec_from_loader(name, Loader(self, name))
@@ -72,8 +71,16 @@ class Hidden:
                 sys.modules[name] = module
             elif name not in sys.modules:
                 importlib.import_module(name)
-        for parent, child, value in self.children:  # a function may have the name of a module
-            vars(self.modules[parent])[child] = value
+        # the import system has made modules attributes; some were replaced or deleted there
+        for name, value in self.children.items():
+            parent, _, child = name.rpartition(".")
+            if value is not NONE:
+                vars(self.modules[parent])[child] = value
+            elif parent in self.modules:
+                vars(self.modules[parent]).pop(child, None)
+        if not weakref.finalize._registered_with_atexit:
+            REGISTER(weakref.finalize._exitfunc)
+            weakref.finalize._registered_with_atexit = True
 
     def keep(self):
         """Have the end of the process leave as it is what was there before the fork.
@@ -87,6 +94,11 @@ class Hidden:
         LIBC.fflush(None)
 
 
+def _child(modules, name):
+    parent, _, child = name.rpartition(".")
+    return vars(modules[parent]).get(child, NONE) if parent in modules else NONE
+
+
 class Loader:
     """Loader of one hidden module."""
 
@@ -94,7 +106,7 @@ class Loader:
         self.hidden = hidden
         self.name = name
 
-    def create_module(self, spec):
+    def create_module(self, _):
         return self.hidden.modules[self.name]
 
     def exec_module(self, module):
@@ -126,12 +138,15 @@ def serve(channel):
         for _, _, data in ancillary:
             files.frombytes(data)
         read, write = os.pipe()
+        waits, goes = os.pipe()
         child = os.fork()
         if child == 0:
             grandchild = os.fork()
             if grandchild == 0:
-                os.close(read)
-                os.close(write)
+                os.close(goes)
+                os.read(waits, 1)
+                for file in (read, write, waits):
+                    os.close(file)
                 return json.loads(message), list(files)
             os.write(write, str(grandchild).encode())
             os._exit(0)
@@ -141,6 +156,8 @@ def serve(channel):
         told = os.read(read, 64)
         os.close(read)
         os.waitpid(child, 0)  # from now on the client, a subreaper, is the parent
+        for file in (goes, waits):
+            os.close(file)
         channel.send(told)
 
 
@@ -170,7 +187,10 @@ def fork_exec(*given):
     child = os.fork()
     if child:
         return child
-    sources = [file if file == -1 else os.dup(file) for file in (stdin, stdout, stderr)]
+    sources = [
+        file if file == -1 else fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
+        for file in (stdin, stdout, stderr)
+    ]
     for number, source in enumerate(sources):
         if source != -1:
             os.dup2(source, number)
@@ -186,7 +206,7 @@ def fork_exec(*given):
                 os.set_inheritable(int(name), int(name) in kept and int(name) != errors)
     if prepare is not None:
         prepare()
-    follow(argv, environment, is_nested=True)
+    return follow(argv, environment, is_nested=True)
 
 
 def _is_followed(program, argv, environment):
@@ -262,6 +282,9 @@ def _forget():
     while REGISTERED:
         atexit.unregister(REGISTERED.pop())
     weakref.finalize._registry.clear()
+    weakref.finalize._registry.update(FINALIZED)
+    atexit.unregister(weakref.finalize._exitfunc)
+    weakref.finalize._registered_with_atexit = False
 
 
 def _register(call, /, *words, **options):
@@ -274,10 +297,11 @@ def _stream(number):
         raw = io.FileIO(number, "w" if number else "r", closefd=False)
     except OSError:  # closed
         return None
+    raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     stream = io.TextIOWrapper(
         io.BufferedWriter(raw) if number else io.BufferedReader(raw),
         encoding=ENCODING,
-        errors="backslashreplace" if number == 2 else "strict",
+        errors="backslashreplace" if number == 2 else ERRORS,
         line_buffering=number == 2 or os.isatty(number),
     )
     stream.mode = raw.mode[:1]
@@ -309,36 +333,37 @@ def _ended(words, *, is_safe):
 
 
 def _run(words, *, is_safe):
+    kind, *rest = words
+    sys.argv[:] = words if kind not in {"-c", "-m"} else [kind, *rest[1:]]
     entries = os.environ.get("PYTHONPATH", "")
-    sys.path[:0] = [entry or os.getcwd() for entry in entries.split(os.pathsep)] if entries else []
+    entries = map(os.path.abspath, entries.split(os.pathsep) if entries else ())
+    sys.path[:] = dict.fromkeys([*entries, *sys.path])
     importlib.invalidate_caches()
-    for name in ("sitecustomize", "usercustomize"):
+    main = type(sys)("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=__builtins__)
+    main.__loader__ = importlib.machinery.BuiltinImporter
+    sys.modules["__main__"] = main
+    for name in ("sitecustomize", *["usercustomize"] * bool(site.ENABLE_USER_SITE)):
         try:
             __import__(name)
         except ImportError as error:
             if error.name != name:
                 raise
-    main = type(sys)("__main__")
-    main.__dict__.update(__builtins__=__builtins__, __annotations__={})
-    sys.modules["__main__"] = main
-    kind, *rest = words
-    if kind == "-m":
+    if kind == "-m" or os.path.isdir(kind):
         import runpy
 
-        sys.argv[:] = ["-m", *rest[1:]]
-        if not is_safe:
-            sys.path.insert(0, os.getcwd())
-        runpy._run_module_as_main(rest[0])
+        if not is_safe or kind != "-m":
+            sys.path.insert(0, os.getcwd() if kind == "-m" else os.path.abspath(kind))
+        runpy._run_module_as_main(rest[0] if kind == "-m" else "__main__", kind == "-m")
         return
     if kind == "-c":
-        sys.argv[:] = ["-c", *rest[1:]]
         if not is_safe:
             sys.path.insert(0, "")
         code = compile(rest[0] + "\n", "<string>", "exec", dont_inherit=True)
     else:
-        sys.argv[:] = words
         if not is_safe:
             sys.path.insert(0, os.path.dirname(os.path.realpath(kind)))
+        kind = os.path.abspath(kind)
         main.__file__ = kind
         main.__cached__ = None
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", kind)
@@ -359,7 +384,8 @@ PATTERN = sys.argv[2]
 AT_START = at_start(os.environ)
 MASK = os.sched_getaffinity(0)
 FLAGS = subprocess._args_from_interpreter_flags()
-ENCODING = sys.stdout.encoding
+ENCODING, ERRORS = sys.stdout.encoding, sys.stdout.errors
+FINALIZED = dict(weakref.finalize._registry)
 META_PATH = tuple(sys.meta_path)
 PATH = tuple(sys.path[1:])
 gc.collect()
@@ -371,9 +397,13 @@ if served is not None:
     channel.close()
     if request["new_session"]:
         os.setsid()
-    sources = [os.dup(file) for file in files]  # none of them is overwritten below
+    above = max(request["files"]) + 1  # none of them is overwritten below
+    sources = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, above) for file in files]
     for number, source in zip(request["files"], sources, strict=True):
         os.dup2(source, number)
+    for file in files:
+        if file not in request["files"]:
+            os.close(file)
     os.chdir(request["folder"])
     os.execve = execve
     _posixsubprocess.fork_exec = subprocess._fork_exec = fork_exec

@@ -23,8 +23,8 @@ import pytest
 from cputrain import Pool
 from cputrain.pool.progress import Bar
 from tests.launch.programs import PYTHON, environment
-from tests.pool.scripts import HEAD
 from tests.pool.interrupting import WITHIN_S
+from tests.pool.scripts import HEAD
 
 TRIALS = int(os.environ.get("INTERRUPTS", "3"))
 

@@ -1,0 +1,267 @@
+"""A script in an interpreter that was forked sees, prints and ends as in one that was executed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import interpreters
+from tests.launch.programs import LAUNCH, PYTHON, VIEW, environment, script
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="interpreters are forked on Linux")
+
+SCRIPTS = {
+    "what it sees": VIEW,
+    "what it sees after torch": "import torch\n" + VIEW + "\nprint(sorted(sys.modules))",
+    "what modules hold": """
+import torch, sys
+names = [name for name in sorted(sys.modules) if name.startswith(("torch", "numpy", "json"))]
+for name in names:
+    spec = sys.modules[name].__spec__
+    print(name, spec and (spec.name, spec.origin, type(spec.loader).__name__))
+    print(sorted((one, type(value).__name__) for one, value in vars(sys.modules[name]).items()
+                 if not one.startswith("__")))
+""",
+    "threads": "import torch\nprint(torch.get_num_threads(), torch.get_num_interop_threads())",
+    "numbers": """
+import torch, random
+torch.manual_seed(3)
+print(torch.initial_seed(), torch.rand(3, dtype=torch.float64).tolist())
+print((torch.ones(300, 300) @ torch.ones(300, 300)).sum().item())
+""",
+    "training": """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(5):
+    loss = model(torch.rand(32, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+""",
+    "a module beside it": "import torch, wave\nprint(wave.__file__, wave.beside)",
+    "imports by name": """
+import sys
+print("json" in sys.modules, "numpy" in sys.modules, "multiprocessing" in sys.modules)
+import numpy
+print("torch" in sys.modules)
+import torch.nn.utils
+print(torch.nn.utils.weight_norm.__name__, torch.nn.utils is sys.modules["torch.nn.utils"])
+""",
+    "what is at the end": """
+import atexit, sys, weakref, threading, time, torch
+class Last:
+    def __del__(self, print=print): print("deleted")
+last = Last()
+atexit.register(print, "atexit")
+weakref.finalize(last, print, "finalized")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+print("end", end="")
+sys.stdout.write("!")
+print("error", file=sys.stderr)
+""",
+    "an exit code": "import torch, sys\nsys.exit(300)",
+    "an exit with words": "raise SystemExit('told')",
+    "an exit of an empty list": "raise SystemExit([])",
+    "an exception": "import torch\ndef deep():\n    torch.ones(2) @ torch.ones(3)\ndeep()",
+    "an exception with its cause": """
+try:
+    1 / 0
+except ZeroDivisionError as error:
+    raise ValueError("second") from error
+""",
+    "a hook for exceptions": """
+import sys
+sys.excepthook = lambda kind, error, trace: print("hook", kind, error, trace.tb_lineno)
+raise ValueError("third")
+""",
+    "a syntax error": "x = (\n",
+    "an interrupt": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('not reached')",
+    "an interrupt that is not caught": "raise KeyboardInterrupt('typed')",
+    "a signal": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
+    "a fault": "import ctypes\nctypes.string_at(0)",
+    "an exit at once": "import os\nprint('lost', end='')\nos._exit(5)",
+    "signals": """
+import signal
+print([(number.name, str(signal.getsignal(number))) for number in sorted(signal.valid_signals())
+       if isinstance(number, signal.Signals) and "python_handler" not in str(number)])
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+""",
+    "its input": "import sys\nprint(sys.stdin.read().upper(), sys.stdin.encoding, sys.stdin.mode)",
+    "its output": """
+import sys
+for stream in (sys.stdin, sys.stdout, sys.stderr):
+    print(stream.name, stream.mode, stream.encoding, stream.errors, stream.line_buffering,
+          stream.write_through, stream is getattr(sys, f"__{stream.name[1:-1]}__"))
+print("ä", flush=True)
+sys.stdout.buffer.write(b"\\xff\\n")
+""",
+    "programs of its own": """
+import subprocess, sys
+print("first", flush=True)
+for words in (["-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "word"],
+              ["-c", "import torch; raise ValueError('inner')"], ["-m", "json.tool", "--help"],
+              ["-c", "import sys; sys.exit(9)"], ["-c", "import os; os.kill(os.getpid(), 9)"]):
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd="/",
+                          env={"PYTHONDONTWRITEBYTECODE": "1", "A": "b"})
+    print(done)
+print(subprocess.run([sys.executable, "-c", "print(input())"], input="given", text=True).returncode)
+""",
+    "programs that are executed in turn": """
+import os, sys
+print("lost", end="")
+os.environ["TURN"] = str(int(os.environ.get("TURN", 0)) + 1)
+if os.environ["TURN"] < "4":
+    os.execve(sys.executable, [sys.executable, __file__, os.environ["TURN"]], os.environ)
+import torch
+print(sys.argv, sys.orig_argv[1:], torch.ones(1))
+""",
+    "exits of a program that executes": """
+import atexit, os, sys, tempfile, weakref
+class One: pass
+one = One()
+atexit.register(print, "of the first")
+weakref.finalize(one, print, "of the first")
+os.execve(sys.executable, [sys.executable, "-c", "print('second')"], os.environ)
+""",
+    "a folder of its parent's": """
+import os, subprocess, sys, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    subprocess.run([sys.executable, "-c", "import tempfile; print('child')"])
+    print(os.path.isdir(folder))
+""",
+    "workers that are spawned": """
+import multiprocessing, sys
+def work(number):
+    import torch
+    return torch.full((2,), number).sum().item(), __name__, "torch" in sys.modules
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(pool.map(work, range(4)))
+""",
+    "descriptors": "import os\nprint(os.listdir('/proc/self/fd')[:3], os.isatty(0), os.isatty(1))",
+    "the line buffer": "import sys, os\nprint('a', flush=True)\nos.write(1, b'b')\nprint('c')",
+    "warnings": "import warnings\nwarnings.warn('told')\nwarnings.warn('old', DeprecationWarning)",
+    "its own name": "import __main__, sys\nprint(__main__.__dict__.keys(), __main__.__file__)\n"
+    "print(sys.modules['__main__'] is __main__, __builtins__)",
+}
+
+
+@contextmanager
+def executed() -> Iterator[None]:
+    """Have interpreters executed within the block."""
+    before = interpreters.Switch.is_on
+    interpreters.Switch.is_on = False
+    try:
+        yield
+    finally:
+        interpreters.Switch.is_on = before
+
+
+def same(folder: Path, *argv: str, stdin: str = "input", **changes: str) -> tuple[str, str]:
+    """Run a program both ways; fail if something differs, and return what it has printed."""
+
+    def run() -> tuple[int, bytes, bytes]:
+        done = subprocess.run(
+            argv,
+            input=stdin.encode(),
+            capture_output=True,
+            cwd=folder,
+            env=environment(folder, **changes),
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    forked = run()
+    with executed():
+        assert forked == run()
+    return forked[1].decode(errors="replace"), forked[2].decode(errors="replace")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_does_the_same(name: str, tmp_path: Path) -> None:
+    script(tmp_path, "beside = 1", "wave.py")
+    path = script(tmp_path, SCRIPTS[name], "one.py")
+    out, err = same(tmp_path, PYTHON, str(path), "a word", "")
+    assert out or err or name in {"a signal", "a fault", "an exit code", "an exit at once"}
+
+
+@pytest.mark.parametrize("name", ["what it sees after torch", "training", "an exception"])
+def test_a_launched_script_does_the_same(name: str, tmp_path: Path) -> None:
+    path = script(tmp_path, SCRIPTS[name], "one.py")
+    # how much memory is kept, is different each time
+    out, err = same(tmp_path, *LAUNCH, "--allocator", "default", str(path), "a word")
+    assert out or name == "an exception"
+    assert "cputrain: " in err
+
+
+@pytest.mark.parametrize("words", [("-c", VIEW, "-x"), ("-m", "one.two", "y"), ("folder",)])
+def test_commands_modules_and_folders_do_the_same(words: tuple[str, ...], tmp_path: Path) -> None:
+    for name in ("one/__init__.py", "one/two.py", "folder/__main__.py"):
+        script(tmp_path, VIEW, name)
+    out, _ = same(tmp_path, PYTHON, *words)
+    assert out
+
+
+def test_sitecustomize_and_pythonpath_do_the_same(tmp_path: Path) -> None:
+    script(tmp_path, "import sys\nprint('site', sys.argv, len(sys.path))", "sitecustomize.py")
+    script(tmp_path, "print('user')", "usercustomize.py")
+    path = script(tmp_path, VIEW, "folder/x.py")
+    out, _ = same(tmp_path, PYTHON, str(path), PYTHONPATH=f"{tmp_path}{os.pathsep}")
+    assert out.startswith("site")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"OMP_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "5"}, {"PYTHONWARNINGS": "error"}]
+)
+def test_what_is_read_at_the_start_is_as_it_was_asked_for(
+    changes: dict[str, str], tmp_path: Path
+) -> None:
+    text = (
+        "import torch, warnings\nprint(torch.get_num_threads(), hash('a'))\nwarnings.warn('told')"
+    )
+    if "PYTHONHASHSEED" not in changes:
+        text = text.replace("hash('a')", "0")
+    out, _ = same(tmp_path, PYTHON, str(script(tmp_path, text)), **changes)
+    assert out
+
+
+def test_it_is_a_child_in_a_session_of_its_own_and_has_the_descriptors_that_it_was_given() -> None:
+    text = """
+import os
+print(os.getppid(), os.getsid(0) == os.getpid(), os.read({0}, 5), os.get_inheritable({0}))
+"""
+    read, write = os.pipe()
+    os.write(write, b"given")
+    done = subprocess.run(
+        [PYTHON, "-c", text.format(read)],
+        start_new_session=True,
+        pass_fds=[read],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    os.close(read)
+    os.close(write)
+    assert done.stdout == f"{os.getpid()} True b'given' True\n"
+
+
+def _modules() -> list[str]:
+    return [name for name in ("torch", "pytest") if name in sys.modules]
+
+
+def test_workers_that_are_spawned_from_the_tests_are_forked_too() -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        assert "torch" not in pool.apply(_modules)
