@@ -17,6 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tests.durations import Durations
 
+# threads that spin would take the cores from other tests; read when torch is loaded
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 LACKING = (
     "needs a GPU", "needs an OpenCL device", "needs a network of its own", "needs Slurm",
 )  # fmt: skip
@@ -40,9 +43,9 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
-        from tests import interpreters
+        from tests.interpreters import forked
 
-        interpreters.install()
+        forked.install()
     if os.environ.get("CPUTRAIN_CI"):
         from tests.durations import Durations
 
@@ -63,10 +66,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_finish() -> None:
+    """Leave the scripts of tests the number of spins that they have without tests."""
+    if os.environ.get("GOMP_SPINCOUNT") == "0":
+        del os.environ["GOMP_SPINCOUNT"]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have scripts start in forked interpreters, unless the test has the mark `executed`."""
-    from tests.interpreters import Switch
+    from tests.interpreters.forked import Switch
 
     Switch.is_on = not (item.config.getoption("execute") or item.get_closest_marker("executed"))
 

@@ -1,6 +1,6 @@
 """Server that has loaded torch, and forks processes that go on as `python SCRIPT` would.
 
-It is run as a script by `tests.interpreters`. Modules that it has loaded are hidden from the
+It is run as a script by `tests.interpreters.forked`. Modules that it has loaded are hidden from the
 script, until the script imports them: import hooks, modules that lie beside the script and
 `sys.modules` are as in an interpreter that has just started. What a process that was forked
 executes in its turn goes on without a new interpreter too, where that makes no difference.
@@ -23,6 +23,7 @@ import importlib.util  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
+import pkgutil  # noqa: E402
 import re  # noqa: E402
 import signal  # noqa: E402
 import site  # noqa: E402
@@ -94,6 +95,15 @@ class Hidden:
         LIBC.fflush(None)
 
 
+def _is_torchs(name):
+    return name.partition(".")[0] in {"torch", "torchgen", "functorch"}
+
+
+def _module_of(value):
+    name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else None
+
+
 def _child(modules, name):
     parent, _, child = name.rpartition(".")
     return vars(modules[parent]).get(child, NONE) if parent in modules else NONE
@@ -114,6 +124,14 @@ class Loader:
         module.__dict__["__spec__"] = self.hidden.specs[self.name]
         if self.name == "torch":
             self.hidden.show()
+        elif not self.hidden.is_torch_loaded:
+            self._import_what_it_imports(module)
+
+    def _import_what_it_imports(self, module):
+        for value in list(vars(module).values()):
+            name = value.__name__ if isinstance(value, type(sys)) else _module_of(value)
+            if name in self.hidden.modules and name not in sys.modules and not _is_torchs(name):
+                importlib.import_module(name)
 
 
 def hide():
@@ -343,13 +361,11 @@ def _run(words, *, is_safe):
     main.__dict__.update(__annotations__={}, __builtins__=__builtins__)
     main.__loader__ = importlib.machinery.BuiltinImporter
     sys.modules["__main__"] = main
-    for name in ("sitecustomize", *["usercustomize"] * bool(site.ENABLE_USER_SITE)):
-        try:
-            __import__(name)
-        except ImportError as error:
-            if error.name != name:
-                raise
-    if kind == "-m" or os.path.isdir(kind):
+    site.execsitecustomize()
+    if site.ENABLE_USER_SITE:
+        site.execusercustomize()
+    is_package = kind not in {"-c", "-m"} and pkgutil.get_importer(kind) is not None
+    if kind == "-m" or is_package:
         import runpy
 
         if not is_safe or kind != "-m":
@@ -381,6 +397,8 @@ HIDDEN = hide()
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(HIDDEN.modules))
 LIBC.on_exit(LIBC._exit, None)
 PATTERN = sys.argv[2]
+for name in sys.argv[3:]:
+    del os.environ[name]
 AT_START = at_start(os.environ)
 MASK = os.sched_getaffinity(0)
 FLAGS = subprocess._args_from_interpreter_flags()

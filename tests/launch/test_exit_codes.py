@@ -23,6 +23,8 @@ from tests.launch.programs import (
     script,
 )
 
+pytestmark = pytest.mark.executed
+
 
 @pytest.mark.parametrize(
     "text",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.launch.programs import PYTHON, from_shell, launch, ours, plain, run, script
+
+pytestmark = pytest.mark.executed
 
 SITE = str(Path(__file__).parents[2] / "cputrain" / "runtime" / "site")
 

@@ -23,6 +23,8 @@ from tests.launch.programs import (
     script,
 )
 
+pytestmark = pytest.mark.executed
+
 
 def both(folder: Path, *words: str, **options: Any) -> dict[str, Any]:
     """The script's view, once it is the same under both."""

@@ -173,7 +173,6 @@ def test_an_interrupt_ends_a_search_and_the_shell_goes_on(tmp_path: Path) -> Non
         stdin=subprocess.PIPE,
         cwd=tmp_path,
         env=environment(tmp_path, TMPDIR=str(place), IPYTHONDIR=str(tmp_path / "ipython")),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert child.stdin is not None
     child.stdin.write(json.dumps(cells).encode())

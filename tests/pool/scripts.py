@@ -35,8 +35,6 @@ def started(folder: Path, text: str, *words: str, **options: Any) -> subprocess.
         env=environment(folder, PYTHONPATH=str(Path(__file__).parents[2])),
         text=True,
         start_new_session=True,
-        # whoever runs the tests in the background ignores Ctrl-C, and children inherit that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
     )
 

@@ -198,6 +198,7 @@ def test_a_machine_without_such_files_has_no_pressure(tmp_path: Path) -> None:
     assert not MemoryPressure(RootSource(str(tmp_path))).is_high()
 
 
+@pytest.mark.executed
 def test_programs_of_a_launch_are_counted_and_forked_workers_are_not(tmp_path: Path) -> None:
     script(
         tmp_path,
@@ -214,6 +215,7 @@ def test_programs_of_a_launch_are_counted_and_forked_workers_are_not(tmp_path: P
     assert num_programs() >= 1
 
 
+@pytest.mark.executed
 def test_a_rank_counts_its_own_programs(tmp_path: Path) -> None:
     script(
         tmp_path,

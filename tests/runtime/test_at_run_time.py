@@ -63,6 +63,7 @@ def test_denormals_stay_unless_asked_and_interop_threads_are_set(tmp_path: Path)
     assert found[5] == 1
 
 
+@pytest.mark.executed
 def test_a_script_may_hide_numpy_or_close_its_streams(tmp_path: Path) -> None:
     script(
         tmp_path,

@@ -11,7 +11,10 @@ from tests.launch.programs import launch, script
 
 CPUS = sorted(os.sched_getaffinity(0))
 
-pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+pytestmark = [
+    pytest.mark.executed,
+    pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs"),
+]
 
 LOAD = """
 import os, threading, time

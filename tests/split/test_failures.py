@@ -124,7 +124,6 @@ def run():
             process = subprocess.Popen(
                 [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 text=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )  # fmt: skip
             stack.enter_context(process)
             stack.callback(process.kill)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import interpreters
+from tests.interpreters.forked import Switch
 from tests.launch.programs import LAUNCH, PYTHON, VIEW, environment, script
+from tests.selected import cases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="interpreters are forked on Linux")
 
@@ -157,15 +158,23 @@ if __name__ == "__main__":
 }
 
 
+SHORT = (
+    "what it sees after torch", "what modules hold", "training", "what is at the end",
+    "an exception", "an interrupt", "its output", "programs of its own",
+    "programs that are executed in turn", "exits of a program that executes",
+)  # fmt: skip
+"""Scripts that run in `make test` too."""
+
+
 @contextmanager
 def executed() -> Iterator[None]:
     """Have interpreters executed within the block."""
-    before = interpreters.Switch.is_on
-    interpreters.Switch.is_on = False
+    before = Switch.is_on
+    Switch.is_on = False
     try:
         yield
     finally:
-        interpreters.Switch.is_on = before
+        Switch.is_on = before
 
 
 def same(folder: Path, *argv: str, stdin: str = "input", **changes: str) -> tuple[str, str]:
@@ -183,13 +192,13 @@ def same(folder: Path, *argv: str, stdin: str = "input", **changes: str) -> tupl
         )
         return done.returncode, done.stdout, done.stderr
 
-    forked = run()
+    found = run()
     with executed():
-        assert forked == run()
-    return forked[1].decode(errors="replace"), forked[2].decode(errors="replace")
+        assert found == run()
+    return found[1].decode(errors="replace"), found[2].decode(errors="replace")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", cases(SCRIPTS, SHORT))
 def test_a_script_does_the_same(name: str, tmp_path: Path) -> None:
     script(tmp_path, "beside = 1", "wave.py")
     path = script(tmp_path, SCRIPTS[name], "one.py")
