@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.executed
+
 COUNTS = """
 import os
 import time
@@ -41,8 +43,6 @@ FORKS = """
 import os
 import sys
 import torch
-
-pytestmark = pytest.mark.executed
 
 if sys.argv[1] == "before":
     import cputrain.runtime.openmp
