@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -31,8 +32,8 @@ SKIPPED = 9
 OVER_BUDGET = 10
 """The exit code if the tests of a folder took much longer than CONTRIBUTING.md allows."""
 
-KEPT_THREADS = ("cputrain",)
-"""Beginnings of the names of threads that last as long as their process."""
+KEPT_THREADS = re.compile(r"cputrain|.*\(_serve\)")
+"""Names of threads that last as long as their process: ours, and multiprocessing's."""
 
 DURATIONS: list[Durations] = []
 """Collector of the durations of tests; empty unless CPUTRAIN_CI is set."""
@@ -70,6 +71,15 @@ def pytest_collection_finish() -> None:
     """Leave the scripts of tests the number of spins that they have without tests."""
     if os.environ.get("GOMP_SPINCOUNT") == "0":
         del os.environ["GOMP_SPINCOUNT"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    from tests.durations import FIRST
+
+    order = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(FIRST)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -120,8 +130,11 @@ def _threads_as_they_were():
     while left := [
         thread
         for thread in threading.enumerate()
-        if thread not in running and not thread.name.startswith(KEPT_THREADS)
+        if thread not in running and not KEPT_THREADS.match(thread.name)
     ]:
+        if left[0].name == "tqdm_monitor":
+            left[0].exit()
+            sys.modules["tqdm"].tqdm.monitor = None
         assert time.monotonic() < end, left
         gc.collect()  # of an exception that holds a loader, for example
         time.sleep(0.01)

@@ -15,6 +15,16 @@ FACTOR = 2.0
 """A folder may take this many times its budget: machines differ, and some are busy."""
 
 
+FIRST = (
+    "tests/opencl/test_opencl.py", "tests/diagnose/test_command.py", "tests/ranks/test_nodes.py",
+    "tests/libraries/test_libraries.py", "tests/ranks/test_exchange.py",
+    "tests/pool/test_faults.py", "tests/tune/test_trials.py", "tests/ranks/test_ranks.py",
+    "tests/runtime/test_allocator.py", "tests/backends/test_comparison.py",
+    "tests/bench/test_loaders.py", "tests/split/test_zoo.py",
+)  # fmt: skip
+"""The files that take longest: begun first, they do not keep the others waiting at the end."""
+
+
 class Durations:
     """Seconds of setups, calls and teardowns, by the file of their tests."""
 

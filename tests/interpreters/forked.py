@@ -14,6 +14,7 @@ import json
 import multiprocessing.util
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -105,6 +106,12 @@ def fork(
         "folder": os.fspath(folder or os.getcwd()),
         "environment": variables,
         "new_session": new_session,
+        "blocked": [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))],
+        "ignored": [
+            int(number)
+            for number in signal.valid_signals()
+            if signal.getsignal(number) is signal.SIG_IGN
+        ],
     }
     with LOCK:
         return server(variables).fork(request, list(files.values()))

@@ -388,6 +388,9 @@ def _run(words, *, is_safe):
     exec(code, main.__dict__)
 
 
+# the signals of a process that is forked are those of who asks for it
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+signal.signal(signal.SIGINT, signal.default_int_handler)
 REGISTER(lambda: HIDDEN.keep())  # the first: it is called after all others
 import torch  # noqa: E402, F401
 
@@ -415,6 +418,9 @@ if served is not None:
     channel.close()
     if request["new_session"]:
         os.setsid()
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     above = max(request["files"]) + 1  # none of them is overwritten below
     sources = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, above) for file in files]
     for number, source in zip(request["files"], sources, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -264,6 +265,18 @@ print(os.getppid(), os.getsid(0) == os.getpid(), os.read({0}, 5), os.get_inherit
     os.close(read)
     os.close(write)
     assert done.stdout == f"{os.getpid()} True b'given' True\n"
+
+
+def test_its_signals_are_blocked_and_ignored_as_those_of_who_starts_it(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        out, _ = same(tmp_path, PYTHON, str(script(tmp_path, SCRIPTS["signals"])))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGHUP, before)
+    assert "SIGTERM" in out
+    assert "('SIGHUP', '1')" in out
 
 
 def _modules() -> list[str]:

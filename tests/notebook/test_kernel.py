@@ -12,6 +12,8 @@ from tests.notebook.shells import in_notebook
 from tests.notebook.test_magics import CELL, LOOP
 from tests.notebook.test_setup import TRAIN
 
+pytestmark = pytest.mark.executed
+
 
 def test_a_notebook_is_set_up_and_trains_as_before(tmp_path: Path) -> None:
     """The same losses, fused updates, and fewer faults in the thread that runs cells."""

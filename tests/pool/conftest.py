@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.interpreters.forked import SERVERS
+
 LIMIT = 60
 """Seconds after which a test is taken to hang."""
 
@@ -70,16 +72,20 @@ def nothing_left(servers: None, in_time: None) -> Iterator[None]:
 
 
 def _children() -> set[int]:
+    """Return the children of this process, without those that start the interpreters of scripts."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError):  # a thread that has ended meanwhile
             found.update(map(int, (task / "children").read_text().split()))
-    return found
+    return found - {server.process.pid for server in SERVERS.values()}
 
 
 def _descriptors() -> dict[str, str]:
+    """Return what is open, without the channels to the servers of interpreters."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the one that lists them
             found[entry.name] = str(entry.readlink())
+    for server in SERVERS.values():
+        found.pop(str(server.channel.fileno()), None)
     return found

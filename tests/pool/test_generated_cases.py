@@ -20,7 +20,10 @@ from tests.pool.pool_cases import Case, endless, generate, observe, reduce
 
 SEED = int(os.environ.get("CASES_SEED") or random.SystemRandom().randrange(1 << 32))
 
-CASES = {"fork": 400, "forkserver": 100, "spawn": 100}
+CASES = {"fork": 100, "forkserver": 30, "spawn": 30}
+
+MORE = {"fork": 400, "forkserver": 100, "spawn": 100}
+"""Where the cases of `make test-all` end; they begin after `CASES`."""
 
 pytestmark = pytest.mark.usefixtures("in_time")
 
@@ -34,12 +37,21 @@ def pools(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any, Any]]:
 
 
 def test_both_pools_do_the_same(pools: tuple[str, Any, Any]) -> None:
+    _assert_same(pools, range(CASES[pools[0]]))
+
+
+@pytest.mark.long
+def test_both_pools_do_the_same_in_more_cases(pools: tuple[str, Any, Any]) -> None:
+    _assert_same(pools, range(CASES[pools[0]], MORE[pools[0]]))
+
+
+def _assert_same(pools: tuple[str, Any, Any], numbers: range) -> None:
     method, theirs, ours = pools
 
     def differs(case: Case) -> bool:
         return observe(case, theirs) != observe(case, ours)
 
-    for number in range(CASES[method]):
+    for number in numbers:
         case = generate(f"{SEED}-{method}-{number}")
         if differs(case):
             case = reduce(case, differs)

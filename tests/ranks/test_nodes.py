@@ -150,7 +150,9 @@ GOOD, BAD = (0.0, 0.0), (0.05, 0.05)
 
 
 @pytest.mark.parametrize(
-    ("network", "how"), [(GOOD, "kill"), (BAD, "kill"), (GOOD, "fail")], indirect=["network"]
+    ("network", "how"),
+    [(GOOD, "kill"), pytest.param(BAD, "kill", marks=pytest.mark.long), (GOOD, "fail")],
+    indirect=["network"],
 )
 def test_a_node_that_is_gone_comes_back_and_the_losses_are_right(tmp_path, network, how):
     alone = json.loads(plain(tmp_path, RANKS, "--steps", str(STEPS)).stdout)["losses"]

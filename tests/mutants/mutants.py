@@ -1,0 +1,224 @@
+"""Faults that are planted one at a time: how many of them do the tests find?
+
+`python tests/mutants/mutants.py draw` draws faults in the functions of the rooms, and
+`python tests/mutants/mutants.py run CLONE` plants each of `mutants.json` in a clone of the project
+that has its environment, and runs the tests there: those of the room first, then all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+LIST = Path(__file__).with_name("mutants.json")
+
+ROOMS = {
+    "cputrain/split": 7, "cputrain/opencl": 7, "cputrain/runtime": 7, "cputrain/data": 6,
+    "cputrain/pool": 6, "cputrain/ipc": 4, "cputrain/settings": 4, "cputrain/plan": 3,
+    "cputrain/machine": 3, "launch": 3, "cputrain/diagnose": 3, "cputrain/tune": 2,
+    "cputrain/measure": 2, "cputrain/ranks": 2, "cputrain/backends": 1,
+}  # fmt: skip
+"""How many faults are planted in the folder of each room."""
+
+COMPARISONS = {
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
+}  # fmt: skip
+
+OPERATORS = {
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.FloorDiv: ("//", "*"),
+    ast.Div: ("/", "*"), ast.Mod: ("%", "+"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
+    ast.BitOr: ("|", "&"), ast.BitAnd: ("&", "|"),
+}  # fmt: skip
+
+CALLS = {"min": "max", "max": "min", "all": "any", "any": "all"}
+
+
+class Fault(NamedTuple):
+    """A text in a file, and what is there in its place."""
+
+    path: str
+    function: str
+    line: int
+    column: int
+    before: str
+    after: str
+
+
+class Run(NamedTuple):
+    """How the tests took a fault."""
+
+    fault: Fault
+    found_by: str
+    """The first test that failed; "" if none did."""
+
+    seconds: float
+
+
+def faults(path: Path) -> Iterator[Fault]:
+    """Yield every fault that could be planted in the functions of a file."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    lines = text.splitlines(keepends=True)
+    name = str(path.relative_to(ROOT))
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for node in _own_nodes(function):
+                for line, column, before, after in _changes(node, lines):
+                    yield Fault(name, function.name, line, column, before, after)
+
+
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """Yield the nodes of a function's statements, without those of functions and types in it."""
+    waiting: list[ast.AST] = [*function.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.AnnAssign):
+            continue
+        yield node
+        waiting += ast.iter_child_nodes(node)
+
+
+def _changes(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, int, str, str]]:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        yield from _between(node.left, node.comparators[0], *COMPARISONS[type(node.ops[0])], lines)
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        yield from _between(node.left, node.right, *OPERATORS[type(node.op)], lines)
+    elif isinstance(node, ast.BoolOp):
+        words = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+        yield from _between(node.values[0], node.values[1], *words, lines)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.lineno, node.col_offset, "not ", ""
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield node.lineno, node.col_offset, str(node.value), str(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        before = ast.get_source_segment("".join(lines), node) or ""
+        yield node.lineno, node.col_offset, before, str(node.value + 1)
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in CALLS:
+        before = node.func.id  # type: ignore[attr-defined]
+        yield node.lineno, node.col_offset, before, CALLS[before]
+    elif isinstance(node, ast.If):
+        test = node.test
+        if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
+            yield test.lineno, test.col_offset, "", "not "
+
+
+def _between(
+    left: ast.expr, right: ast.expr, before: str, after: str, lines: list[str]
+) -> Iterator[tuple[int, int, str, str]]:
+    """Yield the operator between two expressions, if it is on a line with one of them."""
+    line = left.end_lineno or 0
+    start = left.end_col_offset or 0
+    end = right.col_offset if right.lineno == line else None
+    found = re.search(rf"(?<![<>=!*/]){re.escape(before)}(?![<>=*/])", lines[line - 1][start:end])
+    if found:
+        yield line, start + found.start(), before, after
+
+
+def draw(seed: int) -> list[Fault]:
+    """Draw faults, each in another function."""
+    draws = random.Random(seed)
+    drawn: list[Fault] = []
+    for room, count in ROOMS.items():
+        found = [fault for path in sorted((ROOT / room).rglob("*.py")) for fault in faults(path)]
+        functions: dict[tuple[str, str], list[Fault]] = {}
+        for fault in found:
+            functions.setdefault((fault.path, fault.function), []).append(fault)
+        for key in draws.sample(sorted(functions), count):
+            drawn.append(draws.choice(functions[key]))
+    return drawn
+
+
+def planted(text: str, fault: Fault) -> str:
+    """Return the text of a file with a fault."""
+    lines = text.splitlines(keepends=True)
+    line = lines[fault.line - 1]
+    head, tail = line[: fault.column], line[fault.column :]
+    if not tail.startswith(fault.before):
+        raise ValueError(f"{fault.path}, line {fault.line}: there is no {fault.before!r}")
+    lines[fault.line - 1] = head + fault.after + tail.removeprefix(fault.before)
+    return "".join(lines)
+
+
+def folders(fault: Fault) -> list[str]:
+    """Return the folder of the tests of a fault's room."""
+    room = Path(fault.path).parts[0 if fault.path.startswith("launch") else 1]
+    folder = f"tests/{room}"
+    return [folder] if (ROOT / folder).is_dir() else []
+
+
+def run(fault: Fault, clone: Path, marks: str) -> Run:
+    """Plant a fault in a clone, and run the tests there until one fails."""
+    path = clone / fault.path
+    text = path.read_text()
+    begin = time.monotonic()
+    found = ""
+    path.write_text(planted(text, fault))
+    try:
+        for where in (folders(fault), []):
+            found = _first_failure(clone, [*where, "-m", marks])
+            if found:
+                break
+    finally:
+        path.write_text(text)
+    return Run(fault, found, time.monotonic() - begin)
+
+
+def _first_failure(clone: Path, words: list[str]) -> str:
+    done = subprocess.run(
+        [".venv/bin/python", "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "loadfile",
+         "--tb=no", "-p", "no:cacheprovider", *words],
+        cwd=clone, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode in {0, 5}:
+        return ""
+    told = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return told[1] if told else "(the tests ended)"
+
+
+def main() -> int:
+    """Draw faults or plant them; print what found each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    words = parser.add_subparsers(dest="what", required=True)
+    drawing = words.add_parser("draw")
+    drawing.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    running = words.add_parser("run")
+    running.add_argument("clone", type=Path)
+    running.add_argument("--marks", default="not long", help='"" for those of make test-all')
+    running.add_argument("--only", type=int, nargs="*", help="numbers of faults, from 0 on")
+    given = parser.parse_args()
+    if given.what == "draw":
+        drawn = draw(given.seed)
+        print(f"seed {given.seed}", file=sys.stderr)
+        print("[\n" + ",\n".join(json.dumps(fault._asdict()) for fault in drawn) + "\n]")
+        return 0
+    listed = [Fault(**one) for one in json.loads(LIST.read_text())]
+    numbers = range(len(listed)) if given.only is None else given.only
+    found = 0
+    for number in numbers:
+        fault = listed[number]
+        result = run(fault, given.clone.resolve(), given.marks)
+        found += bool(result.found_by)
+        print(
+            f"{number:2} {fault.path}:{fault.line} {fault.function}: {fault.before!r} ->"
+            f" {fault.after!r}: {result.found_by or 'NOT FOUND'} ({result.seconds:.0f} s)",
+            flush=True,
+        )
+    print(f"{found} of {len(numbers)} found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
