@@ -130,7 +130,9 @@ def _threads_as_they_were():
     while left := [
         thread
         for thread in threading.enumerate()
-        if thread not in running and not KEPT_THREADS.match(thread.name)
+        if thread not in running
+        and not KEPT_THREADS.match(thread.name)
+        and not isinstance(thread, threading._DummyThread)  # another library's, as autograd's
     ]:
         if left[0].name == "tqdm_monitor":
             left[0].exit()

@@ -36,6 +36,9 @@ PR_SET_CHILD_SUBREAPER = 36
 SERVERS: dict[Any, Server] = {}
 """Servers by their variables of `AT_START` and their CPU mask."""
 
+INHERITED: dict[Any, Server] = {}
+"""Servers of the process that this one was forked from."""
+
 OWNERS = ("uid", "gid", "gids", "umask", "process_group")
 """Arguments of `subprocess` that have a process executed, unless they are as by default."""
 
@@ -82,6 +85,7 @@ class Server:
 
     def stop(self) -> None:
         """End the server; what it has forked goes on."""
+        self.channel.shutdown(socket.SHUT_RDWR)  # processes that were forked have copies of it
         self.channel.close()
         self.process.wait()
 
@@ -199,6 +203,13 @@ def install() -> None:
             return spawn(path, words, passed)
         return fork(argv, {number: number for number in (0, 1, 2, *passed)})
 
+    def leave_them() -> None:
+        """Leave the servers to the parent: what they fork would be its child."""
+        Switch.is_on = False
+        INHERITED.update(SERVERS)
+        SERVERS.clear()
+
+    os.register_at_fork(after_in_child=leave_them)
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
     multiprocessing.util.spawnv_passfds = spawn_with
 

@@ -291,8 +291,13 @@ def follow(argv, environment, *, is_nested):
 
 
 def _forget():
-    """Forget what was loaded and registered since the server started."""
-    KEPT.append([dict(sys.modules), sys.stdin, sys.stdout, sys.stderr])
+    """Forget what was loaded and registered since the server started.
+
+    Nothing of it is destroyed: it would close files by numbers that are others' by now.
+    """
+    gc.freeze()
+    KEPT.append([dict(sys.modules), sys.stdin, sys.stdout, sys.stderr, *REGISTERED])
+    KEPT.append(dict(weakref.finalize._registry))
     for name in [name for name in sys.modules if name not in STARTED]:
         del sys.modules[name]
     sys.meta_path[:] = META_PATH

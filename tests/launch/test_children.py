@@ -133,6 +133,7 @@ print(high)
 """
 
 
+@pytest.mark.executed
 @pytest.mark.parametrize("trains", cases([False, True], [False]))
 def test_children_need_no_more_address_space_than_under_python(
     tmp_path: Path, trains: bool

@@ -316,13 +316,15 @@ def test_a_test_suite_ends_as_it_does_under_python(tmp_path: Path) -> None:
     """Hypothesis finds out whether numbers are flushed to zero, and refuses to go on then."""
     words = (
         "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=importlib",
-        "-c", os.devnull, "--rootdir", str(HERE / "suite"), str(HERE / "suite" / "network.py"),
+        "-c", os.devnull, f"--rootdir={HERE / 'suite'}", f"--confcutdir={HERE / 'suite'}",
+        str(HERE / "suite" / "network.py"),
     )  # fmt: skip
     out, _ = alike(tmp_path, *words)
     assert "2 failed, 4 passed, 1 skipped" in out
 
 
 @pytest.mark.long
+@pytest.mark.executed  # the kernel's ZeroMQ keeps what it knew before a fork
 def test_a_notebook_has_the_same_outputs(tmp_path: Path) -> None:
     """Its kernel is a process of Jupyter's, and trains under the plan."""
     for name in ("python", "launch"):
