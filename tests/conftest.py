@@ -73,11 +73,14 @@ def pytest_collection_finish() -> None:
         del os.environ["GOMP_SPINCOUNT"]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Have `make test` run fewer combinations; begin with the files that take longest."""
     from tests.durations import FIRST
+    from tests.selected import mark_combinations
 
+    mark_combinations(items)
+    yield
     order = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(FIRST)))
 

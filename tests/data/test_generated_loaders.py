@@ -16,6 +16,7 @@ import torch
 from cputrain.data import columns, memory
 from cputrain.split import dispatcher
 from tests.data.loader_cases import compare, generate, is_in_memory, reduce
+from tests.selected import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def check(seed: str, workers: int = 0) -> None:
         pytest.fail(f"CASES_SEED={SEED}, case {seed}:\n{told}\n\n{case}", pytrace=False)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", some(range(CHUNKS), 5))
 def test_scripts_see_the_same(chunk: int) -> None:
     for number in range(chunk * CASES, (chunk + 1) * CASES):
         check(f"{SEED}-{number}")
@@ -48,7 +49,7 @@ def test_scripts_see_the_same(chunk: int) -> None:
 # of torch's own iterator, where its __init__ has raised an error
 @pytest.mark.filterwarnings("ignore:.*_MultiProcessingDataLoaderIter.__del__")
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("chunk", range(5))
+@pytest.mark.parametrize("chunk", some(range(5), 2))
 def test_scripts_with_workers_see_the_same(chunk: int, workers: int) -> None:
     for number in range(CASES_WITH_WORKERS):
         check(f"{SEED}-{chunk}-{number}", workers)

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 
-def test_among_devices():
+def test_among_devices(pytestconfig):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
-         str(Path(__file__).with_name("among_devices.py"))],
+         "-m", pytestconfig.option.markexpr, str(Path(__file__).with_name("among_devices.py"))],
         capture_output=True, text=True, timeout=600, env=os.environ, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]

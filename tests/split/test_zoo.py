@@ -9,6 +9,7 @@ import pytest
 
 from cputrain import Split
 from tests.launch.programs import launch, plain
+from tests.selected import selected, some
 from tests.split import zoo
 
 HERE = Path(__file__).parent
@@ -46,10 +47,10 @@ def test_a_model_of_the_zoo_trains_as_it_does_without_split(name):
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
+def printed(request, tmp_path_factory):
     """Losses of every script, under plain python and divided by a launch."""
     folder = tmp_path_factory.mktemp("zoo")
-    words = (str(HERE / "zoo.py"), *LAUNCHED)
+    words = (str(HERE / "zoo.py"), *selected(request, LAUNCHED, __file__))
     runs = plain(folder, *words), launch(folder, "--replicas", "2", *words)
     assert [run.returncode for run in runs] == [0, 0], runs
     return [
@@ -58,7 +59,7 @@ def printed(tmp_path_factory):
     ]
 
 
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("name", some(LAUNCHED, 3))
 def test_a_launched_script_prints_the_losses_of_plain_python(name, printed):
     undivided, divided = (losses[name] for losses in printed)
     assert len(undivided) >= zoo.STEPS
