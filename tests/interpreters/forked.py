@@ -148,7 +148,7 @@ def is_script(argv: Sequence[str]) -> bool:
     if words[:1] != [sys.executable]:
         return False
     words = words[1 + len(FLAGS) if words[1 : 1 + len(FLAGS)] == FLAGS else 1 :]
-    if words[:1] == ["-P"]:
+    while words[:1] and words[0] in {"-P", "-u"}:
         words = words[1:]
     return bool(words) and (not words[0].startswith("-") or words[0] in {"-c", "-m"})
 

@@ -3,7 +3,8 @@
 It is run as a script by `tests.interpreters.forked`. Modules that it has loaded are hidden from the
 script, until the script imports them: import hooks, modules that lie beside the script and
 `sys.modules` are as in an interpreter that has just started. What a process that was forked
-executes in its turn goes on without a new interpreter too, where that makes no difference.
+executes in its turn goes on without a new interpreter too, where that makes no difference: what a
+script has changed in torch is undone, and where that cannot be, the interpreter is executed.
 """
 
 import sys
@@ -14,7 +15,9 @@ STARTED = frozenset(sys.modules)
 import _posixsubprocess  # noqa: E402
 import array  # noqa: E402
 import atexit  # noqa: E402
+import collections  # noqa: E402
 import contextlib  # noqa: E402
+import copy  # noqa: E402
 import ctypes  # noqa: E402
 import fcntl  # noqa: E402
 import gc  # noqa: E402
@@ -51,6 +54,7 @@ class Hidden:
         self.specs = {name: getattr(module, "__spec__", None) for name, module in modules.items()}
         self.children = {name: _child(modules, name) for name in modules}
         self.is_torch_loaded = False
+        self.before = LoadedTorch(modules)
 
     def find_spec(self, name, path=None, _=None):
         if self.specs.get(name) is None or not (self.is_torch_loaded or self._is_found(name, path)):
@@ -79,6 +83,8 @@ class Hidden:
                 vars(self.modules[parent])[child] = value
             elif parent in self.modules:
                 vars(self.modules[parent]).pop(child, None)
+        if _is_single(os.environ):
+            self.modules["torch"].set_num_threads(1)
         if not weakref.finalize._registered_with_atexit:
             REGISTER(weakref.finalize._exitfunc)
             weakref.finalize._registered_with_atexit = True
@@ -93,6 +99,111 @@ class Hidden:
             if sys.modules.get(name) is module:
                 del sys.modules[name]
         LIBC.fflush(None)
+
+
+class LoadedTorch:
+    """What torch was as it had been loaded."""
+
+    def __init__(self, modules):
+        self.torch = modules["torch"]
+        found = {}
+        for name, module in modules.items():
+            if not _is_torchs(name) or not isinstance(module, type(sys)):
+                continue
+            found[id(module)] = Contents(module)
+            for one, value in vars(module).items():
+                if not one.startswith("__") and (
+                    type(value) in CONTAINERS
+                    or (issubclass(type(value), type) and _is_torchs(_module_of(value) or ""))
+                ):
+                    found[id(value)] = Contents(value)
+        self.contents = list(found.values())
+        self.state = self._state()
+        self.threads = self.torch.get_num_threads()
+
+    def can_be_restored(self, environment):
+        """Return whether `restore` leaves no difference to torch as it was loaded."""
+        return (
+            self._state() == self.state
+            and (self.torch.get_num_threads() == self.threads or _is_single(environment))
+            and not any(name.startswith("cputrain.runtime") for name in sys.modules)
+            and not _has_native_threads()
+        )
+
+    def restore(self):
+        for one in self.contents:
+            one.restore()
+
+    def _state(self):
+        torch = self.torch
+        return (
+            len(torch.library._impls),
+            len(torch.library._defs),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+            torch._C._get_privateuse1_backend_name(),
+        )
+
+
+CONTAINERS = {dict, list, set, collections.OrderedDict, collections.defaultdict}
+
+
+class Contents:
+    """Attributes of a module or class, or elements of a container, at an earlier time."""
+
+    def __init__(self, value):
+        self.value = value
+        self.has_attributes = isinstance(value, type | type(sys))
+        self.before = dict(vars(value)) if self.has_attributes else copy.copy(value)
+
+    def restore(self):
+        now = vars(self.value) if self.has_attributes else self.value
+        if self._is_as_before(now):
+            return
+        if isinstance(self.value, type):
+            for name in {**now, **self.before}:
+                if now.get(name, NONE) is not self.before.get(name, NONE):
+                    self._restore_attribute(name)
+            return
+        KEPT.append(copy.copy(now))
+        now.clear()
+        if isinstance(now, list):
+            now.extend(self.before)
+        else:
+            now.update(self.before)
+
+    def _restore_attribute(self, name):
+        with contextlib.suppress(AttributeError, TypeError):  # those of the interpreter's own
+            if name in self.before:
+                setattr(self.value, name, self.before[name])
+            else:
+                delattr(self.value, name)
+
+    def _is_as_before(self, now):
+        if len(now) != len(self.before):
+            return False
+        if isinstance(now, set):
+            return now == self.before
+        pairs = zip(now, self.before, strict=True)
+        if isinstance(now, list):
+            return all(one is other for one, other in pairs)
+        return all(
+            one is other and now[one] is self.before[other] for one, other in pairs
+        )
+
+
+def _has_native_threads():
+    """Return whether there are threads of OpenMP or of another library, which have no name."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/task/{thread}/comm") as file:
+            names.append(file.read())
+    with open("/proc/self/comm") as file:
+        return names.count(file.read()) > threading.active_count()
 
 
 def _is_torchs(name):
@@ -123,8 +234,11 @@ class Loader:
         # past a __setattr__ of the module's own
         module.__dict__["__spec__"] = self.hidden.specs[self.name]
         if self.name == "torch":
+            module.default_generator.seed()
             self.hidden.show()
-        elif not self.hidden.is_torch_loaded:
+        elif self.name == "numpy.random":
+            module.seed()
+        if not self.hidden.is_torch_loaded:
             self._import_what_it_imports(module)
 
     def _import_what_it_imports(self, module):
@@ -232,9 +346,23 @@ def _is_followed(program, argv, environment):
     return (
         program == sys.executable
         and _script(argv) is not None
-        and at_start(environment) == AT_START
-        and os.sched_getaffinity(0) == MASK
-        and not HIDDEN.is_torch_loaded
+        and _is_at_start(environment)
+        and (not HIDDEN.is_torch_loaded or HIDDEN.before.can_be_restored(environment))
+    )
+
+
+def _is_at_start(environment):
+    """Return whether what is read at the start is as here, or differs by a single thread."""
+    variables, mask = at_start(environment), os.sched_getaffinity(0)
+    if "OMP_NUM_THREADS" not in AT_START and variables.get("OMP_NUM_THREADS") == "1":
+        del variables["OMP_NUM_THREADS"]
+    return variables == AT_START and (mask == MASK or len(mask) == 1)
+
+
+def _is_single(environment):
+    """Return whether torch computes in one thread, unlike in the server."""
+    return "OMP_NUM_THREADS" not in AT_START and (
+        environment.get("OMP_NUM_THREADS") == "1" or len(os.sched_getaffinity(0)) == 1
     )
 
 
@@ -243,7 +371,7 @@ def _script(argv):
     words = argv[1:]
     if words[: len(FLAGS)] == FLAGS:
         words = words[len(FLAGS) :]
-    if words[:1] == ["-P"]:
+    while words[:1] and words[0] in {"-P", "-u"}:
         words = words[1:]
     is_script = words and (not words[0].startswith("-") or words[0] in {"-c", "-m"})
     return words if is_script else None
@@ -273,11 +401,13 @@ def follow(argv, environment, *, is_nested):
     os.environ.update(environment)
     sys.argv[:] = argv
     sys.orig_argv[:] = argv
+    options = argv[: -len(_script(argv))]
+    is_buffered = "-u" not in options and not environment.get("PYTHONUNBUFFERED")
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        stream = _stream(number)
+        stream = _stream(number, is_buffered=is_buffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    code = _ended(_script(argv), is_safe="-P" in argv[: -len(_script(argv))])
+    code = _ended(_script(argv), is_safe="-P" in options)
     if is_nested:  # nothing of the program before may be cleared
         threading._shutdown()
         atexit._run_exitfuncs()
@@ -300,6 +430,9 @@ def _forget():
     KEPT.append(dict(weakref.finalize._registry))
     for name in [name for name in sys.modules if name not in STARTED]:
         del sys.modules[name]
+    if HIDDEN.is_torch_loaded:
+        HIDDEN.before.restore()
+        HIDDEN.is_torch_loaded = False
     sys.meta_path[:] = META_PATH
     sys.path[:] = PATH
     while REGISTERED:
@@ -315,17 +448,19 @@ def _register(call, /, *words, **options):
     return REGISTER(call, *words, **options)
 
 
-def _stream(number):
+def _stream(number, *, is_buffered):
     try:
         raw = io.FileIO(number, "w" if number else "r", closefd=False)
     except OSError:  # closed
         return None
     raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
+    buffered = io.BufferedWriter if number else io.BufferedReader
     stream = io.TextIOWrapper(
-        io.BufferedWriter(raw) if number else io.BufferedReader(raw),
+        buffered(raw) if is_buffered or not number else raw,
         encoding=ENCODING,
         errors="backslashreplace" if number == 2 else ERRORS,
-        line_buffering=number == 2 or os.isatty(number),
+        line_buffering=is_buffered and (number == 2 or os.isatty(number)),
+        write_through=not is_buffered,
     )
     stream.mode = raw.mode[:1]
     return stream

@@ -151,6 +151,53 @@ if __name__ == "__main__":
         with multiprocessing.get_context(method).Pool(2) as pool:
             print(pool.map(work, range(4)))
 """,
+    "programs of its own after torch": """
+import subprocess, sys, torch
+from torch import nn
+torch.manual_seed(3)
+torch.rand(5)
+nn.Module.__call__ = None
+nn.Linear.extra = 1
+del nn.ReLU.forward
+torch.ones = None
+torch.own = 1
+torch.utils.data.own = torch.nn.modules.module._global_forward_hooks
+torch.nn.modules.module._global_forward_hooks[1] = print
+torch.serialization._package_registry.clear()
+text = '''
+import os, sys
+print("torch" in sys.modules, os.getpid() == 0)
+import torch
+from torch import nn
+print(torch.get_num_threads(), torch.ones(2))
+print(hasattr(nn.Linear, "extra"), hasattr(torch, "own"), hasattr(torch.utils.data, "own"))
+print(nn.ReLU()(torch.tensor([-1.0, 1.0])), len(torch.serialization._package_registry))
+print(torch.nn.modules.module._global_forward_hooks, vars(nn.Module).keys() == set())
+model = nn.Linear(2, 2)
+model(torch.ones(3, 2)).sum().backward()
+print(model.bias.grad)
+'''
+for environment in (None, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}):
+    print(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True,
+                         env=environment))
+torch.set_num_threads(1)
+print(subprocess.run([sys.executable, "-u", "-c", text], capture_output=True, text=True))
+""",
+    "programs of its own after work": """
+import subprocess, sys, torch
+a = torch.ones(600, 600, requires_grad=True)
+(a @ a).exp().sum().backward()
+torch.set_default_dtype(torch.float64)
+text = "import torch; a = torch.ones(600, 600); print((a @ a).exp().sum(), a.dtype)"
+print(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True))
+""",
+    "a program on one CPU": """
+import os, subprocess, sys, torch
+os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
+text = "import os, torch; print(torch.get_num_threads(), os.sched_getaffinity(0))"
+print(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True))
+os.execv(sys.executable, [sys.executable, "-c", text])
+""",
     "descriptors": "import os\nprint(os.listdir('/proc/self/fd')[:3], os.isatty(0), os.isatty(1))",
     "the line buffer": "import sys, os\nprint('a', flush=True)\nos.write(1, b'b')\nprint('c')",
     "warnings": "import warnings\nwarnings.warn('told')\nwarnings.warn('old', DeprecationWarning)",
@@ -161,7 +208,7 @@ if __name__ == "__main__":
 
 SHORT = (
     "what it sees after torch", "what modules hold", "training", "what is at the end",
-    "an exception", "an interrupt", "its output", "programs of its own",
+    "an exception", "an interrupt", "its output", "programs of its own", "programs of its own after torch",
     "programs that are executed in turn", "exits of a program that executes",
 )  # fmt: skip
 """Scripts that run in `make test` too."""
@@ -222,6 +269,27 @@ def test_commands_modules_and_folders_do_the_same(words: tuple[str, ...], tmp_pa
         script(tmp_path, VIEW, name)
     out, _ = same(tmp_path, PYTHON, *words)
     assert out
+
+
+def test_no_two_scripts_draw_the_same_numbers(tmp_path: Path) -> None:
+    text = """
+import random, subprocess, sys, torch, numpy
+print(torch.rand(1, dtype=torch.float64).item(), random.random(), numpy.random.rand())
+if sys.argv[1:]:
+    print(subprocess.run([sys.executable, __file__], capture_output=True, text=True).stdout)
+"""
+    path = script(tmp_path, text, "one.py")
+    drawn = "".join(
+        subprocess.check_output([PYTHON, str(path), "again"], text=True) for _ in range(2)
+    ).split()
+    assert len(set(drawn)) == 12
+
+
+def test_a_script_without_buffers_does_the_same(tmp_path: Path) -> None:
+    path = script(tmp_path, SCRIPTS["its output"] + "\nprint('a')\nimport os\nos._exit(1)", "one.py")
+    out, _ = same(tmp_path, PYTHON, "-u", str(path))
+    assert out.endswith("a\n")
+    assert same(tmp_path, PYTHON, str(path), PYTHONUNBUFFERED="1")[0] == out
 
 
 def test_sitecustomize_and_pythonpath_do_the_same(tmp_path: Path) -> None:
