@@ -25,7 +25,7 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("server.py")
 
-AT_START = r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|TORCH(?!ELASTIC)|PYTHON(?!PATH$)"
+AT_START = r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|TORCH(?!ELASTIC|_NCCL|_DISABLE_SHARE_RDZV)|PYTHON(?!PATH$)"
 """Variables that are read while an interpreter starts or libraries are loaded."""
 
 MOST_SERVERS = 4
@@ -97,11 +97,13 @@ def fork(
     environment: Mapping[str, str] | None = None,
     folder: str | Path | None = None,
     new_session: bool = False,
+    network: str | None = None,
 ) -> int:
     """Start python with a script, module or command; return its process, a child of this one.
 
     Args:
         files: The descriptors of this process that it has, by their numbers there.
+        network: The network namespace that it is in, of `ip netns`.
     """
     variables = dict(os.environ if environment is None else environment)
     request = {
@@ -110,6 +112,7 @@ def fork(
         "folder": os.fspath(folder or os.getcwd()),
         "environment": variables,
         "new_session": new_session,
+        "network": network,
         "blocked": [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))],
         "ignored": [
             int(number)
@@ -170,6 +173,9 @@ def install() -> None:
         options = signature.bind(self, *given).arguments
         argv = options["args"]
         argv = [os.fspath(argv)] if isinstance(argv, str | bytes | os.PathLike) else list(argv)
+        in_network = argv[:3] == ["ip", "netns", "exec"]
+        network = argv[3] if in_network else None
+        argv = argv[4:] if in_network else argv
         if (
             not Switch.is_on
             or options["shell"]
@@ -193,6 +199,7 @@ def install() -> None:
             environment=options["env"],
             folder=options["cwd"],
             new_session=options["start_new_session"],
+            network=network,
         )
         self._child_created = True
         self._close_pipe_fds(*pipes)

@@ -569,6 +569,10 @@ if served is not None:
         if file not in request["files"]:
             os.close(file)
     os.chdir(request["folder"])
+    if request["network"] is not None:
+        with open(f"/run/netns/{request['network']}", "rb") as file:
+            if LIBC.setns(file.fileno(), 0) != 0:
+                sys.exit(f"no network namespace {request['network']}")
     os.execve = execve
     _posixsubprocess.fork_exec = subprocess._fork_exec = fork_exec
     atexit.register = _register
