@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,15 @@ SERVERS: dict[Any, Server] = {}
 
 INHERITED: dict[Any, Server] = {}
 """Servers of the process that this one was forked from."""
+
+REQUESTS: Counter[Any] = Counter()
+"""How often interpreters with variables and a mask were asked for; `SERVERS` has the same keys."""
+
+MOST_EXECUTED = 2
+"""Interpreters that are executed before a server is started for others like them."""
+
+USUAL = {name: value for name, value in os.environ.items() if re.match(AT_START, name)}
+"""Variables of `AT_START` that the tests have."""
 
 OWNERS = ("uid", "gid", "gids", "umask", "process_group")
 """Arguments of `subprocess` that have a process executed, unless they are as by default."""
@@ -98,8 +108,10 @@ def fork(
     folder: str | Path | None = None,
     new_session: bool = False,
     network: str | None = None,
-) -> int:
+) -> int | None:
     """Start python with a script, module or command; return its process, a child of this one.
+
+    Where few others are started with the same variables, return None.
 
     Args:
         files: The descriptors of this process that it has, by their numbers there.
@@ -121,15 +133,19 @@ def fork(
         ],
     }
     with LOCK:
-        return server(variables).fork(request, list(files.values()))
+        found = server(variables)
+        return None if found is None else found.fork(request, list(files.values()))
 
 
-def server(environment: Mapping[str, str]) -> Server:
-    """Return the server of interpreters with these variables; start it if there is none."""
+def server(environment: Mapping[str, str]) -> Server | None:
+    """Return the server of interpreters with these variables; start it if it is worth its time."""
     at_start = {name: value for name, value in environment.items() if re.match(AT_START, name)}
     key = (tuple(sorted(at_start.items())), frozenset(os.sched_getaffinity(0)))
     found = SERVERS.pop(key, None)
     if found is None:
+        REQUESTS[key] += 1
+        if REQUESTS[key] <= MOST_EXECUTED and at_start != USUAL:
+            return None
         if len(SERVERS) >= MOST_SERVERS:
             SERVERS.pop(next(iter(SERVERS))).stop()
         kept = {
@@ -193,7 +209,7 @@ def install() -> None:
         for number, pipe in enumerate((pipes[0], pipes[3], pipes[5])):
             if pipe != -1:
                 files[number] = pipe
-        self.pid = fork(
+        pid = fork(
             argv,
             files,
             environment=options["env"],
@@ -201,6 +217,10 @@ def install() -> None:
             new_session=options["start_new_session"],
             network=network,
         )
+        if pid is None:
+            execute(self, *given)
+            return
+        self.pid = pid
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -208,7 +228,8 @@ def install() -> None:
         argv = [os.fsdecode(word) for word in words]
         if not Switch.is_on or os.fsdecode(path) != sys.executable or not is_script(argv):
             return spawn(path, words, passed)
-        return fork(argv, {number: number for number in (0, 1, 2, *passed)})
+        pid = fork(argv, {number: number for number in (0, 1, 2, *passed)})
+        return spawn(path, words, passed) if pid is None else pid
 
     def leave_them() -> None:
         """Leave the servers to the parent: what they fork would be its child."""

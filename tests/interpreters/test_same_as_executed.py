@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interpreters import forked
 from tests.interpreters.forked import Switch
 from tests.launch.programs import LAUNCH, PYTHON, VIEW, environment, script
 from tests.selected import cases
@@ -212,6 +213,11 @@ SHORT = (
     "programs that are executed in turn", "exits of a program that executes",
 )  # fmt: skip
 """Scripts that run in `make test` too."""
+
+
+@pytest.fixture(autouse=True)
+def _never_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "MOST_EXECUTED", 0)
 
 
 @contextmanager

@@ -82,6 +82,20 @@ class Cluster:
             capture_output=True, timeout=240, **options,
         )  # fmt: skip
 
+    def run(self, *words: str, **options) -> str:
+        """Submit a job; return its state at its end.
+
+        `sbatch --wait` asks for it half a minute apart.
+        """
+        submitted = self.say("sbatch", "--parsable", *words, **options)
+        assert submitted.returncode == 0, submitted.stderr
+        while True:
+            job = self.say("scontrol", "--oneliner", "show", "job", submitted.stdout.strip()).stdout
+            state = job.partition("JobState=")[2].split()[0]
+            if state not in {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}:
+                return state
+            time.sleep(0.2)
+
     def close(self) -> None:
         for one in reversed(self._running):
             one.terminate()
