@@ -75,7 +75,7 @@ def test_one_that_is_right_and_faster_is_chosen(installed, steps):
     ("name", "says"),
     [
         ("wrong", "linear: its output differs by 1.0e-02"),
-        ("stale", "it uses a stale weight"),
+        pytest.param("stale", "it uses a stale weight", marks=pytest.mark.long),
         ("by-version", "it uses a stale weight, from before it changed (after a fused update)"),
     ],
 )
@@ -118,13 +118,16 @@ def test_one_that_is_slower_is_right_and_not_chosen(installed, steps):
     assert choose_backend([found], training=False) == "default"
 
 
-def test_the_default_agrees_with_itself_in_every_kind_of_layer(installed):
+@pytest.mark.parametrize(
+    "layers", [("conv", "lstm"), pytest.param(LAYER_KINDS, marks=pytest.mark.long)]
+)
+def test_the_default_agrees_with_itself_in_every_kind_of_layer(installed, layers):
     """In both modes, to the last bit where nothing is added up in another order."""
     probed = ProbeResult(name="default", version="1", trains=True, evaluates=True)
-    found = compare_with_default(probed, layers=LAYER_KINDS, num_rounds=0, report=lambda _: None)
+    found = compare_with_default(probed, layers=layers, num_rounds=0, report=lambda _: None)
     for judged in (found.training, found.evaluation):
         assert judged.fault == ""
-        assert [one.layer for one in judged.layers] == list(LAYER_KINDS)
+        assert [one.layer for one in judged.layers] == list(layers)
         assert max(max(one.differences.values()) for one in judged.layers) <= 1e-6
 
 

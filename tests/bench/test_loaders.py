@@ -20,6 +20,7 @@ from cputrain.bench.loaders.contenders import CONTENDERS
 from cputrain.bench.loaders.runs import cpu_seconds, tensor_sums
 from cputrain.bench.tree_memory import private_bytes
 from cputrain.errors import CputrainError
+from tests import selected
 
 
 def bench(*arguments):
@@ -32,86 +33,73 @@ def bench(*arguments):
     )
 
 
+NUM_BATCHES = {
+    "tensors": {"tensors-64-0": 8, "tensors-64-2": 8, "tensors-256-0": 2, "tensors-256-2": 2},
+    "rows": {"rows-0": 64, "rows-process": 64, "rows-2": 64},
+    "subset": {"subset": 1},
+    "pictures": {"pictures-2": 8, "pictures-0": 8},
+    "cached": {"cached-epoch": 1, "cached-second": 1},
+    "objects": {"objects-strings-fork": 8, "objects-dicts-fork": 8, "objects-dicts-spawn": 8},
+    "start": {"start": 1},
+}
+"""The batches of an epoch of each case, by the group of cases; the last may not be full."""
+
+GROUPS = selected.cases(NUM_BATCHES, ["tensors", "rows", "pictures", "cached"])
+"""Groups of cases; those whose workers are spawned take long."""
+
+
 @pytest.fixture(scope="module")
-def found():
-    done = bench("--repeats", "2", "loaders", "--quick", "--json")
+def found(request):
+    """The cases of the groups that tests are selected for, by name."""
+    groups = selected.selected(request, NUM_BATCHES, __file__)
+    done = bench("--repeats", "2", "loaders", "--quick", "--json", *groups)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return {case["name"]: case for case in json.loads(done.stdout)["cases"]}
 
 
 def side(case, name):
     return next(one for one in case["sides"] if one["name"] == name)
 
 
-def test_every_case_runs_torchs_loader_and_ours(found):
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_case_runs_torchs_loader_and_ours(found, name):
     """SPDL takes part where it is installed; the two others always do."""
-    assert [case["name"] for case in found["cases"]] == [
-        "tensors-64-0",
-        "tensors-64-2",
-        "tensors-256-0",
-        "tensors-256-2",
-        "rows-0",
-        "rows-process",
-        "rows-2",
-        "subset",
-        "pictures-2",
-        "pictures-0",
-        "cached-epoch",
-        "cached-second",
-        "objects-strings-fork",
-        "objects-dicts-fork",
-        "objects-dicts-spawn",
-        "start",
-    ]
-    for case in found["cases"]:
-        for name in ("torch", "cputrain"):
-            assert len(side(case, name)["seconds"]) == 2
+    for case_name, num_batches in NUM_BATCHES[name].items():
+        case = found[case_name]
+        assert case["batches"] == num_batches
+        for loader in ("torch", "cputrain"):
+            assert len(side(case, loader)["seconds"]) == 2
         assert {"spdl", "spdl threads"} <= {
             *case["left_out"],
             *(one["name"] for one in case["sides"]),
         }
 
 
-def test_an_epoch_has_all_its_batches(found):
-    """The last one, which is not full, too."""
-    assert [case["batches"] for case in found["cases"]] == [
-        8,
-        8,
-        2,
-        2,
-        64,
-        64,
-        64,
-        1,
-        8,
-        8,
-        1,
-        1,
-        8,
-        8,
-        8,
-        1,
-    ]
-
-
-def test_processor_time_is_told_with_and_without_that_of_the_samples(found):
+@pytest.mark.parametrize("name", ["pictures"])
+def test_processor_time_is_told_with_and_without_that_of_the_samples(found, name):
     """Workers have ended when it is read, so theirs is in it."""
-    pictures = next(case for case in found["cases"] if case["name"] == "pictures-2")
+    pictures = found[f"{name}-2"]
     alone, torchs = side(pictures, "samples alone"), side(pictures, "torch")
     assert 0 < alone["cpu_seconds"] < torchs["cpu_seconds"]
     assert torchs["cpu_seconds_beyond_samples"] == pytest.approx(
         torchs["cpu_seconds"] - alone["cpu_seconds"], abs=torchs["cpu_seconds"]
     )
     assert alone["speedup"] is None
-    start = found["cases"][-1]
-    assert side(start, "torch")["cpu_seconds"] is None
 
 
-def test_the_memory_of_workers_is_told_beside_that_of_empty_ones(found):
-    for case in found["cases"]:
-        for one in (side(case, "torch"), side(case, "cputrain")):
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["start"])
+def test_no_processor_time_is_told_of_a_start(found, name):
+    assert side(found[name], "torch")["cpu_seconds"] is None
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_memory_of_workers_is_told_beside_that_of_empty_ones(found, name):
+    for case_name in NUM_BATCHES[name]:
+        for loader in ("torch", "cputrain"):
+            one = side(found[case_name], loader)
             told = one["worker_bytes"], one["empty_worker_bytes"]
-            if case["name"].startswith("objects"):
+            if name == "objects":
                 assert min(told) > 1 << 20
             else:
                 assert told == (None, None)

@@ -28,6 +28,7 @@ from cputrain.data import DataLoader
 from tests.data.alike import assert_alike
 from tests.data.samples import Rows, untouched
 from tests.launch.programs import PYTHON, environment
+from tests.left_behind import children, descriptors
 
 LIMIT = 60
 """Seconds after which a test is taken to hang."""
@@ -53,23 +54,11 @@ def in_time() -> Iterator[None]:
 def nothing_left(in_time: None) -> Iterator[None]:
     """Fails a test that leaves processes or descriptors."""
     gc.collect()
-    before = _children(), _descriptors()
+    before = children(), len(descriptors())
     yield
     gc.collect()
-    assert _children() <= before[0]
-    assert _descriptors() <= before[1]
-
-
-def _children() -> set[int]:
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # a thread that has ended meanwhile
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    assert children() <= before[0]
+    assert len(descriptors()) <= before[1]
 
 
 def _runs(pid: int) -> bool:
@@ -291,11 +280,11 @@ def _sleep(_: int) -> Any:
 
 @pytest.mark.parametrize("kind", [TorchLoader, DataLoader], ids=["torch", "ours"])
 def test_a_batch_that_takes_too_long_is_given_up(kind: Any) -> None:
-    before = _descriptors()
+    before = len(descriptors())
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.3 seconds"):
         list(kind(Rows(_sleep, 1), num_workers=1, timeout=0.3))
     deadline = time.monotonic() + 10
-    while kind is TorchLoader and _descriptors() > before and time.monotonic() < deadline:
+    while kind is TorchLoader and len(descriptors()) > before and time.monotonic() < deadline:
         time.sleep(0.01)  # a thread of torch's queue closes its pipe after the loader has ended
 
 
@@ -367,14 +356,14 @@ def test_memory_and_descriptors_stay_as_they_are(rows: int, size: int) -> None:
     iterator = iter(DataLoader(Counted(rows, size), batch_size=None, num_workers=1))
     for _ in range(5000):
         next(iterator)
-    before = _resident(), _descriptors()
+    before = _resident(), len(descriptors())
     count = 5000
     for batch in iterator:
         assert batch[0] == count % 1000
         count += 1
     assert count == rows
     assert _resident() < before[0] + (24 << 20)
-    assert _descriptors() <= before[1]
+    assert len(descriptors()) <= before[1]
 
 
 def test_any_batches_may_be_kept_for_any_time_and_be_changed() -> None:

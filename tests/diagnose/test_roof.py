@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -16,12 +15,14 @@ from cputrain.runtime.counters import Counters
 MACHINE = read_machine(detail=False)
 
 
-@pytest.fixture(scope="module")
-def figures():
-    request = {"cores": 2, "l2_bytes": 1 << 20, "l3_bytes": 1 << 22, "memory_bytes": 1 << 31}
-    command = [sys.executable, "-P", "-m", "cputrain.diagnose.roof_benchmark", json.dumps(request)]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    return json.loads(completed.stdout)
+@pytest.fixture
+def figures(roof_cache, roof_lock):
+    with roof_lock, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(roof_cache))
+        found, _ = roof.load_cached_roof(MACHINE, version("torch"))
+        if found is None:
+            found = roof.machine_roof(MACHINE, version("torch"))
+    return found.as_json()
 
 
 def test_measured_figures_are_plausible(figures):
@@ -34,8 +35,8 @@ def test_measured_figures_are_plausible(figures):
     assert 0 < result.fault_seconds < 1e-3
     assert 0 <= result.denormal_seconds < 1e-6
     assert result.bandwidth(1) >= result.streaming(1)
-    assert result.cache_bytes == {"l2": 1 << 20, "l3": 1 << 22}
-    assert set(result.team_seconds) == {"1", "2"}
+    assert set(result.cache_bytes) == {"l2", "l3"}
+    assert "1" in result.team_seconds
 
 
 def test_matrix_products_are_timed():

@@ -300,6 +300,11 @@ def execve(program, argv, environment):
     EXECVE(program, argv, environment)
 
 
+def execv(program, argv):
+    """Replace this process by a program with its variables."""
+    execve(program, argv, os.environ)
+
+
 def fork_exec(*given):
     """Start a program, as `_posixsubprocess.fork_exec` does."""
     argv, programs, closes, kept, folder, variables, stdin, _, _, stdout, _, stderr = given[:12]
@@ -397,6 +402,7 @@ def follow(argv, environment, *, is_nested):
         with contextlib.suppress(OSError):  # the folder itself
             if int(name) > 2 and not os.get_inheritable(int(name)):
                 os.close(int(name))
+    environment = dict(environment)  # it may be the one that is cleared
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[:] = argv
@@ -485,7 +491,7 @@ def _ended(words, *, is_safe):
             atexit._run_exitfuncs()
             sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # in this thread, which it ends at once
         return 1
     return 0
 
@@ -574,6 +580,7 @@ if served is not None:
             if LIBC.setns(file.fileno(), 0) != 0:
                 sys.exit(f"no network namespace {request['network']}")
     os.execve = execve
+    os.execv = execv
     _posixsubprocess.fork_exec = subprocess._fork_exec = fork_exec
     atexit.register = _register
     follow(request["argv"], request["environment"], is_nested=False)

@@ -125,8 +125,10 @@ print("lost", end="")
 os.environ["TURN"] = str(int(os.environ.get("TURN", 0)) + 1)
 if os.environ["TURN"] < "4":
     os.execve(sys.executable, [sys.executable, __file__, os.environ["TURN"]], os.environ)
+if len(sys.argv) > 1:
+    os.execv(sys.executable, [sys.executable, __file__])
 import torch
-print(sys.argv, sys.orig_argv[1:], torch.ones(1))
+print(sys.argv, sys.orig_argv[1:], torch.ones(1), os.environ["TURN"])
 """,
     "exits of a program that executes": """
 import atexit, os, sys, tempfile, weakref
@@ -209,7 +211,7 @@ os.execv(sys.executable, [sys.executable, "-c", text])
 
 SHORT = (
     "what it sees after torch", "what modules hold", "training", "what is at the end",
-    "an exception", "an interrupt", "its output", "programs of its own", "programs of its own after torch",
+    "an exception", "an interrupt", "its output", "programs of its own",
     "programs that are executed in turn", "exits of a program that executes",
 )  # fmt: skip
 """Scripts that run in `make test` too."""

@@ -23,7 +23,7 @@ DRIVER = str(HERE / "run_scripts.py")
 
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "hydra_app")
 
-SHORT = ("torch_files", "torch_utils")
+SHORT = ("torch_files",)
 """Scripts that `make test` runs: they import no other library."""
 
 EXACT = 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from cputrain.opencl import fallbacks, reset_fallbacks
 from cputrain.opencl.device import devices
 from cputrain.opencl.program import compile_kernel
 from cputrain.opencl.table import KERNELS
+from tests.selected import some
 
 NONE = r"aten.cumsum.default has no OpenCL kernel, and CPUTRAIN_OCL_FALLBACK=error"
 
@@ -198,8 +200,10 @@ def test_what_a_driver_refuses_is_told_and_the_process_lives(gradient, monkeypat
     assert x.cos().sum().item() == pytest.approx(1.6209069)
 
 
-@pytest.mark.parametrize("broken", ["*.bc", "*.sqlite", "last_accessed"])
-@pytest.mark.parametrize("by", ["garbage", ""])
+@pytest.mark.parametrize(
+    ("broken", "by"),
+    some(itertools.product(["*.bc", "*.sqlite", "last_accessed"], ["garbage", ""]), 1),
+)
 def test_what_is_kept_of_programs_may_be_broken(broken, by, tmp_path):
     path = tmp_path / "x.py"
     path.write_text(

@@ -8,13 +8,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from multiprocessing import forkserver, resource_sharer, resource_tracker
-from pathlib import Path
 
 import pytest
 
-from tests.interpreters.forked import SERVERS
+from tests.left_behind import children, descriptors
 
 LIMIT = 60
 """Seconds after which a test is taken to hang."""
@@ -56,36 +54,16 @@ def in_time() -> Iterator[None]:
 def nothing_left(servers: None, in_time: None) -> Iterator[None]:
     """Fails a test that leaves processes, descriptors or names in /dev/shm."""
     gc.collect()
-    before = _children(), _descriptors(), set(os.listdir("/dev/shm"))
+    before = children(), descriptors(), set(os.listdir("/dev/shm"))
     yield
     end = time.monotonic() + 3
-    while not (_children() <= before[0] and len(_descriptors()) <= len(before[1])):
+    while not (children() <= before[0] and len(descriptors()) <= len(before[1])):
         gc.collect()
         if time.monotonic() > end:
             break
         time.sleep(0.05)  # a thread that was not waited for may be about to end
-    assert _children() <= before[0]
-    after = _descriptors()
+    assert children() <= before[0]
+    after = descriptors()
     assert len(after) <= len(before[1]), set(after.items()) - set(before[1].items())
     mine = {name for name in os.listdir("/dev/shm") if str(os.getpid()) in name}
     assert mine <= before[2]
-
-
-def _children() -> set[int]:
-    """Return the children of this process, without those that start the interpreters of scripts."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):  # a thread that has ended meanwhile
-            found.update(map(int, (task / "children").read_text().split()))
-    return found - {server.process.pid for server in SERVERS.values()}
-
-
-def _descriptors() -> dict[str, str]:
-    """Return what is open, without the channels to the servers of interpreters."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists them
-            found[entry.name] = str(entry.readlink())
-    for server in SERVERS.values():
-        found.pop(str(server.channel.fileno()), None)
-    return found

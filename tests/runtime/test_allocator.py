@@ -40,9 +40,9 @@ def train(batch, steps):
         optimizer.step()
         optimizer.zero_grad()
 
-def train_until(batch, seconds):
+def train_until(batch, seconds, is_enough=lambda: False):
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and not is_enough():
         train(batch, 10)
 """
 
@@ -93,12 +93,13 @@ def test_what_steps_no_longer_need_is_given_back(tmp_path: Path) -> None:
     """A model that is deleted, and batches that become small."""
     text = """
 deleted = [torch.ones(16 << 20) for _ in range(5)]
-train(100_000, 5)
+train(40_000, 5)
 del deleted
-train_until(64, 3)
+train_until(64, {seconds})
 print(resident())
 """
-    kept, python = said(tmp_path, text), said(tmp_path, text, start=plain)
+    kept = said(tmp_path, text.format(seconds=3))
+    python = said(tmp_path, text.format(seconds=0.1), start=plain)
     assert kept < 1.15 * python + 64 * MIB
 
 
@@ -237,15 +238,16 @@ UNDER_PRESSURE = """
 from cputrain.runtime.state import NOW
 from cputrain.runtime import memory_pressure
 
-train(100_000, 6)
+train(40_000, 6)
 kept = NOW.applied["allocator"]
 states = [kept.is_keeping]
 before = resident()
 memory_pressure.MIN_FREE_FRACTION = 1.1  # whatever this machine has left is too little
-train_until(64, 2.5)
+train_until(64, 2.5, lambda: not kept.is_keeping)
+train_until(64, 0.3)
 states += [kept.is_keeping, before - resident() > 64 << 20]
 memory_pressure.MIN_FREE_FRACTION = 0.0
-train_until(64, 2.5)
+train_until(64, 2.5, lambda: kept.is_keeping)
 states += [kept.is_keeping]
 print(json.dumps(states))
 """
