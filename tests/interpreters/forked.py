@@ -140,6 +140,10 @@ def fork(
 def server(environment: Mapping[str, str]) -> Server | None:
     """Return the server of interpreters with these variables; start it if it is worth its time."""
     at_start = {name: value for name, value in environment.items() if re.match(AT_START, name)}
+    if "OMP_NUM_THREADS" not in USUAL and at_start.get("OMP_NUM_THREADS") == "1":
+        # the process that is forked has torch take one thread
+        environment = {**environment}
+        del at_start["OMP_NUM_THREADS"], environment["OMP_NUM_THREADS"]
     key = (tuple(sorted(at_start.items())), frozenset(os.sched_getaffinity(0)))
     found = SERVERS.pop(key, None)
     if found is None:
