@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any

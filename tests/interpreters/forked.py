@@ -26,7 +26,10 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("server.py")
 
-AT_START = r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|TORCH(?!ELASTIC|_NCCL|_DISABLE_SHARE_RDZV|INDUCTOR_CACHE)|PYTHON(?!PATH$)"
+AT_START = (
+    r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|PYTHON(?!PATH$)"
+    r"|TORCH(?!ELASTIC|_NCCL|_DISABLE_SHARE_RDZV|INDUCTOR_CACHE)"
+)
 """Variables that are read while an interpreter starts or libraries are loaded."""
 
 MOST_SERVERS = 4

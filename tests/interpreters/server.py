@@ -135,17 +135,17 @@ class LoadedTorch:
             one.restore()
 
     def _state(self):
-        torch = self.torch
+        loaded = self.torch
         return (
-            len(torch.library._impls),
-            len(torch.library._defs),
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.get_float32_matmul_precision(),
-            torch._C._get_privateuse1_backend_name(),
+            len(loaded.library._impls),
+            len(loaded.library._defs),
+            loaded.get_default_dtype(),
+            loaded.is_grad_enabled(),
+            loaded.is_inference_mode_enabled(),
+            loaded.is_autocast_enabled("cpu"),
+            loaded.are_deterministic_algorithms_enabled(),
+            loaded.get_float32_matmul_precision(),
+            loaded._C._get_privateuse1_backend_name(),
         )
 
 
@@ -191,9 +191,7 @@ class Contents:
         pairs = zip(now, self.before, strict=True)
         if isinstance(now, list):
             return all(one is other for one, other in pairs)
-        return all(
-            one is other and now[one] is self.before[other] for one, other in pairs
-        )
+        return all(one is other and now[one] is self.before[other] for one, other in pairs)
 
 
 def _has_native_threads():

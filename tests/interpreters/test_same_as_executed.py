@@ -294,7 +294,8 @@ if sys.argv[1:]:
 
 
 def test_a_script_without_buffers_does_the_same(tmp_path: Path) -> None:
-    path = script(tmp_path, SCRIPTS["its output"] + "\nprint('a')\nimport os\nos._exit(1)", "one.py")
+    text = SCRIPTS["its output"] + "\nprint('a')\nimport os\nos._exit(1)"
+    path = script(tmp_path, text, "one.py")
     out, _ = same(tmp_path, PYTHON, "-u", str(path))
     assert out.endswith("a\n")
     assert same(tmp_path, PYTHON, str(path), PYTHONUNBUFFERED="1")[0] == out

@@ -157,7 +157,8 @@ def test_limits_on_a_childs_threads_are_its_own(tmp_path: Path, limit: str) -> N
         "ask = [sys.executable, '-c', 'import torch; print(torch.get_num_threads())']\n"
         "name, _, value = sys.argv[1].partition('=')\n"
         "environment = {**os.environ, **({name: value} if name else {})}\n"
-        "print(torch.get_num_threads(), subprocess.check_output(ask, env=environment, text=True))\n",
+        "child = subprocess.check_output(ask, env=environment, text=True)\n"
+        "print(torch.get_num_threads(), child)\n",
     )
     theirs = plain(tmp_path, "x.py", limit).stdout.split()
     assert launch(tmp_path, "x.py", limit).stdout.split() == theirs

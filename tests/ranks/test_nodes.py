@@ -151,8 +151,11 @@ GOOD, BAD = (0.0, 0.0), (0.05, 0.05)
 
 @pytest.mark.parametrize(
     ("network", "how"),
-    [(GOOD, "kill"), pytest.param(BAD, "kill", marks=pytest.mark.long),
-     pytest.param(GOOD, "fail", marks=pytest.mark.long)],
+    [
+        (GOOD, "kill"),
+        pytest.param(BAD, "kill", marks=pytest.mark.long),
+        pytest.param(GOOD, "fail", marks=pytest.mark.long),
+    ],
     indirect=["network"],
 )
 def test_a_node_that_is_gone_comes_back_and_the_losses_are_right(tmp_path, network, how):
