@@ -201,10 +201,12 @@ def test_what_a_driver_refuses_is_told_and_the_process_lives(gradient, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("broken", "by"),
+    "broken_by",
     some(itertools.product(["*.bc", "*.sqlite", "last_accessed"], ["garbage", ""]), 1),
+    ids=" by ".join,
 )
-def test_what_is_kept_of_programs_may_be_broken(broken, by, tmp_path):
+def test_what_is_kept_of_programs_may_be_broken(broken_by, tmp_path):
+    broken, by = broken_by
     path = tmp_path / "x.py"
     path.write_text(
         "import torch, cputrain.opencl\n"
