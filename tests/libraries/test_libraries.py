@@ -33,6 +33,9 @@ NOISY = 1e-4
 """Where Adam follows gradients that are rounding alone, as those of attention's key biases are:
 plain python is 2e-5 apart from itself on another number of threads."""
 
+SHORT_WAYS = ("default", "bf16")
+"""Options that `make test` runs them with."""
+
 REDUCED = 0.2
 """With bf16."""
 
@@ -152,7 +155,9 @@ def test_a_script_runs_under_plain_python(name: str, python: dict[str, Run]) -> 
 @pytest.mark.parametrize(
     ("way", "name"),
     [
-        pytest.param(way, name, marks=[pytest.mark.long] * (way == "compile" or name not in SHORT))
+        pytest.param(
+            way, name, marks=[pytest.mark.long] * (name not in SHORT or way not in SHORT_WAYS)
+        )
         for way in (*OPTIONS, *PLANS)
         for name in (COMPILED if way == "compile" else NAMES)
     ],

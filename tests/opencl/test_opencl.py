@@ -1,4 +1,4 @@
-"""The "ocl" device: each file of tests in a process of its own.
+"""The "ocl" device: its files of tests in processes of their own.
 
 Torch has one place for a further device and keeps what is in it, and what is compiled looks at it.
 """
@@ -12,10 +12,20 @@ from pathlib import Path
 
 import pytest
 
-FILES = (
-    "tensors", "moved", "fallback", "kernels", "networks", "drawn", "operators", "among_devices",
-    "repeated", "between", "memory", "arguments", "pocl", "backward_errors",
-)  # fmt: skip
+FILES = {
+    "calls": ("tensors", "moved", "fallback", "kernels", "drawn", "backward_errors"),
+    "operators": ("operators", "arguments", "pocl"),
+    "training": ("networks", "among_devices", "repeated", "between", "memory"),
+    "device with memory of its own": ("tensors", "moved"),
+    "NaN in free memory": ("kernels",),
+}
+"""The files of each process."""
+
+VARIABLES = {
+    "device with memory of its own": "CPUTRAIN_TEST_APART",
+    "NaN in free memory": "CPUTRAIN_TEST_POISON",
+}
+"""What these processes have in their environment."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,22 +41,14 @@ def _there():
     assert asked.returncode == 0, asked.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        *((name, "") for name in FILES),
-        ("tensors", "CPUTRAIN_TEST_APART"),
-        ("moved", "CPUTRAIN_TEST_APART"),
-        ("kernels", "CPUTRAIN_TEST_POISON"),
-    ],
-)
-def test_in_a_process_of_its_own(name, how, pytestconfig):
-    """Also as if the device had memory of its own, as a GPU has; and with NaN in what is free."""
+@pytest.mark.parametrize("name", FILES)
+def test_in_a_process_of_its_own(name, pytestconfig):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
-         "-m", pytestconfig.option.markexpr, str(Path(__file__).with_name(f"{name}.py"))],
+         "-m", pytestconfig.option.markexpr,
+         *(str(Path(__file__).with_name(f"{file}.py")) for file in FILES[name])],
         capture_output=True, text=True, timeout=1200, check=False,
-        env={**os.environ, **({how: "1"} if how else {})},
+        env={**os.environ, **({VARIABLES[name]: "1"} if name in VARIABLES else {})},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

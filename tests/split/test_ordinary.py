@@ -28,7 +28,7 @@ NUM_DRAWN = len(NAMES) if os.environ.get("CASES_ALL") else 10
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("number", some(range(NUM_DRAWN), 3))
+@pytest.mark.parametrize("number", some(range(NUM_DRAWN), 2))
 def test_a_network_is_divided_as_one_batch_or_says_why_not(number):
     name = random.Random(SEED).sample(NAMES, NUM_DRAWN)[number]
     reason, apart = compare(name)
