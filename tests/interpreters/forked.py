@@ -50,7 +50,7 @@ MOST_EXECUTED = 2
 """Interpreters that are executed before a server is started for others like them."""
 
 USUAL = {name: value for name, value in os.environ.items() if re.match(AT_START, name)}
-"""Variables of `AT_START` that the tests have."""
+"""Variables of `AT_START` in the environment of the tests."""
 
 OWNERS = ("uid", "gid", "gids", "umask", "process_group")
 """Arguments of `subprocess` that have a process executed, unless they are as by default."""
@@ -114,7 +114,7 @@ def fork(
 ) -> int | None:
     """Start python with a script, module or command; return its process, a child of this one.
 
-    Where few others are started with the same variables, return None.
+    Return None if a server is not worth its time for so few interpreters with these variables.
 
     Args:
         files: The descriptors of this process that it has, by their numbers there.
@@ -144,7 +144,7 @@ def server(environment: Mapping[str, str]) -> Server | None:
     """Return the server of interpreters with these variables; start it if it is worth its time."""
     at_start = {name: value for name, value in environment.items() if re.match(AT_START, name)}
     if "OMP_NUM_THREADS" not in USUAL and at_start.get("OMP_NUM_THREADS") == "1":
-        # the process that is forked has torch take one thread
+        # the server limits torch to one thread in the process that it forks
         environment = {**environment}
         del at_start["OMP_NUM_THREADS"], environment["OMP_NUM_THREADS"]
     key = (tuple(sorted(at_start.items())), frozenset(os.sched_getaffinity(0)))
@@ -238,13 +238,13 @@ def install() -> None:
         pid = fork(argv, {number: number for number in (0, 1, 2, *passed)})
         return spawn(path, words, passed) if pid is None else pid
 
-    def leave_them() -> None:
-        """Leave the servers to the parent: what they fork would be its child."""
+    def leave_servers_to_parent() -> None:
+        """Do not use the parent's servers: the processes that they fork are its children."""
         Switch.is_on = False
         INHERITED.update(SERVERS)
         SERVERS.clear()
 
-    os.register_at_fork(after_in_child=leave_them)
+    os.register_at_fork(after_in_child=leave_servers_to_parent)
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
     multiprocessing.util.spawnv_passfds = spawn_with
 

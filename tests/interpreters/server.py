@@ -102,7 +102,7 @@ class Hidden:
 
 
 class LoadedTorch:
-    """What torch was as it had been loaded."""
+    """State of torch right after its import: what scripts change can be restored to it."""
 
     def __init__(self, modules):
         self.torch = modules["torch"]
@@ -122,7 +122,7 @@ class LoadedTorch:
         self.threads = self.torch.get_num_threads()
 
     def can_be_restored(self, environment):
-        """Return whether `restore` leaves no difference to torch as it was loaded."""
+        """Return whether a program finds torch after `restore` as after a new import."""
         return (
             self._state() == self.state
             and (self.torch.get_num_threads() == self.threads or _is_single(environment))
@@ -131,6 +131,7 @@ class LoadedTorch:
         )
 
     def restore(self):
+        """Undo what was changed in the modules, classes and containers of torch."""
         for one in self.contents:
             one.restore()
 
@@ -195,7 +196,7 @@ class Contents:
 
 
 def _has_native_threads():
-    """Return whether there are threads of OpenMP or of another library, which have no name."""
+    """Return whether a native library has threads without a name, as OpenMP's are."""
     names = []
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError), open(f"/proc/self/task/{thread}/comm") as file:
@@ -355,7 +356,7 @@ def _is_followed(program, argv, environment):
 
 
 def _is_at_start(environment):
-    """Return whether what is read at the start is as here, or differs by a single thread."""
+    """Return whether variables and CPU mask are the server's, or limit it to one thread."""
     variables, mask = at_start(environment), os.sched_getaffinity(0)
     if "OMP_NUM_THREADS" not in AT_START and variables.get("OMP_NUM_THREADS") == "1":
         del variables["OMP_NUM_THREADS"]
@@ -363,7 +364,7 @@ def _is_at_start(environment):
 
 
 def _is_single(environment):
-    """Return whether torch computes in one thread, unlike in the server."""
+    """Return whether torch is limited to one thread, unlike in the server."""
     return "OMP_NUM_THREADS" not in AT_START and (
         environment.get("OMP_NUM_THREADS") == "1" or len(os.sched_getaffinity(0)) == 1
     )

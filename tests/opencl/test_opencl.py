@@ -43,6 +43,7 @@ def _there():
 
 @pytest.mark.parametrize("name", FILES)
 def test_in_a_process_of_its_own(name, pytestconfig):
+    """Also as if the device had memory of its own, as a GPU has; and with NaN in free memory."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
          "-m", pytestconfig.option.markexpr,

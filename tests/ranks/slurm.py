@@ -83,18 +83,20 @@ class Cluster:
         )  # fmt: skip
 
     def run(self, *words: str, **options) -> str:
-        """Submit a job; return its state at its end.
+        """Submit a job; return its state at its end, or after four minutes.
 
-        `sbatch --wait` asks for it half a minute apart.
+        `sbatch --wait` polls at intervals of up to half a minute.
         """
         submitted = self.say("sbatch", "--parsable", *words, **options)
         assert submitted.returncode == 0, submitted.stderr
-        while True:
-            job = self.say("scontrol", "--oneliner", "show", "job", submitted.stdout.strip()).stdout
-            state = job.partition("JobState=")[2].split()[0]
-            if state not in {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}:
-                return state
+        end, state = time.monotonic() + 240, "PENDING"
+        while state in {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}:
+            if time.monotonic() > end:
+                break
             time.sleep(0.2)
+            job = self.say("scontrol", "--oneliner", "show", "job", submitted.stdout.strip()).stdout
+            state = job.partition("JobState=")[2].partition(" ")[0]
+        return state
 
     def close(self) -> None:
         for one in reversed(self._running):
