@@ -205,8 +205,8 @@ def _frames(error: BaseException) -> list[str]:
 
 
 def _comparable(text: str) -> str:
-    """Without process ids, and without how each worker ended, which torch does not say."""
-    text = re.sub(r"exited unexpectedly: .*", "exited unexpectedly", text, flags=re.DOTALL)
+    """Without process ids and how each worker ended: torch says that if a signal told it first."""
+    text = re.sub(r"exited unexpectedly.*", "exited unexpectedly", text, flags=re.DOTALL)
     text = re.sub(r"0x[0-9a-f]+", "0x", text)
     return re.sub(r"pid(\(s\))? [0-9, ]+", "pid ", text)
 

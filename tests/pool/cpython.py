@@ -48,6 +48,18 @@ def in_a_script(*arguments: Any, **options: Any) -> Any:
     return _assert_python_ok(*arguments[:-1], script, **options)
 
 
+class SaidAtOnce(unittest.TextTestResult):
+    """Says what is wrong at once: a pool left open by a failed test may keep this from ending."""
+
+    def addError(self, test: Any, err: Any) -> None:  # noqa: N802
+        super().addError(test, err)
+        print(self.errors[-1][1], flush=True)
+
+    def addFailure(self, test: Any, err: Any) -> None:  # noqa: N802
+        super().addFailure(test, err)
+        print(self.failures[-1][1], flush=True)
+
+
 _assert_python_ok = script_helper.assert_python_ok
 
 method, *names = sys.argv[1:]
@@ -70,7 +82,7 @@ if __name__ == "__main__":
     )
     print("classes:", *sorted({*kept, *SINGLE_TESTS}))
     setUpModule()  # type: ignore[name-defined]  # noqa: F821
-    outcome = unittest.TextTestRunner(verbosity=2).run(suite)
+    outcome = unittest.TextTestRunner(verbosity=2, resultclass=SaidAtOnce).run(suite)
     tearDownModule()  # type: ignore[name-defined]  # noqa: F821
     print(f"{outcome.testsRun} ran, {len(outcome.skipped)} skipped")
     sys.exit(not outcome.wasSuccessful())
