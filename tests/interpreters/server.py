@@ -4,7 +4,7 @@ It is run as a script by `tests.interpreters.forked`. Modules that it has loaded
 script, until the script imports them: import hooks, modules that lie beside the script and
 `sys.modules` are as in an interpreter that has just started. What a process that was forked
 executes in its turn goes on without a new interpreter too, where that makes no difference: what a
-script has changed in torch is undone, and where that cannot be, the interpreter is executed.
+script has changed in modules is undone, and where that cannot be, the interpreter is executed.
 """
 
 import sys
@@ -24,6 +24,7 @@ import gc  # noqa: E402
 import importlib.machinery  # noqa: E402
 import importlib.util  # noqa: E402
 import io  # noqa: E402
+import itertools  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import pkgutil  # noqa: E402
@@ -33,6 +34,7 @@ import site  # noqa: E402
 import socket  # noqa: E402
 import subprocess  # noqa: E402
 import threading  # noqa: E402
+import warnings  # noqa: E402
 import weakref  # noqa: E402
 
 NONE = object()
@@ -54,7 +56,7 @@ class Hidden:
         self.specs = {name: getattr(module, "__spec__", None) for name, module in modules.items()}
         self.children = {name: _child(modules, name) for name in modules}
         self.is_torch_loaded = False
-        self.before = LoadedTorch(modules)
+        self.before = Loaded(modules)
 
     def find_spec(self, name, path=None, _=None):
         if self.specs.get(name) is None or not (self.is_torch_loaded or self._is_found(name, path)):
@@ -101,23 +103,22 @@ class Hidden:
         LIBC.fflush(None)
 
 
-class LoadedTorch:
-    """State of torch right after its import: what scripts change can be restored to it."""
+class Loaded:
+    """State of all modules right after `import torch`, to which it can be restored."""
 
     def __init__(self, modules):
         self.torch = modules["torch"]
+        self.processes = modules["multiprocessing.process"]
         found = {}
-        for name, module in modules.items():
-            if not _is_torchs(name) or not isinstance(module, type(sys)):
+        for name, module in [*((name, sys.modules[name]) for name in STARTED), *modules.items()]:
+            if name in OF_THE_PROCESS or not isinstance(module, type(sys)):
                 continue
             found[id(module)] = Contents(module)
             for one, value in vars(module).items():
-                if not one.startswith("__") and (
-                    type(value) in CONTAINERS
-                    or (issubclass(type(value), type) and _is_torchs(_module_of(value) or ""))
-                ):
-                    found[id(value)] = Contents(value)
-        self.contents = list(found.values())
+                if not one.startswith("__"):
+                    found |= {id(part): Contents(part) for part in _parts(value, name)}
+        loggers = modules["logging"].root.manager.loggerDict
+        self.contents = [*found.values(), Contents(loggers)]
         self.state = self._state()
         self.threads = self.torch.get_num_threads()
 
@@ -131,9 +132,10 @@ class LoadedTorch:
         )
 
     def restore(self):
-        """Undo what was changed in the modules, classes and containers of torch."""
+        """Undo what was changed in the modules, in their containers, and in torch's classes."""
         for one in self.contents:
             one.restore()
+        self.processes._process_counter = itertools.count(1)
 
     def _state(self):
         loaded = self.torch
@@ -149,6 +151,28 @@ class LoadedTorch:
             loaded._C._get_privateuse1_backend_name(),
         )
 
+
+def _parts(value, name):
+    """Return what is restored of a value in a module; of its own instances, the attributes."""
+    if type(value) in CONTAINERS:
+        return [value]
+    if issubclass(type(value), type):  # isinstance may make the value warn
+        return [value] if _is_torchs(_module_of(value) or "") else []
+    if _module_of(type(value)) == name and not _is_torchs(name) and hasattr(value, "__dict__"):
+        attributes = vars(value)
+        return [attributes, *(part for part in attributes.values() if type(part) in CONTAINERS)]
+    return []
+
+
+OF_THE_PROCESS = {
+    "__main__",
+    "__mp_main__",
+    "_frozen_importlib",
+    "_frozen_importlib_external",
+    "sys",
+    "threading",
+}
+"""Modules whose state is this process's: threads, imports and streams."""
 
 CONTAINERS = {dict, list, set, collections.OrderedDict, collections.defaultdict}
 
@@ -199,7 +223,10 @@ def _has_native_threads():
     """Return whether a native library has threads without a name, as OpenMP's are."""
     names = []
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/task/{thread}/comm") as file:
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),
+            open(f"/proc/self/task/{thread}/comm") as file,
+        ):
             names.append(file.read())
     with open("/proc/self/comm") as file:
         return names.count(file.read()) > threading.active_count()
@@ -389,6 +416,9 @@ def at_start(environment):
 def follow(argv, environment, *, is_nested):
     """Go on as a program that has just been executed; never return."""
     _forget()
+    if is_nested:
+        HIDDEN.before.restore()
+        warnings._filters_mutated()
     # what is caught is reset, what is ignored is not; and then as Python does
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -435,9 +465,9 @@ def _forget():
     KEPT.append(dict(weakref.finalize._registry))
     for name in [name for name in sys.modules if name not in STARTED]:
         del sys.modules[name]
-    if HIDDEN.is_torch_loaded:
-        HIDDEN.before.restore()
-        HIDDEN.is_torch_loaded = False
+    HIDDEN.is_torch_loaded = False
+    for hook in ("breakpointhook", "displayhook", "excepthook", "unraisablehook"):
+        setattr(sys, hook, getattr(sys, f"__{hook}__"))
     sys.meta_path[:] = META_PATH
     sys.path[:] = PATH
     while REGISTERED:
@@ -540,6 +570,10 @@ REGISTER(lambda: HIDDEN.keep())  # the first: it is called after all others
 import torch  # noqa: E402, F401
 
 REGISTERED, KEPT = [], []
+os.execve = execve
+os.execv = execv
+_posixsubprocess.fork_exec = subprocess._fork_exec = fork_exec
+atexit.register = _register
 channel = socket.socket(fileno=int(sys.argv[1]))
 HIDDEN = hide()
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(HIDDEN.modules))
@@ -578,8 +612,4 @@ if served is not None:
         with open(f"/run/netns/{request['network']}", "rb") as file:
             if LIBC.setns(file.fileno(), 0) != 0:
                 sys.exit(f"no network namespace {request['network']}")
-    os.execve = execve
-    os.execv = execv
-    _posixsubprocess.fork_exec = subprocess._fork_exec = fork_exec
-    atexit.register = _register
     follow(request["argv"], request["environment"], is_nested=False)

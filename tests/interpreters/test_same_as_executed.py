@@ -186,6 +186,39 @@ for more in ({}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}):
 torch.set_num_threads(1)
 print(subprocess.run([sys.executable, "-u", "-c", text], capture_output=True, text=True))
 """,
+    "programs of its own after changes of the library": """
+import json, logging, multiprocessing.pool, multiprocessing.process, os, subprocess, sys, warnings
+text = '''
+import json, logging, multiprocessing, os, sys, warnings
+from multiprocessing import pool, process
+import multiprocessing.pool
+print(pool is sys.modules["multiprocessing.pool"], pool.Pool, json.load.__name__)
+print(hasattr(json, "own"), logging.root.handlers, logging.root.level)
+print([one for one in warnings.filters if one[:3] == ("ignore", None, Warning)])
+print(sys.excepthook, sys.unraisablehook, multiprocessing.current_process().name)
+print(multiprocessing.Process().name, multiprocessing.active_children(), process._children)
+print(logging.getLogger("one").level)
+logging.warning("told")
+warnings.warn("told")
+'''
+def work():
+    multiprocessing.pool.Pool = json.load = None
+    json.own = 1
+    logging.basicConfig(level=logging.DEBUG)
+    logging.getLogger("one").setLevel(5)
+    warnings.simplefilter("ignore")
+    sys.excepthook = sys.unraisablehook = print
+    multiprocessing.Process(name="never").name
+    print(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True))
+    import torch
+    print(subprocess.run([sys.executable, "-c", text], capture_output=True, text=True))
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        process = multiprocessing.get_context(method).Process(target=work)
+        process.start()
+        process.join()
+    work()
+""",
     "programs of its own after work": """
 import subprocess, sys, torch
 a = torch.ones(600, 600, requires_grad=True)
@@ -212,6 +245,7 @@ os.execv(sys.executable, [sys.executable, "-c", text])
 SHORT = (
     "what it sees after torch", "what modules hold", "training", "what is at the end",
     "an exception", "an interrupt", "its output", "programs of its own",
+    "programs of its own after changes of the library",
     "programs that are executed in turn", "exits of a program that executes",
 )  # fmt: skip
 """Scripts that run in `make test` too."""

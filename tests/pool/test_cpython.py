@@ -30,6 +30,7 @@ CLASSES = {
 
 
 @pytest.mark.long
+@pytest.mark.executed
 @pytest.mark.parametrize("method", SECONDS)
 def test_cpythons_own_tests_pass(method: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
