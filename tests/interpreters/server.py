@@ -154,6 +154,8 @@ class Loaded:
 
 def _parts(value, name):
     """Return what is restored of a value in a module; of its own instances, the attributes."""
+    if type(value) is type(os.environ):  # which are set for the program that comes
+        return []
     if type(value) in CONTAINERS:
         return [value]
     if issubclass(type(value), type):  # isinstance may make the value warn
@@ -169,10 +171,11 @@ OF_THE_PROCESS = {
     "__mp_main__",
     "_frozen_importlib",
     "_frozen_importlib_external",
+    "posix",
     "sys",
     "threading",
 }
-"""Modules whose state is this process's: threads, imports and streams."""
+"""Modules whose state is this process's: threads, imports, streams and variables."""
 
 CONTAINERS = {dict, list, set, collections.OrderedDict, collections.defaultdict}
 

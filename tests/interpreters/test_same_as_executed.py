@@ -129,6 +129,8 @@ if len(sys.argv) > 1:
     os.execv(sys.executable, [sys.executable, __file__])
 import torch
 print(sys.argv, sys.orig_argv[1:], torch.ones(1), os.environ["TURN"])
+os.environ["LAST"] = "set"
+os.execv(sys.executable, [sys.executable, "-c", "import os; print(os.environ['LAST'])"])
 """,
     "exits of a program that executes": """
 import atexit, os, sys, tempfile, weakref
