@@ -15,6 +15,7 @@ STARTED = frozenset(sys.modules)
 import _posixsubprocess  # noqa: E402
 import array  # noqa: E402
 import atexit  # noqa: E402
+import builtins  # noqa: E402
 import collections  # noqa: E402
 import contextlib  # noqa: E402
 import copy  # noqa: E402
@@ -39,6 +40,7 @@ import weakref  # noqa: E402
 
 NONE = object()
 LIBC = ctypes.CDLL(None)
+IMPORT = builtins.__import__
 EXECVE, FORK_EXEC, REGISTER = os.execve, _posixsubprocess.fork_exec, atexit.register
 
 
@@ -48,18 +50,32 @@ EXECVE, FORK_EXEC, REGISTER = os.execve, _posixsubprocess.fork_exec, atexit.regi
 class Hidden:
     """Meta path finder of the modules that were loaded before the fork.
 
-    A module is the one that was loaded before, if it is found in the same file.
+    A module is the one that was loaded before, if it is found in the same file. What one import
+    loads is a group, of which all is shown when its first module is imported.
     """
 
-    def __init__(self, modules):
-        self.modules = modules
-        self.specs = {name: getattr(module, "__spec__", None) for name, module in modules.items()}
-        self.children = {name: _child(modules, name) for name in modules}
-        self.is_torch_loaded = False
-        self.before = Loaded(modules)
+    def __init__(self):
+        self.modules = {}
+        self.specs = {}
+        self.children = {}
+        self.groups = {}
+        self.group_of = {}
+        self.effects = {}
+        self.shown = set()
+
+    def add(self, group, modules, effects):
+        """Add what the import of module `group` has loaded, and what else it has changed."""
+        self.modules |= modules
+        self.specs |= {name: getattr(one, "__spec__", None) for name, one in modules.items()}
+        self.children |= {name: _child(self.modules, name) for name in modules}
+        self.groups[group] = tuple(modules)
+        self.group_of |= dict.fromkeys(modules, group)
+        self.effects[group] = effects
 
     def find_spec(self, name, path=None, _=None):
-        if self.specs.get(name) is None or not (self.is_torch_loaded or self._is_found(name, path)):
+        if self.specs.get(name) is None or not (
+            self.group_of[name] in self.shown or self._is_found(name, path)
+        ):
             return None
         return importlib.util.spec_from_loader(name, Loader(self, name))
 
@@ -70,22 +86,24 @@ class Hidden:
                 return found.origin == self.specs[name].origin
         return False
 
-    def show(self):
-        """Import everything, as `import torch` does."""
-        self.is_torch_loaded = True
-        for name, module in self.modules.items():
+    def show(self, group):
+        """Import all modules of a group, and change what their import changes."""
+        self.shown.add(group)
+        for name in self.groups[group]:
             if self.specs[name] is None:
-                sys.modules[name] = module
+                sys.modules[name] = self.modules[name]
             elif name not in sys.modules:
                 importlib.import_module(name)
         # the import system has made modules attributes; some were replaced or deleted there
-        for name, value in self.children.items():
+        for name in self.groups[group]:
             parent, _, child = name.rpartition(".")
-            if value is not NONE:
-                vars(self.modules[parent])[child] = value
+            if self.children[name] is not NONE:
+                vars(self.modules[parent])[child] = self.children[name]
             elif parent in self.modules:
                 vars(self.modules[parent]).pop(child, None)
-        if _is_single(os.environ):
+        for contents, change in self.effects[group]:
+            contents.change(change)
+        if group == "torch" and _is_single(os.environ):
             self.modules["torch"].set_num_threads(1)
         if not weakref.finalize._registered_with_atexit:
             REGISTER(weakref.finalize._exitfunc)
@@ -119,13 +137,13 @@ class Loaded:
                     found |= {id(part): Contents(part) for part in _parts(value, name)}
         loggers = modules["logging"].root.manager.loggerDict
         self.contents = [*found.values(), Contents(loggers)]
-        self.state = self._state()
+        self.states = [self._state()]
         self.threads = self.torch.get_num_threads()
 
     def can_be_restored(self, environment):
         """Return whether a program finds torch after `restore` as after a new import."""
         return (
-            self._state() == self.state
+            self._state() in self.states
             and (self.torch.get_num_threads() == self.threads or _is_single(environment))
             and not any(name.startswith("cputrain.runtime") for name in sys.modules)
             and not _has_native_threads()
@@ -136,6 +154,12 @@ class Loaded:
         for one in self.contents:
             one.restore()
         self.processes._process_counter = itertools.count(1)
+        warnings._filters_mutated()
+
+    def changes(self):
+        """Return what was changed, each with its change."""
+        self.states.append(self._state())
+        return [(one, change) for one in self.contents if (change := one.changes())]
 
     def _state(self):
         loaded = self.torch
@@ -168,7 +192,6 @@ def _parts(value, name):
 
 OF_THE_PROCESS = {
     "__main__",
-    "__mp_main__",
     "_frozen_importlib",
     "_frozen_importlib_external",
     "posix",
@@ -187,6 +210,27 @@ class Contents:
         self.value = value
         self.has_attributes = isinstance(value, type | type(sys))
         self.before = dict(vars(value)) if self.has_attributes else copy.copy(value)
+
+    def changes(self):
+        """Return what was added or replaced since then."""
+        now = vars(self.value) if self.has_attributes else self.value
+        if isinstance(now, list):
+            return [one for one in now if not any(one is other for other in self.before)]
+        if isinstance(now, set):
+            return now - self.before
+        return {
+            name: value for name, value in now.items() if self.before.get(name, NONE) is not value
+        }
+
+    def change(self, change):
+        """Make a change again."""
+        if isinstance(self.value, type):
+            for name, value in change.items():
+                setattr(self.value, name, value)
+        elif isinstance(change, list):
+            self.value.extend(change)
+        else:
+            (vars(self.value) if self.has_attributes else self.value).update(change)
 
     def restore(self):
         now = vars(self.value) if self.has_attributes else self.value
@@ -264,26 +308,70 @@ class Loader:
         module.__dict__["__spec__"] = self.hidden.specs[self.name]
         if self.name == "torch":
             module.default_generator.seed()
-            self.hidden.show()
         elif self.name == "numpy.random":
             module.seed()
-        if not self.hidden.is_torch_loaded:
-            self._import_what_it_imports(module)
-
-    def _import_what_it_imports(self, module):
-        for value in list(vars(module).values()):
-            name = value.__name__ if isinstance(value, type(sys)) else _module_of(value)
-            if name in self.hidden.modules and name not in sys.modules and not _is_torchs(name):
+        elif self.name == "multiprocessing":
+            sys.modules["__mp_main__"] = sys.modules["__main__"]
+        group = self.hidden.group_of[self.name]
+        if group in self.hidden.shown:
+            return
+        if self.name == group:
+            self.hidden.show(group)
+            return
+        for name in sorted(IMPORTED[self.name] & self.hidden.modules.keys()):
+            if name not in sys.modules:
                 importlib.import_module(name)
 
 
-def hide():
-    """Hide the modules that were loaded since the interpreter started; return their finder."""
-    hidden = Hidden({name: sys.modules[name] for name in sys.modules if name not in STARTED})
-    for name in hidden.modules:
+IMPORTED = collections.defaultdict(set)
+"""What the modules that are loaded have imported meanwhile."""
+
+
+def load(name):
+    """Import a module, and record what each module imports while it is loaded."""
+    builtins.__import__ = _recorded
+    try:
+        importlib.import_module(name)
+    finally:
+        builtins.__import__ = IMPORT
+
+
+def _recorded(name, variables=None, _=None, fromlist=(), level=0):
+    imported = IMPORT(name, variables, None, fromlist, level)
+    if variables is not None:
+        if level:
+            name = importlib.util.resolve_name("." * level + name, variables["__package__"])
+        names = {name, *(f"{name}.{one}" for one in fromlist or ())}
+        IMPORTED[variables.get("__name__")] |= names
+    return imported
+
+
+def load_and_hide():
+    """Load what scripts load, and hide it; return its finder and its state.
+
+    The first optimizer of a script imports `torch._dynamo`, which takes as long as torch.
+    """
+    hidden = Hidden()
+    load("torch")
+    hidden.add("torch", _later_than(STARTED), [])
+    loaded = Loaded(hidden.modules)
+    before, finders = frozenset(sys.modules), list(sys.meta_path)
+    load("torch._dynamo")
+    hidden.add("torch._dynamo", _later_than(before), loaded.changes())
+    loaded.restore()
+    sys.meta_path[:] = finders
+    for name in [name for name in sys.modules if name not in STARTED]:
         del sys.modules[name]
     sys.meta_path.insert(sys.meta_path.index(importlib.machinery.BuiltinImporter), hidden)
-    return hidden
+    return hidden, loaded
+
+
+def _later_than(names):
+    return {
+        name: module
+        for name, module in sys.modules.items()
+        if name not in names and module is not sys.modules["__main__"]
+    }
 
 
 # processes
@@ -381,7 +469,7 @@ def _is_followed(program, argv, environment):
         program == sys.executable
         and _script(argv) is not None
         and _is_at_start(environment)
-        and (not HIDDEN.is_torch_loaded or HIDDEN.before.can_be_restored(environment))
+        and (not HIDDEN.shown or LOADED.can_be_restored(environment))
     )
 
 
@@ -420,8 +508,7 @@ def follow(argv, environment, *, is_nested):
     """Go on as a program that has just been executed; never return."""
     _forget()
     if is_nested:
-        HIDDEN.before.restore()
-        warnings._filters_mutated()
+        LOADED.restore()
     # what is caught is reset, what is ignored is not; and then as Python does
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -468,7 +555,7 @@ def _forget():
     KEPT.append(dict(weakref.finalize._registry))
     for name in [name for name in sys.modules if name not in STARTED]:
         del sys.modules[name]
-    HIDDEN.is_torch_loaded = False
+    HIDDEN.shown.clear()
     for hook in ("breakpointhook", "displayhook", "excepthook", "unraisablehook"):
         setattr(sys, hook, getattr(sys, f"__{hook}__"))
     sys.meta_path[:] = META_PATH
@@ -570,7 +657,6 @@ def _run(words, *, is_safe):
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 signal.signal(signal.SIGINT, signal.default_int_handler)
 REGISTER(lambda: HIDDEN.keep())  # the first: it is called after all others
-import torch  # noqa: E402, F401
 
 REGISTERED, KEPT = [], []
 os.execve = execve
@@ -578,7 +664,8 @@ os.execv = execv
 _posixsubprocess.fork_exec = subprocess._fork_exec = fork_exec
 atexit.register = _register
 channel = socket.socket(fileno=int(sys.argv[1]))
-HIDDEN = hide()
+HIDDEN, LOADED = load_and_hide()
+REGISTERED.clear()
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(HIDDEN.modules))
 LIBC.on_exit(LIBC._exit, None)
 PATTERN = sys.argv[2]

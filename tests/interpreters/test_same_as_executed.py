@@ -32,6 +32,32 @@ for name in names:
     print(sorted((one, type(value).__name__) for one, value in vars(sys.modules[name]).items()
                  if not one.startswith("__")))
 """,
+    "what the first optimizer loads": """
+import sys, torch
+before = {name: dict(vars(module)) for name, module in sys.modules.items()}
+import torch.utils._pytree, statistics
+print(sorted(sys.modules.keys() - before.keys()), "sympy" in sys.modules)
+torch.optim.Adam([torch.ones(2, requires_grad=True)])
+print(sorted(sys.modules.keys() - before.keys()))
+for name, attributes in sorted(before.items()):
+    changed = sorted(one for one, value in vars(sys.modules[name]).items()
+                     if attributes.get(one, before) is not value and one != "__warningregistry__")
+    print(name, changed)
+for name in sorted(sys.modules.keys() - before.keys()):
+    print(name, [(one, type(value).__name__) for one, value in vars(sys.modules[name]).items()
+                 if not one.startswith("__")])
+print(len(torch.utils._pytree.SUPPORTED_NODES), len(torch.library._impls))
+print(torch.manual_seed.__qualname__)
+compiled = torch.compile(lambda x: x * 2 + 1, backend="eager")
+print(compiled(torch.ones(3)), torch._dynamo.utils.counters["stats"])
+""",
+    "what is imported alone": """
+import sys, torch
+for name in ("torch.utils._python_dispatch", "torch.fx.experimental.symbolic_shapes", "sympy"):
+    before = set(sys.modules)
+    __import__(name)
+    print(name, sorted(set(sys.modules) - before))
+""",
     "threads": "import torch\nprint(torch.get_num_threads(), torch.get_num_interop_threads())",
     "numbers": """
 import torch, random
@@ -245,7 +271,8 @@ os.execv(sys.executable, [sys.executable, "-c", text])
 
 
 SHORT = (
-    "what it sees after torch", "what modules hold", "training", "what is at the end",
+    "what it sees after torch", "what modules hold", "what the first optimizer loads", "training",
+    "what is at the end",
     "an exception", "an interrupt", "its output", "programs of its own",
     "programs of its own after changes of the library",
     "programs that are executed in turn", "exits of a program that executes",
