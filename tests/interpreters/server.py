@@ -12,10 +12,30 @@ import sys
 STARTED = frozenset(sys.modules)
 """Modules of an interpreter that has just started."""
 
+import builtins  # noqa: E402
+
+IMPORT = builtins.__import__
+IMPORTED = {}
+"""What each module imports while it is loaded."""
+
+
+def recorded(name, variables=None, _=None, fromlist=(), level=0):
+    """Import a module as `__import__` does, and record it."""
+    imported = IMPORT(name, variables, None, fromlist, level)
+    if variables is not None:
+        if level:
+            package = variables["__package__"].rsplit(".", level - 1)[0]
+            name = f"{package}.{name}" if name else package
+        names = {name, *(f"{name}.{one}" for one in fromlist or ())}
+        IMPORTED.setdefault(variables.get("__name__"), set()).update(names)
+    return imported
+
+
+builtins.__import__ = recorded
+
 import _posixsubprocess  # noqa: E402
 import array  # noqa: E402
 import atexit  # noqa: E402
-import builtins  # noqa: E402
 import collections  # noqa: E402
 import contextlib  # noqa: E402
 import copy  # noqa: E402
@@ -40,7 +60,6 @@ import weakref  # noqa: E402
 
 NONE = object()
 LIBC = ctypes.CDLL(None)
-IMPORT = builtins.__import__
 EXECVE, FORK_EXEC, REGISTER = os.execve, _posixsubprocess.fork_exec, atexit.register
 
 
@@ -90,7 +109,8 @@ class Hidden:
         """Import all modules of a group, and change what their import changes."""
         self.shown.add(group)
         for name in self.groups[group]:
-            if self.specs[name] is None:
+            # pytest, where it is the program, would load a module of tests anew
+            if self.specs[name] is None or name.rpartition(".")[2].startswith("test_"):
                 sys.modules[name] = self.modules[name]
             elif name not in sys.modules:
                 importlib.import_module(name)
@@ -318,32 +338,18 @@ class Loader:
         if self.name == group:
             self.hidden.show(group)
             return
-        for name in sorted(IMPORTED[self.name] & self.hidden.modules.keys()):
+        for name in sorted(IMPORTED.get(self.name, set()) & self.hidden.modules.keys()):
             if name not in sys.modules:
                 importlib.import_module(name)
 
 
-IMPORTED = collections.defaultdict(set)
-"""What the modules that are loaded have imported meanwhile."""
-
-
 def load(name):
-    """Import a module, and record what each module imports while it is loaded."""
-    builtins.__import__ = _recorded
+    """Import a module, and record what is imported meanwhile."""
+    builtins.__import__ = recorded
     try:
         importlib.import_module(name)
     finally:
         builtins.__import__ = IMPORT
-
-
-def _recorded(name, variables=None, _=None, fromlist=(), level=0):
-    imported = IMPORT(name, variables, None, fromlist, level)
-    if variables is not None:
-        if level:
-            name = importlib.util.resolve_name("." * level + name, variables["__package__"])
-        names = {name, *(f"{name}.{one}" for one in fromlist or ())}
-        IMPORTED[variables.get("__name__")] |= names
-    return imported
 
 
 def load_and_hide():

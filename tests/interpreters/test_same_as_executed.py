@@ -79,7 +79,11 @@ for _ in range(5):
 """,
     "a module beside it": "import torch, wave\nprint(wave.__file__, wave.beside)",
     "imports by name": """
-import sys
+import sys, json
+try:
+    json.loads("{")
+except ValueError as error:
+    print(error)
 print("json" in sys.modules, "numpy" in sys.modules, "multiprocessing" in sys.modules)
 import numpy
 print("torch" in sys.modules)
