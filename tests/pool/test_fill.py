@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from cputrain import fill
 from cputrain.errors import FillFailed, TaskTimeout, UsageError, WorkerDied
-from tests.pool.functions import METHODS
+from tests.pool.functions import METHODS, until
 from tests.pool.scripts import ended
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -66,7 +66,13 @@ def too_many(rows: range, view: torch.Tensor, other: torch.Tensor, seed: int) ->
 
 
 def who(rows: range, view: torch.Tensor, seed: int) -> None:
-    time.sleep(0.02)
+    view.fill_(os.getpid())
+
+
+def who_of_three(folder: Path, rows: range, view: torch.Tensor, seed: int) -> None:
+    """Write the process's number once two others are at work, too."""
+    (folder / str(os.getpid())).touch()
+    until(lambda: len(list(folder.iterdir())) >= 3)
     view.fill_(os.getpid())
 
 
@@ -405,9 +411,10 @@ def test_no_rows_and_one_row_are_filled() -> None:
     assert quietly(torch.empty(5, 0), noise).shape == (5, 0)
 
 
-def test_there_are_no_more_processes_than_parts() -> None:
+def test_there_are_no_more_processes_than_parts(tmp_path: Path) -> None:
     assert len(quietly(torch.empty(6), who, chunk=3, processes=8).unique()) <= 2
-    assert len(quietly(torch.empty(60), who, chunk=10, processes=3).unique()) == 3
+    three = partial(who_of_three, tmp_path)
+    assert len(quietly(torch.empty(60), three, chunk=10, processes=3).unique()) == 3
 
 
 # what fails
