@@ -262,7 +262,7 @@ class Device:
                 else (self._create_buffer(size), None)
             )
         except (cl().Error, MemoryError) as error:  # (or the driver limits the size of a buffer)
-            if self._free:
+            if any(self._free.values()):
                 self.empty_cache()
                 return self._create_block(size)
             raise out_of_memory_error(self, size) from error
@@ -308,9 +308,16 @@ class Device:
 
     def empty_cache(self) -> None:
         """Free all cached blocks."""
-        cached, self._free = self._free, {}
+        removed, num_bytes = [], 0
+        for size, cached in list(self._free.items()):
+            for _ in range(len(cached)):
+                try:
+                    removed.append(cached.pop())
+                except IndexError:  # another thread allocates
+                    break
+                num_bytes += size
         self.finish()  # kernels may still use released blocks
-        self._reserved -= sum(size * len(blocks) for size, blocks in cached.items())
+        self._reserved -= num_bytes
 
     def finish(self) -> None:
         """Wait until all enqueued commands have finished."""

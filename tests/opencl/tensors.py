@@ -268,6 +268,9 @@ def test_memory_at_work_is_not_freed():
     finally:
         end.set()
         thread.join()
+    torch.ocl.empty_cache()
+    stats = torch.ocl.memory_stats()
+    assert stats["reserved"] == stats["allocated"]
 
 
 def test_memory_is_used_again():
