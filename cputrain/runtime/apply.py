@@ -31,6 +31,8 @@ def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planne
     if "TORCHELASTIC_RUN_ID" in os.environ:
         shutdown.write_errors()
         atexit.register(shutdown.wait_for_threads, os.getpid())
+        if torch.distributed.is_available():
+            shutdown.keep_process_groups(torch)
     if reports:
         atexit.register(_report, os.getpid())
 

@@ -7,6 +7,11 @@ A gloo thread releases the tensors of the last all-reduce after it has signalled
 interpreter finalization has begun by then, the process ends with SIGABRT ("terminate called without
 an active exception"): a rank that has done all its work counts as failed, and all are restarted.
 So finalization waits a moment, in which such a thread can take the GIL.
+
+For the same tensors the thread waits forever if a group is destroyed with the GIL held, as the
+destructor joins the thread. The reducer of a DistributedDataParallel model does that when nothing
+else references its group, and the rank hangs at the end of its script. So groups are kept until
+finalization.
 """
 
 from __future__ import annotations
@@ -14,10 +19,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import ModuleType, TracebackType
+    from typing import Any
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -29,6 +36,25 @@ def wait_for_threads(pid: int) -> None:
     """Wait for gloo's threads; an exit handler of the process `pid`."""
     if os.getpid() == pid:  # not in forked workers
         time.sleep(WAIT_S)
+
+
+def keep_process_groups(torch: ModuleType) -> None:
+    """Keep the process groups that the script destroys until finalization, which frees the GIL."""
+    from cputrain.runtime.patching import Patch
+
+    c10d = torch.distributed.distributed_c10d
+    destroy = c10d.destroy_process_group
+
+    @wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        _groups.update(c10d._world.pg_map)
+        destroy(*args, **kwargs)
+
+    for module in (c10d, torch.distributed):
+        Patch(module, "destroy_process_group", destroy_process_group)
+
+
+_groups: set[Any] = set()
 
 
 def write_errors() -> None:

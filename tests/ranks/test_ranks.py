@@ -45,6 +45,32 @@ def test_the_losses_are_those_of_one_process(tmp_path):
         assert len(ours(done)) == 1  # the first rank's: others have nothing else to say
 
 
+LAST_IS_THE_MODEL = """
+import pathlib, torch, torch._dynamo  # whose functions would keep the group as a default
+from torch import distributed, nn
+
+def train():
+    distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    mean = torch.ones(1)
+    distributed.all_reduce(mean)
+    distributed.destroy_process_group()
+
+train()
+print(*(file.read_text().strip() for file in pathlib.Path("/proc/self/task").glob("*/comm")))
+"""
+
+
+def test_a_model_that_is_the_last_to_hold_its_group_does_not_destroy_it(tmp_path):
+    """It would wait for threads that wait for the GIL, which it holds."""
+    done = launch(tmp_path, "--nproc-per-node", "2", str(script(tmp_path, LAST_IS_THE_MODEL)))
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        assert "pt_gloo_runloop" in line
+    assert len(done.stdout.splitlines()) == 2
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_each_rank_has_its_part_of_the_machine(tmp_path, count):
     script(tmp_path, VIEW)
