@@ -24,10 +24,6 @@ from cputrain.runtime.memory_pressure import MemoryPressure
 from cputrain.runtime.patching import never_compile
 from cputrain.runtime.process_tree import num_programs
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 NUM_WARMUP_STEPS = 3
 """Memory is kept from the first step on; the heap is trimmed once after the second."""
 
@@ -75,6 +71,7 @@ class KeptMemory:
         self._next_check = 0.0
         self._trimmed_at = 0.0
         self._resident_after_trim = 0
+        self._in_use_after_trim = 0
         self._max_in_use = 0
 
     def _after_step(self, *_: object) -> None:
@@ -114,7 +111,9 @@ class KeptMemory:
         self._advise_huge_pages()
         in_use = self._malloc.in_use_bytes() or 0
         self._max_in_use = max(self._max_in_use, in_use)
-        kept = _resident_bytes() - self._resident_after_trim
+        # what the script has freed since the last trim does not count as needed
+        freed = max(0, self._in_use_after_trim - in_use)
+        kept = _resident_bytes() - (self._resident_after_trim - freed)
         if kept < MIN_KEPT_BYTES:
             return
         if now >= self._next_budget:
@@ -136,7 +135,7 @@ class KeptMemory:
         """Trim the heap, and reset the measurements of resident and used memory."""
         self._malloc.trim()
         self._resident_after_trim = _resident_bytes()
-        self._max_in_use = self._malloc.in_use_bytes() or 0
+        self._max_in_use = self._in_use_after_trim = self._malloc.in_use_bytes() or 0
         self._trimmed_at = now
 
     def _advise_huge_pages(self) -> None:
