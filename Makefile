@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TYPES_VENV ?= .venv-types
 BIN := $(VENV)/bin
-# files of tests that run at once
-AT_ONCE ?= 2
+# files of tests that run at once: one more than two cores, as many tests wait
+AT_ONCE ?= 3
 PIP := -m pip install --quiet --constraint constraints.txt
 
 # compiled files make the launcher start in half the time, whatever the environment says
