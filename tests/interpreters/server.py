@@ -157,13 +157,14 @@ class Loaded:
                     found |= {id(part): Contents(part) for part in _parts(value, name)}
         loggers = modules["logging"].root.manager.loggerDict
         self.contents = [*found.values(), Contents(loggers)]
-        self.states = [self._state()]
+        self.state = self._state()
         self.threads = self.torch.get_num_threads()
 
     def can_be_restored(self, environment):
         """Return whether a program finds torch after `restore` as after a new import."""
         return (
-            self._state() in self.states
+            HIDDEN.shown <= {"torch"}
+            and self._state() == self.state
             and (self.torch.get_num_threads() == self.threads or _is_single(environment))
             and not any(name.startswith("cputrain.runtime") for name in sys.modules)
             and not _has_native_threads()
@@ -178,7 +179,6 @@ class Loaded:
 
     def changes(self):
         """Return what was changed, each with its change."""
-        self.states.append(self._state())
         return [(one, change) for one in self.contents if (change := one.changes())]
 
     def _state(self):
