@@ -147,16 +147,16 @@ class Loaded:
     def __init__(self, modules):
         self.torch = modules["torch"]
         self.processes = modules["multiprocessing.process"]
-        found = {}
+        self.contents = {"logging": [Contents(modules["logging"].root.manager.loggerDict)]}
+        """What modules hold, by their names; what several hold is under each."""
         for name, module in [*((name, sys.modules[name]) for name in STARTED), *modules.items()]:
             if name in OF_THE_PROCESS or not isinstance(module, type(sys)):
                 continue
-            found[id(module)] = Contents(module)
+            found = self.contents.setdefault(name, [])
+            found.append(Contents(module))
             for one, value in vars(module).items():
                 if not one.startswith("__"):
-                    found |= {id(part): Contents(part) for part in _parts(value, name)}
-        loggers = modules["logging"].root.manager.loggerDict
-        self.contents = [*found.values(), Contents(loggers)]
+                    found += map(Contents, _parts(value, name))
         self.state = self._state()
         self.threads = self.torch.get_num_threads()
 
@@ -170,16 +170,21 @@ class Loaded:
             and not _has_native_threads()
         )
 
-    def restore(self):
-        """Undo what was changed in the modules, in their containers, and in torch's classes."""
-        for one in self.contents:
-            one.restore()
+    def restore(self, names):
+        """Undo what was changed in modules of these names, their containers and torch's classes.
+
+        A look at the others would copy their memory, which is shared until then.
+        """
+        for name in self.contents.keys() & names:
+            for one in self.contents[name]:
+                one.restore()
         self.processes._process_counter = itertools.count(1)
         warnings._filters_mutated()
 
     def changes(self):
         """Return what was changed, each with its change."""
-        return [(one, change) for one in self.contents if (change := one.changes())]
+        every = {id(one.value): one for found in self.contents.values() for one in found}
+        return [(one, change) for one in every.values() if (change := one.changes())]
 
     def _state(self):
         loaded = self.torch
@@ -364,7 +369,7 @@ def load_and_hide():
     before, finders = frozenset(sys.modules), list(sys.meta_path)
     load("torch._dynamo")
     hidden.add("torch._dynamo", _later_than(before), loaded.changes())
-    loaded.restore()
+    loaded.restore(before)
     sys.meta_path[:] = finders
     for name in [name for name in sys.modules if name not in STARTED]:
         del sys.modules[name]
@@ -512,9 +517,10 @@ def at_start(environment):
 
 def follow(argv, environment, *, is_nested):
     """Go on as a program that has just been executed; never return."""
+    names = frozenset(sys.modules)
     _forget()
     if is_nested:
-        LOADED.restore()
+        LOADED.restore(names)
     # what is caught is reset, what is ignored is not; and then as Python does
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
