@@ -267,11 +267,9 @@ class Contents:
                     self._restore_attribute(name)
             return
         KEPT.append(copy.copy(now))
-        now.clear()
-        if isinstance(now, list):
-            now.extend(self.before)
-        else:
-            now.update(self.before)
+        add = now.extend if isinstance(now, list) else now.update
+        now.clear()  # what is cleared may be the builtins
+        add(self.before)
 
     def _restore_attribute(self, name):
         with contextlib.suppress(AttributeError, TypeError):  # those of the interpreter's own

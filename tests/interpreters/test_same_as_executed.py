@@ -219,13 +219,14 @@ torch.set_num_threads(1)
 print(subprocess.run([sys.executable, "-u", "-c", text], capture_output=True, text=True))
 """,
     "programs of its own after changes of the library": """
-import json, logging, multiprocessing.pool, multiprocessing.process, os, subprocess, sys, warnings
+import builtins, json, logging, multiprocessing.pool, multiprocessing.process, os, subprocess, sys
+import warnings
 text = '''
-import json, logging, multiprocessing, os, sys, warnings
+import builtins, json, logging, multiprocessing, os, sys, warnings
 from multiprocessing import pool, process
 import multiprocessing.pool
 print(pool is sys.modules["multiprocessing.pool"], pool.Pool, json.load.__name__)
-print(hasattr(json, "own"), logging.root.handlers, logging.root.level)
+print(hasattr(builtins, "own"), hasattr(json, "own"), logging.root.handlers, logging.root.level)
 print([one for one in warnings.filters if one[:3] == ("ignore", None, Warning)])
 print(sys.excepthook, sys.unraisablehook, multiprocessing.current_process().name)
 print(multiprocessing.Process().name, multiprocessing.active_children(), process._children)
@@ -235,7 +236,7 @@ warnings.warn("told")
 '''
 def work():
     multiprocessing.pool.Pool = json.load = None
-    json.own = 1
+    json.own = builtins.own = 1
     logging.basicConfig(level=logging.DEBUG)
     logging.getLogger("one").setLevel(5)
     warnings.simplefilter("ignore")
