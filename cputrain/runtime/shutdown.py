@@ -39,7 +39,10 @@ def wait_for_threads(pid: int) -> None:
 
 
 def keep_process_groups(torch: ModuleType) -> None:
-    """Keep the process groups that the script destroys until finalization, which frees the GIL."""
+    """Keep the process groups that the script destroys until finalization.
+
+    Python's own reference, unlike a reducer's, releases the GIL when it destroys a group.
+    """
     from cputrain.runtime.patching import Patch
 
     c10d = torch.distributed.distributed_c10d
@@ -55,6 +58,7 @@ def keep_process_groups(torch: ModuleType) -> None:
 
 
 _groups: set[Any] = set()
+"""Process groups that the script has destroyed."""
 
 
 def write_errors() -> None:
