@@ -205,8 +205,9 @@ def _frames(error: BaseException) -> list[str]:
 
 
 def _comparable(text: str) -> str:
-    """Without process ids and how each worker ended: torch says that if a signal told it first."""
-    text = re.sub(r"exited unexpectedly.*", "exited unexpectedly", text, flags=re.DOTALL)
+    """Without process ids and how each worker ended: torch says it if SIGCHLD came first."""
+    ending = r"exited unexpectedly(: | with exit code \d+\. Details are lost due to).*"
+    text = re.sub(ending, "exited unexpectedly", text, flags=re.DOTALL)
     text = re.sub(r"0x[0-9a-f]+", "0x", text)
     return re.sub(r"pid(\(s\))? [0-9, ]+", "pid ", text)
 

@@ -46,7 +46,8 @@ def test_the_losses_are_those_of_one_process(tmp_path):
 
 
 LAST_IS_THE_MODEL = """
-import pathlib, torch, torch._dynamo  # whose functions would keep the group as a default
+import pathlib, torch
+import torch._dynamo  # once there is a group, default arguments of what it imports reference it
 from torch import distributed, nn
 
 def train():
