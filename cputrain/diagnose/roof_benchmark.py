@@ -40,6 +40,9 @@ SIDES = (256, 512, 1024, 2048, 3072, 4096)
 LARGE_SIDE = 1024
 """Side above which a slower product ends the search for the peak."""
 
+MAX_PRODUCT_S = 0.25
+"""Seconds of a matrix product at the rate of smaller ones, above which it is not computed."""
+
 CHANNELS, IMAGE, KERNEL = 128, 28, 3
 """Channels, image side and kernel side of a convolution: oneDNN may beat every matrix product."""
 
@@ -276,12 +279,13 @@ def _peak_flops(dtype: torch.dtype, threads: int) -> float:
     torch.set_num_threads(threads)
     highest = 0.0
     for side in SIDES:
-        seconds = fastest_seconds(matmul_kernel(dtype, side, side, side), SHORT_MEASURE_S)
-        rate = 2 * side**3 / seconds
-        if seconds > 1 or (side > LARGE_SIDE and rate < 0.9 * highest):
-            highest = max(rate, highest)
+        flops = 2 * side**3
+        if flops > MAX_PRODUCT_S * highest > 0:
             break
+        rate = flops / fastest_seconds(matmul_kernel(dtype, side, side, side), SHORT_MEASURE_S)
         highest = max(rate, highest)
+        if side > LARGE_SIDE and rate < 0.9 * highest:
+            break
     if dtype is torch.int8:
         return highest
     batch = max(4, threads)
