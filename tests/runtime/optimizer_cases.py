@@ -418,7 +418,7 @@ def _tensors(names: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _round_anew(names: dict[str, Any], generator: torch.Generator) -> None:
-    """Change each number by about one rounding, up or down."""
+    """Replace some numbers with the next larger or smaller one."""
     for name, tensor in _tensors(names).items():
         if (
             name.endswith((" step", ".grad"))
@@ -431,7 +431,10 @@ def _round_anew(names: dict[str, Any], generator: torch.Generator) -> None:
             continue
         signs = torch.randint(-1, 2, tensor.shape, generator=generator, device="cpu")
         with torch.no_grad():  # through `data`: no version rises
-            tensor.data.mul_(1 + signs.to(tensor.dtype) * torch.finfo(tensor.dtype).eps)
+            beside = torch.where(signs > 0, tensor.data.sign() * torch.inf, 0.0).to(tensor.dtype)
+            moved = torch.nextafter(tensor.data, beside)  # denormal numbers as well
+            stays = (signs == 0) | (tensor.data == 0) | tensor.data.isinf()
+            tensor.data.copy_(torch.where(stays, tensor.data, moved))
 
 
 def _observe(names: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
