@@ -7,10 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import yaml
-from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
 from cputrain.launch import cluster
 from cputrain.launch.commands.launch import OPTIONS
@@ -71,6 +69,8 @@ def is_taken(words):
 
 
 def test_kubernetes_takes_the_job():
+    import kubernetes_validate
+
     service, job = of("job.yaml")
     for one in (service, job):
         kubernetes_validate.validate(one, "1.30", strict=True)
@@ -88,6 +88,9 @@ def test_kubernetes_takes_the_job():
 
 
 def test_kubeflow_takes_the_train_job():
+    # its models take a second to import
+    from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+
     (job,) = of("trainjob.yaml")
     taken = TrainerV1alpha1TrainJob.from_dict(job)
     known = json.loads(taken.to_json())
