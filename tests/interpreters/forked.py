@@ -52,7 +52,7 @@ MOST_EXECUTED = 2
 USUAL = {name: value for name, value in os.environ.items() if re.match(AT_START, name)}
 """Variables of `AT_START` in the environment of the tests."""
 
-OWNERS = ("uid", "gid", "gids", "umask", "process_group")
+OWNERS = ("uid", "gid", "gids", "umask")
 """Arguments of `subprocess` that have a process executed, unless they are as by default."""
 
 LOCK = threading.Lock()
@@ -110,6 +110,7 @@ def fork(
     environment: Mapping[str, str] | None = None,
     folder: str | Path | None = None,
     new_session: bool = False,
+    new_group: bool = False,
     network: str | None = None,
 ) -> int | None:
     """Start python with a script, module or command; return its process, a child of this one.
@@ -127,6 +128,7 @@ def fork(
         "folder": os.fspath(folder or os.getcwd()),
         "environment": variables,
         "new_session": new_session,
+        "new_group": new_group,
         "network": network,
         "blocked": [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))],
         "ignored": [
@@ -206,6 +208,7 @@ def install() -> None:
             or options["preexec_fn"] is not None
             or not options["close_fds"]
             or any(options[name] not in {None, -1} for name in OWNERS)
+            or options["process_group"] > 0
             or not is_script(argv := [os.fspath(word) for word in argv])
         ):
             execute(self, *given)
@@ -222,6 +225,7 @@ def install() -> None:
             environment=options["env"],
             folder=options["cwd"],
             new_session=options["start_new_session"],
+            new_group=options["process_group"] == 0,
             network=network,
         )
         if pid is None:

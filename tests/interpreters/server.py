@@ -43,7 +43,6 @@ import ctypes  # noqa: E402
 import fcntl  # noqa: E402
 import gc  # noqa: E402
 import importlib.machinery  # noqa: E402
-import importlib.util  # noqa: E402
 import io  # noqa: E402
 import itertools  # noqa: E402
 import json  # noqa: E402
@@ -96,7 +95,9 @@ class Hidden:
             self.group_of[name] in self.shown or self._is_found(name, path)
         ):
             return None
-        return importlib.util.spec_from_loader(name, Loader(self, name))
+        spec = copy.copy(self.specs[name])  # with its origin, which may be looked at
+        spec.loader = Loader(self, name)
+        return spec
 
     def _is_found(self, name, path):
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -399,14 +400,18 @@ def serve(channel):
         waits, goes = os.pipe()
         child = os.fork()
         if child == 0:
-            grandchild = os.fork()
-            if grandchild == 0:
+            if os.fork() == 0:
+                request = json.loads(message)
+                if request["new_session"]:
+                    os.setsid()
+                if request["new_group"]:
+                    os.setpgid(0, 0)
+                os.write(write, str(os.getpid()).encode())
                 os.close(goes)
                 os.read(waits, 1)
                 for file in (read, write, waits):
                     os.close(file)
-                return json.loads(message), list(files)
-            os.write(write, str(grandchild).encode())
+                return request, list(files)
             os._exit(0)
         os.close(write)
         for file in files:
@@ -695,8 +700,6 @@ served = serve(channel)
 if served is not None:
     request, files = served
     channel.close()
-    if request["new_session"]:
-        os.setsid()
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])

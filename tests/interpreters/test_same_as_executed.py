@@ -32,6 +32,12 @@ for name in names:
     print(sorted((one, type(value).__name__) for one, value in vars(sys.modules[name]).items()
                  if not one.startswith("__")))
 """,
+    "where modules are that it has not imported": """
+from importlib.util import find_spec
+for name in ("torch", "numpy", "multiprocessing", "torch.nn"):
+    spec = find_spec(name)
+    print(spec.name, spec.origin, spec.has_location, spec.submodule_search_locations)
+""",
     "what the first optimizer loads": """
 import sys, torch
 before = {name: dict(vars(module)) for name, module in sys.modules.items()}
@@ -425,6 +431,18 @@ print(os.getppid(), os.getsid(0) == os.getpid(), os.read({0}, 5), os.get_inherit
     os.close(read)
     os.close(write)
     assert done.stdout == f"{os.getpid()} True b'given' True\n"
+
+
+def test_it_leads_a_process_group_of_its_own_by_the_time_it_is_known() -> None:
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [PYTHON, "-c", f"import os; os.read({read}, 1)"], process_group=0, pass_fds=[read]
+    )
+    assert os.getpgid(process.pid) == process.pid
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+    os.close(read)
+    os.close(write)
 
 
 def test_its_signals_are_blocked_and_ignored_as_those_of_who_starts_it(tmp_path: Path) -> None:
