@@ -79,6 +79,7 @@ class Hidden:
         self.groups = {}
         self.group_of = {}
         self.effects = {}
+        self.exits = collections.defaultdict(list)
         self.shown = set()
 
     def add(self, group, modules, effects):
@@ -89,6 +90,9 @@ class Hidden:
         self.groups[group] = tuple(modules)
         self.group_of |= dict.fromkeys(modules, group)
         self.effects[group] = effects
+        for call in _unregistered():
+            name = getattr(call[0], "__module__", None)
+            self.exits[name if name in modules else group].append(call)
 
     def find_spec(self, name, path=None, _=None):
         if self.specs.get(name) is None or not (
@@ -136,8 +140,8 @@ class Hidden:
         To clear the modules and to call the destructors of torch's libraries takes longer than most
         scripts.
         """
-        for name, module in self.modules.items():
-            if sys.modules.get(name) is module:
+        for name in sys.modules.keys() & self.modules.keys():
+            if sys.modules[name] is self.modules[name]:
                 del sys.modules[name]
         LIBC.fflush(None)
 
@@ -336,6 +340,8 @@ class Loader:
             module.seed()
         elif self.name == "multiprocessing":
             sys.modules["__mp_main__"] = sys.modules["__main__"]
+        for call, words, options in self.hidden.exits[self.name]:
+            _register(call, *words, **options)
         group = self.hidden.group_of[self.name]
         if group in self.hidden.shown:
             return
@@ -557,6 +563,21 @@ def follow(argv, environment, *, is_nested):
                     stream.flush()
         LIBC.fflush(None)
         os._exit(code)
+    _end(code)
+
+
+def _end(code):
+    """End as Python does, but for what it frees at last, which nobody sees."""
+    streams = [sys.__stdout__, sys.__stderr__]
+
+    def leave(event, _, leave=os._exit):
+        if event == "cpython.PyInterpreterState_Clear":
+            for stream in streams:
+                if stream is not None and not stream.closed:
+                    stream.flush()  # if it cannot, Python ends with another code
+            leave(code)
+
+    sys.addaudithook(leave)
     ctypes.pythonapi.Py_Exit(code)
 
 
@@ -575,17 +596,25 @@ def _forget():
         setattr(sys, hook, getattr(sys, f"__{hook}__"))
     sys.meta_path[:] = META_PATH
     sys.path[:] = PATH
-    while REGISTERED:
-        atexit.unregister(REGISTERED.pop())
+    _unregistered()
     weakref.finalize._registry.clear()
     weakref.finalize._registry.update(FINALIZED)
-    atexit.unregister(weakref.finalize._exitfunc)
-    weakref.finalize._registered_with_atexit = False
 
 
 def _register(call, /, *words, **options):
-    REGISTERED.append(call)
+    REGISTERED.append((call, words, options))
     return REGISTER(call, *words, **options)
+
+
+def _unregistered():
+    """Return the calls that were registered for the end of the process, and are no longer."""
+    calls = [call for call in REGISTERED if call[0] != weakref.finalize._exitfunc]
+    for call, _, _ in REGISTERED:
+        atexit.unregister(call)
+    REGISTERED.clear()
+    atexit.unregister(weakref.finalize._exitfunc)
+    weakref.finalize._registered_with_atexit = False
+    return calls
 
 
 def _stream(number, *, is_buffered):
@@ -680,7 +709,6 @@ _posixsubprocess.fork_exec = subprocess._fork_exec = fork_exec
 atexit.register = _register
 channel = socket.socket(fileno=int(sys.argv[1]))
 HIDDEN, LOADED = load_and_hide()
-REGISTERED.clear()
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(HIDDEN.modules))
 LIBC.on_exit(LIBC._exit, None)
 PATTERN = sys.argv[2]
@@ -691,6 +719,8 @@ MASK = os.sched_getaffinity(0)
 FLAGS = subprocess._args_from_interpreter_flags()
 ENCODING, ERRORS = sys.stdout.encoding, sys.stdout.errors
 FINALIZED = dict(weakref.finalize._registry)
+for told in FINALIZED.values():
+    told.atexit = False  # torch's operators, which nobody sees to go
 META_PATH = tuple(sys.meta_path)
 PATH = tuple(sys.path[1:])
 gc.collect()

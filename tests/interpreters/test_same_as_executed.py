@@ -445,6 +445,31 @@ def test_it_leads_a_process_group_of_its_own_by_the_time_it_is_known() -> None:
     os.close(write)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print(1)",
+        "import atexit; atexit.register(print, 1)",
+        "class Last:\n    def __del__(self, print=print): print(1)\nlast = Last()",
+        "import sys; sys.stdout.close()",
+    ],
+    ids=["by the script", "at its exit", "by what is destroyed", "closed"],
+)
+def test_what_cannot_be_written_is_told_with_its_code(tmp_path: Path, text: str) -> None:
+    def ended(program: str) -> tuple[int, str]:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [program, str(script(tmp_path, text))],
+                stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+                env={**os.environ, "PYTHONUNBUFFERED": ""},
+            )  # fmt: skip
+        return done.returncode, done.stderr.strip().rpartition("\n")[2]
+
+    other = tmp_path / "python"  # another name: it is executed
+    other.symlink_to(PYTHON)
+    assert ended(PYTHON) == ended(str(other))
+
+
 def test_its_signals_are_blocked_and_ignored_as_those_of_who_starts_it(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
