@@ -16,13 +16,17 @@ FACTOR = 2.0
 
 
 FIRST = (
-    "tests/opencl/test_opencl.py", "tests/diagnose/test_command.py", "tests/ranks/test_nodes.py",
-    "tests/libraries/test_libraries.py", "tests/ranks/test_exchange.py",
-    "tests/pool/test_faults.py", "tests/tune/test_trials.py", "tests/ranks/test_ranks.py",
-    "tests/runtime/test_allocator.py", "tests/backends/test_comparison.py",
-    "tests/bench/test_loaders.py", "tests/split/test_zoo.py",
+    "tests/diagnose/test_command.py", "tests/pool/test_faults.py", "tests/split/test_zoo.py",
+    "tests/opencl/test_opencl.py", "tests/ranks/test_nodes.py",
+    "tests/interpreters/test_same_as_executed.py", "tests/ranks/test_exchange.py",
+    "tests/runtime/test_allocator.py", "tests/libraries/test_libraries.py",
+    "tests/split/test_devices.py", "tests/launch/test_other_scripts.py",
+    "tests/runtime/test_generated_optimizers.py", "tests/tune/test_trials.py",
+    "tests/ranks/test_ranks.py", "tests/backends/test_comparison.py", "tests/bench/test_loaders.py",
 )  # fmt: skip
-"""The files that take longest: begun first, they do not keep the others waiting at the end."""
+"""The files that begin: first one with tests that have the machine to themselves, beside some whose
+tests are short, so that it need not wait for them; then those that take longest, so that none is
+left alone at the end."""
 
 
 class Durations:

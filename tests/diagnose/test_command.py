@@ -71,6 +71,12 @@ def test_the_planted_cause_is_found_first(name, tmp_path):
     raise AssertionError(findings)
 
 
+@pytest.mark.alone
+def test_a_fast_script_has_no_finding(tmp_path):
+    text = GOOD if HAS_BFLOAT16 else GOOD.replace(".bfloat16()", "")
+    assert "" in (first for first, _ in first_causes(tmp_path, text))
+
+
 def test_remedies_are_tried_alone_and_together(tmp_path):
     done = diagnose(tmp_path, PLANTED["code"], "--json", "--apply", "--steps", "5")
     assert done.returncode == 0, done.stderr
@@ -85,12 +91,6 @@ def test_remedies_are_tried_alone_and_together(tmp_path):
     assert last["predicted"] is None
     assert last["measured"] > 0
     assert first["settings"].items() <= last["settings"].items()
-
-
-@pytest.mark.alone
-def test_a_fast_script_has_no_finding(tmp_path):
-    text = GOOD if HAS_BFLOAT16 else GOOD.replace(".bfloat16()", "")
-    assert "" in (first for first, _ in first_causes(tmp_path, text))
 
 
 def test_the_terminal_shows_findings_and_tables(tmp_path):
