@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,9 @@ OPERATORS = {
     ast.BitOr: ("|", "&"), ast.BitAnd: ("&", "|"),
 }  # fmt: skip
 
+ENDED = "(the tests ended)"
+"""What stands for a test where pytest itself has ended."""
+
 CALLS = {"min": "max", "max": "min", "all": "any", "any": "all"}
 
 
@@ -62,7 +66,7 @@ class Run(NamedTuple):
 
     fault: Fault
     found_by: str
-    """The first test that failed; "" if none did."""
+    """The first test that failed, does so again, and passes without it; "" if none did."""
 
     seconds: float
 
@@ -160,32 +164,49 @@ def folders(fault: Fault) -> list[str]:
 
 
 def run(fault: Fault, clone: Path, marks: str) -> Run:
-    """Plant a fault in a clone, and run the tests there until one fails."""
-    path = clone / fault.path
-    text = path.read_text()
+    """Plant a fault in a clone, and run the tests there until one fails because of it."""
     begin = time.monotonic()
     found = ""
+    for where in (folders(fault), []):
+        with _planted(fault, clone):
+            found = _first_failure(clone, [*where, "-m", marks])
+        if found and _is_because_of(fault, clone, found):
+            break
+        found = ""
+    return Run(fault, found, time.monotonic() - begin)
+
+
+@contextmanager
+def _planted(fault: Fault, clone: Path) -> Iterator[None]:
+    path = clone / fault.path
+    text = path.read_text()
     path.write_text(planted(text, fault))
     try:
-        for where in (folders(fault), []):
-            found = _first_failure(clone, [*where, "-m", marks])
-            if found:
-                break
+        yield
     finally:
         path.write_text(text)
-    return Run(fault, found, time.monotonic() - begin)
+
+
+def _is_because_of(fault: Fault, clone: Path, test: str) -> bool:
+    """Return whether a test passes without a fault, and fails with it once more."""
+    if test == ENDED:
+        return True
+    if _first_failure(clone, [test, "-m", ""]):
+        return False
+    with _planted(fault, clone):
+        return bool(_first_failure(clone, [test, "-m", ""]))
 
 
 def _first_failure(clone: Path, words: list[str]) -> str:
     done = subprocess.run(
-        [".venv/bin/python", "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "loadfile",
-         "--tb=no", "-p", "no:cacheprovider", *words],
+        [".venv/bin/python", "-m", "pytest", "-x", "-q", "-n", "3", "--dist", "loadfile",
+         "--no-loadscope-reorder", "--tb=no", "-p", "no:cacheprovider", *words],
         cwd=clone, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode in {0, 5}:
         return ""
-    told = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return told[1] if told else "(the tests ended)"
+    told = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return told[1] if told else ENDED
 
 
 def main() -> int:
