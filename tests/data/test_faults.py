@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -120,7 +121,8 @@ def test_a_worker_that_ends_is_named_and_so_is_its_end(name: str, workers: int) 
         list(iterator)
     assert time.monotonic() - begin < 5
     assert str(pids[2 % workers]) in str(raised.value)
-    assert "exited unexpectedly" in str(raised.value)
+    # torch has two sentences: its handler of SIGCHLD may be the first to see it
+    assert re.search(r"exited unexpectedly|is killed by signal", str(raised.value))
 
 
 class Slow(Sampler[list[int]]):
