@@ -41,7 +41,7 @@ LARGE_SIDE = 1024
 """Side above which a slower product ends the search for the peak."""
 
 MAX_PRODUCT_S = 0.25
-"""Seconds of a matrix product at the rate of smaller ones, above which it is not computed."""
+"""Predicted seconds, from the rate of smaller matrix products, above which one is not computed."""
 
 CHANNELS, IMAGE, KERNEL = 128, 28, 3
 """Channels, image side and kernel side of a convolution: oneDNN may beat every matrix product."""

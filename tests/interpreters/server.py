@@ -567,17 +567,17 @@ def follow(argv, environment, *, is_nested):
 
 
 def _end(code):
-    """End as Python does, but for what it frees at last, which nobody sees."""
+    """Exit as Python does, but without freeing interned strings and types."""
     streams = [sys.__stdout__, sys.__stderr__]
 
-    def leave(event, _, leave=os._exit):
+    def exit_early(event, _, exit_process=os._exit):
         if event == "cpython.PyInterpreterState_Clear":
             for stream in streams:
                 if stream is not None and not stream.closed:
                     stream.flush()  # if it cannot, Python ends with another code
-            leave(code)
+            exit_process(code)
 
-    sys.addaudithook(leave)
+    sys.addaudithook(exit_early)
     ctypes.pythonapi.Py_Exit(code)
 
 
@@ -719,8 +719,8 @@ MASK = os.sched_getaffinity(0)
 FLAGS = subprocess._args_from_interpreter_flags()
 ENCODING, ERRORS = sys.stdout.encoding, sys.stdout.errors
 FINALIZED = dict(weakref.finalize._registry)
-for told in FINALIZED.values():
-    told.atexit = False  # torch's operators, which nobody sees to go
+for finalizer in FINALIZED.values():
+    finalizer.atexit = False  # torch's operators, which nobody sees to go
 META_PATH = tuple(sys.meta_path)
 PATH = tuple(sys.path[1:])
 gc.collect()

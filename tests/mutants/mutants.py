@@ -44,10 +44,10 @@ OPERATORS = {
     ast.BitOr: ("|", "&"), ast.BitAnd: ("&", "|"),
 }  # fmt: skip
 
-ENDED = "(the tests ended)"
-"""What stands for a test where pytest itself has ended."""
-
 CALLS = {"min": "max", "max": "min", "all": "any", "any": "all"}
+
+ENDED = "(the tests ended)"
+"""Name in place of a test where pytest failed without one."""
 
 
 class Fault(NamedTuple):
@@ -66,7 +66,7 @@ class Run(NamedTuple):
 
     fault: Fault
     found_by: str
-    """The first test that failed, does so again, and passes without it; "" if none did."""
+    """First test that fails with the fault, twice, and passes without it; "" if there is none."""
 
     seconds: float
 
@@ -168,7 +168,7 @@ def run(fault: Fault, clone: Path, marks: str) -> Run:
     begin = time.monotonic()
     found = ""
     for where in (folders(fault), []):
-        with _planted(fault, clone):
+        with _with_fault(fault, clone):
             found = _first_failure(clone, [*where, "-m", marks])
         if found and _is_because_of(fault, clone, found):
             break
@@ -177,7 +177,7 @@ def run(fault: Fault, clone: Path, marks: str) -> Run:
 
 
 @contextmanager
-def _planted(fault: Fault, clone: Path) -> Iterator[None]:
+def _with_fault(fault: Fault, clone: Path) -> Iterator[None]:
     path = clone / fault.path
     text = path.read_text()
     path.write_text(planted(text, fault))
@@ -193,7 +193,7 @@ def _is_because_of(fault: Fault, clone: Path, test: str) -> bool:
         return True
     if _first_failure(clone, [test, "-m", ""]):
         return False
-    with _planted(fault, clone):
+    with _with_fault(fault, clone):
         return bool(_first_failure(clone, [test, "-m", ""]))
 
 
