@@ -1,8 +1,10 @@
-"""Faults that are planted one at a time: how many of them do the tests find?
+"""Faults that are planted in the rooms' functions: how many of them do the tests find?
 
 `python tests/mutants/mutants.py draw` draws faults in the functions of the rooms, and
-`python tests/mutants/mutants.py run CLONE` plants each of `mutants.json` in a clone of the project
-that has its environment, and runs the tests there: those of the room first, then all.
+`python tests/mutants/mutants.py run CLONE` plants those of `mutants.json` in a clone of the project
+that has its environment, and runs the tests there: each with the tests of its room, then those that
+are left with all tests of `make test`, then with the long ones. Tests that take minutes are so run
+once with all faults that are left, and what fails there is run again with each fault by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,8 +47,12 @@ OPERATORS = {
 
 CALLS = {"min": "max", "max": "min", "all": "any", "any": "all"}
 
-ENDED = "(the tests ended)"
-"""Name in place of a test where pytest failed without one."""
+SHORT, LONG = "not long", "long"
+"""Marks of the tests of `make test`, and of those that `make test-all` has beside them."""
+
+
+MOST_FAILED = 30
+"""Faults of which more tests fail are planted in halves."""
 
 
 class Fault(NamedTuple):
@@ -59,16 +64,6 @@ class Fault(NamedTuple):
     column: int
     before: str
     after: str
-
-
-class Run(NamedTuple):
-    """How the tests took a fault."""
-
-    fault: Fault
-    found_by: str
-    """First test that fails with the fault, twice, and passes without it; "" if there is none."""
-
-    seconds: float
 
 
 def faults(path: Path) -> Iterator[Fault]:
@@ -156,57 +151,68 @@ def planted(text: str, fault: Fault) -> str:
     return "".join(lines)
 
 
-def folders(fault: Fault) -> list[str]:
-    """Return the folder of the tests of a fault's room."""
+def found_by_room(fault: Fault, clone: Path) -> str:
+    """Return a test of a fault's room that finds it, or ""."""
     room = Path(fault.path).parts[0 if fault.path.startswith("launch") else 1]
-    folder = f"tests/{room}"
-    return [folder] if (ROOT / folder).is_dir() else []
+    if not (ROOT / "tests" / room).is_dir():
+        return ""
+    with _with_faults([fault], clone):
+        failed = _failed(clone, [f"tests/{room}", "-x", "-m", SHORT])
+    return next((test for test in failed if _is_found_by(fault, test, clone)), "")
 
 
-def run(fault: Fault, clone: Path, marks: str) -> Run:
-    """Plant a fault in a clone, and run the tests there until one fails because of it."""
-    begin = time.monotonic()
-    found = ""
-    for where in (folders(fault), []):
-        with _with_fault(fault, clone):
-            found = _first_failure(clone, [*where, "-m", marks])
-        if found and _is_because_of(fault, clone, found):
-            break
-        found = ""
-    return Run(fault, found, time.monotonic() - begin)
+def found_together(faults: list[Fault], clone: Path, marks: str) -> dict[Fault, str]:
+    """Return the tests that find faults, of all with these marks: run once with all faults."""
+    with _with_faults(faults, clone):
+        failed = _failed(clone, ["tests", "-m", marks])
+    if len(failed) > MOST_FAILED and len(faults) > 1:
+        middle = len(faults) // 2
+        first, second = faults[:middle], faults[middle:]
+        return found_together(first, clone, marks) | found_together(second, clone, marks)
+    failed = [test for test in failed if not _failed(clone, [test])]
+    found: dict[Fault, str] = {}
+    for fault in faults:
+        with _with_faults([fault], clone):
+            test = next((test for test in failed if _failed(clone, [test])), None)
+        if test:
+            found[fault] = test
+    return found
+
+
+def _is_found_by(fault: Fault, test: str, clone: Path) -> bool:
+    """Return whether a test passes without a fault, and fails with it."""
+    if _failed(clone, [test]):
+        return False
+    with _with_faults([fault], clone):
+        return bool(_failed(clone, [test]))
 
 
 @contextmanager
-def _with_fault(fault: Fault, clone: Path) -> Iterator[None]:
-    path = clone / fault.path
-    text = path.read_text()
-    path.write_text(planted(text, fault))
+def _with_faults(faults: list[Fault], clone: Path) -> Iterator[None]:
+    paths = {fault.path for fault in faults}
+    texts = {path: (clone / path).read_text() for path in paths}
     try:
+        # from a line's end on, as a fault may move what is behind it
+        for fault in sorted(faults, reverse=True, key=lambda fault: (fault.line, fault.column)):
+            file = clone / fault.path
+            file.write_text(planted(file.read_text(), fault))
         yield
     finally:
-        path.write_text(text)
+        for path, text in texts.items():
+            (clone / path).write_text(text)
 
 
-def _is_because_of(fault: Fault, clone: Path, test: str) -> bool:
-    """Return whether a test passes without a fault, and fails with it once more."""
-    if test == ENDED:
-        return True
-    if _first_failure(clone, [test, "-m", ""]):
-        return False
-    with _with_fault(fault, clone):
-        return bool(_first_failure(clone, [test, "-m", ""]))
-
-
-def _first_failure(clone: Path, words: list[str]) -> str:
+def _failed(clone: Path, words: list[str]) -> list[str]:
+    """Return the tests that fail, in their order; the path if pytest ended without one."""
     done = subprocess.run(
-        [".venv/bin/python", "-m", "pytest", "-x", "-q", "-n", "3", "--dist", "loadfile",
+        [".venv/bin/python", "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile",
          "--no-loadscope-reorder", "--tb=no", "-p", "no:cacheprovider", *words],
         cwd=clone, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode in {0, 5}:
-        return ""
-    told = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    return told[1] if told else ENDED
+        return []
+    told = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return told or words[:1]
 
 
 def main() -> int:
@@ -217,7 +223,6 @@ def main() -> int:
     drawing.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     running = words.add_parser("run")
     running.add_argument("clone", type=Path)
-    running.add_argument("--marks", default="not long", help='"" for those of make test-all')
     running.add_argument("--only", type=int, nargs="*", help="numbers of faults, from 0 on")
     given = parser.parse_args()
     if given.what == "draw":
@@ -226,19 +231,32 @@ def main() -> int:
         print("[\n" + ",\n".join(json.dumps(fault._asdict()) for fault in drawn) + "\n]")
         return 0
     listed = [Fault(**one) for one in json.loads(LIST.read_text())]
-    numbers = range(len(listed)) if given.only is None else given.only
-    found = 0
-    for number in numbers:
-        fault = listed[number]
-        result = run(fault, given.clone.resolve(), given.marks)
-        found += bool(result.found_by)
+    left = listed if given.only is None else [listed[number] for number in given.only]
+    clone = given.clone.resolve()
+    print("with the tests of the room:")
+    left = _tell(listed, left, ((fault, found_by_room(fault, clone)) for fault in left))
+    for title, marks in (("all tests of `make test`", SHORT), ("the long ones too", LONG)):
+        print(f"with {title}:")
+        found = found_together(left, clone, marks) if left else {}
+        left = _tell(listed, left, ((fault, found.get(fault, "")) for fault in left))
+    return 0
+
+
+def _tell(
+    listed: list[Fault], faults: list[Fault], found: Iterator[tuple[Fault, str]]
+) -> list[Fault]:
+    """Print which tests found faults; return those that none found."""
+    left = []
+    for fault, test in found:
         print(
-            f"{number:2} {fault.path}:{fault.line} {fault.function}: {fault.before!r} ->"
-            f" {fault.after!r}: {result.found_by or 'NOT FOUND'} ({result.seconds:.0f} s)",
+            f"{listed.index(fault):2} {fault.path}:{fault.line} {fault.function}:"
+            f" {fault.before!r} -> {fault.after!r}: {test or 'NOT FOUND'}",
             flush=True,
         )
-    print(f"{found} of {len(numbers)} found")
-    return 0
+        if not test:
+            left.append(fault)
+    print(f"{len(faults) - len(left)} of {len(faults)} found\n", flush=True)
+    return left
 
 
 if __name__ == "__main__":
