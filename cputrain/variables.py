@@ -14,5 +14,11 @@ PRELOAD = "CPUTRAIN_LD_PRELOAD"
 TRIAL = "CPUTRAIN_TRIAL"
 """Arguments, as JSON, of a recorder in the script's process; child processes do not inherit it."""
 
+OCL_FALLBACK = "CPUTRAIN_OCL_FALLBACK"
+"""Policy for operators without an OpenCL kernel; "needed" and "error" disable the usual one."""
+
+OCL_TUNE = "CPUTRAIN_OCL_TUNE"
+"""Whether kernels are measured; "0" takes the first candidate."""
+
 AT_PROCESS_START = frozenset({"LD_PRELOAD"})
 """Variables of the dynamic linker: the launcher sets them, and sitecustomize removes them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from io import TextIOWrapper
 
-from cputrain.errors import CputrainError, InternalError, LaunchError
+from cputrain.errors import CputrainError, InternalError, LaunchError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 VERBS = {
     "launch": "run a training script faster, unchanged",
-    "info": "show this machine's hardware, and how much of it this process may use",
-    "plan": "show what launch would do, and why",
-    "tune": "find the fastest plan for a script by measuring, and save it for launch",
     "diagnose": "find out why a script is slower than the machine allows, and what to change",
+    "tune": "find the fastest plan for a script by measuring, and save it for launch",
+    "bench": "compare the throughput of plain python and cputrain",
+    "plan": "show what launch would do, and why",
+    "info": "show this machine's hardware, and how much of it this process may use",
     "report": "show a saved diagnosis, or compare two of them",
     "verify": "compare a script's gradients with sharded batches and with whole ones",
-    "bench": "compare the throughput of plain python and cputrain",
+    "completions": "print completions for bash, zsh or fish",
 }
-"""Summary by verb; each verb is a module of cputrain.launch.commands with `main(argv) -> int`."""
+"""Summary by verb; each is a module of cputrain.launch.commands with `main` and `COMMAND`."""
 
 REPORT = "Please report this with the output of: cputrain info --capture machine.json"
 
@@ -86,41 +87,52 @@ def _discard_output() -> None:
 
 
 def _run(verb: str, arguments: list[str]) -> int:
-    """Run a verb, --help or --version; raise UsageError for anything else."""
-    if verb in ("-h", "--help", "help"):
+    """Run a verb, or print the help or the version; raise UsageError for anything else."""
+    if verb == "help" and arguments[:1] and arguments[0] in VERBS:
+        verb, arguments = arguments[0], [*arguments[1:], "--help"]
+    if verb in ("-h", "--help", "help") and not arguments:
         print(_help())
         return 0
-    if verb in ("-V", "--version"):
+    if verb in ("-V", "--version", "version"):
         from cputrain import __version__
 
         print(f"cputrain {__version__}")
         return 0
+    if verb in ("-h", "--help", "help"):
+        raise _unknown_verb(arguments[0], [])
     if verb not in VERBS:
-        from difflib import get_close_matches
-
-        from cputrain.errors import UsageError
-
-        matches = get_close_matches(verb, VERBS, n=1)
-        looks_like_script = verb.endswith(".py")
-        raise UsageError(
-            verb,
-            f"is not a command of cputrain; the commands are {', '.join(VERBS)}",
-            do=f"Run: cputrain launch {verb}"
-            if looks_like_script
-            else f"Did you mean {matches[0]}?"
-            if matches
-            else "See: cputrain --help",
-        )
+        raise _unknown_verb(verb, arguments)
     from importlib import import_module
 
     return int(import_module(f"cputrain.launch.commands.{verb}").main(arguments))
 
 
+def _unknown_verb(word: str, arguments: list[str]) -> UsageError:
+    from shlex import join
+
+    from cputrain.launch.hints import command_hint
+
+    is_launch = word.endswith(".py") or (word.startswith("-") and bool(arguments))
+    verb = "launch" if is_launch else command_hint(word, VERBS)
+    line = join([verb, *([word] if is_launch else []), *arguments])
+    return UsageError(
+        word,
+        f"is not a command of cputrain; the commands are {', '.join(VERBS)}",
+        do=f"Did you mean: cputrain {line}" if verb else "See: cputrain --help",
+    )
+
+
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:<10}{summary}" for verb, summary in VERBS.items())
+    from cputrain.launch.command import described, terminal_width
+
+    verbs = "\n".join(
+        line
+        for verb, summary in VERBS.items()
+        for line in described(f"  {verb}", summary, terminal_width(), indent=16)
+    )
     return (
-        "usage: cputrain COMMAND [options]\n\n"
+        "Usage: cputrain COMMAND [options]\n\n"
         "Makes PyTorch training on CPUs fast without changes to the script.\n\n"
-        f"{verbs}\n\n"
-        "See cputrain COMMAND --help for the options. Start with: cputrain launch train.py"
+        f"Commands:\n{verbs}\n\n"
+        "The options of a command: cputrain help COMMAND. Start with: cputrain launch train.py"
     )

@@ -14,6 +14,7 @@ from cputrain.errors import NotFound, UsageError
 from cputrain.launch.options import Option, split_quoted
 from cputrain.launch.process import Start
 from cputrain.machine.ranks import AGENT_PID, SEAT
+from cputrain.suggestions import closest, did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,9 +35,14 @@ def _option(flag: str, help_: str, metavar: str = "", short: str = "") -> Option
     alias = f"--{_underscored(flag)}"
     return Option(
         flag=flag, help=help_, takes=metavar, short=short,
-        aliases=() if alias == flag else (alias,),
+        aliases=() if alias == flag else (alias,), is_advanced=flag not in MOST_USED,
     )  # fmt: skip
 
+
+MOST_USED = frozenset({
+    "--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--rdzv-endpoint",
+})  # fmt: skip
+"""Options that --help shows."""
 
 OPTIONS = (
     _option("--nproc-per-node", "ranks on this node; auto: one per GPU, or per NUMA node without",
@@ -135,16 +141,8 @@ def agent_start(
         for option in OPTIONS
         if parsed.has(option.flag) and option.flag not in IGNORED_OPTIONS
     }
-    num_ranks = agent_options.get("--nproc-per-node", os.environ.get("PET_NPROC_PER_NODE", "1"))
-    if num_ranks in COUNTED_BY_LAUNCH:
-        agent_options["--nproc-per-node"] = count_ranks(num_ranks, machine)
-    elif num_ranks not in COUNTED_BY_AGENT and not _is_number(num_ranks):
-        raise UsageError(
-            "--nproc-per-node",
-            "must be a whole number from 1, or "
-            f"{', '.join(sorted(COUNTED_BY_LAUNCH | COUNTED_BY_AGENT))}",
-            found=repr(num_ranks), do="For example: --nproc-per-node auto",
-        )  # fmt: skip
+    if agent_options.get("--nproc-per-node") in COUNTED_BY_LAUNCH:
+        agent_options["--nproc-per-node"] = number_of_ranks(parsed, os.environ, machine)
     _check_nodes(agent_options.get("--nnodes", "1"))
     words = [word for flag, value in agent_options.items() for word in _option_words(flag, value)]
     rank_command = _rank_command(parsed, target, settings)
@@ -155,6 +153,25 @@ def agent_start(
         cpus=None,
         interleave=None,
     )
+
+
+def number_of_ranks(parsed: Parsed, environment: Mapping[str, str], machine: Machine) -> str:
+    """Return the number of ranks on this node, or a word that the agent resolves.
+
+    Raises:
+        UsageError: It is neither a number nor such a word.
+    """
+    value = parsed.values.get("--nproc-per-node", environment.get("PET_NPROC_PER_NODE", "1"))
+    if value in COUNTED_BY_LAUNCH:
+        return count_ranks(value, machine)
+    if value not in COUNTED_BY_AGENT and not _is_number(value):
+        words = sorted(COUNTED_BY_LAUNCH | COUNTED_BY_AGENT)
+        raise UsageError(
+            "--nproc-per-node", f"must be a whole number from 1, or {', '.join(words)}",
+            found=repr(value), do=did_you_mean(closest(value, words))
+            or "For example: --nproc-per-node auto",
+        )  # fmt: skip
+    return value
 
 
 def count_ranks(value: str, machine: Machine) -> str:

@@ -26,9 +26,11 @@ class NewFile:
             raise self._unwritable_error("it is a folder")
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
-            raise self._unwritable_error(f"there is no folder {folder}")
+            raise self._unwritable_error(
+                f"the folder {folder} does not exist", do="Create it, or name another file."
+            )
         if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-            raise self._unwritable_error("no permission to write")
+            raise self._unwritable_error("permission denied")
         if os.path.lexists(path) and not force:
             raise self._exists_error()
 
@@ -47,7 +49,5 @@ class NewFile:
             self._flag_and_path, "would overwrite a file", do="Name another file, or add --force."
         )
 
-    def _unwritable_error(self, reason: str) -> UsageError:
-        return UsageError(
-            self._flag_and_path, "must be a writable file", found=reason, do="Name another file."
-        )
+    def _unwritable_error(self, reason: str, do: str = "Name another file.") -> UsageError:
+        return UsageError(self._flag_and_path, f"cannot be written: {reason}", do=do)

@@ -7,14 +7,17 @@ option: it and all later words are left unchanged.
 
 from __future__ import annotations
 
+import os
+
 from cputrain.errors import UsageError
 from cputrain.record import Record
 from cputrain.settings.core.decision import UserValue
 from cputrain.settings.core.values import parse_count
+from cputrain.suggestions import closest_value, did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 class Option(Record):
@@ -38,6 +41,21 @@ class Option(Record):
     choices: tuple[str, ...] = ()
     """Allowed values; empty if the command validates the value itself."""
 
+    is_advanced: bool = False
+    """Whether only --help-all shows it."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that the help shows: "-q" and "--quiet"."""
+        return (self.short, self.flag) if self.short else (self.flag,)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Values that are words: "auto" of "N|auto"."""
+        return self.choices or tuple(
+            word for word in self.takes.split("|") if word.isalnum() and word.islower()
+        )
+
 
 class Parsed(Record):
     """A parsed command line."""
@@ -54,7 +72,16 @@ class Parsed(Record):
 
 
 def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
-    """Parse options up to the first positional argument; errors suggest similar options."""
+    """Parse options up to the first positional argument; errors suggest similar options.
+
+    Args:
+        argv: Words after the command's name.
+        options: Options that the command has.
+        command: The command for error messages: "cputrain launch".
+
+    Raises:
+        UsageError: A word is not an option, or its value is missing or not accepted.
+    """
     options_by_name = {
         name: option
         for option in options
@@ -85,19 +112,36 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
                     name,
                     f"needs a value ({option.takes})",
                     found="the end of the command line",
-                    do=f"For example: {name}={option.choices[0] if option.choices else '...'}",
+                    do=f"For example: {name}={_example(option)}",
                 )
             value = argv[index]
             index += 1
+            _check_is_no_script(name, value, option, command)
         if option.choices and value not in option.choices:
             raise UsageError(
                 name,
                 f"must be one of {', '.join(option.choices)}",
                 found=repr(value),
-                do=_suggest(value, option.choices),
+                do=did_you_mean(closest_value(value, option.choices)),
             )
         values[option.flag] = value
     return Parsed(values=values, rest=tuple(argv[index:]))
+
+
+def _example(option: Option) -> str:
+    first = option.takes.partition("|")[0].strip("'")
+    return option.choices[0] if option.choices else {"N": "4", "TIME": "2m"}.get(first, first)
+
+
+def _check_is_no_script(name: str, value: str, option: Option, command: str) -> None:
+    """Raise UsageError if the word after an option is a script, as in: --threads train.py."""
+    if option.takes != "SCRIPT" and value.endswith(".py") and os.path.isfile(value):
+        raise UsageError(
+            name,
+            f"needs a value ({option.takes})",
+            found=f"the script {value}",
+            do=f"For example: {command} {name}={_example(option)} {value}",
+        )
 
 
 def split_quoted(parsed: Parsed, flag: str) -> list[str]:
@@ -118,39 +162,15 @@ def split_quoted(parsed: Parsed, flag: str) -> list[str]:
         ) from None
 
 
-def _unknown(name: str, options_by_name: dict[str, Option], command: str) -> UsageError:
+def _unknown(name: str, known: Collection[str], command: str) -> UsageError:
+    from cputrain.launch.hints import option_hint
+
     return UsageError(
         name,
-        f"is not an option of cputrain {command}",
-        do=_suggest(name, tuple(options_by_name))
-        or f"The script's options come after its name. See: cputrain {command} --help",
+        f"is not an option of {command}",
+        do=option_hint(name, known)
+        or f"The script's options come after its name. See: {command} --help",
     )
-
-
-def _suggest(word: str, known: tuple[str, ...]) -> str:
-    """Return a question that names the most similar known word; "" if there is none."""
-    from difflib import get_close_matches
-
-    matches = get_close_matches(word, known, n=1)
-    return f"Did you mean {matches[0]}?" if matches else ""
-
-
-def usage(command: str, form: str, summary: str, groups: dict[str, Sequence[Option]]) -> str:
-    """Return the help text of a command.
-
-    Args:
-        form: The words after the command's name: "[options] script.py".
-        groups: Options by the title of their group.
-    """
-    lines = [f"usage: cputrain {command} {form}", "", summary]
-    for title, options in groups.items():
-        lines += ["", f"{title}:"]
-        for option in options:
-            left = ", ".join(filter(None, (option.short, option.flag)))
-            left = f"  {left} {option.takes}".rstrip()
-            gap = "\n" + " " * 34 if len(left) > 32 else " " * (34 - len(left))
-            lines.append(f"{left}{gap}{option.help}")
-    return "\n".join(lines)
 
 
 def whole_number(

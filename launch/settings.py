@@ -12,6 +12,7 @@ import os
 from cputrain.errors import UsageError
 from cputrain.settings.core.decision import UserValue
 from cputrain.settings.core.registry import USER_SETTINGS
+from cputrain.suggestions import closest, closest_value, did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def checked_value(setting: Setting[Any], value: str, where: str) -> UserValue:
             where,
             f"must be one of {', '.join(setting.choices)}",
             found=repr(value),
-            do=f"{setting.help[0].upper()}{setting.help[1:]}.",
+            do=did_you_mean(closest_value(value, setting.choices))
+            or f"{setting.help[0].upper()}{setting.help[1:]}.",
         )
     return UserValue(value=value, where=where)
 
@@ -70,13 +72,10 @@ def setting_named(name: str, where: str) -> Setting[Any]:
     """Return the setting of a name; raise UsageError with a suggestion if there is none."""
     setting = USER_SETTINGS.get(name.replace("-", "_"))
     if setting is None:
-        from difflib import get_close_matches
-
-        matches = get_close_matches(name, USER_SETTINGS, n=1)
         raise UsageError(
             where,
             f"is not a setting of cputrain; the settings are {', '.join(USER_SETTINGS)}",
-            do=f"Did you mean {matches[0]}?" if matches else "Remove it.",
+            do=did_you_mean(closest(name, USER_SETTINGS)) or "Remove it.",
         )
     return setting
 

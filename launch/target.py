@@ -55,20 +55,26 @@ def find_executable(target: Target, environment: Mapping[str, str]) -> str:
     if target.kind is TargetKind.COMMAND:
         return _find_command(target.name, environment.get("PATH", os.defpath))
     if target.kind is TargetKind.SCRIPT and target.name != "-":
-        _check_script(target.name)
+        _check_script(target)
     if not sys.executable:
         raise NotFound("the Python interpreter", "has no known path", do="Start it by its path.")
     return sys.executable
 
 
-def _check_script(path: str) -> None:
-    """Raise NotFound or NotExecutable unless the path is a readable script, folder or archive."""
+def _check_script(target: Target) -> None:
+    """Raise NotFound or NotExecutable unless it is a readable script, folder or archive."""
+    path = target.name
     if not os.path.lexists(path):
+        from cputrain.launch.hints import script_hint
+
+        folder = os.path.dirname(path)
         raise NotFound(
             f"the script {path}",
             "does not exist",
-            found=f"no such file in {os.getcwd()}",
-            do="To run a command that is not a Python script: cputrain launch --cmd -- ...",
+            found=f"no folder {folder}"
+            if folder and not os.path.isdir(folder)
+            else f"no such file in {folder or os.getcwd()}",
+            do=script_hint(target),
         )
     if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
         raise NotExecutable(
@@ -84,6 +90,32 @@ def _check_script(path: str) -> None:
             found="no permission, or a broken link",
             do=f"Check it with: ls -l {path}",
         )
+    if path.endswith((".ipynb", ".sh", ".bash")) and os.path.isfile(path):
+        _check_is_python(path)
+
+
+def _check_is_python(path: str) -> None:
+    """Raise NotExecutable if a file that is named as a notebook or a shell script is one."""
+    import ast
+
+    with open(path, "rb") as file:
+        text = file.read()
+    is_notebook = path.endswith(".ipynb") and text.lstrip().startswith(b"{")
+    if not is_notebook:
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError):
+            pass
+        else:
+            return  # it is Python, whatever its name is
+    raise NotExecutable(
+        f"the script {path}",
+        "must be a Python script",
+        found="a notebook" if is_notebook else "a shell script",
+        do=f"Run it in Jupyter after %load_ext cputrain, or: jupyter nbconvert --to script {path}"
+        if is_notebook
+        else f"Run: cputrain launch --cmd -- bash {path}",
+    )
 
 
 def _find_command(name: str, path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+from cputrain.launch import man_page
 from cputrain.settings.core.registry import SETTINGS, USER_SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +20,11 @@ def test_every_setting_is_in_the_manual_as_the_help_has_it() -> None:
         f"| `{setting.flag}` | {setting.takes.replace('|', ', ')} | {setting.help} |"
         for setting in USER_SETTINGS.values()
     ]
+
+
+def test_the_man_page_has_every_option() -> None:
+    """`python -m cputrain.launch.man_page > docs/cputrain.1` writes it anew."""
+    assert (ROOT / "docs/cputrain.1").read_text() == man_page.page()
 
 
 def test_every_decision_is_explained_in_the_manual() -> None:

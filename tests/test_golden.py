@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +12,8 @@ import pytest
 
 from cputrain import errors
 from cputrain.diagnose import compare
-from cputrain.launch.cli import VERBS, main
+from cputrain.launch.commands import every_command
+from cputrain.launch.commands.bench import CASE_BENCHMARKS
 from cputrain.machine import Machine, Rank, read_machine
 from cputrain.machine.bandwidth import Bandwidth
 from cputrain.machine.capture import read_capture
@@ -29,17 +28,13 @@ SOURCES = [*(TESTS.parent / "cputrain").rglob("*.py"), *(TESTS.parent / "launch"
 
 
 def options() -> str:
-    """The flags of each verb, with what they take."""
-    lines = []
-    for verb in VERBS:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            assert main([verb, "--help"]) == 0
-        for line in out.getvalue().splitlines():
-            found = re.match(r"  ((?:-\w, )?--[\w-]+(?: \S+)*)", line)
-            if found:
-                lines.append(f"{verb} {found[1]}")
-    return "\n".join(lines)
+    """The options of each command, with what they take."""
+    commands = [*every_command(), *CASE_BENCHMARKS.values()]
+    return "\n".join(
+        f"{command.name} {', '.join(option.names)} {option.takes}".rstrip()
+        for command in commands
+        for option in command.options
+    )
 
 
 def variables() -> str:

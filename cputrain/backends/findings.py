@@ -9,6 +9,7 @@ from cputrain.backends.registry import backend_names
 from cputrain.backends.verdict import BackendVerdict, cached_names, load_verdict, save_verdict
 from cputrain.errors import UsageError
 from cputrain.record import Record
+from cputrain.suggestions import closest, did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,12 +75,9 @@ def require_backend(machine: Machine, name: str, where: str) -> BackendFinding:
     """
     names = backend_names()
     if name not in names:
-        from difflib import get_close_matches
-
-        matches = get_close_matches(name, names, n=1)
         raise UsageError(
             where, f"must be one of auto, {', '.join(names)}", found=repr(name),
-            do=f"Did you mean {matches[0]}?" if matches else "cputrain info --backends lists them.",
+            do=did_you_mean(closest(name, names)) or "cputrain info --backends lists them.",
         )  # fmt: skip
     host = describe_host(machine)
     (probed,) = probe_all(host, name)

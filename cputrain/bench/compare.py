@@ -85,7 +85,7 @@ class ScriptComparison(Record):
     """Time compared: "steps" if every script reports its step times, else the whole "process"."""
 
     repeats: int
-    """Number of rounds."""
+    """Number of complete rounds; fewer than asked for if the comparison was interrupted."""
 
     sides: tuple[Side, ...]
     """Compared commands, in the caller's order."""
@@ -111,6 +111,8 @@ def compare(
     on_run: OnRun | None = None,
 ) -> ScriptComparison:
     """Run every command `repeats` times and compare each with the reference.
+
+    KeyboardInterrupt ends it with the rounds that are complete, if there is one.
 
     Args:
         commands: Argument lists by name.
@@ -139,13 +141,18 @@ def compare(
             found=repr(reference),
             do=f"Choose: {choices}.",
         )
-    runs = []
-    for round_index, name in interleaved(names, repeats):
-        number = round_index + 1
-        run = measure(name, commands[name], round_number=number, samples_memory=samples_memory)
-        runs.append(run)
-        if on_run is not None:
-            on_run(name, number, run_seconds(run, "steps" if run.step_seconds else "process"))
+    runs: list[Measurement] = []
+    try:
+        for round_index, name in interleaved(names, repeats):
+            number = round_index + 1
+            run = measure(name, commands[name], round_number=number, samples_memory=samples_memory)
+            runs.append(run)
+            if on_run is not None:
+                on_run(name, number, run_seconds(run, "steps" if run.step_seconds else "process"))
+    except KeyboardInterrupt:
+        runs = runs[: len(runs) // len(names) * len(names)]
+        if not runs:
+            raise
     return summarise(commands, runs, reference)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _DatasetKind
 
+from cputrain.counting import counted
 from cputrain.data import strategy
 from cputrain.data.random_states import ProcessStates, SamplerStates
 from cputrain.machine import read_machine
@@ -43,8 +44,8 @@ def initial_num_workers(loader: DataLoader[Any]) -> tuple[int, str]:
         return 1, f"a batch takes {batch_s * 1e3:.1f} ms, and there is one core"
     num_workers = max(1, min(MAX_WORKERS, num_cores // 4))
     return num_workers, (
-        f"a batch takes {batch_s * 1e3:.1f} ms; a quarter of {num_cores} cores, until an epoch "
-        "shows how fast batches are consumed"
+        f"a batch takes {batch_s * 1e3:.1f} ms; a quarter of {counted(num_cores, 'core')}, until "
+        "an epoch shows how fast batches are consumed"
     )
 
 

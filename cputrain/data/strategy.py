@@ -12,6 +12,7 @@ import torch
 from torch.utils.data._utils import collate
 from torch.utils.data.dataloader import _DatasetKind
 
+from cputrain.counting import counted
 from cputrain.data.columns import can_gather_every_part, columns_of
 from cputrain.data.memory import MemoryIterator, MemoryWorkersIterator, has_default_collation
 from cputrain.data.messages import say
@@ -72,9 +73,9 @@ def _resume_iterable(loader: Any, position: Position) -> _BaseDataLoaderIter:
     for _ in islice(iterator, position.num_batches):
         pass
     statistics.notes.append(
-        f"{position.num_batches} batches of an iterable dataset were loaded again and discarded to "
-        "resume after them; a dataset with state_dict and load_state_dict resumes directly if "
-        "num_workers is 0"
+        f"{counted(position.num_batches, 'batch', 'batches')} of an iterable dataset were loaded "
+        "again and discarded to resume after them; a dataset with state_dict and "
+        "load_state_dict resumes directly if num_workers is 0"
     )
     return iterator
 
@@ -91,7 +92,7 @@ def _create_iterator(loader: Any, statistics: Statistics) -> Any:
             statistics.notes.append(_NO_CACHE_NOTE)
         if not loader.num_workers:
             return MemoryIterator(loader, columns, statistics)
-        statistics.reason += f"; {loader.num_workers} workers would only make it slower"
+        statistics.reason += f"; {counted(loader.num_workers, 'worker')} would only make it slower"
         say(
             "the data of a DataLoader is in memory: its batches are gathered in this process, "
             f"and the {loader.num_workers} workers it asks for are not started"

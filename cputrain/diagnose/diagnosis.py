@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from time import monotonic
 
 from cputrain import __version__
+from cputrain.counting import counted
 from cputrain.diagnose.causes import CAUSES, units
 from cputrain.diagnose.consistency import operators_above_roof, reconcile, roughness_reasons
 from cputrain.diagnose.finding import DiagnosedCase, Finding, TriedRemedy
@@ -125,12 +127,17 @@ def diagnose(
         UsageError: The script fails, or takes too few optimizer steps.
         CputrainError: The roof cannot be measured.
     """
-    tell("timing the script's steps")
+    tell("timing the script's steps, in the first of two runs")
+    begin = monotonic()
     profile, torch = profile_script(script, steps, longest)
-    tell("measuring the highest rates of this machine")
+    run_s = monotonic() - begin
     roof, profile = _consistent_roof(machine, torch, profile, tell)
-    fewer = _profile_with_fewer_threads(script, machine, profile, steps, longest, tell)
-    products = product_seconds(units.products_to_time(profile), profile.threads)
+    fewer, products = None, {}
+    try:
+        fewer = _profile_with_fewer_threads(script, machine, profile, steps, longest, run_s, tell)
+        products = product_seconds(units.products_to_time(profile), profile.threads)
+    except KeyboardInterrupt:
+        tell("interrupted: what is known is shown")
     case = DiagnosedCase(machine=machine, roof=roof, seen=profile, fewer=fewer, products=products)
     findings = [
         finding for cause in CAUSES for finding in cause.find(case)
@@ -202,7 +209,7 @@ def profile_script(
         if MIN_STEPS <= num_steps < steps + num_traced:  # the script ended: run it with fewer
             fewer = num_steps - (NUM_TRACED if num_steps > 2 * NUM_TRACED else 1)
             return profile_script(script, fewer, longest, threads=threads, settings=settings)
-        fault = f"it took {num_steps} steps after warm-up, and {MIN_STEPS} are needed"
+        fault = f"it took {counted(num_steps, 'step')} after warm-up, and {MIN_STEPS} are needed"
     if fault:
         raise UsageError(
             f"the script {script.target.name}",
@@ -219,9 +226,20 @@ def _profile_with_fewer_threads(
     profile: StepProfile,
     steps: int,
     longest: float,
+    run_s: float,
     tell: Callable[[str], None],
 ) -> StepProfile | None:
-    """Return the profile with fewer threads; None if the run fails or would take too long."""
+    """Return the profile with fewer threads; None if the run fails or would take too long.
+
+    Args:
+        script: Script with its arguments.
+        machine: Machine that it runs on.
+        profile: Profile with all threads.
+        steps: Number of undisturbed steps.
+        longest: Time limit of the run in seconds.
+        run_s: Duration of the run with all threads.
+        tell: Called with a message before the run.
+    """
     cores = max(1, machine.budget.physical_cores)
     num_threads = cores if profile.threads > cores else max(1, profile.threads // THREADS_DIVISOR)
     max_step_s = profile.step * profile.threads / num_threads
@@ -229,7 +247,10 @@ def _profile_with_fewer_threads(
         num_threads < cores and max_step_s * NUM_UNTIMED_STEPS > MAX_UNTIMED_S
     ):
         return None
-    tell(f"timing steps with {num_threads} of {profile.threads} threads")
+    tell(
+        f"timing steps with {num_threads} of {counted(profile.threads, 'thread')}, "
+        f"about {run_s:.0f} s"
+    )
     try:
         return profile_script(script, steps, longest, threads=num_threads)[0]
     except UsageError:  # the script does not work with fewer threads

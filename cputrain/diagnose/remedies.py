@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.diagnose.diagnosis import profile_script
 from cputrain.diagnose.finding import TriedRemedy
 from cputrain.errors import UsageError
@@ -45,6 +46,8 @@ def try_remedies(
 ) -> tuple[TriedRemedy, ...]:
     """Run the script with each remedy alone and with all, and return the measured speed-ups.
 
+    KeyboardInterrupt ends it with the remedies that were measured.
+
     A remedy that changes results is not tried, unless it lowers the precision and `reduced` is
     set. The script runs under plain python once more; the speed-ups refer to the mean of its step
     times before and after.
@@ -79,11 +82,16 @@ def try_remedies(
         combined.update(finding.settings or {})
     runs.append((ALL_REMEDIES, combined, None, combined))
     results: list[StepProfile | str] = []
-    for title, _, _, settings in runs:
-        tell(f"with {title}" if title == ALL_REMEDIES else f"remedy against: {title}")
-        results.append(profile_with(settings))
-    tell("plain python once more")
-    repeated = profile_with(None)
+    tell(f"{counted(len(runs) + 1, 'more run')} of the script; Ctrl-C keeps what is measured")
+    repeated: StepProfile | str = ""
+    try:
+        for title, _, _, settings in runs:
+            tell(f"with {title}" if title == ALL_REMEDIES else f"remedy against: {title}")
+            results.append(profile_with(settings))
+        tell("plain python once more")
+        repeated = profile_with(None)
+    except KeyboardInterrupt:
+        tell(f"interrupted after {counted(len(results), 'remedy', 'remedies')}")
     plain_s = (
         diagnosis.seen.step
         if isinstance(repeated, str)
@@ -95,5 +103,5 @@ def try_remedies(
             measured=None if isinstance(result, str) else plain_s / result.step,
             fault=result if isinstance(result, str) else "",
         )
-        for (title, settings, predicted, _), result in zip(runs, results, strict=True)
+        for (title, settings, predicted, _), result in zip(runs, results, strict=False)
     )  # fmt: skip

@@ -6,6 +6,7 @@ cores. A quota counts CPU seconds per second: eight keep eight cores busy, on wh
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.machine.cpulist import format_list
 from cputrain.record import Record
 
@@ -91,8 +92,8 @@ def make_budget(topology: Topology, limits: ProcessLimits, total_memory: int | N
 
 def _describe_cpus(topology: Topology, cpus: Cpus) -> str:
     num_cores = len(cores_within(topology, cpus))
-    return f"{_describe_cores(num_cores)} ({len(cpus)} logical CPU{'s' * (len(cpus) != 1)})"
+    return f"{_describe_cores(num_cores)} ({counted(len(cpus), 'logical CPU')})"
 
 
 def _describe_cores(count: int) -> str:
-    return f"{count} physical core{'s' * (count != 1)}"
+    return counted(count, "physical core")

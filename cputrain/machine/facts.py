@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from cputrain.counting import counted
 from cputrain.errors import SourceError
 from cputrain.machine.budget import Budget, make_budget
 from cputrain.machine.cpuinfo import read_identity
@@ -106,6 +107,18 @@ class Machine(Record):
             f"{len(self.topology.online)} CPUs, {len(self.topology.sockets)} sockets, "
             f"{len(self.nodes)} nodes, {memory / 2**30:.0f} GiB"
         )
+
+    def summary(self) -> str:
+        """Return the hardware in a line for readers."""
+        memory = self.memory.total_bytes or 0
+        parts = (
+            counted(len(self.topology.cores), "core"),
+            counted(len(self.topology.online), "logical CPU"),
+            counted(len(self.topology.sockets), "socket"),
+            counted(len(self.nodes), "NUMA node"),
+            f"{memory / 2**30:.0f} GiB",
+        )
+        return ", ".join([self.model_name or self.vendor or "unknown CPU", *parts])
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document of `cputrain info --json`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from cputrain.counting import counted
 from cputrain.errors import CputrainError
 from cputrain.machine.cpulist import parse_list
 from cputrain.machine.source import RootSource, number, text
@@ -42,7 +43,7 @@ class CopyRun:
             raise CputrainError(
                 "measuring memory bandwidth",
                 f"needs {MIN_USABLE_BUFFER_BYTES >> 20} MiB per thread, in an eighth of the memory",
-                found=f"{max_bytes >> 20} MiB for {len(cpus)} threads",
+                found=f"{max_bytes >> 20} MiB for {counted(len(cpus), 'thread')}",
                 do="Free memory, or measure with fewer CPUs.",
             )
         self._rates: list[list[float]] = [[] for _ in range(ROUNDS)]
@@ -71,7 +72,8 @@ class CopyRun:
                 thread.join()
         if self._errors:
             raise CputrainError(
-                "measuring memory bandwidth", f"needs {len(cpus)} threads, each with a buffer",
+                "measuring memory bandwidth",
+                f"needs {counted(len(cpus), 'thread')}, each with a buffer",
                 found=repr(self._errors[0]), do="Free memory, or measure with fewer CPUs.",
             )  # fmt: skip
         self.rounds = sorted(sum(round_) for round_ in self._rates)

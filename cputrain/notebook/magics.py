@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cputrain.errors import CputrainError, UsageError
+from cputrain.launch.command import Command, Group
 from cputrain.launch.commands import tune
-from cputrain.launch.commands.launch import VALUE_OPTIONS
-from cputrain.launch.options import Option, parse, usage
+from cputrain.launch.commands.launch import VALUE_GROUPS
+from cputrain.launch.options import Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,11 +15,8 @@ if TYPE_CHECKING:
 
     from cputrain.notebook.outcome import NotebookTuning, SetupResult
 
-HELP = Option(flag="--help", short="-h", help="show this help and exit")
-
 SETUP_OPTIONS = (
     Option(flag="--so-far", help="change nothing; list what was applied until now, and to what"),
-    HELP,
 )
 
 TUNE_OPTIONS = (
@@ -30,6 +28,24 @@ TUNE_OPTIONS = (
         help="apply the fastest to this process, too (default: yes for a cell, no for a script)",
     ),
     *(option for option in tune.OPTIONS if option.flag != "--json"),
+)
+
+SETUP = Command(
+    name="setup",
+    prefix="%cputrain_",
+    form="[options]",
+    summary="Applies what cputrain launch applies, as far as a running process allows.",
+    groups=(Group(title="Options", options=SETUP_OPTIONS), *VALUE_GROUPS),
+)
+
+TUNE = Command(
+    name="tune",
+    prefix="%cputrain_",
+    form="[options] script.py [its arguments], or a cell under it",
+    summary="Runs the script or the cell repeatedly for some steps, each time in a new process "
+    "under another plan, and finds the fastest that learns as plain python does. A setting that "
+    "is given stays in every plan; --precision bf16 allows reduced precision.",
+    groups=(Group(title="Options", options=TUNE_OPTIONS), *VALUE_GROUPS),
 )
 
 
@@ -60,13 +76,8 @@ def _setup(words: list[str]) -> SetupResult | None:
     from cputrain.notebook.running import setup_from_options
     from cputrain.runtime.state import NOW
 
-    parsed = parse(words, (*SETUP_OPTIONS, *VALUE_OPTIONS), "setup")
-    if parsed.has("--help"):
-        print(_with_magic_names("setup", usage(
-            "setup", "[options]",
-            "Applies what cputrain launch applies, as far as a running process allows.",
-            {"options": SETUP_OPTIONS, "settings": VALUE_OPTIONS},
-        )))  # fmt: skip
+    parsed = SETUP.read(words)
+    if parsed is None:
         return None
     if parsed.rest:
         raise UsageError(
@@ -85,15 +96,8 @@ def _setup(words: list[str]) -> SetupResult | None:
 def _tune(shell: Any, words: list[str], cell: str | None) -> NotebookTuning | None:
     from cputrain.notebook.tuning import tune_cell, tune_script
 
-    parsed = parse(words, (*TUNE_OPTIONS, *VALUE_OPTIONS), "tune")
-    if parsed.has("--help"):
-        print(_with_magic_names("tune", usage(
-            "tune", "[options] script.py [its arguments], or a cell under it",
-            "Runs the script or the cell repeatedly for some steps, each time in a new process\n"
-            "under another plan, and finds the fastest that learns as plain python does. A\n"
-            "setting that is given stays in every plan; --precision bf16 allows reduced precision.",
-            {"options": TUNE_OPTIONS, "settings": VALUE_OPTIONS},
-        )))  # fmt: skip
+    parsed = TUNE.read(words)
+    if parsed is None:
         return None
     return tune_script(shell, parsed) if cell is None else tune_cell(shell, parsed, cell)
 

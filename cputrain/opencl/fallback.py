@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as tree
 
+from cputrain.counting import counted
 from cputrain.opencl.alias_info import UNMARKED
-from cputrain.opencl.fallback_policy import VARIABLE, record_download
+from cputrain.opencl.fallback_policy import record_download
 from cputrain.opencl.shapes import contiguous, is_dense
 from cputrain.opencl.tensor import (
     OclTensor,
@@ -28,6 +29,7 @@ from cputrain.opencl.tensor import (
 )
 from cputrain.opencl.trace import break_trace
 from cputrain.record import Record
+from cputrain.variables import OCL_FALLBACK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +84,8 @@ class FallbackSummary:
         if not records:
             return ""
         listed = ", ".join(
-            f"{record.operator.split('.')[1]} ({record.calls} calls, {record.seconds * 1e3:.3g} ms)"
+            f"{record.operator.split('.')[1]} "
+            f"({counted(record.calls, 'call')}, {record.seconds * 1e3:.3g} ms)"
             for record in records[:MAX_LISTED]
         )
         noun = "operators" if len(records) > 1 else "operator"
@@ -125,7 +128,7 @@ def prefers_cpu(device: Device) -> bool:
 
     True for a device that is the CPU: the memory is the same, torch's kernels are much faster.
     """
-    return device.is_cpu and os.environ.get(VARIABLE) not in ("needed", "error")
+    return device.is_cpu and os.environ.get(OCL_FALLBACK) not in ("needed", "error")
 
 
 def run_on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> Any:
@@ -143,9 +146,9 @@ def run_on_cpu(func: Any, args: Any, kwargs: Any, *, chosen: bool = False) -> An
     Raises:
         NotImplementedError: CPUTRAIN_OCL_FALLBACK=error forbids fallbacks.
     """
-    if os.environ.get(VARIABLE) == "error":
+    if os.environ.get(OCL_FALLBACK) == "error":
         raise NotImplementedError(
-            f"{func} has no OpenCL kernel, and {VARIABLE}=error forbids the CPU"
+            f"{func} has no OpenCL kernel, and {OCL_FALLBACK}=error forbids the CPU"
         )
     break_trace()
     begin = time.perf_counter()

@@ -19,13 +19,11 @@ from cputrain.opencl.device import HostDirty, UploadStats
 from cputrain.opencl.table import KERNELS
 from cputrain.opencl.tensor import OclTensor
 from cputrain.opencl.views import is_view
+from cputrain.variables import OCL_FALLBACK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-VARIABLE = "CPUTRAIN_OCL_FALLBACK"
-"""Environment variable; the values "needed" and "error" disable the policy."""
 
 MAX_CALLS = 8
 """Maximum number of consecutive kernels between two fallbacks that are considered."""
@@ -100,7 +98,7 @@ def run_by_policy(
     sequence = _sequences.get(call) if is_host_dirty else None
     if (
         sequence is not None
-        and os.environ.get(VARIABLE) not in ("needed", "error")
+        and os.environ.get(OCL_FALLBACK) not in ("needed", "error")
         and not torch.are_deterministic_algorithms_enabled()  # timings must not change results
         and not (is_mutating(func) and any(type(item) is not HostDirty for item in memories))
         and sequence.should_use_cpu(call)

@@ -14,6 +14,7 @@ from functools import cache
 
 from cputrain.machine.cache import CacheFile
 from cputrain.opencl.tiles import TILES, candidates
+from cputrain.variables import OCL_TUNE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
     from cputrain.opencl.device import Device
     from cputrain.opencl.tiles import Tile
-
-VARIABLE = "CPUTRAIN_OCL_TUNE"
-"""Environment variable; "0" disables measuring and takes the first candidate."""
 
 NUM_CANDIDATES = 5
 """Number of candidates that are timed."""
@@ -74,7 +72,7 @@ class TileTuner:
         launch: Callable[[Tile], None],
     ) -> Tile:  # fmt: skip
         fitting = candidates(self._device, rows, columns, batch, itemsize)
-        if self._device.is_cpu or os.environ.get(VARIABLE) == "0":
+        if self._device.is_cpu or os.environ.get(OCL_TUNE) == "0":
             return fitting[0]
         name = f"{product_name} {rows} {columns} {depth} {batch}"
         index = self._indices.get(name, -1)

@@ -239,7 +239,7 @@ def _check_tensors(out: Any) -> list[torch.Tensor]:
             raise argument_error(tensor, torch.Tensor)(
                 "out",
                 "must be a tensor with rows, or several of them",
-                found=f"a {type(tensor).__name__}"
+                found=type(tensor).__name__
                 + (" without dimensions" if isinstance(tensor, torch.Tensor) else ""),
                 do="Make one first, such as torch.empty(rows, 512, dtype=torch.uint8).",
             )

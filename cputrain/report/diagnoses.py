@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.report.figures import (
     NO_FINDING,
     milliseconds,
@@ -49,7 +50,8 @@ def show_diagnosis(out: Console, diagnosis: Diagnosis) -> None:
         ("operators", f"{num_calls:.0f}, {_part(seen.computing, seen.instrumented_step)}"),
         ("between operators", _part(seen.between, seen.step)),
         ("reached", reached(diagnosis)),
-        ("timed", f"{seen.steps} steps with {seen.threads} threads; {spread(seen)}"),
+        ("timed", f"{counted(seen.steps, 'step')} with {counted(seen.threads, 'thread')}; "
+                  f"{spread(seen)}"),
     ]  # fmt: skip
     show_pairs(out, f"A step of {diagnosis.script}: {milliseconds(seen.step)}", pairs)
     out.print()

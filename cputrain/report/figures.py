@@ -23,6 +23,13 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds else ""
 
 
+def duration(seconds: float) -> str:
+    """Format a duration in its largest unit: "40 s", "5 min", "1.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def shapes(tensor_shapes: Iterable[tuple[int, ...]]) -> str:
     """Format tensor shapes, "8x3x224x224 8"; a dot stands for a scalar."""
     return " ".join("x".join(map(str, shape)) or "·" for shape in tensor_shapes)

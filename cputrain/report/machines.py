@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.machine import format_list
 from cputrain.report.terminal import show_pairs
 
@@ -39,7 +40,7 @@ def _opencl(devices: Sequence[OpenCLDevice], problem: str) -> Iterator[tuple[str
         ]  # fmt: skip
         yield (
             f"ocl:{index}",
-            f"{device.name}: {device.kind}, {_plural(device.units, 'unit')}, {memory}, "
+            f"{device.name}: {device.kind}, {counted(device.units, 'unit')}, {memory}, "
             f"tensors up to {_gib(device.largest_tensor_bytes)}"
             f"{', ' if dtypes else ''}{' and '.join(dtypes)} ({device.platform}, {device.version})",
         )
@@ -70,7 +71,7 @@ def _processor(machine: Machine) -> Iterator[tuple[str, object]]:
     threads_per_core = sorted({len(core) for core in topology.cores})
     yield (
         "cores",
-        f"{len(topology.cores)} on {_plural(len(topology.sockets), 'socket')}, "
+        f"{len(topology.cores)} on {counted(len(topology.sockets), 'socket')}, "
         f"{len(topology.online)} logical CPUs "
         f"({' or '.join(map(str, threads_per_core))} per core)",
     )
@@ -96,7 +97,10 @@ def _processor(machine: Machine) -> Iterator[tuple[str, object]]:
         clock = details.frequency
         now = f"{clock.current_hz / 1e9:.2f} GHz now" if clock.current_hz else ""
         governor = f"governor {clock.governor}" if clock.governor else ""
-        known = [part for part in (now, _up_to(clock.max_hz).lstrip(", "), governor) if part]
+        # a virtual machine names the base frequency as the highest one, and runs above it
+        is_highest = (clock.max_hz or 0) >= (clock.current_hz or 0)
+        most = _up_to(clock.max_hz).lstrip(", ") if is_highest else ""
+        known = [part for part in (now, most, governor) if part]
         yield "frequency", ", ".join(known) or None
     yield (
         "virtual",
@@ -126,7 +130,7 @@ def _memory(machine: Machine, bandwidth: Bandwidth | None) -> Iterator[tuple[str
         yield (
             "bandwidth",
             f"{bandwidth.bandwidth_bytes_per_s / 1e9:.1f} GB/s on "
-            f"{_plural(bandwidth.threads, 'core')}, "
+            f"{counted(bandwidth.threads, 'core')}, "
             f"{bandwidth.one_core_bytes_per_s / 1e9:.1f} GB/s on one, measured by copying "
             f"(rounds vary by {bandwidth.spread:.0%})",
         )
@@ -190,7 +194,3 @@ def _gib(size: int | None) -> str | None:
 
 def _up_to(hertz: int | None) -> str:
     return f", up to {hertz / 1e9:.2f} GHz" if hertz else ""
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"

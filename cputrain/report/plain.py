@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+from cputrain.counting import counted
 from cputrain.report.machines import show_machine
 from cputrain.report.plans import show_plan
 from cputrain.report.terminal import console, show_table
@@ -47,7 +48,8 @@ def result_sentences(result: SearchResult) -> list[str]:
         sentences.append(f"Against plain python: {result.against_python:.2f} times as fast.")
     if result.later is not None and result.later > NOTABLE:
         sentences.append(
-            f"It starts {result.later:.0f} s later, which pays off after {result.pays_after} steps."
+            f"It starts {result.later:.0f} s later, which pays off after "
+            f"{counted(result.pays_after or 0, 'step')}."
         )
     if result.untried:
         sentences.append(

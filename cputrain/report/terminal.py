@@ -8,7 +8,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import TextIO
+    from typing import Any, TextIO
 
     from rich.console import Console
 
@@ -28,6 +28,8 @@ def console(stream: TextIO | None = None, *, aside: bool = False, plain: bool = 
             raise BrokenPipeError
 
     stream = stream or sys.stdout
+    if not stream.isatty():
+        stream = WithoutPadding(stream)  # type: ignore[assignment]
     is_forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
     width = None if stream.isatty() or os.environ.get("COLUMNS") else 120
     return (RaisingConsole if aside else Console)(
@@ -38,6 +40,26 @@ def console(stream: TextIO | None = None, *, aside: bool = False, plain: bool = 
         highlight=False,
         emoji=False,
     )
+
+
+class WithoutPadding:
+    """Text stream that leaves out spaces at the ends of lines, with which rich fills tables.
+
+    Args:
+        stream: Where the text goes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text without the spaces before its line ends."""
+        lines = text.split("\n")
+        self._stream.write("\n".join([*(line.rstrip(" ") for line in lines[:-1]), lines[-1]]))
+        return len(text)
 
 
 def show_pairs(out: Console, title: str, pairs: Iterable[tuple[str, object]]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from math import inf
 
+from cputrain.report.figures import duration
 from cputrain.tune.result import settings_text
 
 TYPE_CHECKING = False
@@ -37,6 +39,9 @@ def cells(trial: Trial) -> tuple[str, str, str, str, str]:
 class Lines:
     """Progress as one line of stderr for each completed trial."""
 
+    def __init__(self) -> None:
+        self._is_started = False
+
     def __enter__(self) -> Lines:
         return self
 
@@ -44,9 +49,21 @@ class Lines:
         pass
 
     def trial_started(
-        self, stage: str, settings: dict[str, str] | None, remaining_s: float
+        self,
+        stage: str,  # noqa: ARG002
+        settings: dict[str, str] | None,  # noqa: ARG002
+        remaining_s: float,
     ) -> None:
-        """Ignore the start of a trial."""
+        """Print how long the search takes before its first trial."""
+        if self._is_started:
+            return
+        self._is_started = True
+        limit = "without a time limit" if remaining_s == inf else f"for {duration(remaining_s)}"
+        print(
+            f"cputrain: plans are tried {limit}; Ctrl-C keeps the best so far",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def trial_ended(self, trial: Trial) -> None:
         """Print the line of a completed trial."""

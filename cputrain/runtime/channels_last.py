@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 
+from cputrain.counting import counted
 from cputrain.runtime.memory_order import MemoryOrderPatches, to_contiguous
 from cputrain.runtime.patching import Patch
 from cputrain.runtime.root_forward import is_watched, root_forward_of
@@ -148,7 +149,7 @@ class ChannelsLast:
     def describe(self) -> str:
         if not self._num_converted:
             return ""
-        return f"{self._num_converted} convolution{'s' * (self._num_converted != 1)} channels last"
+        return f"{counted(self._num_converted, 'convolution')} channels last"
 
     def undo(self) -> None:
         """Stop converting; weights that were converted stay so, as their values are the same."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 
+from cputrain.counting import counted
 from cputrain.runtime.double_backward import DoubleBackward
 from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.runtime.patching import skip_frames
@@ -205,9 +206,7 @@ class Compiled:
 
     def describe(self) -> str:
         subgraphs = (
-            [f"{self._num_compiled} model{'s' * (self._num_compiled != 1)} compiled"]
-            if self._num_compiled
-            else []
+            [f"{counted(self._num_compiled, 'model')} compiled"] if self._num_compiled else []
         )
         if self._double_backward.is_used:
             subgraphs.append("models left uncompiled: the script differentiates gradients again")

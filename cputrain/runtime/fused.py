@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from functools import wraps
 
+from cputrain.counting import counted
 from cputrain.runtime.fused_kernels import KERNELS, LARGEST_STEP
 from cputrain.runtime.kernel_threads import GRAIN_SIZE, KernelThreads
 from cputrain.runtime.plain_tensors import PlainTensors
@@ -226,7 +227,7 @@ class FusedOptimizers:
         for (title, _), count in self._num_fused.items():
             totals[title] = totals.get(title, 0) + count
         return ", ".join(
-            f"fused {title} ({count} tensor{'s' * (count != 1)})" for title, count in totals.items()
+            f"fused {title} ({counted(count, 'tensor')})" for title, count in totals.items()
         )
 
     def redo(self) -> None:

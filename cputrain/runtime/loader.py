@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -82,7 +84,7 @@ class Loaders:
         if not parts:
             return ""
         spared = sum(statistics.spared for statistics in self._statistics.values())
-        note = f", {spared} workers not needed" if spared else ""
+        note = f", {counted(spared, 'worker')} not needed" if spared else ""
         return f"data loaders: {', '.join(parts)}{note}"
 
     def undo(self) -> None:

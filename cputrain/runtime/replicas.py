@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 
+from cputrain.counting import counted
 from cputrain.runtime.double_backward import DoubleBackward
 from cputrain.runtime.patching import never_compile
 from cputrain.runtime.root_forward import root_forward_of
@@ -39,15 +40,15 @@ class _Outcome:
         reasons = "; ".join(self.refusals)
         if self.num_divided_calls and reasons:
             return (
-                f"batches of {self.model} divided among {self.num_replicas} replicas in "
-                f"{self.num_divided_calls} calls, undivided in others: {reasons}"
+                f"batches of {self.model} divided among {counted(self.num_replicas, 'replica')} in "
+                f"{counted(self.num_divided_calls, 'call')}, undivided in others: {reasons}"
             )
         if reasons:
             return f"batches of {self.model} undivided: {reasons}"
         if self.num_replicas == 1:
             return f"batches of {MODELS} undivided: that is fastest"
         if self.num_divided_calls:
-            return f"batches of {MODELS} divided among {self.num_replicas} replicas"
+            return f"batches of {MODELS} divided among {counted(self.num_replicas, 'replica')}"
         return ""
 
 
@@ -121,8 +122,7 @@ class Replicas:
             if text:
                 models[text] = models.get(text, 0) + 1
         return ", ".join(
-            text.replace(MODELS, f"{count} model{'s' * (count > 1)}")
-            for text, count in models.items()
+            text.replace(MODELS, counted(count, "model")) for text, count in models.items()
         )
 
     def undo(self) -> None:

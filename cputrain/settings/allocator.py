@@ -12,8 +12,9 @@ from __future__ import annotations
 from cputrain.errors import LaunchError, UsageError
 from cputrain.record import Record
 from cputrain.settings.core.decision import Change, Origin
-from cputrain.settings.core.setting import RefusedError, Setting, TooLateError
+from cputrain.settings.core.setting import MEMORY, RefusedError, Setting, TooLateError
 from cputrain.settings.core.values import fields
+from cputrain.suggestions import closest, did_you_mean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class AllocatorSetting(Setting["KeepFreed | str"]):
 
     name = "allocator"
     order = 70
+    group = MEMORY
     takes = "auto|tuned|default|NAME|PATH"
     help = "memory allocator (tuned: glibc that keeps memory; NAME: tcmalloc, jemalloc, mimalloc)"
     rule = '{"keep_bytes": N}, or a string'
@@ -119,7 +121,8 @@ class AllocatorSetting(Setting["KeepFreed | str"]):
                 "must be auto, tuned, default, the path of a library, or the name of one that is "
                 f"installed ({there})",
                 found=repr(user.value),
-                do="Install it with the system's package manager, or give its path.",
+                do=did_you_mean(closest(user.value, ("tuned", "default", *KNOWN)))
+                or "Install it with the system's package manager, or give its path.",
             )
         before = request.environment.get("LD_PRELOAD", "")
         return self.decision(

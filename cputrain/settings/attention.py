@@ -6,7 +6,7 @@ all that autocast gained elsewhere.
 
 from __future__ import annotations
 
-from cputrain.settings.core.setting import Setting
+from cputrain.settings.core.setting import ARITHMETIC, Setting
 from cputrain.settings.core.values import one_of
 
 TYPE_CHECKING = False
@@ -30,6 +30,8 @@ class AttentionSetting(Setting[str | None]):
 
     name = "attention"
     order = 180
+    group = ARITHMETIC
+    is_advanced = True
     takes = "auto|math|float32"
     help = "attention by plain matmuls, or in float32 under autocast (auto: torch's choice)"
     choices = ("auto", "math", "float32")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from cputrain.errors import UsageError
 from cputrain.record import Record
 from cputrain.settings.core.decision import Change, Decision, Origin
-from cputrain.settings.core.setting import Setting
+from cputrain.settings.core.setting import ARITHMETIC, Setting
 from cputrain.settings.core.values import fields
 
 TYPE_CHECKING = False
@@ -84,6 +84,7 @@ class BackendSetting(Setting[BackendChoice | None]):
 
     name = "backend"
     order = 200
+    group = ARITHMETIC
     takes = "auto|NAME"
     help = "kernels for torch's operations (auto: torch's own, unless others are proved better)"
     rule = (

@@ -6,7 +6,7 @@ times the throughput of a ResNet-50). It changes the order of additions.
 
 from __future__ import annotations
 
-from cputrain.settings.core.setting import Switch
+from cputrain.settings.core.setting import ARITHMETIC, Switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class ChannelsLastSetting(Switch):
 
     name = "channels_last"
     order = 140
+    group = ARITHMETIC
     help = "lay convolution weights out channels last (auto: off, unless measured)"
     says_on = "convolutions channels last"
     says_off = "convolutions as the script lays them out"

@@ -6,7 +6,7 @@ others (measured: 90 s for a ResNet-50, whose steps then took 1.3 times as long)
 
 from __future__ import annotations
 
-from cputrain.settings.core.setting import Switch
+from cputrain.settings.core.setting import ARITHMETIC, Switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class CompileSetting(Switch):
 
     name = "compile"
     order = 190
+    group = ARITHMETIC
     help = "torch.compile every model (auto: off, unless measured)"
     says_on = "models compiled"
     says_off = "models as the script compiles them"

@@ -9,7 +9,7 @@ reports where denormals cost time. The mode belongs to a thread; threads that it
 from __future__ import annotations
 
 from cputrain.settings.core.decision import Change
-from cputrain.settings.core.setting import Switch
+from cputrain.settings.core.setting import ARITHMETIC, Switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ class FlushDenormalsSetting(Switch):
 
     name = "flush_denormals"
     order = 120
+    group = ARITHMETIC
+    is_advanced = True
     help = "treat numbers below 1.2e-38 as zero, which changes results (auto: off)"
     change = Change.FLUSHED
     says_on = "denormals flushed to zero"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.settings.core.setting import Switch
+from cputrain.settings.core.setting import ARITHMETIC, Switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ class FusedOptimizerSetting(Switch):
 
     name = "fused_optimizer"
     order = 130
+    group = ARITHMETIC
+    is_advanced = True
     help = "one-pass updates in Adam, AdamW, SGD and Adagrad (auto: on)"
     says_on = "fused optimizers"
     says_off = "optimizers as the script sets them"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.settings.core.decision import Change
-from cputrain.settings.core.setting import Setting
+from cputrain.settings.core.setting import PARALLEL, Setting
 from cputrain.settings.core.values import one_of
 
 TYPE_CHECKING = False
@@ -27,6 +27,8 @@ class GradientExchangeSetting(Setting[str]):
 
     name = "gradient_exchange"
     order = 170
+    group = PARALLEL
+    is_advanced = True
     takes = "auto|shared|torch"
     help = "how ranks of one node add up gradients (auto: in shared memory, where that is faster)"
     choices = ("auto", "shared", "torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cputrain.settings import allocator
 from cputrain.settings.core.decision import Decision, Origin
-from cputrain.settings.core.setting import Switch
+from cputrain.settings.core.setting import MEMORY, Switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class HugePagesSetting(Switch):
 
     name = "huge_pages"
     order = 80
+    group = MEMORY
+    is_advanced = True
     help = "huge pages for the heap (auto: where the kernel leaves it to programs)"
     trial_order = 80
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cputrain.settings.core.setting import Setting, TooLateError
+from cputrain.counting import counted
+from cputrain.settings.core.setting import THREADS, Setting, TooLateError
 from cputrain.settings.core.values import count
 from cputrain.settings.threads import thread_count
 
@@ -22,6 +23,8 @@ class InteropThreadsSetting(Setting[int | None]):
 
     name = "interop_threads"
     order = 20
+    group = THREADS
+    is_advanced = True
     takes = "N|auto"
     help = "operators that run side by side (auto: torch's own number)"
     rule = "a number of threads, or null"
@@ -81,7 +84,7 @@ class InteropThreads:
 
 
 def _says(number: int) -> str:
-    return f"{number} inter-operator thread{'s' * (number != 1)}"
+    return counted(number, "inter-operator thread")
 
 
 SETTING = InteropThreadsSetting()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.settings.core.setting import Switch
+from cputrain.settings.core.setting import DATA, Switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class LoaderSetting(Switch):
 
     name = "loader"
     order = 50
+    group = DATA
     help = "cputrain's DataLoader in the place of torch's (auto: on, under Linux)"
     says_on = "cputrain's data loaders"
     says_off = "data loaders as torch has them"

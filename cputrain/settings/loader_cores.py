@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
+from cputrain.counting import counted
 from cputrain.machine import format_list
 from cputrain.record import Record
 from cputrain.settings.core.cores import share_of
-from cputrain.settings.core.setting import Setting
+from cputrain.settings.core.setting import DATA, Setting
 from cputrain.settings.core.values import count, fields, numbers, parse_count
 
 TYPE_CHECKING = False
@@ -38,6 +39,8 @@ class LoaderCoresSetting(Setting[WorkerCores]):
 
     name = "loader_cores"
     order = 60
+    group = DATA
+    is_advanced = True
     takes = "N|auto|shared"
     help = "cores kept for loader workers (auto: none, they share the cores with compute)"
     rule = '{"cpus": [CPUs] or null, "threads": N, "compute_threads": N or null}'
@@ -55,7 +58,7 @@ class LoaderCoresSetting(Setting[WorkerCores]):
             reserved = parse_count(
                 user,
                 "must be auto, shared or a whole number that leaves at least one of the "
-                f"{cores} cores to compute",
+                f"{counted(cores, 'core')} to compute",
                 most=cores - 1,
                 advice="Leave it out to share the cores.",
             )

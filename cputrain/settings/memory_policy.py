@@ -6,7 +6,7 @@ import os
 
 from cputrain.record import Record
 from cputrain.settings.core.cores import share_of
-from cputrain.settings.core.setting import RefusedError, Setting
+from cputrain.settings.core.setting import THREADS, RefusedError, Setting
 from cputrain.settings.core.values import fields, numbers
 
 TYPE_CHECKING = False
@@ -39,6 +39,8 @@ class MemoryPolicySetting(Setting[Interleave | None]):
 
     name = "memory_policy"
     order = 40
+    group = THREADS
+    is_advanced = True
     takes = "auto|local|interleave"
     help = "where pages go when the budget spans memory nodes"
     choices = ("auto", "local", "interleave")

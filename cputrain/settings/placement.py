@@ -11,7 +11,7 @@ import os
 
 from cputrain.machine import format_list
 from cputrain.settings.core.cores import asked_cpus, share_of
-from cputrain.settings.core.setting import RefusedError, Setting, TooLateError
+from cputrain.settings.core.setting import THREADS, RefusedError, Setting, TooLateError
 from cputrain.settings.core.values import numbers
 
 TYPE_CHECKING = False
@@ -29,6 +29,7 @@ class PlacementSetting(Setting["Cpus | None"]):
 
     name = "placement"
     order = 30
+    group = THREADS
     takes = "auto|none|cores|CPUS"
     help = "CPUs to run on (cores: one for each fast core; or a list such as 0-7,16)"
     rule = "a list of CPUs, or null"

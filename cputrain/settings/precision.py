@@ -7,7 +7,7 @@ It needs a CPU with bf16 instructions: emulated bf16 is 48 to 500 times slower t
 from __future__ import annotations
 
 from cputrain.settings.core.decision import Change
-from cputrain.settings.core.setting import Setting
+from cputrain.settings.core.setting import ARITHMETIC, Setting
 from cputrain.settings.core.values import one_of
 
 TYPE_CHECKING = False
@@ -35,6 +35,7 @@ class PrecisionSetting(Setting[str]):
 
     name = "precision"
     order = 150
+    group = ARITHMETIC
     takes = "auto|float32|kernels|bf16"
     help = "bits of arithmetic (kernels: bf16 within matmuls and convolutions; bf16: autocast)"
     choices = ("auto", "float32", "kernels", "bf16")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.errors import UsageError
 from cputrain.settings.core.cores import share_of
 from cputrain.settings.core.decision import Decision, Origin, Request
-from cputrain.settings.core.setting import Setting
+from cputrain.settings.core.setting import PARALLEL, Setting
 from cputrain.settings.core.values import count, parse_count
 
 TYPE_CHECKING = False
@@ -23,6 +24,7 @@ class ReplicasSetting(Setting["int | str | None"]):
 
     name = "replicas"
     order = 160
+    group = PARALLEL
     takes = "N|auto"
     help = "replicas that divide each batch (auto: the fastest of the first steps; left out: 1)"
     rule = "auto, a number of replicas, or null"
@@ -50,7 +52,7 @@ class ReplicasSetting(Setting["int | str | None"]):
         most = len(share_of(machine, request).fast)
         number = parse_count(
             user,
-            f"must be auto or a whole number from 1 to the {most} cores there are",
+            f"must be auto or a whole number from 1 to the number of cores, {most}",
             most=most,
             advice="Leave it out for one.",
         )
@@ -58,7 +60,7 @@ class ReplicasSetting(Setting["int | str | None"]):
         origin = Origin.MEASURED if user.measured else Origin.USER
         if number == 1:
             return self._undivided(reason, origin)
-        says = f"batches divided among {number} replicas"
+        says = f"batches divided among {counted(number, 'replica')}"
         return self.decision(number, says, reason, origin=origin)
 
     def _undivided(self, reason: str, origin: Origin = Origin.RULE) -> Decision[int | str | None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from cputrain.settings.core.decision import Decision, Origin
-from cputrain.settings.core.setting import Switch
+from cputrain.settings.core.setting import THREADS, Switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class ShortWaitsSetting(Switch):
 
     name = "short_waits"
     order = 100
+    group = THREADS
+    is_advanced = True
     help = "let idle compute threads sleep sooner (auto: beside loader workers)"
     variables = frozenset({"GOMP_SPINCOUNT"})
     application_order = 55  # within loader_cores, which reduces the threads that it counts

@@ -10,7 +10,7 @@ from __future__ import annotations
 from cputrain.errors import UsageError
 from cputrain.record import Record
 from cputrain.settings.core.decision import Change
-from cputrain.settings.core.setting import Setting
+from cputrain.settings.core.setting import THREADS, Setting
 from cputrain.settings.core.values import fields, one_of
 
 TYPE_CHECKING = False
@@ -39,6 +39,8 @@ class StartMethodSetting(Setting[StartMethods]):
 
     name = "start_method"
     order = 110
+    group = THREADS
+    is_advanced = True
     takes = "auto|fork|spawn|forkserver"
     help = "how the script's child processes start (auto: its own default, unchanged)"
     choices = ("auto", *METHODS)

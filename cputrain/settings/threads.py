@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
+from cputrain.counting import counted
 from cputrain.machine import threads_set_by_launcher
 from cputrain.settings.core.cores import share_of
 from cputrain.settings.core.decision import Decision, Origin
-from cputrain.settings.core.setting import Setting
+from cputrain.settings.core.setting import THREADS, Setting
 from cputrain.settings.core.values import count, parse_count
 
 TYPE_CHECKING = False
@@ -29,6 +30,7 @@ class ThreadsSetting(Setting[int]):
 
     name = "threads"
     order = 10
+    group = THREADS
     takes = "N|auto"
     help = "threads that one operator uses (auto: the physical cores of the budget)"
     rule = "a number of threads"
@@ -131,21 +133,24 @@ def thread_count(user: UserValue, machine: Machine) -> int:
     most = len(machine.budget.cpus)
     return parse_count(
         user,
-        f"must be auto or a whole number from 1 to {most}, the logical CPUs this process may use",
+        f"must be auto or a whole number from 1 to {most}, the logical CPUs this process may use"
+        if most > 1
+        else "must be auto or 1, as this process may use one logical CPU",
         most=most,
         advice="Leave it out to get one for each physical core.",
     )
 
 
 def _says(number: int) -> str:
-    return f"{number} thread{'s' * (number != 1)}"
+    return counted(number, "thread")
 
 
 def _warn_of_many(number: int, machine: Machine) -> str:
     if number <= len(machine.budget.cpus):
         return ""
     return (
-        f"{number} threads are set for {len(machine.budget.cpus)} usable CPUs, so they take turns; "
+        f"{number} threads are set for {counted(len(machine.budget.cpus), 'usable CPU')}, so they "
+        "take turns; "
         f"unset the variable, or say --threads {machine.budget.physical_cores}"
     )
 

@@ -12,6 +12,7 @@ from functools import cache, partial
 
 import torch
 
+from cputrain.counting import counted
 from cputrain.record import Record
 from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split.batch import DIMS, Arguments
@@ -512,8 +513,8 @@ class Dispatcher:
         if not self._choice.limit(number, limit):
             return None
         self._log(
-            f"{self._devices[number]} has no memory for {size} samples: it has {limit} at most "
-            "from now on"
+            f"{self._devices[number]} has no memory for {counted(size, 'sample')}: it has {limit} "
+            "at most from now on"
         )
         return self._choice.sizes(sum(sizes), trains=trains)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from cputrain.counting import counted
 from cputrain.errors import UsageError, argument_error
 from cputrain.split.devices import available
 
@@ -60,7 +61,7 @@ def shares_of(
     )
     expected = len(devices) or count
     if not is_valid or len(shares) != expected:
-        receivers = f"{len(devices)} devices" if devices else f"{count or 'auto'} replicas"
+        receivers = counted(len(devices), "device") if devices else f"{count or 'auto'} replicas"
         raise argument_error(shares, Sequence)(
             "shares", 'must be "auto" or a positive number for each '
             + ("device" if devices else "replica"),

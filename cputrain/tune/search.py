@@ -17,6 +17,7 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import median
 
+from cputrain.counting import counted
 from cputrain.measure.rounds import round_order
 from cputrain.measure.statistics import Speedup, summarize_ratios
 from cputrain.plan import Change
@@ -367,7 +368,7 @@ class Search:
         return self._winner_result(
             best,
             summarize_ratios(self._ratios),
-            f"{len(self._ratios)} turn{'s' * (len(self._ratios) > 1)}, {turns}",
+            f"{counted(len(self._ratios), 'turn')}, {turns}",
         )
 
     def _interrupted_result(self) -> SearchResult:

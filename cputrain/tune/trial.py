@@ -14,6 +14,7 @@ from contextlib import suppress
 from statistics import median
 
 from cputrain import variables
+from cputrain.counting import counted
 from cputrain.record import Record
 from cputrain.runtime.trial import FEW
 from cputrain.tune.folders import COMPILE_CACHE
@@ -278,7 +279,7 @@ def _outcome(
     if not fault and not times:
         fault = "no optimizer took a step"
     elif not fault and len(times) < warmup + FEW:
-        fault = f"it took only {len(times)} steps, and {warmup + FEW} are needed"
+        fault = f"it took only {counted(len(times), 'step')}, and {warmup + FEW} are needed"
     if fault:
         return TrialOutcome(settings=settings, fault=fault, elapsed_s=elapsed_s)
     waits = document["waits"]

@@ -7,8 +7,10 @@ import os
 import sys
 from functools import partial
 
+from cputrain.counting import counted
 from cputrain.errors import NotFound, UsageError
-from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
+from cputrain.launch.command import Command, Example, Group
+from cputrain.launch.options import Option, parse, split_quoted, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ OPTIONS = (
     Option(
         flag="--against", takes="SCRIPT", help="script for plain python (default: the same script)"
     ),
-    Option(flag="--tune", takes="SECONDS", help="tune each script, and compare the result too"),
+    Option(flag="--tune", takes="TIME", help="tune each script, and compare the result too"),
     Option(
         flag="--exhaustive",
         help="with --tune: also try every combination, which takes many times as long",
@@ -61,7 +63,6 @@ OPTIONS = (
     Option(flag="--json", help="print a JSON document with every run"),
     Option(flag="--markdown", help="print a Markdown table"),
     Option(flag="--list", help="list the workloads of cputrain and exit"),
-    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
 LAUNCH = ("-P", "-m", "cputrain.launch", "launch")
@@ -70,95 +71,169 @@ LAUNCH = ("-P", "-m", "cputrain.launch", "launch")
 TABLE_OPTIONS = (
     Option(flag="--json", help="print a JSON document with every figure"),
     Option(flag="--markdown", help="print Markdown tables"),
-    Option(flag="--help", short="-h", help="show this help and exit"),
 )
 
-CASE_BENCHMARKS: dict[str, tuple[tuple[Option, ...], str]] = {
-    "loaders": (
-        (
-            Option(
-                flag="--repeats", takes="N", help="rounds, each runs every loader once (default: 5)"
-            ),
-            Option(flag="--quick", help="tiny data, to test the benchmark itself"),
-            *TABLE_OPTIONS,
-        ),
-        "Runs torch's DataLoader, cputrain's, SPDL's (if it is installed) and a plain\n"
+
+def _case_benchmark(name: str, title: str, summary: str, options: tuple[Option, ...]) -> Command:
+    return Command(
+        name=f"bench {name}",
+        form="[options] [CASE ...]",
+        summary=summary,
+        groups=(Group(title=title, options=(*options, *TABLE_OPTIONS)),),
+    )
+
+
+CASE_BENCHMARKS = {
+    "loaders": Command(
+        name="bench loaders",
+        form="[options] [CASE ...]",
+        summary="Runs torch's DataLoader, cputrain's, SPDL's (if it is installed) and a plain "
         "loop in turns, and checks that their batches are equal.",
-    ),
-    "pools": (
-        (
-            Option(flag="--cases", takes="A,B", help="groups of cases (default: all of them)"),
-            Option(flag="--rounds", takes="N", help="each runs every pool once (default: 5)"),
-            Option(
-                flag="--processes", takes="N", help="processes of each pool (default: the cores)"
+        groups=(
+            Group(
+                title="Options",
+                options=(
+                    Option(
+                        flag="--repeats",
+                        takes="N",
+                        help="rounds, each runs every loader once (default: 5)",
+                    ),
+                    Option(flag="--quick", help="tiny data, to test the benchmark itself"),
+                    *TABLE_OPTIONS,
+                ),
             ),
-            Option(flag="--quick", help="tiny tasks, to test the benchmark itself"),
-            *TABLE_OPTIONS,
         ),
-        "Runs cputrain's Pool, torch's, the standard library's ProcessPoolExecutor, and\n"
-        "joblib's and mpire's (if they are installed) in turns, each in a fresh\n"
-        "process, and checks their results.",
     ),
-    "devices": (
-        (
-            Option(flag="--devices", takes="A,B", help="torch devices (default: cuda,cpu)"),
-            Option(flag="--batch", takes="N", help="batch size (default: each case's own)"),
-            Option(flag="--rounds", takes="N", help="each runs every variant once (default: 5)"),
-            Option(flag="--quick", help="tiny models, to test the benchmark itself"),
-            *TABLE_OPTIONS,
+    "pools": Command(
+        name="bench pools",
+        form="[options] [CASE ...]",
+        summary="Runs cputrain's Pool, torch's, the standard library's ProcessPoolExecutor, and "
+        "joblib's and mpire's (if they are installed) in turns, each in a fresh process, and "
+        "checks their results.",
+        groups=(
+            Group(
+                title="Options",
+                options=(
+                    Option(
+                        flag="--cases", takes="A,B", help="groups of cases (default: all of them)"
+                    ),
+                    Option(
+                        flag="--rounds", takes="N", help="each runs every pool once (default: 5)"
+                    ),
+                    Option(
+                        flag="--processes",
+                        takes="N",
+                        help="processes of each pool (default: the cores)",
+                    ),
+                    Option(flag="--quick", help="tiny tasks, to test the benchmark itself"),
+                    *TABLE_OPTIONS,
+                ),
+            ),
         ),
-        "Trains models of several widths on each device alone, and with batches sharded\n"
-        "over the devices (cputrain.Split), in turns; compares throughput and losses.",
     ),
-    "networks": (
-        (
-            Option(flag="--devices", takes="A,B", help="torch devices (default: ocl,cuda)"),
-            Option(flag="--batches", takes="N,M", help="batch sizes (default: 32,64)"),
-            Option(flag="--rounds", takes="N", help="each runs every device once (default: 2)"),
-            Option(flag="--side", takes="N", help="height and width of images (default: 224)"),
-            Option(flag="--quick", help="one step of tiny images, to test the benchmark itself"),
-            *TABLE_OPTIONS,
+    "devices": Command(
+        name="bench devices",
+        form="[options] [CASE ...]",
+        summary="Trains models of several widths on each device alone, and with batches "
+        "sharded over the devices (cputrain.Split), in turns; compares throughput and "
+        "losses.",
+        groups=(
+            Group(
+                title="Options",
+                options=(
+                    Option(flag="--devices", takes="A,B", help="torch devices (default: cuda,cpu)"),
+                    Option(flag="--batch", takes="N", help="batch size (default: each case's own)"),
+                    Option(
+                        flag="--rounds", takes="N", help="each runs every variant once (default: 5)"
+                    ),
+                    Option(flag="--quick", help="tiny models, to test the benchmark itself"),
+                    *TABLE_OPTIONS,
+                ),
+            ),
         ),
-        "Trains torchvision's networks on each device in turns, and compares throughput\n"
-        "and losses. The last device is the baseline.",
     ),
-    "optimizers": (
-        (
-            Option(flag="--threads", takes="N,M", help="torch threads (default: 1 and the cores)"),
-            Option(flag="--rounds", takes="N", help="each steps both variants (default: 9)"),
-            Option(flag="--quick", help="a few cases, to test the benchmark itself"),
-            *TABLE_OPTIONS,
+    "networks": Command(
+        name="bench networks",
+        form="[options] [CASE ...]",
+        summary="Trains torchvision's networks on each device in turns, and compares "
+        "throughput and losses. The last device is the baseline.",
+        groups=(
+            Group(
+                title="Options",
+                options=(
+                    Option(flag="--devices", takes="A,B", help="torch devices (default: ocl,cuda)"),
+                    Option(flag="--batches", takes="N,M", help="batch sizes (default: 32,64)"),
+                    Option(
+                        flag="--rounds", takes="N", help="each runs every device once (default: 2)"
+                    ),
+                    Option(
+                        flag="--side", takes="N", help="height and width of images (default: 224)"
+                    ),
+                    Option(
+                        flag="--quick", help="one step of tiny images, to test the benchmark itself"
+                    ),
+                    *TABLE_OPTIONS,
+                ),
+            ),
         ),
-        "Times optimizer steps, fused and with torch's defaults, in turns, over numbers and\n"
-        "sizes of tensors, threads, and the share of embedding rows with a gradient.",
+    ),
+    "optimizers": Command(
+        name="bench optimizers",
+        form="[options] [CASE ...]",
+        summary="Times optimizer steps, fused and with torch's defaults, in turns, over "
+        "numbers and sizes of tensors, threads, and the share of embedding rows with "
+        "a gradient.",
+        groups=(
+            Group(
+                title="Options",
+                options=(
+                    Option(
+                        flag="--threads",
+                        takes="N,M",
+                        help="torch threads (default: 1 and the cores)",
+                    ),
+                    Option(
+                        flag="--rounds", takes="N", help="each steps both variants (default: 9)"
+                    ),
+                    Option(flag="--quick", help="a few cases, to test the benchmark itself"),
+                    *TABLE_OPTIONS,
+                ),
+            ),
+        ),
     ),
 }
-"""Options and description of each benchmark without a script, by its name.
+"""Benchmarks without a script, by name; the package of cputrain.bench with that name runs it."""
 
-The package of cputrain.bench with the same name runs it.
-"""
+CASE_TITLES = (
+    ("cputrain bench loaders", "DataLoaders"),
+    ("cputrain bench pools", "Pools of processes"),
+    ("cputrain bench devices", "Batches sharded over several devices"),
+    ("cputrain bench networks", "Torchvision's networks on each device"),
+    ("cputrain bench optimizers", "Fused optimizer steps"),
+)
+
+COMMAND = Command(
+    name="bench",
+    form="[options] [WORKLOAD ... | script.py] [its arguments]",
+    files="*.py",
+    words=tuple(CASE_BENCHMARKS),
+    summary="Runs a script with plain python and with cputrain launch in turns, in fresh "
+    "processes, and compares throughput and losses. Without a script: every workload.",
+    notes_title="Benchmarks without a script, each with its own --help",
+    notes=CASE_TITLES,
+    examples=(
+        Example(line="cputrain bench train.py", does="five rounds of python and launch"),
+        Example(line="cputrain bench --tune 2m train.py", does="the tuned plan, too"),
+        Example(line="cputrain bench --list", does="the workloads of cputrain"),
+    ),
+    groups=(Group(title="Options", options=OPTIONS),),
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark, and print throughput, changes and whether the losses agree."""
-    parsed = parse(argv, OPTIONS, "bench")
-    if parsed.has("--help"):
-        print(
-            usage(
-                "bench",
-                "[options] [WORKLOAD ... | script.py] [its arguments]",
-                "Runs a script with plain python and with cputrain launch in turns, in fresh\n"
-                "processes, and compares throughput and losses. Without a script: every workload.\n"
-                "\n"
-                "Benchmarks without a script, each with its own --help:\n"
-                "  cputrain bench loaders     DataLoaders\n"
-                "  cputrain bench pools       pools of processes\n"
-                "  cputrain bench devices     batches sharded over several devices\n"
-                "  cputrain bench networks    torchvision's networks on each device\n"
-                "  cputrain bench optimizers  fused optimizer steps",
-                {"options": OPTIONS},
-            )
-        )
+    parsed = COMMAND.read(argv)
+    if parsed is None:
         return 0
     if parsed.has("--list"):
         _print_list()
@@ -172,12 +247,23 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(
             "--exhaustive", "requires --tune", do="For example: --tune 60 --exhaustive"
         )
-    documents = []
-    for title, script in _scripts(parsed.rest):
+    documents: list[dict[str, Any]] = []
+    scripts = _scripts(parsed.rest)
+    for title, script in scripts:
         python_command = script if baseline is None else (baseline, *script[1:])
         searches = _run_searches(parsed, script, launch_arguments)
         commands = _commands_to_compare(parsed, python_command, script, launch_arguments, searches)
-        comparison = _compare(title, commands, repeats, samples_memory=parsed.has("--memory"))
+        try:
+            comparison = _compare(title, commands, repeats, samples_memory=parsed.has("--memory"))
+        except KeyboardInterrupt:  # before a round was complete
+            if not documents and not parsed.has("--json"):
+                raise
+            break
+        if comparison.repeats < repeats:
+            print(
+                f"cputrain bench: interrupted after {comparison.repeats} of {repeats} rounds",
+                file=sys.stderr,
+            )
         if parsed.has("--json"):
             results = {name: result.as_json() for name, result in searches.items()}
             documents.append({"workload": title, "searches": results, **comparison.as_json()})
@@ -187,6 +273,8 @@ def main(argv: Sequence[str]) -> int:
             _print_comparison(title, comparison)
             for name, result in searches.items():
                 print(f"{name.capitalize()}, after {result.seconds:.0f} s: {result.reason}.")
+        if comparison.repeats < repeats:
+            break
     if parsed.has("--json"):
         print(json.dumps({"schema_version": 1, "comparisons": documents}, indent=1))
     return 0
@@ -314,7 +402,7 @@ def _search(
     budget = float("inf") if is_exhaustive else parse_seconds(budget_text, "--tune")
     machine = read_machine()
     words = (*launch_arguments, f"--precision={precision}")
-    plan = planning.plan_for(parse(words, launch.OPTIONS, "launch"), machine)
+    plan = planning.plan_for(parse(words, launch.COMMAND.options, "cputrain launch"), machine)
     # workloads have few steps by default; a trial ends after the steps that it times
     extra_arguments = ("--steps", "10000") if script[0] in workloads().values() else ()
     launch_target = target.read_target((*script, *extra_arguments), module=False, command=False)
@@ -325,11 +413,27 @@ def _search(
 def _compare(
     title: str, commands: dict[str, tuple[str, ...]], repeats: int, *, samples_memory: bool
 ) -> ScriptComparison:
+    from time import monotonic
+
     from cputrain.bench import compare
+    from cputrain.report.figures import duration
+
+    total = repeats * len(commands)
+    begin, done = monotonic(), 0
+    print(
+        f"{title}: {counted(total, 'run')}, {counted(repeats, 'round')} of {', '.join(commands)}; "
+        "Ctrl-C keeps complete rounds",
+        file=sys.stderr,
+    )
 
     def print_run(name: str, round_number: int, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        left_s = (monotonic() - begin) / done * (total - done)
+        left = f", about {duration(left_s)} left" if done < total else ""
         print(
-            f"{title}: round {round_number} of {repeats}, {name} {seconds:.3g} s", file=sys.stderr
+            f"{title}: round {round_number} of {repeats}, {name} {seconds:.3g} s{left}",
+            file=sys.stderr,
         )
 
     return compare(commands, repeats=repeats, samples_memory=samples_memory, on_run=print_run)
@@ -363,18 +467,14 @@ def _markdown(title: str, comparison: ScriptComparison) -> str:
     from cputrain.bench import as_markdown
     from cputrain.machine import read_machine
 
-    return as_markdown(comparison, title=title, machine_line=read_machine().fingerprint())
+    return as_markdown(comparison, title=title, machine_line=read_machine().summary())
 
 
 def _print_list() -> None:
     from cputrain.bench import description, workloads
 
     lines = {name: description(path) for name, path in workloads().items()}
-    lines["loaders"] = "DataLoaders of torch, cputrain and SPDL, and a plain loop."
-    lines["networks"] = "Torchvision's networks on several devices, such as OpenCL's and CUDA's."
-    lines["devices"] = "Batches sharded over devices, and each device alone."
-    lines["pools"] = "Pools of processes of cputrain, torch, joblib and mpire."
-    lines["optimizers"] = "Optimizer steps, fused and with torch's defaults."
+    lines |= {name.rpartition(" ")[2]: f"{title}." for name, title in CASE_TITLES}
     width = max(map(len, lines)) + 2
     for name, line in lines.items():
         print(f"{name:<{width}}{line}")
@@ -384,20 +484,20 @@ def _run_case_benchmark(benchmark: str, outer: Parsed) -> int:
     """Run a benchmark without a script; its options may stand before or after its name."""
     from importlib import import_module
 
-    options, description = CASE_BENCHMARKS[benchmark]
+    command = CASE_BENCHMARKS[benchmark]
     bench = import_module(f"cputrain.bench.{benchmark}")
+    command = command.replace(
+        notes_title="Cases (default: all of them)", notes=tuple(bench.CASES.items())
+    )
     case_names: list[str] = []
     values, words = dict(outer.values), outer.rest[1:]
     while words:  # options and cases in any order, as no script follows
-        parsed = parse(words, options, f"bench {benchmark}")
+        parsed = command.read(words)
+        if parsed is None:
+            return 0
         values |= parsed.values
         case_names += parsed.rest[:1]
         words = parsed.rest[1:]
-    if "--help" in values:
-        cases = "\n".join(f"  {name:<32}{title}" for name, title in bench.CASES.items())
-        summary = f"{description}\n\ncases (default: all of them):\n{cases}"
-        print(usage(f"bench {benchmark}", "[options] [CASE ...]", summary, {"options": options}))
-        return 0
     if outer.has("--launch-args"):
         raise UsageError(
             "--launch-args",
@@ -417,7 +517,7 @@ def _run_case_benchmark(benchmark: str, outer: Parsed) -> int:
     elif "--markdown" in values:
         from cputrain.machine import read_machine
 
-        print(bench.as_markdown(comparison, machine_line=read_machine().fingerprint()))
+        print(bench.as_markdown(comparison, machine_line=read_machine().summary()))
     else:
         _print_tables(bench, comparison)
     return 0

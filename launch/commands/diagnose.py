@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
+from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.commands.launch import PYTHON_OPTION
 from cputrain.launch.files import NewFile
-from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
+from cputrain.launch.options import Option, split_quoted, whole_number
 from cputrain.machine import RootSource, read_machine
 
 TYPE_CHECKING = False
@@ -26,31 +27,35 @@ OPTIONS = (
         choices=("float32", "bf16"),
     ),
     Option(flag="--steps", takes="N", help="steps to time without a profiler (default: 12)"),
-    Option(flag="--longest", takes="SECONDS", help="end a run after this time (default: 600s)"),
+    Option(flag="--longest", takes="TIME", help="end a run after this time (default: 600s)"),
     PYTHON_OPTION,
     Option(flag="--yes", help="run even if the files that the script writes cannot be discarded"),
     Option(flag="--json", help="print a JSON document with every operator, for cputrain report"),
     Option(flag="--html", takes="FILE", help="write an HTML page that works offline"),
     Option(flag="--force", help="overwrite the file of --html"),
-    Option(flag="--help", short="-h", help="show this help and exit"),
+)
+
+COMMAND = Command(
+    name="diagnose",
+    form="[options] script.py [its arguments]",
+    files="*.py",
+    summary="Runs the script's first steps under plain python, and measures the peak throughput "
+    "and bandwidth of the machine. Names which of six causes keep the script from them, what each "
+    "costs, and the remedy. Files that the script writes are discarded.",
+    examples=(
+        Example(line="cputrain diagnose train.py", does="print causes and remedies"),
+        Example(line="cputrain diagnose --apply train.py", does="measure the remedies, too"),
+        Example(line="cputrain diagnose --html page.html train.py", does="write a page"),
+        Example(line="cputrain diagnose --json train.py > run.json", does="save it for report"),
+    ),
+    groups=(Group(title="Options", options=OPTIONS),),
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Diagnose the script's first steps, and print the result or write it to files."""
-    parsed = parse(argv, OPTIONS, "diagnose")
-    if parsed.has("--help"):
-        print(
-            usage(
-                "diagnose",
-                "[options] script.py [its arguments]",
-                "Runs the script's first steps under plain python, and measures the peak\n"
-                "throughput and bandwidth of the machine. Names which of six causes keep the\n"
-                "script from them, what each costs, and the remedy. Files that the script writes\n"
-                "are discarded.",
-                {"options": OPTIONS},
-            )
-        )
+    parsed = COMMAND.read(argv)
+    if parsed is None:
         return 0
     html_file = html_file_of(parsed)
     diagnosis = _run_diagnosis(parsed)

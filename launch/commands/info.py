@@ -6,8 +6,9 @@ import json
 import sys
 
 from cputrain.errors import UsageError
+from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.files import NewFile
-from cputrain.launch.options import Option, parse, usage
+from cputrain.launch.options import Option
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
 from cputrain.machine import cores_within, read_machine
 from cputrain.machine.opencl import read_opencl_devices
@@ -30,22 +31,25 @@ OPTIONS = (
     *SOURCE_OPTIONS,
     Option(flag="--capture", takes="FILE", help="save the files that were read, for a bug report"),
     Option(flag="--force", help="overwrite the file of --capture"),
-    Option(flag="--help", short="-h", help="show this help and exit"),
+)
+
+COMMAND = Command(
+    name="info",
+    form="[options]",
+    summary="Shows this machine's hardware, and how much of it this process may use.",
+    examples=(
+        Example(line="cputrain info", does="cores, caches, memory, limits, devices"),
+        Example(line="cputrain info --measure", does="measure the memory's bandwidth, too"),
+        Example(line="cputrain info --capture machine.json", does="for a bug report"),
+    ),
+    groups=(Group(title="Options", options=OPTIONS),),
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Print or capture the machine, or print its backends."""
-    parsed = parse(argv, OPTIONS, "info")
-    if parsed.has("--help"):
-        print(
-            usage(
-                "info",
-                "[options]",
-                "Shows this machine's hardware, and how much of it this process may use.",
-                {"options": OPTIONS},
-            )
-        )
+    parsed = COMMAND.read(argv)
+    if parsed is None:
         return 0
     if parsed.rest:
         raise UsageError(parsed.rest[0], "is not expected: cputrain info takes options only")

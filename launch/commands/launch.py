@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import sys
 
+from cputrain.errors import UsageError
 from cputrain.launch import cluster, planning, process, target
-from cputrain.launch.options import Option, Parsed, parse, split_quoted, usage
+from cputrain.launch.command import Command, Example, Group
+from cputrain.launch.options import Option, Parsed, split_quoted
 from cputrain.machine import RootSource, read_machine
 from cputrain.machine.ranks import SEAT
 from cputrain.settings.backend import UNSAFE
+from cputrain.settings.core.cores import share_of
 from cputrain.settings.core.registry import USER_SETTINGS
+from cputrain.settings.core.setting import ARITHMETIC, GROUPS
 from cputrain.settings.memory_policy import SETTING as MEMORY_POLICY
 from cputrain.settings.placement import SETTING as PLACEMENT
 from cputrain.target import Target, TargetKind
+from cputrain.variables import OCL_FALLBACK, OCL_TUNE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cputrain.machine import Machine
     from cputrain.plan import Plan
-
-USAGE_FORM = "[options] script.py [its arguments] | -m module [...] | - | --cmd -- command [...]"
 
 PYTHON_OPTION = Option(
     flag="--python-args",
@@ -40,29 +44,78 @@ TARGET_OPTIONS = (
 )
 
 SHOW_OPTIONS = (
-    Option(flag="--plan", takes="FILE", help="use a plan saved with: cputrain plan --json"),
-    Option(flag="--dry-run", help="print an equivalent shell command and exit"),
     Option(flag="--explain", help="print every decision of the plan with its reason first"),
+    Option(flag="--dry-run", help="print an equivalent shell command and exit"),
     Option(flag="--quiet", short="-q", help="print nothing unless the script cannot be started"),
-    Option(flag="--help", short="-h", help="show this help and exit"),
-)
-
-VALUE_OPTIONS = tuple(
-    Option(flag=setting.flag, takes=setting.takes, help=setting.help, choices=setting.choices)
-    for setting in USER_SETTINGS.values()
+    Option(flag="--plan", takes="FILE", help="use a plan saved with: cputrain plan --json"),
 )
 
 UNSAFE_OPTION = Option(
-    flag=UNSAFE, help="use the backend of --backend even if its results were found to be wrong"
+    flag=UNSAFE,
+    help="use the backend of --backend even if its results were found to be wrong",
+    is_advanced=True,
 )
 
-SETTING_OPTIONS = (*VALUE_OPTIONS, UNSAFE_OPTION)
 
-OPTIONS = (*TARGET_OPTIONS, *SHOW_OPTIONS, *SETTING_OPTIONS, *cluster.OPTIONS)
+def _value_options(title: str) -> tuple[Option, ...]:
+    return tuple(
+        Option(
+            flag=setting.flag,
+            takes=setting.takes,
+            help=setting.help,
+            choices=setting.choices,
+            is_advanced=setting.is_advanced,
+        )
+        for setting in USER_SETTINGS.values()
+        if setting.group == title
+    )
 
+
+VALUE_GROUPS = tuple(
+    Group(title=title, options=options) for title in GROUPS if (options := _value_options(title))
+)
+"""Options of the settings."""
+
+VALUE_OPTIONS = tuple(option for group in VALUE_GROUPS for option in group.options)
+
+SETTING_GROUPS = tuple(
+    group.replace(options=(*group.options, UNSAFE_OPTION)) if group.title == ARITHMETIC else group
+    for group in VALUE_GROUPS
+)
+"""Options of the settings, with the one that overrides a backend's verdict."""
+
+COMMAND = Command(
+    name="launch",
+    form="[options] script.py [its arguments] | -m module [...] | - | --cmd -- command [...]",
+    files="*.py",
+    summary="Runs a training script as python would, only faster. Options after the script are "
+    "passed to it. Each setting is also a CPUTRAIN_* variable and a key of cputrain.toml.",
+    examples=(
+        Example(line="cputrain launch train.py --epochs 3", does="python train.py --epochs 3"),
+        Example(line="cputrain launch -m package.train", does="python -m package.train"),
+        Example(line="cputrain launch --explain train.py", does="say what is changed, and why"),
+        Example(line="cputrain launch --precision bf16 train.py", does="allow reduced precision"),
+        Example(
+            line="cputrain launch --nproc-per-node numa train.py", does="one rank per NUMA node"
+        ),
+    ),
+    groups=(
+        Group(title="What to run", options=TARGET_OPTIONS),
+        Group(title="What to show", options=SHOW_OPTIONS),
+        *SETTING_GROUPS,
+        Group(title="Ranks, with torchrun's options", options=cluster.OPTIONS),
+    ),
+)
+
+
+VARIABLES = frozenset(
+    {*(setting.variable for setting in USER_SETTINGS.values()), OCL_FALLBACK, OCL_TUNE}
+)
+"""Variables that users may set."""
 
 RANK_OPTIONS = (
-    *SETTING_OPTIONS,
+    *VALUE_OPTIONS,
+    UNSAFE_OPTION,
     *(option for option in SHOW_OPTIONS if option.flag in {"--explain", "--quiet"}),
 )
 """Options that are passed on to each rank's launch."""
@@ -70,9 +123,8 @@ RANK_OPTIONS = (
 
 def main(argv: Sequence[str]) -> int:
     """Replace this process by the script, or print what would be done."""
-    parsed = parse(argv, OPTIONS, "launch")
-    if parsed.has("--help"):
-        print(help_text())
+    parsed = COMMAND.read(argv)
+    if parsed is None:
         return 0
     launch_target = target.read_target(
         parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd")
@@ -80,6 +132,7 @@ def main(argv: Sequence[str]) -> int:
     program = target.find_executable(launch_target, os.environ)
     machine = read_machine(RootSource(), detail=False)
     if cluster.needs_agent(parsed, os.environ):
+        _check_rank_settings(parsed, machine)
         return _run_or_print(
             cluster.agent_start(parsed, launch_target, RANK_OPTIONS, machine), [], parsed
         )
@@ -94,9 +147,33 @@ def main(argv: Sequence[str]) -> int:
         show_plan(console(sys.stderr), plan)
     return _run_or_print(
         start,
-        [*plan.warnings, *([tuning_note] if tuning_note else []), *_hook_warnings(parsed)],
+        [
+            *plan.warnings,
+            *([tuning_note] if tuning_note else []),
+            *_hook_warnings(parsed),
+            *_notes_on_mistakes(launch_target),
+        ],
         parsed,
     )
+
+
+def _check_rank_settings(parsed: Parsed, machine: Machine) -> None:
+    """Raise UsageError if a setting does not fit the ranks: before the agent starts them."""
+    num_ranks = cluster.number_of_ranks(parsed, os.environ, machine)
+    if not num_ranks.isdecimal():
+        return
+    rank = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": num_ranks}
+    environment = {**os.environ, **rank}
+    threads = planning.plan_for(parsed, machine, environment=environment).value("threads")
+    request = planning.request_for(parsed, environment)
+    user, most = request.setting("threads"), len(share_of(machine, request).cpus)
+    if user is not None and threads > most:
+        raise UsageError(
+            user.where,
+            f"must be at most {most} with {num_ranks} ranks, the logical CPUs that each has",
+            found=user.value,
+            do="Leave it out to get one for each physical core of a rank.",
+        )
 
 
 def _run_or_print(start: process.Start, notes: Sequence[str], parsed: Parsed) -> int:
@@ -142,6 +219,25 @@ def _python_arguments(parsed: Parsed) -> list[str]:
     return split_quoted(parsed, "--python-args")
 
 
+def _notes_on_mistakes(launch_target: Target) -> list[str]:
+    """Return notes on variables and options that look like ours, and have no effect."""
+    has_variables = any(
+        name.startswith("CPUTRAIN_") and name not in VARIABLES for name in os.environ
+    )
+    may_have_options = launch_target.kind is TargetKind.SCRIPT and any(
+        word.startswith("--") for word in launch_target.arguments
+    )
+    if not has_variables and not may_have_options:
+        return []
+    from cputrain.launch import hints
+
+    flags = {option.flag for option in COMMAND.options}
+    return [
+        *hints.notes_on_variables(os.environ, VARIABLES),
+        *(hints.notes_on_arguments(launch_target, flags) if may_have_options else []),
+    ]
+
+
 def _hook_warnings(parsed: Parsed) -> list[str]:
     """Return a warning if an interpreter option keeps sitecustomize from running."""
     for word in _python_arguments(parsed):
@@ -155,19 +251,3 @@ def _hook_warnings(parsed: Parsed) -> list[str]:
                 "placement and allocator are as planned, optimizers and loaders are not"
             ]
     return []
-
-
-def help_text() -> str:
-    """Return the text of --help."""
-    return usage(
-        "launch",
-        USAGE_FORM,
-        "Runs a training script as python would, only faster. Options after the script are passed\n"
-        "to it. Each setting below is also a CPUTRAIN_* variable and a key of cputrain.toml.",
-        {
-            "what to run": TARGET_OPTIONS,
-            "what to show": SHOW_OPTIONS,
-            "settings": SETTING_OPTIONS,
-            "ranks, with torchrun's options": cluster.OPTIONS,
-        },
-    )

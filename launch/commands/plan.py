@@ -6,8 +6,9 @@ import json
 import sys
 
 from cputrain.launch import planning
-from cputrain.launch.commands.launch import SETTING_OPTIONS, TARGET_OPTIONS
-from cputrain.launch.options import Option, parse, usage
+from cputrain.launch.command import Command, Example, Group
+from cputrain.launch.commands.launch import SETTING_GROUPS, TARGET_OPTIONS
+from cputrain.launch.options import Option
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
 from cputrain.machine import read_machine
 
@@ -16,30 +17,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OPTIONS = (
+    Option(flag="--all", help="show decisions that change nothing, too"),
     Option(flag="--json", help="print the plan as JSON, for launch --plan"),
     Option(flag="--why-not", takes="NAME", help="say why a value was rejected: --why-not tcmalloc"),
     Option(flag="--plan", takes="FILE", help="show a saved plan"),
     *SOURCE_OPTIONS,
-    Option(flag="--help", short="-h", help="show this help and exit"),
+)
+
+COMMAND = Command(
+    name="plan",
+    form="[options] [script.py ...]",
+    files="*.py",
+    summary="Shows what cputrain launch would do with the same options, and why.",
+    examples=(
+        Example(line="cputrain plan train.py", does="with the settings tuned for train.py"),
+        Example(line="cputrain plan --why-not tcmalloc", does="why a value is not used"),
+        Example(line="cputrain plan --json > plan.json", does="save it for launch --plan"),
+    ),
+    groups=(
+        Group(title="What to show", options=OPTIONS),
+        Group(title="What to run", options=TARGET_OPTIONS),
+        *SETTING_GROUPS,
+    ),
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the plan; the script's name selects its tuned settings, its content is not read."""
-    parsed = parse(argv, (*OPTIONS, *TARGET_OPTIONS, *SETTING_OPTIONS), "plan")
-    if parsed.has("--help"):
-        print(
-            usage(
-                "plan",
-                "[options] [script.py ...]",
-                "Shows what cputrain launch would do with the same options, and why.",
-                {
-                    "what to run": TARGET_OPTIONS,
-                    "what to show": OPTIONS,
-                    "settings": SETTING_OPTIONS,
-                },
-            )
-        )
+    parsed = COMMAND.read(argv)
+    if parsed is None:
         return 0
     source = chosen_source(parsed)
     machine = read_machine(source, detail=not source.live)
@@ -63,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         print(why_not(plan, parsed.values["--why-not"]))
         return 0
     out = console()
-    show_plan(out, plan)
+    show_plan(out, plan, full=parsed.has("--all"))
     script = " ".join(parsed.rest) or "train.py"
     out.print(f"Next: cputrain launch {script}", style="dim", markup=False)
     return 0

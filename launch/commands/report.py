@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from cputrain.errors import UsageError
+from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.commands.diagnose import html_file_of, print_diagnosis, write_html
-from cputrain.launch.options import Option, parse, usage
+from cputrain.launch.options import Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,23 +17,26 @@ OPTIONS = (
     Option(flag="--html", takes="FILE", help="write one diagnosis as an HTML page"),
     Option(flag="--force", help="overwrite the file of --html"),
     Option(flag="--json", help="print the comparison of two diagnoses as JSON"),
-    Option(flag="--help", short="-h", help="show this help and exit"),
+)
+
+COMMAND = Command(
+    name="report",
+    form="[options] A.json [B.json]",
+    files="*.json",
+    summary="Shows a diagnosis saved with cputrain diagnose --json, or how much faster each part "
+    "of a step is in a second one.",
+    examples=(
+        Example(line="cputrain report run.json", does="show a saved diagnosis"),
+        Example(line="cputrain report before.json after.json", does="compare two"),
+    ),
+    groups=(Group(title="Options", options=OPTIONS),),
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Show one diagnosis, or compare two."""
-    parsed = parse(argv, OPTIONS, "report")
-    if parsed.has("--help"):
-        print(
-            usage(
-                "report",
-                "[options] A.json [B.json]",
-                "Shows a diagnosis saved with cputrain diagnose --json, or how much faster each\n"
-                "part of a step is in a second one.",
-                {"options": OPTIONS},
-            )
-        )
+    parsed = COMMAND.read(argv)
+    if parsed is None:
         return 0
     paths = parsed.rest
     if len(paths) not in {1, 2}:

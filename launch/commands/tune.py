@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from cputrain.errors import UsageError
 from cputrain.launch import planning, target
-from cputrain.launch.commands.launch import PYTHON_OPTION, VALUE_OPTIONS
-from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
+from cputrain.launch.command import Command, Example, Group
+from cputrain.launch.commands.launch import PYTHON_OPTION, VALUE_GROUPS
+from cputrain.launch.options import Option, split_quoted, whole_number
 from cputrain.machine import RootSource, read_machine
 from cputrain.target import Target, TargetKind
 
@@ -26,28 +27,35 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     PYTHON_OPTION,
-    Option(flag="--budget", takes="SECONDS", help="duration of the search (default: 120s)"),
+    Option(flag="--budget", takes="TIME", help="duration of the search: 90s, 5m (default: 120s)"),
     Option(flag="--steps", takes="N", help="steps to time in each trial (default: 30)"),
     Option(flag="--yes", help="run trials even if the files they write cannot be discarded"),
     Option(flag="--json", help="print a JSON document with every trial"),
-    Option(flag="--help", short="-h", help="show this help and exit"),
+)
+
+UNITS = {"s": 1, "m": 60, "h": 3600}
+"""Seconds of each unit of a duration."""
+
+COMMAND = Command(
+    name="tune",
+    form="[options] script.py [its arguments]",
+    files="*.py",
+    summary="Runs some steps of the script under many plans, and saves the fastest one whose "
+    "losses agree with plain python's; cputrain launch uses it from then on. Settings that are "
+    "given are not varied; --precision bf16 allows reduced precision.",
+    examples=(
+        Example(line="cputrain tune train.py", does="search for two minutes"),
+        Example(line="cputrain tune --budget 10m train.py", does="try more combinations"),
+        Example(line="cputrain tune --precision bf16 train.py", does="allow bf16, too"),
+    ),
+    groups=(Group(title="Options", options=OPTIONS), *VALUE_GROUPS),
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Search for the fastest plan, print the result and save it."""
-    parsed = parse(argv, (*OPTIONS, *VALUE_OPTIONS), "tune")
-    if parsed.has("--help"):
-        print(
-            usage(
-                "tune",
-                "[options] script.py [its arguments]",
-                "Runs some steps of the script under many plans, and saves the fastest one whose\n"
-                "losses agree with plain python's; cputrain launch uses it from then on. Settings\n"
-                "that are given are not varied; --precision bf16 allows reduced precision.",
-                {"options": OPTIONS, "settings": VALUE_OPTIONS},
-            )
-        )
+    parsed = COMMAND.read(argv)
+    if parsed is None:
         return 0
     launch_target = script_target(parsed, "cputrain tune")
     machine = read_machine(RootSource())
@@ -236,10 +244,14 @@ def _print_result(result: SearchResult, launch_target: Target) -> None:
 
 
 def parse_seconds(value: str, flag: str) -> float:
-    """Parse a duration in seconds: "120" or "120s"."""
-    number = value.removesuffix("s")
-    if not number.isascii() or not number.isdigit() or not 10 <= int(number) <= 86400:
+    """Parse a duration from 10 seconds to a day: "120", "90s", "5m" or "2h"."""
+    unit = value[-1:].lower()
+    number = value[:-1] if unit in UNITS else value
+    is_number = number.isascii() and number.isdigit() and len(number) < 7
+    seconds = int(number) * UNITS.get(unit, 1) if is_number else 0
+    if not 10 <= seconds <= UNITS["h"] * 24:
         raise UsageError(
-            flag, "must be seconds from 10 to 86400", found=repr(value), do="Try 120s."
-        )
-    return float(number)
+            flag, "must be a duration from 10s to 24h", found=repr(value),
+            do="For example: 90s, 5m or 2h; a number alone is in seconds.",
+        )  # fmt: skip
+    return float(seconds)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+from cputrain.counting import counted
 from cputrain.errors import UsageError
+from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.commands.launch import PYTHON_OPTION
-from cputrain.launch.options import Option, parse, split_quoted, usage, whole_number
+from cputrain.launch.options import Option, split_quoted, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +23,20 @@ OPTIONS = (
     PYTHON_OPTION,
     Option(flag="--yes", help="run even if the files that the script writes cannot be discarded"),
     Option(flag="--json", help="print a JSON document with every tensor"),
-    Option(flag="--help", short="-h", help="show this help and exit"),
+)
+
+COMMAND = Command(
+    name="verify",
+    form="[options] script.py [its arguments]",
+    files="*.py",
+    summary="Runs a few steps of the script, and computes each batch whole and in shards, in "
+    "float64 and in float32. Outputs and gradients must be equal within rounding. Files that the "
+    "script writes are discarded.",
+    examples=(
+        Example(line="cputrain verify train.py", does="two shards of each batch"),
+        Example(line="cputrain verify --replicas 4 train.py", does="four"),
+    ),
+    groups=(Group(title="Options", options=OPTIONS),),
 )
 
 MAX_SHOWN = 12
@@ -30,18 +45,8 @@ MAX_SHOWN = 12
 
 def main(argv: Sequence[str]) -> int:
     """Verify the script's models; return 0 if all tensors are equal within rounding, else 1."""
-    parsed = parse(argv, OPTIONS, "verify")
-    if parsed.has("--help"):
-        print(
-            usage(
-                "verify",
-                "[options] script.py [its arguments]",
-                "Runs a few steps of the script, and computes each batch whole and in shards, in\n"
-                "float64 and in float32. Outputs and gradients must be equal within rounding.\n"
-                "Files that the script writes are discarded.",
-                {"options": OPTIONS},
-            )
-        )
+    parsed = COMMAND.read(argv)
+    if parsed is None:
         return 0
     models = _verify(parsed)
     if parsed.has("--json"):
@@ -82,7 +87,7 @@ def _print_models(models: list[dict[str, Any]], replicas: int) -> None:
 
     out = console()
     for model in models:
-        title = f"{model['model']}, {replicas} shards, {model['calls']} calls"
+        title = f"{model['model']}, {counted(replicas, 'shard')}, {counted(model['calls'], 'call')}"
         if model["refused"]:
             print(f"{model['model']}: its batches are not sharded: {model['refused']}.")
             continue
@@ -97,7 +102,7 @@ def _print_models(models: list[dict[str, Any]], replicas: int) -> None:
         show_table(out, ("largest differences", "float64", "float32"), rows, title=title)
         num_tensors = len(model["differences"])
         verdict = "equal within rounding" if model["good"] else "NOT equal within rounding"
-        print(f"{num_tensors} tensors are {verdict}.")
+        print(f"{counted(num_tensors, 'tensor')} {'is' if num_tensors == 1 else 'are'} {verdict}.")
     if all(model["good"] for model in models):
         print("Next: cputrain launch --replicas auto, which shards batches where that is faster.")
 

@@ -135,7 +135,7 @@ def test_a_page_is_not_overwritten_without_force(saved, capsys, tmp_path):
         (("nowhere.json",), "No such file or directory"),
         (("--html", "p.html", "a", "b"), "--html shows a single diagnosis"),
         (("--json", "a"), "--json compares two diagnoses"),
-        (("--html", "nowhere/p.html", "a"), "there is no folder nowhere"),
+        (("--html", "nowhere/p.html", "a"), "the folder nowhere does not exist"),
         (("--html", ".", "a"), "it is a folder"),
     ],
 )

@@ -88,39 +88,6 @@ def test_files_that_say_something_else_are_named(tmp_path: Path) -> None:
     assert launch(tmp_path, "x.py").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["launch", "--thread", "2", "x.py"], "Did you mean --threads?"),
-        (["launch", "--dryrun", "x.py"], "Did you mean --dry-run?"),
-        (["launch", "-x", "x.py"], "is not an option of cputrain launch"),
-        (["launch", "--dry-run=1", "x.py"], "takes no value"),
-        (["launch", "--threads"], "needs a value"),
-        (["launch", "--python-args", "'", "x.py"], "must be quoted"),
-        (["launch"], "the script is missing"),
-        (["lunch", "x.py"], "Did you mean launch?"),
-        (["x.py"], "Run: cputrain launch x.py"),
-        (["-q"], "--help"),
-        (["plan", "--why-not", "sorcery"], "must be one of"),
-        (["plan", "--sysroot", "/", "--from", "x"], "cannot be given with"),
-        (["info", "extra"], "is not expected"),
-        (["info", "--measure", "--sysroot", "/tmp"], "--"),
-        (["info", "--sysroot", "empty"], "must be a folder with sys/ and proc/"),
-        (["plan", "--sysroot", "none"], "no such folder"),
-        (["info", "--sysroot", "hollow"], "must contain"),
-        (["info", "--from", "x.py"], "must"),
-        (["info", "--from", "none.json"], "must"),
-        (["info", "--capture", "x.py"], "would overwrite"),
-        (["info", "--capture", "none/x"], "must be a writable file"),
-    ],
-)
-def test_a_wrong_word_is_met_with_a_suggestion(tmp_path: Path, words: list[str], hint: str) -> None:
-    script(tmp_path, "print(1)")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "hollow/sys").mkdir(parents=True)
-    assert hint in complaint(verb(tmp_path, *words))
-
-
 def test_options_after_the_script_are_never_ours(tmp_path: Path) -> None:
     script(tmp_path, "import sys; print(sys.argv[1:])")
     for words in (["--threads", "0"], ["--help"], ["-q", "--nonsense"], ["--", "--plan"]):

@@ -67,28 +67,14 @@ def imports_of(path: Path) -> Iterator[str]:
                 yield from (f"cputrain.{alias.name}" for alias in node.names)
 
 
+SMALL = ("cputrain.record", "cputrain.errors", "cputrain.counting", "cputrain.suggestions")
+"""Modules at the top that every folder may import."""
+
 RULES = {
-    "cputrain/measure": (
-        "cputrain.measure",
-        "cputrain.record",
-        "cputrain.errors",
-        "cputrain.__version__",
-    ),
-    "cputrain/machine": ("cputrain.machine", "cputrain.record", "cputrain.errors"),
-    "cputrain/settings": (
-        "cputrain.settings",
-        "cputrain.runtime",
-        "cputrain.machine",
-        "cputrain.record",
-        "cputrain.errors",
-    ),
-    "cputrain/plan": (
-        "cputrain.plan",
-        "cputrain.settings",
-        "cputrain.machine",
-        "cputrain.record",
-        "cputrain.errors",
-    ),
+    "cputrain/measure": ("cputrain.measure", "cputrain.__version__", *SMALL),
+    "cputrain/machine": ("cputrain.machine", *SMALL),
+    "cputrain/settings": ("cputrain.settings", "cputrain.runtime", "cputrain.machine", *SMALL),
+    "cputrain/plan": ("cputrain.plan", "cputrain.settings", "cputrain.machine", *SMALL),
     "launch": ("cputrain",),
 }
 

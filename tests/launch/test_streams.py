@@ -122,24 +122,6 @@ def test_readers_that_leave_early_hear_no_complaint(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_help_names_every_option(tmp_path: Path) -> None:
-    for words in (
-        ["--help"],
-        ["-h"],
-        ["help"],
-        [],
-        ["launch", "-h"],
-        ["plan", "-h"],
-        ["info", "-h"],
-    ):
-        done = verb(tmp_path, *words)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "usage: cputrain" in done.stdout
-    for flag in ("--threads", "--cmd", "--python-args", "--loader-cores", "-q, --quiet"):
-        assert flag in verb(tmp_path, "launch", "--help").stdout
-    assert verb(tmp_path, "--version").stdout.startswith("cputrain ")
-
-
 def test_double_launches_work_and_plan_like_one(tmp_path: Path) -> None:
     script(
         tmp_path,

@@ -59,7 +59,7 @@ def test_the_extension_comes_without_torch_and_goes_without_a_trace(tmp_path: Pa
         "%cputrain_setup",
     )
     assert answers[1].out == "[]\n"
-    assert "usage: %cputrain_setup [options]" in answers[2].out
+    assert "Usage: %cputrain_setup [options]" in answers[2].out
     assert "--cells RANGE" in answers[3].out
     assert "`%cputrain_setup` not found" in answers[5].err
 
@@ -77,7 +77,7 @@ def test_the_extension_comes_without_torch_and_goes_without_a_trace(tmp_path: Pa
         ("%cputrain_tune", "%cputrain_tune needs a script, or a cell under it"),
         ("%cputrain_tune no.py", "the script no.py does not exist"),
         ("%%cputrain_tune x.py\npass", "takes a cell and no script; found 'x.py'"),
-        ("%%cputrain_tune --budget soon\npass", "--budget must be seconds from 10"),
+        ("%%cputrain_tune --budget soon\npass", "--budget must be a duration from 10s"),
         ("%%cputrain_tune --cells 7-9\npass", "--cells must name earlier inputs"),
         ("%%cputrain_tune\nif:", "must be Python that runs as a script"),
         ("cputrain.setup(threads='none')", "the argument threads must be auto or a whole"),

@@ -9,7 +9,7 @@ from torch.distributed.run import get_args_parser
 
 from cputrain.errors import UsageError
 from cputrain.launch import cluster
-from cputrain.launch.commands.launch import OPTIONS, RANK_OPTIONS
+from cputrain.launch.commands.launch import COMMAND, RANK_OPTIONS
 from cputrain.launch.options import parse
 from cputrain.launch.target import read_target
 from cputrain.machine import read_machine
@@ -32,7 +32,7 @@ NAMES = [name for one in ACTIONS for name in one.option_strings]
 
 def agents(argv):
     """The options that the agent gets for this command line of ours, as torchrun reads them."""
-    parsed = parse(argv, OPTIONS, "launch")
+    parsed = parse(argv, COMMAND.options, "cputrain launch")
     assert cluster.needs_agent(parsed, {})
     what = read_target(parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd"))
     start = cluster.agent_start(parsed, what, RANK_OPTIONS, MACHINE)
@@ -68,7 +68,7 @@ def test_a_rank_begins_with_a_launch_of_the_same_settings():
     found, _ = agents([*line, "--steps", "5"])
     words = [found.training_script, *found.training_script_args]
     at = words.index("launch")
-    rest = parse(words[at + 1 :], OPTIONS, "launch")
+    rest = parse(words[at + 1 :], COMMAND.options, "cputrain launch")
     assert rest.values["--threads"] == "3"
     assert rest.has("--quiet")
     assert rest.has("--module")
@@ -78,7 +78,7 @@ def test_a_rank_begins_with_a_launch_of_the_same_settings():
 
 
 def test_torchruns_variables_ask_for_ranks_but_not_in_one():
-    parsed = parse(["train.py"], OPTIONS, "launch")
+    parsed = parse(["train.py"], COMMAND.options, "cputrain launch")
     assert not cluster.needs_agent(parsed, {})
     assert cluster.needs_agent(parsed, {"PET_NNODES": "2"})
     assert not cluster.needs_agent(parsed, {"PET_NNODES": "2", "TORCHELASTIC_RUN_ID": "x"})
@@ -100,7 +100,9 @@ def test_ranks_are_counted_where_the_machine_says(path):
 
 
 def test_a_plan_for_one_process_is_refused():
-    parsed = parse(["--nproc-per-node", "2", "--plan", "p.json", "x.py"], OPTIONS, "launch")
+    parsed = parse(
+        ["--nproc-per-node", "2", "--plan", "p.json", "x.py"], COMMAND.options, "cputrain launch"
+    )
     what = read_target(parsed.rest, module=False, command=False)
     with pytest.raises(UsageError, match="--plan cannot be given with ranks"):
         cluster.agent_start(parsed, what, RANK_OPTIONS, MACHINE)

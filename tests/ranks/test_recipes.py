@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cputrain.launch import cluster
-from cputrain.launch.commands.launch import OPTIONS
+from cputrain.launch.commands.launch import COMMAND
 from cputrain.launch.options import parse
 from tests.launch.programs import environment, plain
 from tests.ranks.slurm import Cluster, NoClusterError, lacks
@@ -63,7 +63,7 @@ def of(name):
 def is_taken(words):
     """As a command of ours."""
     assert words[:2] == ["cputrain", "launch"]
-    parsed = parse(words[2:], OPTIONS, "launch")
+    parsed = parse(words[2:], COMMAND.options, "cputrain launch")
     assert cluster.needs_agent(parsed, {})
     assert parsed.rest[0] == "train.py"
 

@@ -40,7 +40,7 @@ def test_every_plan_is_shown_with_all_its_reasons(path):
     words = shown(show_plan, plan).split()
     for decision in plan.decisions:
         # a path longer than its column is folded
-        assert {word for word in decision.reason.split() if len(word) < 30} <= set(words)
+        assert {word for word in decision.reason.split() if len(word) < 20} <= set(words)
         for name in decision.rejected:
             assert decision.rejected[name] in why_not(plan, name)
 

@@ -25,7 +25,8 @@ def test_without_a_terminal_each_trial_is_a_line(capsys: pytest.CaptureFixture[s
             watcher.trial_ended(trial)
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert [line.split() for line in shown.err.splitlines()] == [
+    assert "plans are tried" in shown.err.splitlines()[0]
+    assert [line.split() for line in shown.err.splitlines()[1:]] == [
         ["rules", "rules", "500", "ms", "12", "losses"],
         ["alone", "a", "on", "250", "ms", "2.00×", "rejected:", "far", "off"],
     ]

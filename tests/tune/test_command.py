@@ -98,7 +98,7 @@ def test_what_cannot_be_carried_out_any_more_breaks_no_launch(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--budget", "soon", "x.py"), "--budget must be seconds from 10"),
+        (("--budget", "soon", "x.py"), "--budget must be a duration from 10s"),
         (("--steps", "1", "x.py"), "--steps must be a whole number from 5"),
         (("-",), "must be a file"),
         (("-m", "json"), "-m is not an option of cputrain tune"),

@@ -6,6 +6,7 @@ from statistics import median
 
 from cputrain.bench.markdown import digits, duration
 from cputrain.bench.tables import markdown_page, without_empty_columns
+from cputrain.counting import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def case_note(_: NetworkComparison) -> str:
 
 def footnote(comparison: NetworkComparison) -> str:
     """Return the footnote that explains the columns."""
-    rounds = "1 round" if comparison.rounds == 1 else f"{comparison.rounds} rounds, interleaved"
+    rounds = counted(comparison.rounds, "round", "rounds, interleaved")
     *compared_devices, reference = comparison.devices
     means = ", ".join(f"{device} {comparison.mean(device):.2f}" for device in compared_devices)
     device_names = ", ".join(f"{device} is {name}" for device, name in comparison.names.items())

@@ -51,9 +51,7 @@ def main(argv: list[str]) -> int:
             },
             repeats=args.rounds,
         )  # fmt: skip
-        print(
-            as_markdown(comparison, title=f"{num_ranks} ranks", machine_line=machine.fingerprint())
-        )
+        print(as_markdown(comparison, title=f"{num_ranks} ranks", machine_line=machine.summary()))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.diagnose.finding import Confidence, make_finding
 
 TYPE_CHECKING = False
@@ -49,8 +50,8 @@ def _region_overhead(case: DiagnosedCase) -> Iterator[str]:
     if seconds:
         num_calls = sum(operator.calls for operator in case.seen.operators)
         yield (
-            f"starting and ending a parallel region of {case.seen.threads} threads takes "
-            f"{seconds * 1e6:.2g} µs, and a step has {num_calls:.0f} operators"
+            f"starting and ending a parallel region of {counted(case.seen.threads, 'thread')} "
+            f"takes {seconds * 1e6:.2g} µs, and a step has {num_calls:.0f} operators"
         )
 
 

@@ -5,6 +5,7 @@ The policies for threads, placement, loaders and replicas all use it, so that th
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.errors import UsageError
 from cputrain.machine import CoreKind, cores_within, format_list, parse_list
 from cputrain.record import Record
@@ -75,7 +76,7 @@ def share_of(machine: Machine, request: Request) -> Share:
         cores=max(1, count // rank.count),
         divided=True,
         reason=f"rank {rank.index} of the {rank.count} that {rank.launcher} started on this "
-        f"machine gets its part of {count} cores",
+        f"machine gets its part of {counted(count, 'core')}",
     )
 
 

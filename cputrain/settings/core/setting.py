@@ -25,6 +25,18 @@ if TYPE_CHECKING:
             """Revert the changes. Raises TooLateError if a running process cannot."""
 
 
+THREADS = "Threads and placement"
+MEMORY = "Memory allocation"
+DATA = "Data loading"
+ARITHMETIC = "Arithmetic and kernels"
+PARALLEL = "Data parallelism"
+
+OTHERS = "Other settings"
+
+GROUPS = (THREADS, ARITHMETIC, PARALLEL, DATA, MEMORY, OTHERS)
+"""Titles of the groups of settings, in the order of the help."""
+
+
 class TooLateError(Exception):
     """A value can be applied or reverted only when a process starts; the message says why."""
 
@@ -44,6 +56,12 @@ class Setting(Generic[Value]):
 
     order: int
     """Position in plans and in the help."""
+
+    group = OTHERS
+    """One of `GROUPS`, under which the help shows it."""
+
+    is_advanced = False
+    """Whether only --help-all shows it."""
 
     takes = ""
     """Values it accepts, for the help: "N|auto"; empty if users cannot set it."""

@@ -21,6 +21,7 @@ from torch import distributed, nn
 from torch.nn import functional
 from torch.utils.data import Sampler
 
+from cputrain.counting import counted
 from cputrain.errors import ArgumentTypeError, UsageError
 from cputrain.split.batch import divided
 
@@ -77,7 +78,7 @@ class RankShare:
         """Return the number of samples of each rank, at least 1 each."""
         if batch < len(self.weights):
             raise UsageError(
-                "the batch", "must have a sample for each rank", found=f"{batch} samples",
+                "the batch", "must have a sample for each rank", found=counted(batch, "sample"),
                 do=f"Take {len(self.weights)} or more.",
             )  # fmt: skip
         return divided(batch, self.weights)
