@@ -83,7 +83,7 @@ def _find(limit: int = 500) -> bool:
 @pytest.mark.parametrize(
     ("place", "name", "mutant"),
     [
-        (columns, "_is_changed", lambda *_: False),
+        pytest.param(columns, "_is_changed", lambda *_: False, marks=pytest.mark.long),
         (columns, "is_plain", lambda tensor: isinstance(tensor, torch.Tensor)),
         (memory, "hide_frames", lambda _: None),
         (columns, "_none_if_empty", lambda batch: batch.t()),

@@ -282,10 +282,9 @@ os.execv(sys.executable, [sys.executable, "-c", text])
 
 
 SHORT = (
-    "what it sees after torch", "what modules hold", "what the first optimizer loads", "training",
+    "what it sees after torch", "what modules hold", "training",
     "what is at the end",
     "an exception", "an interrupt", "its output", "programs of its own",
-    "programs of its own after changes of the library",
     "programs that are executed in turn", "exits of a program that executes",
 )  # fmt: skip
 """Scripts that run in `make test` too."""
@@ -336,7 +335,10 @@ def test_a_script_does_the_same(name: str, tmp_path: Path) -> None:
     assert out or err or name in {"a signal", "a fault", "an exit code", "an exit at once"}
 
 
-@pytest.mark.parametrize("name", ["what it sees after torch", "training", "an exception"])
+LAUNCHED = ("what it sees after torch", "training", "an exception")
+
+
+@pytest.mark.parametrize("name", cases(LAUNCHED, ["training"]))
 def test_a_launched_script_does_the_same(name: str, tmp_path: Path) -> None:
     path = script(tmp_path, SCRIPTS[name], "one.py")
     # how much memory is kept, is different each time
@@ -399,7 +401,12 @@ def test_sitecustomize_and_pythonpath_do_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"OMP_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "5"}, {"PYTHONWARNINGS": "error"}]
+    "changes",
+    [
+        {"PYTHONHASHSEED": "5"},
+        pytest.param({"OMP_NUM_THREADS": "1"}, marks=pytest.mark.long),
+        pytest.param({"PYTHONWARNINGS": "error"}, marks=pytest.mark.long),
+    ],
 )
 def test_what_is_read_at_the_start_is_as_it_was_asked_for(
     changes: dict[str, str], tmp_path: Path

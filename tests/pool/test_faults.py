@@ -28,6 +28,7 @@ from cputrain.machine import read_machine
 from tests.pool import functions as f
 from tests.pool.functions import METHODS, gone, in_session, runs, until
 from tests.pool.scripts import ended, started, with_small_dev_shm
+from tests.selected import cases
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -232,7 +233,7 @@ BUSY = {
 }
 
 
-@pytest.mark.parametrize("name", BUSY)
+@pytest.mark.parametrize("name", cases(BUSY, ["prints", "imports", "goes back"]))
 def test_workers_are_replaced_while_the_script(name: str, tmp_path: Path) -> None:
     text = f"""
 import logging

@@ -55,8 +55,8 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     ("place", "name", "mutant"),
     [
         (torch._C, "_increment_version", lambda _: None),
-        (PlainTensors, "are_disjoint", lambda *_: True),
-        (PlainTensors, "are_step_counts", lambda *_: True),
+        pytest.param(PlainTensors, "are_disjoint", lambda *_: True, marks=pytest.mark.long),
+        pytest.param(PlainTensors, "are_step_counts", lambda *_: True, marks=pytest.mark.long),
         (PlainTensors, "is_plain_context", lambda _: True),
         (PlainTensors, "_have_one_order", lambda *_: True),
     ],

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 OURS = "cputrain.Split: "
 
 LAUNCHED = (
-    "TabNet", "MoCoInPlace", "DINO", "PPO", "TrainsAndEvaluates", "RDrop", "FlagOfTheClass",
+    "MoCoInPlace", "DINO", "PPO", "TrainsAndEvaluates", "RDrop", "FlagOfTheClass",
     "VariationalAutoencoder", "GanWithTwoOptimizers", "FrozenLayerThaws",
 )  # fmt: skip
 
