@@ -569,7 +569,7 @@ if __name__ == "__main__":
 # wrong calls
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "out is a list of numbers": ({"out": [1, 2]}, "out must be a tensor with rows.*a int"),
+    "out is a list of numbers": ({"out": [1, 2]}, "out must be a tensor with rows.*found int"),
     "out has no rows": ({"out": torch.zeros(())}, "out must be a tensor with rows.*dimensions"),
     "out is nothing": (
         {"out": ()},
