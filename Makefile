@@ -50,7 +50,7 @@ types: $(VENV)/tested  ## Types, checked on the wheel as users install it.
 	    --python-executable bin/python -p cputrain
 
 docs: $(VENV)/documented  ## The documentation, in site/; a warning is an error.
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) $(VENV)-zendnn $(VENV)-ipex $(TYPES_VENV) build dist site *.egg-info

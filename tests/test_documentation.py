@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 def test_every_setting_is_in_the_manual_as_the_help_has_it() -> None:
     """A row for each, no more and no less."""
     rows = [
-        line for line in (ROOT / "docs/settings.md").read_text().splitlines() if "| `--" in line
+        line
+        for line in (ROOT / "docs/guide/settings.md").read_text().splitlines()
+        if "| `--" in line
     ]
     assert rows == [
         f"| `{setting.flag}` | {setting.takes.replace('|', ', ')} | {setting.help} |"
@@ -29,7 +31,7 @@ def test_the_man_page_has_every_option() -> None:
 
 def test_every_decision_is_explained_in_the_manual() -> None:
     """The page on plans has a row for each setting, in the order of a plan."""
-    page = (ROOT / "docs/plan.md").read_text()
+    page = (ROOT / "docs/guide/plan.md").read_text()
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
     assert rows[2:] == [name.replace("_", " ") for name in SETTINGS]
 

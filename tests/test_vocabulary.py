@@ -24,7 +24,7 @@ GIVEN_UP = {
     "notebook": ("carrying", "given", "began"),
     "ipc": ("nameless", "packing"),
 }  # fmt: skip
-"""Names of modules for which docs/glossary.md has the field's own."""
+"""Names of modules for which docs/help/glossary.md has the field's own."""
 
 
 @pytest.mark.parametrize("package", GIVEN_UP)

@@ -1,0 +1,172 @@
+"""Pages of the reference, made from the code whenever the documentation is built.
+
+mkdocs calls `on_files`; no page of this file is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from cputrain import errors
+from cputrain.launch.cli import VERBS
+from cputrain.launch.command import Command
+from cputrain.launch.commands import every_command
+from cputrain.launch.commands.bench import CASE_BENCHMARKS
+from cputrain.settings.core.registry import USER_SETTINGS
+from cputrain.variables import OCL_FALLBACK, OCL_TUNE
+
+GOLDEN = Path(__file__).parents[1] / "tests/golden"
+
+DOCUMENTS = {
+    "info_schema.json": "cputrain info --json",
+    "plan_schema.json": "cputrain plan --json",
+    "diagnosis_schema.json": "cputrain diagnose --json",
+}
+"""Commands whose documents tests/golden holds."""
+
+OCL_VARIABLES = (
+    f"| `{OCL_FALLBACK}` | `needed\\|error` | operators that may run on the CPU instead:"
+    " those without a kernel, or none |",
+    f"| `{OCL_TUNE}` | `0` | take the most likely OpenCL kernel without measuring |",
+)
+
+OTHER_VARIABLES = (
+    "| `OMP_NUM_THREADS`, `MKL_NUM_THREADS` | the number of threads, unless torchrun or accelerate"
+    " has set it to 1 |",
+    "| `LD_PRELOAD`, `MALLOC_*`, `GLIBC_TUNABLES` | the allocator is left as it is |",
+    "| `XDG_CONFIG_HOME`, `XDG_CACHE_HOME` | folders of `cputrain/config.toml` and of caches |",
+    "| `NO_COLOR`, `FORCE_COLOR`, `COLUMNS` | colors and width of tables |",
+    "| `PET_*` | torchrun's options |",
+)
+
+CODES = (
+    "| code | meaning |",
+    "| --- | --- |",
+    "| 0 | success; of `launch`: the exit code of the script |",
+    "| 1 | an error while a command ran; of `verify`: something differs |",
+    "| 2 | an argument, an option, a variable or the script is invalid |",
+    "| 125 | the script could not be started, by a fault of the launcher |",
+    "| 126 | the script or command exists, but cannot be run |",
+    "| 127 | the script, a command, a file or a package does not exist |",
+    "| 130 | interrupted by Ctrl-C |",
+    "| 141 | the reader of standard output has closed it |",
+    "| 128 + n | signal n ended the script, as the shell reports it |",
+)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the reference."""
+    pages = {
+        "reference/commands.md": commands,
+        "reference/variables.md": variables,
+        "reference/errors.md": exit_codes,
+        "reference/json.md": documents,
+    }
+    for path, page in pages.items():
+        files.append(File.generated(config, path, content="\n".join(page()) + "\n"))
+    return files
+
+
+def commands() -> Iterator[str]:
+    """Yield the lines of the page on commands and their options."""
+    yield "# Commands\n"
+    yield "Every command has `--help`; `cputrain help COMMAND` shows the same.\n"
+    yield "| command | |"
+    yield "| --- | --- |"
+    for verb, summary in VERBS.items():
+        yield f"| [`cputrain {verb}`](#cputrain-{verb}) | {summary} |"
+    yield ""
+    for command in (*every_command(), *CASE_BENCHMARKS.values()):
+        yield from _command(command)
+
+
+def _command(command: Command) -> Iterator[str]:
+    yield f"## {command.full_name}\n"
+    yield f"```text\n{command.full_name} {command.form}\n```\n"
+    yield f"{command.summary}\n"
+    if command.notes:
+        yield f"{command.notes_title}:\n"
+        yield from (f"- `{name}`: {text}" for name, text in command.notes)
+        yield ""
+    if command.examples:
+        yield "```console"
+        for example in command.examples:
+            yield f"$ {example.line}    # {example.does}"
+        yield "```\n"
+    for group in command.groups:
+        yield f"**{group.title}**\n"
+        yield "| option | |"
+        yield "| --- | --- |"
+        for option in group.options:
+            names = ", ".join(f"`{name}`" for name in option.names)
+            takes = f" `{_cell(option.takes)}`" if option.takes else ""
+            yield f"| {names}{takes} | {_cell(option.help)} |"
+        yield ""
+
+
+def variables() -> Iterator[str]:
+    """Yield the lines of the page on environment variables."""
+    yield "# Environment variables\n"
+    yield "Each [setting](../guide/settings.md) is a variable. An option overrides it.\n"
+    yield "| variable | values | effect |"
+    yield "| --- | --- | --- |"
+    for setting in USER_SETTINGS.values():
+        yield f"| `{setting.variable}` | `{_cell(setting.takes)}` | {_cell(setting.help)} |"
+    yield from OCL_VARIABLES
+    yield "\n## Of others\n"
+    yield "These are read, and kept if you set them.\n"
+    yield "| variable | effect |"
+    yield "| --- | --- |"
+    yield from OTHER_VARIABLES
+
+
+def exit_codes() -> Iterator[str]:
+    """Yield the lines of the page on exit codes and exceptions."""
+    yield "# Exit codes and errors\n"
+    yield from CODES
+    yield "\n## Exceptions\n"
+    yield "All are in `cputrain.errors`."
+    yield "A message names the parameter, the rule, the value found and the next step.\n"
+    yield "| exception | also a | exit code | when |"
+    yield "| --- | --- | --- | --- |"
+    for kind in _tree(errors.CputrainError):
+        others = [
+            base.__name__ for base in kind.__bases__ if not issubclass(base, errors.CputrainError)
+        ]
+        also = ", ".join(f"`{name}`" for name in others if name != "Exception")
+        summary = inspect.getdoc(kind) or ""
+        yield f"| `{kind.__name__}` | {also} | {kind.exit_code} | {summary.splitlines()[0]} |"
+
+
+def documents() -> Iterator[str]:
+    """Yield the lines of the page on JSON documents."""
+    yield "# JSON documents\n"
+    yield "Commands with `--json` print a document with these fields."
+    yield "`[]` stands for each item of a list, `*` for any key.\n"
+    yield "Fields may be added. Where one changes its meaning, `schema_version` is raised.\n"
+    for name, command in DOCUMENTS.items():
+        yield f"## {command}\n"
+        yield "| field | type |"
+        yield "| --- | --- |"
+        schema: dict[str, Any] = json.loads((GOLDEN / name).read_text())
+        for path, kind in schema.items():
+            yield f"| `{_cell(path)}` | {kind} |"
+        yield ""
+
+
+def _tree(kind: type[errors.CputrainError]) -> Iterator[type[errors.CputrainError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _tree(below)
+
+
+def _cell(text: str) -> str:
+    """Return a text for a cell of a table."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
