@@ -8,7 +8,7 @@ STAGES = (
     ("Machine", "facts", "cores, caches, nodes,", "limits of this process", "cputrain/machine"),
     ("Plan", "decisions", "each with its reason;", "saved and replayed", "cputrain/plan"),
     ("Run", "changes", "the script's process,", "changed as planned", "launch, runtime"),
-    ("Measurement", "", "results confirm a decision,", "or overturn it", "bench, tune, diagnose"),
+    ("Measurement", "", "confirms a decision,", "or overturns it", "bench, tune, diagnose"),
 )
 """Title, kind of value, two lines, and the folders of each stage."""
 

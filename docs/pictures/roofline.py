@@ -42,7 +42,7 @@ def picture() -> str:
     drawing.text(_x(0.062), _y(4.5e11), "bandwidth of L2, L3, memory", size=12, color=COLORS[0])
     for intensity, flops, label, dx, dy in (
         (0.12, 3.4e9, "add, mul: as fast as memory allows", 10, 16),
-        (60, 3.1e11, "convolution: near the peak", 12, 5),
+        (60, 3.1e11, "convolution: near the peak", -12, 5),
         (4, 1.2e10, "far below both lines: why?", 10, 4),
     ):
         drawing.circle(_x(intensity), _y(flops), 6, fill=COLORS[3])
