@@ -8,7 +8,7 @@ from pathlib import Path
 from cputrain.launch import man_page
 from cputrain.settings.core.registry import SETTINGS, USER_SETTINGS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_setting_is_in_the_manual_as_the_help_has_it() -> None:

@@ -1,0 +1,65 @@
+"""Every command and every example of the manual runs, and prints what its page shows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import record
+from tests.launch.programs import environment
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "benchmarks" not in path.parts)
+
+WITH_COMMANDS = [path for path in PAGES if list(record.outputs(path.read_text()))]
+
+WITH_EXAMPLES = [path for path in PAGES if "```python\n" in path.read_text()]
+
+SHORT = ("index.md", "install.md", "cluster.md", "hybrid_cores.md")
+"""Pages whose commands take seconds."""
+
+
+def name_of(path: Path) -> str:
+    """The path of a page in the manual."""
+    return str(path.relative_to(DOCS))
+
+
+def page(path: Path, is_short: bool) -> object:
+    return pytest.param(path, id=name_of(path), marks=[pytest.mark.long] * (not is_short))
+
+
+def words(lines: list[str]) -> set[str]:
+    """The words of an output; its numbers are different in each run."""
+    return set(re.findall(r"[A-Za-z_]{3,}", "\n".join(lines)))
+
+
+@pytest.mark.parametrize("path", [page(path, path.name in SHORT) for path in WITH_COMMANDS])
+def test_commands_print_what_the_page_shows(path: Path, tmp_path: Path, scripts: str) -> None:
+    work = record.working_folder(tmp_path)
+    for output in record.outputs(path.read_text()):
+        code, lines = record.run(output.command, work, scripts)
+        assert code == 0, (output.command, lines)
+        shown = words(output.lines)
+        missing = shown - words(lines)
+        # causes, candidates and CPUs are those of the machine that the page was recorded on
+        assert len(missing) <= 0.4 * len(shown), (output.command, missing, lines)
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=name_of)
+def test_examples_run(path: Path, tmp_path: Path) -> None:
+    """Each by itself, under plain python."""
+    for number, text in enumerate(re.findall(r"(?ms)^```python\n(.*?)^```$", path.read_text())):
+        if "%" in text or "--8<--" in text:  # magics run in tests/notebook
+            continue
+        script = tmp_path / f"example{number}.py"
+        script.write_text(text)
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path,
+            env=environment(tmp_path), check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr)
