@@ -39,6 +39,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         cache: Where samples are cached: "memory" or a folder. None computes them in each epoch.
         cache_bytes: The largest size of the cache in bytes; by default a quarter of the memory, or
             half of the free space of the folder's file system.
+
+    Examples:
+        >>> import torch
+        >>> from cputrain import DataLoader
+        >>> from torch.utils.data import TensorDataset
+        >>> data = TensorDataset(torch.arange(6.0), torch.tensor([0, 1, 0, 1, 0, 1]))
+        >>> for inputs, labels in DataLoader(data, batch_size=3):
+        ...     print(inputs, labels)
+        tensor([0., 1., 2.]) tensor([0, 1, 0])
+        tensor([3., 4., 5.]) tensor([1, 0, 1])
     """
 
     begins_early = True

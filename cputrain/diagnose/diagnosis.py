@@ -10,7 +10,7 @@ from cputrain import __version__
 from cputrain.counting import counted
 from cputrain.diagnose.causes import CAUSES, units
 from cputrain.diagnose.consistency import operators_above_roof, reconcile, roughness_reasons
-from cputrain.diagnose.finding import DiagnosedCase, Finding, TriedRemedy
+from cputrain.diagnose.finding import MAX_SPEEDUP, DiagnosedCase, Finding, TriedRemedy
 from cputrain.diagnose.layers import LayerTime, layer_times
 from cputrain.diagnose.machine_layout import MachineLayout, machine_layout
 from cputrain.diagnose.roof import Roof, cache_roof, machine_roof, product_seconds
@@ -99,6 +99,23 @@ class Diagnosis(Record):
     def rough(self) -> tuple[str, ...]:
         """Return why the figures are rough; empty if they are not."""
         return roughness_reasons(self.roof, self.seen)
+
+    @property
+    def speedup_of_all(self) -> float:
+        """Return the speed-up of a step if the findings were independent: an upper limit.
+
+        It is never above what the roof of the operators allows, in the fastest dtype if a remedy
+        lowers the precision.
+        """
+        seen, roof = self.seen, self.roof
+        saved_s = sum(finding.lost_seconds for finding in self.findings)
+        roof_s = sum(roof.least_seconds(operator, seen.threads)[0] for operator in seen.operators)
+        if not all(finding.exact for finding in self.findings):
+            peaks = {dtype: roof.flops(dtype, seen.threads) for dtype in roof.flops_per_s}
+            roof_s *= peaks.get("float32", max(peaks.values())) / max(peaks.values())
+        least_s = max(seen.step - saved_s, roof_s, seen.step / MAX_SPEEDUP)
+        largest = max((finding.speedup for finding in self.findings), default=1.0)
+        return max(seen.step / least_s, largest)
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON document, with kind, schema version, and why its figures are rough."""

@@ -27,8 +27,10 @@ from cputrain.settings import backend, placement
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Unpack
 
     from cputrain.machine import Machine
+    from cputrain.notebook.typed_settings import Settings
     from cputrain.plan import Plan
     from cputrain.tune.result import SearchResult
 
@@ -47,7 +49,7 @@ class _Session:
     """Settings of the winner of the latest search in this process."""
 
 
-def setup(**settings: object) -> SetupResult:
+def setup(**settings: Unpack[Settings]) -> SetupResult:
     """Make training in this process faster, as far as that is possible once it runs.
 
     Settings that are not given come from CPUTRAIN_* variables, cputrain.toml, the latest search of
@@ -62,6 +64,12 @@ def setup(**settings: object) -> SetupResult:
 
     Raises:
         UsageError: A setting is unknown, or its value breaks a rule; nothing is changed then.
+
+    Examples:
+        >>> import cputrain
+        >>> result = cputrain.setup(threads=1)
+        >>> result.plan.value("threads")
+        1
     """
     try:
         return setup_from_options(NO_OPTIONS, settings_from_kwargs(settings))

@@ -50,12 +50,32 @@ def fill(
     `fn(index_range, *views, seed)` is called for each chunk of rows: it writes rows `index_range`
     into `views`, which are those rows of each tensor. Its `seed` is derived from `seed` and the
     chunk alone, and torch, random and NumPy are seeded with it: the same seed gives the same data,
-    whatever the number of processes. `chunk` is the number of rows in a chunk.
+    whatever the number of processes.
 
-    `resume` is a boolean mask with an element per row: true for rows that are filled already. A
-    chunk with any missing row is filled again completely. The mask is updated while rows are
-    filled, so that an interrupted fill can be resumed with it. `timeout` is the seconds for one
-    chunk, `retries` how many times a chunk is retried whose process exited.
+    Args:
+        out: A tensor or array, or several with the same number of rows.
+        fn: Function that fills a chunk; the seed is passed if it has a parameter of that name.
+        chunk: Number of rows in a chunk; "auto" makes about a thousand chunks.
+        processes: Number of workers; "auto" is one for each core.
+        seed: Seed of the data; drawn from torch's generator by default.
+        progress: Whether to show a progress bar.
+        resume: Boolean mask with an element per row: true for rows that are filled already. A
+            chunk with any missing row is filled again completely. The mask is updated while rows
+            are filled, so that an interrupted fill can be resumed with it.
+        timeout: Seconds for one chunk.
+        retries: How many times a chunk is run again whose process exited.
+        context: A multiprocessing context or the name of a start method.
+
+    Raises:
+        FillFailed: Some rows could not be filled; it has the rows and the mask.
+
+    Examples:
+        >>> import torch
+        >>> from cputrain import fill
+        >>> def squares(rows, out):
+        ...     out[:] = torch.tensor(rows) ** 2
+        >>> fill(torch.empty(5, dtype=torch.int64), squares, processes=2, progress=False)
+        tensor([ 0,  1,  4,  9, 16])
     """
     tensors = _check_tensors(out)
     takes_seed = _takes_seed(fn, len(tensors))

@@ -38,16 +38,25 @@ _pools = itertools.count()
 class Pool(multiprocessing_pool.Pool):
     """A process pool with `multiprocessing.Pool`'s interface that survives killed workers.
 
-    Beyond it:
+    The last three arguments can be passed to each method, too, and override the pool's for that
+    call.
 
-    - `processes`: defaults to the number of physical cores that may be used;
-    - `context`: a multiprocessing context or the name of a start method; by default, workers are
-      forked if no other thread runs, and started by a fork server otherwise;
-    - `timeout`: seconds that one call of a function may take before its process is killed;
-    - `retries`: how many times a task is run again whose process exited or was killed;
-    - `progress`: whether to show a progress bar.
+    Args:
+        processes: Number of workers; by default the number of physical cores that may be used.
+        initializer: Function that each worker calls first.
+        initargs: Arguments of `initializer`.
+        maxtasksperchild: Number of tasks after which a worker is replaced; None keeps it.
+        context: A multiprocessing context or the name of a start method. By default, workers are
+            forked if no other thread runs, and started by a fork server otherwise.
+        timeout: Seconds that one call of a function may take before its process is killed.
+        retries: How many times a task is run again whose process exited or was killed.
+        progress: Whether to show a progress bar.
 
-    The last three can be passed to each method, too, and override the pool's for that call.
+    Examples:
+        >>> from cputrain import Pool
+        >>> with Pool(2) as pool:
+        ...     print(pool.map(abs, [-1, 2, -3]))
+        [1, 2, 3]
     """
 
     _state: Any = multiprocessing_pool.INIT

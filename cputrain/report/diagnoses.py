@@ -69,6 +69,8 @@ def show_diagnosis(out: Console, diagnosis: Diagnosis) -> None:
     for finding in diagnosis.findings[MAX_DETAILED:]:
         gain = f"{finding.speedup:.2f} times as fast"
         out.print(Text(f"   also: {finding.title}; {finding.remedy}: {gain}"))
+    if len(diagnosis.findings) > 1:
+        out.print(Text(f"With all remedies: at best {diagnosis.speedup_of_all:.2f} times as fast."))
     show_table(
         out, ("layers", "count", "forward", "backward", "share", "cumulative", "at most"),
         [(layer.kind, str(layer.count or ""), milliseconds(layer.forward),

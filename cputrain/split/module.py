@@ -57,6 +57,17 @@ class Split(nn.Module):
         replicas: Number of replicas on the CPU, or "auto": the fastest of the first steps, or 1 if
             more are not faster.
         shares: Relative shard sizes, such as (3, 1); even by default.
+
+    Examples:
+        >>> import torch
+        >>> from cputrain import Split
+        >>> model = torch.nn.Linear(4, 2)
+        >>> split = Split(model, replicas=2)
+        >>> split(torch.ones(6, 4)).sum().backward()
+        >>> model.weight.grad[0]
+        tensor([6., 6., 6., 6.])
+        >>> split.calls_divided
+        1
     """
 
     def __init__(

@@ -72,7 +72,9 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """Return the value of a JavaScript expression in the page."""
-        answer = self._send("Runtime.evaluate", expression=expression, returnByValue=True)
+        answer = self._send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 

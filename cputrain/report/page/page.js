@@ -1,4 +1,4 @@
-// Tooltips of marks: shown while a mark is hovered, touched or focused.
+// Tooltips of marks: shown while a mark is hovered, touched or focused. Buttons that copy remedies.
 "use strict";
 (() => {
   const tip = document.querySelector(".tip");
@@ -21,6 +21,19 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") tip.hidden = true;
   });
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.hidden = false;
+    const label = button.textContent;
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(button.dataset.copy);
+        button.textContent = "copied";
+      } catch {
+        button.textContent = button.dataset.copy;  // to be copied by hand
+      }
+      setTimeout(() => { button.textContent = label; }, 4000);
+    });
+  }
   // print collapsed sections as well
   addEventListener("beforeprint", () => {
     for (const details of document.querySelectorAll("details")) details.open = true;

@@ -26,6 +26,10 @@ CAUSE_NAMES = {
 """Display name of each cause."""
 
 
+LEAST_SHARE = 0.005
+"""Fraction of a step below which layers are folded."""
+
+
 def diagnosis_page(diagnosis: Diagnosis) -> str:
     """Return the HTML page of a diagnosis, with its style sheet and script embedded."""
     from jinja2 import Environment
@@ -38,6 +42,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
     )
     environment = Environment(autoescape=True, keep_trailing_newline=True)
     environment.filters.update(
+        command=_command,
         cpu_list=format_list,
         milliseconds=figures.milliseconds,
         options=_options,
@@ -56,6 +61,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         timeline=make_timeline(diagnosis.seen),
         roofline=make_roofline(diagnosis),
         cause_names=CAUSE_NAMES,
+        least_share=LEAST_SHARE,
         no_finding=figures.NO_FINDING,
         operator_share=figures.operator_share,
         part_of=figures.part_of,
@@ -73,6 +79,14 @@ def _percent(fraction: float) -> str:
 def _tip(lines: Iterable[str]) -> str:
     """Return the tooltip of a mark from its non-empty lines."""
     return "\n".join(filter(None, lines))
+
+
+def _command(settings_and_script: tuple[Mapping[str, str], str]) -> str:
+    """Return the command line of a remedy."""
+    from shlex import quote
+
+    settings, script = settings_and_script
+    return " ".join(filter(None, ("cputrain launch", _options(settings), quote(script))))
 
 
 def _options(settings: Mapping[str, str]) -> str:

@@ -1,0 +1,33 @@
+"""Types of the keyword arguments of `cputrain.setup`, for editors and type checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypedDict
+
+Switch = Literal["auto", "on", "off"] | bool | None
+"""Value of a setting that is on or off."""
+
+
+class Settings(TypedDict, total=False):
+    """Settings of `cputrain launch`, with underscores; None leaves one unset."""
+
+    threads: int | Literal["auto"] | None
+    interop_threads: int | Literal["auto"] | None
+    placement: Literal["auto", "none", "cores"] | str | Iterable[int] | None
+    memory_policy: Literal["auto", "local", "interleave"] | None
+    loader: Switch
+    loader_cores: int | Literal["auto", "shared"] | None
+    allocator: Literal["auto", "tuned", "default"] | str | None
+    huge_pages: Switch
+    short_waits: Switch
+    start_method: Literal["auto", "fork", "spawn", "forkserver"] | None
+    flush_denormals: Switch
+    fused_optimizer: Switch
+    channels_last: Switch
+    precision: Literal["auto", "float32", "kernels", "bf16"] | None
+    replicas: int | Literal["auto"] | None
+    gradient_exchange: Literal["auto", "shared", "torch"] | None
+    attention: Literal["auto", "math", "float32"] | None
+    compile: Switch
+    backend: Literal["auto"] | str | None
