@@ -12,8 +12,8 @@ FROM python:3.13-slim
 RUN pip install --no-cache-dir "torch==2.13.0" --index-url https://download.pytorch.org/whl/cpu
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir /wheels/*.whl \
-    && useradd --create-home trainer
-USER trainer
+    && useradd --create-home --uid 1000 trainer
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["cputrain"]
 CMD ["--help"]

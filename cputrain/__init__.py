@@ -5,16 +5,10 @@ Public names are imported on first access, and torch only with a name that needs
 
 from __future__ import annotations
 
+# __init__.pyi has them for editors and type checkers
 __all__ = ["DataLoader", "Pool", "Split", "__version__", "fill", "setup"]
 
 __version__ = "0.2.0"
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from cputrain.data import DataLoader
-    from cputrain.notebook import setup
-    from cputrain.pool import Pool, fill
-    from cputrain.split import Split
 
 _MODULE_OF_NAME = {
     "DataLoader": "cputrain.data",

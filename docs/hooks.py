@@ -9,6 +9,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -89,17 +90,19 @@ def commands() -> Iterator[str]:
 
 def _command(command: Command) -> Iterator[str]:
     yield f"## {command.full_name}\n"
-    yield f"```text\n{command.full_name} {command.form}\n```\n"
+    usage = wrap(f"{command.full_name} {command.form}", 80, subsequent_indent="    ")
+    yield "\n".join(["```text", *usage, "```\n"])
     yield f"{command.summary}\n"
     if command.notes:
         yield f"{command.notes_title}:\n"
         yield from (f"- `{name}`: {text}" for name, text in command.notes)
         yield ""
     if command.examples:
-        yield "```console"
+        yield "| example | |"
+        yield "| --- | --- |"
         for example in command.examples:
-            yield f"$ {example.line}    # {example.does}"
-        yield "```\n"
+            yield f"| `{_cell(example.line)}` | {example.does} |"
+        yield ""
     for group in command.groups:
         yield f"**{group.title}**\n"
         yield "| option | |"

@@ -54,7 +54,7 @@ def fill(
 
     Args:
         out: A tensor or array, or several with the same number of rows.
-        fn: Function that fills a chunk; the seed is passed if it has a parameter of that name.
+        fn: Function that fills a chunk, as above.
         chunk: Number of rows in a chunk; "auto" makes about a thousand chunks.
         processes: Number of workers; "auto" is one for each core.
         seed: Seed of the data; drawn from torch's generator by default.
@@ -72,7 +72,7 @@ def fill(
     Examples:
         >>> import torch
         >>> from cputrain import fill
-        >>> def squares(rows, out):
+        >>> def squares(rows, out, seed):
         ...     out[:] = torch.tensor(rows) ** 2
         >>> fill(torch.empty(5, dtype=torch.int64), squares, processes=2, progress=False)
         tensor([ 0,  1,  4,  9, 16])

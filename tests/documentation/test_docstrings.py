@@ -19,6 +19,7 @@ import cputrain
 public = getattr(cputrain, sys.argv[1])
 parser, runner = doctest.DocTestParser(), doctest.DocTestRunner()
 example = parser.get_doctest(public.__doc__, vars(__main__), sys.argv[1], None, 0)
+example.globs = vars(__main__)  # not a copy of it
 runner.run(example, clear_globs=False)
 print(runner.tries, "examples")
 sys.exit(runner.failures)

@@ -19,6 +19,7 @@ from cputrain.machine.capture import read_capture
 from cputrain.report.page import diagnosis_page
 from tests.diagnose.samples import diagnosis
 from tests.report.browser import CHROMIUM, Browser
+from tests.selected import cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +34,9 @@ PAGES = (
     "index.html", "tutorials/first_steps.html", "benchmarks/launch.html", "guide/settings.html",
     "reference/commands.html", "help/troubleshooting.html", "diagnosis.html",
 )  # fmt: skip
+
+SHORT = ("index.html", "diagnosis.html")
+"""Pages that `make test` opens."""
 
 SIZES = ((1300, 900), (390, 844))
 """A small laptop, and a phone."""
@@ -77,7 +81,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         return script.read().decode()
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", cases(PAGES, SHORT))
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_page_fits_its_screen_and_fetches_nothing(
     browser: Browser, site: Path, name: str, width: int, height: int
@@ -88,7 +92,7 @@ def test_a_page_fits_its_screen_and_fetches_nothing(
     assert [message for message in browser.messages if "requested" in message] == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", cases(PAGES, SHORT))
 @pytest.mark.parametrize("dark", [False, True])
 def test_everybody_can_read_a_page(
     browser: Browser, site: Path, axe: str, name: str, dark: bool
