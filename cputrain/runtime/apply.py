@@ -7,6 +7,7 @@ import os
 import sys
 
 from cputrain.runtime import shutdown
+from cputrain.runtime.short_steps import MANY_THREADS, ShortSteps
 from cputrain.runtime.state import NOW
 from cputrain.settings.core.registry import APPLIED_IN_ORDER, SETTINGS
 
@@ -34,7 +35,14 @@ def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planne
         if torch.distributed.is_available():
             shutdown.keep_process_groups(torch)
     if reports:
-        atexit.register(_report, os.getpid())
+        num_threads = plan_env.values.get("threads", 0)
+        is_chosen = "threads" in plan_env.settings or bool(plan_env.thread_variables)
+        steps = (
+            ShortSteps(torch, num_threads)
+            if num_threads >= MANY_THREADS and not is_chosen
+            else None
+        )
+        atexit.register(_report, os.getpid(), steps)
 
 
 def start(setting: Setting[Any], torch: ModuleType, value: object) -> None:
@@ -50,12 +58,15 @@ def _in_order(applied: dict[str, Applied]) -> list[Applied]:
     return [applied[name] for name in sorted(applied, key=lambda name: order.get(name, len(order)))]
 
 
-def _report(pid: int) -> None:
+def _report(pid: int, steps: ShortSteps | None) -> None:
     # forked children may run exit handlers; print(file=None) would be standard output
     if os.getpid() != pid or sys.stderr is None:
         return
     texts = [text for setting in _in_order(NOW.applied) if (text := setting.describe())]
+    lines = [f"cputrain: {', '.join(texts) or 'nothing was changed'}"]
+    if steps is not None and (note := steps.describe()):
+        lines.append(f"cputrain: {note}")
     try:
-        print(f"cputrain: {', '.join(texts) or 'nothing was changed'}", file=sys.stderr, flush=True)
+        print("\n".join(lines), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # standard error is closed
         return

@@ -61,9 +61,12 @@ class Fault(NamedTuple):
     path: str
     function: str
     line: int
+    """Number of the line when the fault was drawn; lines may have been added above since."""
     column: int
     before: str
     after: str
+    text: str
+    """The line, without spaces at its ends."""
 
 
 def faults(path: Path) -> Iterator[Fault]:
@@ -76,7 +79,8 @@ def faults(path: Path) -> Iterator[Fault]:
         if isinstance(function, ast.FunctionDef):
             for node in _own_nodes(function):
                 for line, column, before, after in _changes(node, lines):
-                    yield Fault(name, function.name, line, column, before, after)
+                    whole = lines[line - 1].strip()
+                    yield Fault(name, function.name, line, column, before, after, whole)
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
@@ -143,11 +147,15 @@ def draw(seed: int) -> list[Fault]:
 def planted(text: str, fault: Fault) -> str:
     """Return the text of a file with a fault."""
     lines = text.splitlines(keepends=True)
-    line = lines[fault.line - 1]
+    places = [number for number, line in enumerate(lines) if line.strip() == fault.text]
+    if not places:
+        raise ValueError(f"{fault.path}: there is no line {fault.text!r}")
+    place = min(places, key=lambda number: abs(number + 1 - fault.line))
+    line = lines[place]
     head, tail = line[: fault.column], line[fault.column :]
     if not tail.startswith(fault.before):
-        raise ValueError(f"{fault.path}, line {fault.line}: there is no {fault.before!r}")
-    lines[fault.line - 1] = head + fault.after + tail.removeprefix(fault.before)
+        raise ValueError(f"{fault.path}, line {place + 1}: there is no {fault.before!r}")
+    lines[place] = head + fault.after + tail.removeprefix(fault.before)
     return "".join(lines)
 
 
