@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from statistics import median
 
+from cputrain.runtime.patching import never_compile
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
@@ -41,6 +43,7 @@ class ShortSteps:
         self._num_threads = num_threads
         self._last = 0.0
         self._times: list[float] = []
+        never_compile(ShortSteps._after_step)
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
     def describe(self) -> str:
