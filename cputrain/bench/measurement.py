@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -33,6 +34,10 @@ NUM_STDERR_LINES = 20
 
 GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL for an interrupted process."""
+
+
+PRINTED_LOSS = re.compile(r"loss\w{0,2}[\s:=]{1,3}([-+]?\d+\.\d+(?:e[-+]?\d+)?)", re.IGNORECASE)
+"""A loss in a line that a script prints for its users."""
 
 
 class Measurement(Record):
@@ -137,7 +142,8 @@ def measure(
 def parse_report(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], float | None]:
     """Return step times, losses and samples per step from the last JSON line of stdout.
 
-    Two empty tuples and None if there is no such line or it has another format.
+    Without such a line there are no step times, and losses are those that the script prints in its
+    own words: "loss 0.25", "train_loss=0.25".
     """
     for line in reversed(stdout.splitlines()):
         if not line.strip().startswith("{"):
@@ -155,7 +161,7 @@ def parse_report(stdout: str) -> tuple[tuple[float, ...], tuple[float, ...], flo
         except (KeyError, TypeError, ValueError):
             pass  # the last JSON line has another format
         break
-    return (), (), None
+    return (), tuple(map(float, PRINTED_LOSS.findall(stdout))), None
 
 
 def _start(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:

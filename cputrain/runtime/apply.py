@@ -65,7 +65,7 @@ def _report(pid: int, steps: ShortSteps | None) -> None:
     texts = [text for setting in _in_order(NOW.applied) if (text := setting.describe())]
     lines = [f"cputrain: {', '.join(texts) or 'nothing was changed'}"]
     if steps is not None and (note := steps.describe()):
-        lines.append(f"cputrain: {note}")
+        lines.insert(0, f"cputrain: {note}")  # the last line is what was changed
     try:
         print("\n".join(lines), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # standard error is closed

@@ -139,6 +139,38 @@ def test_the_report_is_found_before_a_last_line_that_is_no_json():
     assert parse_report(f"hello\n{line}\n{{done}}\n") == ((0.5,), (1.0,), None)
 
 
+@pytest.mark.parametrize(
+    ("line", "losses"),
+    [
+        ("epoch 0: loss 0.7010, 4.3 batches a second", (0.701,)),
+        ("Loss: 1.25e-03", (0.00125,)),
+        ("train_loss=0.5 val_loss=-0.25", (0.5, -0.25)),
+        ("a lossless 3.5, at a loss for 1.0 word", ()),
+    ],
+)
+def test_losses_are_those_that_a_script_prints_in_its_own_words(line: str, losses: tuple) -> None:
+    assert parse_report(f"begin\n{line}\n") == ((), losses, None)
+
+
+def test_an_interrupt_keeps_complete_rounds(script):
+    runs = []
+
+    def interrupt(name: str, *_: object) -> None:
+        runs.append(name)
+        if len(runs) == 5:
+            raise KeyboardInterrupt
+
+    found = compare({"a": script("pass"), "b": script("pass")}, repeats=5, on_run=interrupt)
+    assert found.repeats == 2
+    assert len(found.measurements) == 4
+    with pytest.raises(KeyboardInterrupt):
+        compare({"a": script("pass"), "b": script("pass")}, on_run=lambda *_: _raise())
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt
+
+
 def test_children_get_a_clean_environment_and_no_stdin(script, monkeypatch):
     monkeypatch.setenv("CPUTRAIN_PLAN", "plan.json")
     monkeypatch.setenv("KEPT", "yes")
