@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from cputrain.split.dispatcher import Dispatcher
 from cputrain.split.execution.placement import places, seats_among
 from cputrain.split.execution.replica import home_of
 from cputrain.split.validation import count_of, devices_of, shares_of
+from cputrain.user_warnings import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _restored(split_class: type[Split], model: nn.Module, devices: Any, *options
     try:
         devices_of(devices)
     except UsageError as error:
-        warnings.warn(f"cputrain.Split: it is divided on the CPU alone: {error}", stacklevel=2)
+        warn(f"cputrain.Split: it is divided on the CPU alone: {error}")
         return split_class(model)
     return split_class(model, devices, *options)
 
@@ -308,7 +308,7 @@ def among(
 
 
 def _warn(reason: str) -> None:
-    warnings.warn(f"cputrain.Split: the model is left as it is: {reason}", stacklevel=2)
+    warn(f"cputrain.Split: the model is left as it is: {reason}")
 
 
 def _log(text: str) -> None:
