@@ -21,7 +21,7 @@ DOCS = Path(__file__).parent
 
 BLOCK = re.compile(r"(?ms)^(?P<indent> *)```console\n(?P<body>.*?)^ *```$")
 
-NOT_RUN = ("pip ", "uv ", "docker ", "jupyter ")
+NOT_RUN = ("pip ", "uv ", "docker ", "cputrain launch --cmd -- jupyter", "cputrain completions zsh")
 """Beginnings of commands that are not run."""
 
 WIDTH = "96"
