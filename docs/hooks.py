@@ -1,6 +1,6 @@
 """Pages of the reference, made from the code whenever the documentation is built.
 
-mkdocs calls `on_files`; no page of this file is kept.
+mkdocs calls `on_files` and `on_post_page`; no page of this file is kept.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from cputrain import errors
 from cputrain.launch.cli import VERBS
@@ -24,6 +25,8 @@ from cputrain.settings.core.registry import USER_SETTINGS
 from cputrain.variables import OCL_FALLBACK, OCL_TUNE
 
 GOLDEN = Path(__file__).parents[1] / "tests/golden"
+
+SEARCH_DIALOG = 'data-md-component="search" role="dialog"'
 
 DOCUMENTS = {
     "info_schema.json": "cputrain info --json",
@@ -73,6 +76,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, page in pages.items():
         files.append(File.generated(config, path, content="\n".join(page()) + "\n"))
     return files
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
+    """Name the theme's search dialog for screen readers."""
+    return output.replace(SEARCH_DIALOG, f'{SEARCH_DIALOG} aria-label="Search"')
 
 
 def commands() -> Iterator[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -18,6 +21,7 @@ from cputrain.machine import read_machine
 from cputrain.machine.capture import read_capture
 from cputrain.report.page import diagnosis_page
 from tests.diagnose.samples import diagnosis
+from tests.documentation.test_reading import SOUGHT
 from tests.report.browser import CHROMIUM, Browser
 from tests.selected import cases
 
@@ -81,6 +85,16 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         return script.read().decode()
 
 
+def open_in(browser: Browser, path: Path, *, dark: bool) -> None:
+    """Open a page, light or dark, whatever was chosen on an earlier one."""
+    browser.open(path, width=1300, height=900, dark=dark)
+    browser.value("localStorage.clear()")
+    browser.open(path, width=1300, height=900, dark=dark)
+    background = browser.value("getComputedStyle(document.body).backgroundColor")
+    if path.name != "diagnosis.html":  # its background is the root's
+        assert (max(map(int, re.findall(r"\d+", background)[:3])) < 80) == dark
+
+
 @pytest.mark.parametrize("name", cases(PAGES, SHORT))
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_page_fits_its_screen_and_fetches_nothing(
@@ -97,7 +111,7 @@ def test_a_page_fits_its_screen_and_fetches_nothing(
 def test_everybody_can_read_a_page(
     browser: Browser, site: Path, axe: str, name: str, dark: bool
 ) -> None:
-    browser.open(site / name, width=1300, height=900, dark=dark)
+    open_in(browser, site / name, dark=dark)
     browser.value(axe + "; 0")
     assert browser.value(SERIOUS) == []
 
@@ -110,6 +124,34 @@ def test_speed_ups_are_on_the_screen(browser: Browser, site: Path, name: str) ->
         "cell.textContent.trim() == 'speed-up').map((cell) => cell.getBoundingClientRect().right))"
     )
     assert 0 < right < 1000
+
+
+SEARCH = """
+(() => {{
+  const input = document.querySelector("[data-md-component=search-query]");
+  input.focus();
+  input.value = {words};
+  for (const name of ["focus", "keyup", "input", "change"])
+    input.dispatchEvent(new Event(name, {{bubbles: true}}));
+}})()
+"""
+
+
+def test_what_people_look_for_is_found_without_a_server(browser: Browser, site: Path) -> None:
+    browser.open(site / "index.html", width=1300, height=900)
+    for words in SOUGHT:
+        browser.value(SEARCH.format(words=json.dumps("zzzz")))
+        until(browser, "document.querySelectorAll('.md-search-result__item').length == 0")
+        browser.value(SEARCH.format(words=json.dumps(words)))
+        until(browser, "document.querySelectorAll('.md-search-result__item').length > 0")
+
+
+def until(browser: Browser, condition: str) -> None:
+    """Wait for a condition of the page."""
+    end = time.monotonic() + 20
+    while not browser.value(condition):
+        assert time.monotonic() < end, condition
+        time.sleep(0.05)
 
 
 def test_a_page_is_printed(browser: Browser, site: Path, tmp_path: Path) -> None:
