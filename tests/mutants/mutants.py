@@ -232,6 +232,7 @@ def main() -> int:
     running = words.add_parser("run")
     running.add_argument("clone", type=Path)
     running.add_argument("--only", type=int, nargs="*", help="numbers of faults, from 0 on")
+    running.add_argument("--together", action="store_true", help="leave the tests of the rooms out")
     given = parser.parse_args()
     if given.what == "draw":
         drawn = draw(given.seed)
@@ -241,8 +242,9 @@ def main() -> int:
     listed = [Fault(**one) for one in json.loads(LIST.read_text())]
     left = listed if given.only is None else [listed[number] for number in given.only]
     clone = given.clone.resolve()
-    print("with the tests of the room:")
-    left = _tell(listed, left, ((fault, found_by_room(fault, clone)) for fault in left))
+    if not given.together:
+        print("with the tests of the room:")
+        left = _tell(listed, left, ((fault, found_by_room(fault, clone)) for fault in left))
     for title, marks in (("all tests of `make test`", SHORT), ("the long ones too", LONG)):
         print(f"with {title}:")
         found = found_together(left, clone, marks) if left else {}
