@@ -49,12 +49,12 @@ def stripes(count: int) -> TensorDataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=64)
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
-    loader = DataLoader(stripes(1280), arguments.batch, shuffle=True, num_workers=2)
+    loader = DataLoader(stripes(640), arguments.batch, shuffle=True, num_workers=2)
     model = resnet()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for epoch in range(arguments.epochs):

@@ -34,12 +34,25 @@ def page(path: Path, is_short: bool) -> object:
 
 
 def shortened(command: str) -> str:
-    """A command with fewer repetitions than its page has."""
-    for name, option in (("bench", "--repeats"), ("tune", "--budget")):
-        if option not in command:
-            less = {"--repeats": "--repeats 1", "--budget": "--budget 10s"}[option]
-            command = command.replace(f"cputrain {name} ", f"cputrain {name} {less} ")
+    """A command with as few repetitions as possible."""
+    for name, option, least in (("bench", "--repeats", "1"), ("tune", "--budget", "10s")):
+        command = re.sub(rf" {option} \w+", "", command)
+        command = command.replace(f"cputrain {name} ", f"cputrain {name} {option} {least} ")
     return command
+
+
+PRINTED: dict[str, tuple[int, list[str]]] = {}
+"""What commands have printed that stand on several pages, and write no file."""
+
+
+def printed(command: str, folder: Path, scripts: str) -> tuple[int, list[str]]:
+    """The exit code and the lines of a command, which runs once."""
+    command = shortened(command)
+    if ">" in command:
+        return record.run(command, folder, scripts)
+    if command not in PRINTED:
+        PRINTED[command] = record.run(command, folder, scripts)
+    return PRINTED[command]
 
 
 def words(lines: list[str]) -> set[str]:
@@ -51,7 +64,7 @@ def words(lines: list[str]) -> set[str]:
 def test_commands_print_what_the_page_shows(path: Path, tmp_path: Path, scripts: str) -> None:
     work = record.working_folder(tmp_path)
     for output in record.outputs(path.read_text()):
-        code, lines = record.run(shortened(output.command), work, scripts)
+        code, lines = printed(output.command, work, scripts)
         assert code == 0, (output.command, lines)
         shown = words(output.lines)
         missing = shown - words(lines)
