@@ -33,6 +33,16 @@ ROOMS = {
 }  # fmt: skip
 """How many faults are planted in the folder of each room."""
 
+USERS = {
+    "ipc": ("pool", "data"),
+    "settings": ("plan", "backends", "launch", "runtime"),
+    "runtime": ("launch", "diagnose", "tune"),
+    "launch": ("ranks",),
+    "machine": ("plan",),
+    "plan": ("launch",),
+}
+"""Folders of tests of the rooms that use a room, which run after its own."""
+
 COMPARISONS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
@@ -160,13 +170,15 @@ def planted(text: str, fault: Fault) -> str:
 
 
 def found_by_room(fault: Fault, clone: Path) -> str:
-    """Return a test of a fault's room that finds it, or ""."""
+    """Return a test that finds a fault, of its room or of one that uses it, or ""."""
     room = Path(fault.path).parts[0 if fault.path.startswith("launch") else 1]
-    if not (ROOT / "tests" / room).is_dir():
-        return ""
-    with _with_faults([fault], clone):
-        failed = _failed(clone, [f"tests/{room}", "-x", "-m", SHORT])
-    return next((test for test in failed if _is_found_by(fault, test, clone)), "")
+    for folder in (room, *USERS.get(room, ())):
+        with _with_faults([fault], clone):
+            failed = _failed(clone, [f"tests/{folder}", "--maxfail", "5", "-m", SHORT])
+        for test in failed:
+            if _is_found_by(fault, test, clone):
+                return test
+    return ""
 
 
 def found_together(faults: list[Fault], clone: Path, marks: str) -> dict[Fault, str]:
