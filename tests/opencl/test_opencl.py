@@ -14,7 +14,7 @@ import pytest
 
 FILES = {
     "calls": ("tensors", "moved", "fallback", "kernels", "drawn", "backward_errors"),
-    "operators": ("operators", "arguments", "pocl"),
+    "operators": ("operators", "arguments", "pocl", "tiles"),
     "training": ("networks", "among_devices", "repeated", "between", "memory"),
     "device with memory of its own": ("tensors", "moved"),
     "NaN in free memory": ("kernels",),
