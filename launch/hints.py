@@ -158,16 +158,17 @@ def notes_on_arguments(target: Target, flags: Collection[str]) -> list[str]:
         target: The script and its arguments.
         flags: Options of the command.
     """
+    import os
     import re
 
     given = [word.partition("=")[0] for word in target.arguments if word.startswith("--")]
     ours = [flag for flag in given if flag in flags]
-    if not ours:
+    if not ours or not os.path.isfile(target.name):  # reading a pipe would leave nothing to run
         return []
     try:
         with open(target.name, "rb") as file:
             text = file.read().decode("utf-8", errors="replace")
-    except OSError:  # a folder or an archive
+    except OSError:  # the interpreter says why
         return []
     if re.search(READS_ARGUMENTS, text) and "add_argument(" not in text:
         return []  # it may read any option
