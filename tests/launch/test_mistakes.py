@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.launch.programs import complaint, ours, script, verb
+from tests.launch.programs import PYTHON, complaint, environment, ours, script, verb
 
 
 class Mistake(NamedTuple):
@@ -174,6 +175,17 @@ def test_what_is_no_mistake_is_not_mentioned(
     assert done.returncode == 0
     assert done.stdout.startswith("ran")
     assert done.stderr == ""
+
+
+def test_a_script_in_a_pipe_is_left_for_the_interpreter(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.py"
+    os.mkfifo(pipe)
+    with subprocess.Popen(
+        [PYTHON, "-m", "cputrain.launch", "launch", "pipe.py", "--threads", "1"],
+        cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        pipe.write_text("print('ran')")
+        assert process.communicate(timeout=60)[0] == "ran\n"
 
 
 @pytest.mark.parametrize(
