@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from cputrain.data import DataLoader, cached_dataset, sample_format, sample_sharing
+from cputrain.data.sample_store import SharedCacheState
 from cputrain.data.sample_watch import attribute_summary
 from cputrain.errors import UsageError
 from tests.data.alike import assert_alike
@@ -452,6 +454,33 @@ def test_a_sample_that_changes_for_no_reason_is_found_out(
         del os.environ["WEATHER"]
     assert "differs from the same sample loaded again" in loader.stats().notes[0]
     assert "differs from the same sample loaded again" in capfd.readouterr().err
+
+
+def test_why_a_cache_is_off_is_known_to_every_process() -> None:
+    state = SharedCacheState.create(2)
+    assert (state.is_disabled, state.reason) == (False, "")
+    assert state.disable("the samples of Files – “all” – are not cached")
+    other = pickle.loads(ForkingPickler.dumps(state))
+    assert not other.disable("for another reason")
+    assert (other.is_disabled, other.reason) == (True, state.reason)
+    assert other.reason == "the samples of Files – “all” – are not cached"
+
+
+def test_a_sample_that_can_no_longer_be_encoded_is_found_out(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_dataset, "RECHECK_EVERY", 4)
+    loader = DataLoader(Samples(_of_the_season), cache="memory", batch_size=None)
+    list(loader)
+    monkeypatch.setenv("SEASON", "winter")
+    for _ in range(2):
+        list(loader)
+    assert all(callable(sample) for sample in loader)
+    assert "differs from the same sample loaded again" in capfd.readouterr().err
+
+
+def _of_the_season(index: int) -> Any:
+    return (lambda: index) if "SEASON" in os.environ else index
 
 
 def _of_the_weather(index: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from cputrain.tune.store import circumstances
 from tests.launch.programs import complaint, environment, launch, planned, script, verb
 from tests.tune.test_trials import LOOP, TRAINS
 
@@ -30,6 +32,16 @@ def keep(folder: Path, path: Path, settings: dict[str, str]) -> Path:
     subprocess.run(command, check=True, env=environment(folder), cwd=folder)
     (kept,) = (folder / "home" / "cache" / "cputrain" / "tuned").iterdir()
     return kept
+
+
+def test_a_tuned_plan_is_for_a_script_a_machine_and_versions(tmp_path: Path) -> None:
+    path = script(tmp_path, "print(1)")
+    known = circumstances(str(path), "a machine", (0, 2))
+    assert known["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert known["cpus"] == [0, 2]
+    assert known == circumstances(str(path), "a machine", (0, 2))
+    path.write_text("print(2)")
+    assert known["script"] != circumstances(str(path), "a machine", (0, 2))["script"]
 
 
 @pytest.mark.long

@@ -98,6 +98,23 @@ def test_what_helps_is_put_together_and_what_does_not_is_left_out() -> None:
     assert not result.reduced
 
 
+def test_candidates_know_what_part_of_a_step_waits_for_data() -> None:
+    class Waiting(Machine):
+        def __call__(self, *arguments: Any, **options: Any) -> TrialOutcome:
+            outcome = super().__call__(*arguments, **options)
+            return outcome.replace(waits=tuple(step / 4 for step in outcome.times))
+
+    seen = []
+
+    def candidates(situation: Any) -> list[str]:
+        seen.append(situation)
+        return []
+
+    asks = SimpleNamespace(name="loader", candidates=candidates, is_monotonic=False)
+    search(Waiting({}), tried=[asks])
+    assert [situation.wait_fraction for situation in seen] == [pytest.approx(0.25)]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_slower_by_three_percent_is_not_chosen(seed: int) -> None:
     result = search(Machine({("a", "on"): 1.03, ("b", "on"): 1.0}, seed=seed))
