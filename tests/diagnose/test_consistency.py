@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cputrain.bench.diagnoses.impossible import impossible_figures, text_of_page
 from cputrain.diagnose import Diagnosis, compare
+from cputrain.diagnose import diagnosis as diagnosis_module
 from cputrain.diagnose.causes import CAUSES
 from cputrain.diagnose.consistency import EXCEEDED, operators_above_roof, reconcile
 from cputrain.diagnose.finding import Confidence, DiagnosedCase, make_finding
@@ -241,3 +242,20 @@ def test_no_step_is_shorter_than_its_operations_at_the_roof():
 def test_a_finding_cannot_lose_time(wrong):
     with pytest.raises(ValueError, match="a finding that saves"):
         finding("it loses", **wrong)
+
+
+@pytest.mark.parametrize(("factor", "is_cached"), [(0.9, False), (1.15, True), (2.0, False)])
+def test_a_roof_is_kept_only_if_the_script_is_a_little_faster(monkeypatch, factor, is_cached):
+    peak = ROOF.flops_per_s["float32"]["4"]
+    profile = seen(operator("convolution", 0.05, flops=factor * peak * 0.05, bytes=1.0))
+    kept = []
+    monkeypatch.setattr(diagnosis_module, "machine_roof", lambda *_, **__: ROOF)
+    monkeypatch.setattr(
+        diagnosis_module, "cache_roof", lambda *arguments: kept.append(arguments[-1])
+    )
+    roof, _ = diagnosis_module._consistent_roof(None, "2", profile, lambda _: None)
+    assert bool(kept) == is_cached
+    if is_cached:
+        assert kept == [roof]
+        assert roof.flops_per_s["float32"]["4"] > peak
+        assert not roof.rough

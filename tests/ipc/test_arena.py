@@ -32,6 +32,7 @@ from cputrain.ipc.arena import (
     Lease,
     Reader,
     Writer,
+    _copy_parallel,
     _rounded_block_size,
     starting_workers,
 )
@@ -578,3 +579,17 @@ def _fork_and_leave() -> int:
     if child == 0:  # pragma: no cover
         os._exit(0)
     return child
+
+
+def test_each_copy_function_has_a_thread() -> None:
+    """They copy at the same time; this thread runs the first."""
+    together = threading.Barrier(3)
+    threads: set[int] = set()
+
+    def copy(_: slice) -> None:
+        together.wait(10)
+        threads.add(threading.get_ident())
+
+    _copy_parallel([slice(0, 1), slice(1, 2), slice(2, 3)], copy, copy, copy)
+    assert len(threads) == 3
+    assert threading.get_ident() in threads
