@@ -1137,6 +1137,21 @@ def test_a_nested_pool_draws_numbers_of_its_own() -> None:
         assert len(set(stream)) == len(outer) + len(inner)
 
 
+def test_workers_of_a_nested_pool_are_numbered_below_the_worker_that_made_it() -> None:
+    with Pool(2, context="fork") as pool:
+        (_, outer), inner = pool.apply(_who_in_a_pool)
+    assert len(outer) == 1
+    assert len({identity for _, identity in inner}) == len(inner)  # each did one task
+    for name, identity in inner:
+        assert identity[:-1] == outer
+        assert name == f"ForkPoolWorker-{':'.join(map(str, identity))}"
+
+
+def _who_in_a_pool() -> tuple[Any, list[Any]]:
+    with Pool(2, context="fork", maxtasksperchild=1) as pool:
+        return f.who(), pool.map(f.who, range(4), chunksize=1)
+
+
 def _draws_in_a_pool(_: object) -> list[Any]:
     with Pool(2, context="fork") as pool:
         return pool.map(f.draws, range(4), chunksize=1)
