@@ -24,7 +24,7 @@ BLOCK = re.compile(r"(?ms)^(?P<indent> *)```console\n(?P<body>.*?)^ *```$")
 NOT_RUN = ("pip ", "uv ", "docker ", "cputrain launch --cmd -- jupyter", "cputrain completions zsh")
 """Beginnings of commands that are not run."""
 
-WIDTH = "96"
+WIDTH = "80"
 """Columns of tables."""
 
 
