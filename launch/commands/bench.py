@@ -74,143 +74,74 @@ TABLE_OPTIONS = (
 )
 
 
-def _case_benchmark(name: str, title: str, summary: str, options: tuple[Option, ...]) -> Command:
+def _case_benchmark(name: str, summary: str, *options: Option) -> Command:
+    """Return the command of a benchmark without a script, which takes names of its cases."""
     return Command(
         name=f"bench {name}",
         form="[options] [CASE ...]",
         summary=summary,
-        groups=(Group(title=title, options=(*options, *TABLE_OPTIONS)),),
+        groups=(Group(title="Options", options=(*options, *TABLE_OPTIONS)),),
     )
 
 
 CASE_BENCHMARKS = {
-    "loaders": Command(
-        name="bench loaders",
-        form="[options] [CASE ...]",
-        summary="Runs torch's DataLoader, cputrain's, SPDL's (if it is installed) and a plain "
+    "loaders": _case_benchmark(
+        "loaders",
+        "Runs torch's DataLoader, cputrain's, SPDL's (if it is installed) and a plain "
         "loop in turns, and checks that their batches are equal.",
-        groups=(
-            Group(
-                title="Options",
-                options=(
-                    Option(
-                        flag="--repeats",
-                        takes="N",
-                        help="rounds, each runs every loader once (default: 5)",
-                    ),
-                    Option(flag="--quick", help="tiny data, to test the benchmark itself"),
-                    *TABLE_OPTIONS,
-                ),
-            ),
+        Option(
+            flag="--repeats", takes="N", help="rounds, each runs every loader once (default: 5)"
         ),
+        Option(flag="--quick", help="tiny data, to test the benchmark itself"),
     ),
-    "pools": Command(
-        name="bench pools",
-        form="[options] [CASE ...]",
-        summary="Runs cputrain's Pool, torch's, the standard library's ProcessPoolExecutor, and "
-        "joblib's and mpire's (if they are installed) in turns, each in a fresh process, and "
-        "checks their results.",
-        groups=(
-            Group(
-                title="Options",
-                options=(
-                    Option(
-                        flag="--cases", takes="A,B", help="groups of cases (default: all of them)"
-                    ),
-                    Option(
-                        flag="--rounds", takes="N", help="each runs every pool once (default: 5)"
-                    ),
-                    Option(
-                        flag="--processes",
-                        takes="N",
-                        help="processes of each pool (default: the cores)",
-                    ),
-                    Option(flag="--quick", help="tiny tasks, to test the benchmark itself"),
-                    *TABLE_OPTIONS,
-                ),
-            ),
-        ),
+    "pools": _case_benchmark(
+        "pools",
+        "Runs cputrain's Pool, torch's, the standard library's ProcessPoolExecutor, and "
+        "joblib's and mpire's (if they are installed) in turns, each in a fresh process, "
+        "and checks their results.",
+        Option(flag="--cases", takes="A,B", help="groups of cases (default: all of them)"),
+        Option(flag="--rounds", takes="N", help="each runs every pool once (default: 5)"),
+        Option(flag="--processes", takes="N", help="processes of each pool (default: the cores)"),
+        Option(flag="--quick", help="tiny tasks, to test the benchmark itself"),
     ),
-    "devices": Command(
-        name="bench devices",
-        form="[options] [CASE ...]",
-        summary="Trains models of several widths on each device alone, and with batches "
-        "sharded over the devices (cputrain.Split), in turns; compares throughput and "
-        "losses.",
-        groups=(
-            Group(
-                title="Options",
-                options=(
-                    Option(flag="--devices", takes="A,B", help="torch devices (default: cuda,cpu)"),
-                    Option(flag="--batch", takes="N", help="batch size (default: each case's own)"),
-                    Option(
-                        flag="--rounds", takes="N", help="each runs every variant once (default: 5)"
-                    ),
-                    Option(flag="--quick", help="tiny models, to test the benchmark itself"),
-                    *TABLE_OPTIONS,
-                ),
-            ),
-        ),
+    "devices": _case_benchmark(
+        "devices",
+        "Trains models of several widths on each device alone, and with batches sharded "
+        "over the devices (cputrain.Split), in turns; compares throughput and losses.",
+        Option(flag="--devices", takes="A,B", help="torch devices (default: cuda,cpu)"),
+        Option(flag="--batch", takes="N", help="batch size (default: each case's own)"),
+        Option(flag="--rounds", takes="N", help="each runs every variant once (default: 5)"),
+        Option(flag="--quick", help="tiny models, to test the benchmark itself"),
     ),
-    "networks": Command(
-        name="bench networks",
-        form="[options] [CASE ...]",
-        summary="Trains torchvision's networks on each device in turns, and compares "
-        "throughput and losses. The last device is the baseline.",
-        groups=(
-            Group(
-                title="Options",
-                options=(
-                    Option(flag="--devices", takes="A,B", help="torch devices (default: ocl,cuda)"),
-                    Option(flag="--batches", takes="N,M", help="batch sizes (default: 32,64)"),
-                    Option(
-                        flag="--rounds", takes="N", help="each runs every device once (default: 2)"
-                    ),
-                    Option(
-                        flag="--side", takes="N", help="height and width of images (default: 224)"
-                    ),
-                    Option(
-                        flag="--quick", help="one step of tiny images, to test the benchmark itself"
-                    ),
-                    *TABLE_OPTIONS,
-                ),
-            ),
-        ),
+    "networks": _case_benchmark(
+        "networks",
+        "Trains torchvision's networks on each device in turns, and compares throughput "
+        "and losses. The last device is the baseline.",
+        Option(flag="--devices", takes="A,B", help="torch devices (default: ocl,cuda)"),
+        Option(flag="--batches", takes="N,M", help="batch sizes (default: 32,64)"),
+        Option(flag="--rounds", takes="N", help="each runs every device once (default: 2)"),
+        Option(flag="--side", takes="N", help="height and width of images (default: 224)"),
+        Option(flag="--quick", help="one step of tiny images, to test the benchmark itself"),
     ),
-    "optimizers": Command(
-        name="bench optimizers",
-        form="[options] [CASE ...]",
-        summary="Times optimizer steps, fused and with torch's defaults, in turns, over "
-        "numbers and sizes of tensors, threads, and the share of embedding rows with "
-        "a gradient.",
-        groups=(
-            Group(
-                title="Options",
-                options=(
-                    Option(
-                        flag="--threads",
-                        takes="N,M",
-                        help="torch threads (default: 1 and the cores)",
-                    ),
-                    Option(
-                        flag="--rounds", takes="N", help="each steps both variants (default: 9)"
-                    ),
-                    Option(flag="--quick", help="a few cases, to test the benchmark itself"),
-                    *TABLE_OPTIONS,
-                ),
-            ),
-        ),
+    "optimizers": _case_benchmark(
+        "optimizers",
+        "Times optimizer steps, fused and with torch's defaults, in turns, over numbers "
+        "and sizes of tensors, threads, and the share of embedding rows with a gradient.",
+        Option(flag="--threads", takes="N,M", help="torch threads (default: 1 and the cores)"),
+        Option(flag="--rounds", takes="N", help="each steps both variants (default: 9)"),
+        Option(flag="--quick", help="a few cases, to test the benchmark itself"),
     ),
 }
 """Benchmarks without a script, by name; the package of cputrain.bench with that name runs it."""
 
-CASE_TITLES = (
-    ("cputrain bench loaders", "DataLoaders"),
-    ("cputrain bench pools", "Pools of processes"),
-    ("cputrain bench devices", "Batches sharded over several devices"),
-    ("cputrain bench networks", "Torchvision's networks on each device"),
-    ("cputrain bench optimizers", "Fused optimizer steps"),
-)
+CASE_TITLES = {
+    "loaders": "DataLoaders",
+    "pools": "Pools of processes",
+    "devices": "Batches sharded over several devices",
+    "networks": "Torchvision's networks on each device",
+    "optimizers": "Fused optimizer steps",
+}
+"""Titles of these benchmarks."""
 
 COMMAND = Command(
     name="bench",
@@ -220,7 +151,7 @@ COMMAND = Command(
     summary="Runs a script with plain python and with cputrain launch in turns, in fresh "
     "processes, and compares throughput and losses. Without a script: every workload.",
     notes_title="Benchmarks without a script, each with its own --help",
-    notes=CASE_TITLES,
+    notes=tuple((f"cputrain bench {name}", title) for name, title in CASE_TITLES.items()),
     examples=(
         Example(line="cputrain bench train.py", does="five rounds of python and launch"),
         Example(line="cputrain bench --tune 2m train.py", does="the tuned plan, too"),
@@ -256,7 +187,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             comparison = _compare(title, commands, repeats, samples_memory=parsed.has("--memory"))
         except KeyboardInterrupt:  # before a round was complete
-            if not documents and not parsed.has("--json"):
+            if not documents:
                 raise
             break
         if comparison.repeats < repeats:
@@ -474,7 +405,7 @@ def _print_list() -> None:
     from cputrain.bench import description, workloads
 
     lines = {name: description(path) for name, path in workloads().items()}
-    lines |= {name.rpartition(" ")[2]: f"{title}." for name, title in CASE_TITLES}
+    lines |= {name: f"{title}." for name, title in CASE_TITLES.items()}
     width = max(map(len, lines)) + 2
     for name, line in lines.items():
         print(f"{name:<{width}}{line}")
