@@ -88,18 +88,16 @@ def _discard_output() -> None:
 
 def _run(verb: str, arguments: list[str]) -> int:
     """Run a verb, or print the help or the version; raise UsageError for anything else."""
-    if verb == "help" and arguments[:1] and arguments[0] in VERBS:
-        verb, arguments = arguments[0], [*arguments[1:], "--help"]
-    if verb in ("-h", "--help", "help") and not arguments:
-        print(_help())
-        return 0
+    if verb in ("-h", "--help", "help"):
+        if not arguments:
+            print(_help())
+            return 0
+        verb, arguments = arguments[0], ["--help"] if arguments[0] in VERBS else []
     if verb in ("-V", "--version", "version"):
         from cputrain import __version__
 
         print(f"cputrain {__version__}")
         return 0
-    if verb in ("-h", "--help", "help"):
-        raise _unknown_verb(arguments[0], [])
     if verb not in VERBS:
         raise _unknown_verb(verb, arguments)
     from importlib import import_module

@@ -92,6 +92,9 @@ COUNTED_BY_AGENT = frozenset({"gpu", "cpu", "xpu"})
 AGENT_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Variable that torch's agent sets for each rank."""
 
+NPROC_VARIABLE = "PET_NPROC_PER_NODE"
+"""Torchrun's variable with the number of ranks on this node."""
+
 PR_SET_PDEATHSIG = 1
 """Option of prctl on Linux."""
 
@@ -141,7 +144,7 @@ def agent_start(
         for option in OPTIONS
         if parsed.has(option.flag) and option.flag not in IGNORED_OPTIONS
     }
-    if agent_options.get("--nproc-per-node") in COUNTED_BY_LAUNCH:
+    if parsed.has("--nproc-per-node") or NPROC_VARIABLE in os.environ:
         agent_options["--nproc-per-node"] = number_of_ranks(parsed, os.environ, machine)
     _check_nodes(agent_options.get("--nnodes", "1"))
     words = [word for flag, value in agent_options.items() for word in _option_words(flag, value)]
@@ -161,7 +164,7 @@ def number_of_ranks(parsed: Parsed, environment: Mapping[str, str], machine: Mac
     Raises:
         UsageError: It is neither a number nor such a word.
     """
-    value = parsed.values.get("--nproc-per-node", environment.get("PET_NPROC_PER_NODE", "1"))
+    value = parsed.values.get("--nproc-per-node", environment.get(NPROC_VARIABLE, "1"))
     if value in COUNTED_BY_LAUNCH:
         return count_ranks(value, machine)
     if value not in COUNTED_BY_AGENT and not _is_number(value):

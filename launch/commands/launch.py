@@ -132,10 +132,9 @@ def main(argv: Sequence[str]) -> int:
     program = target.find_executable(launch_target, os.environ)
     machine = read_machine(RootSource(), detail=False)
     if cluster.needs_agent(parsed, os.environ):
+        agent = cluster.agent_start(parsed, launch_target, RANK_OPTIONS, machine)
         _check_rank_settings(parsed, machine)
-        return _run_or_print(
-            cluster.agent_start(parsed, launch_target, RANK_OPTIONS, machine), [], parsed
-        )
+        return _run_or_print(agent, [], parsed)
     cluster.exit_with_agent(os.environ)
     plan, tuning_note = planning.plan_for_script(parsed, launch_target.name, machine)
     planning.check_preload(plan)

@@ -66,7 +66,9 @@ def test_help_and_version_are_commands_too(tmp_path: Path) -> None:
         shown = verb(tmp_path, *words).stdout
         assert all(f"  {name} " in shown for name in VERBS)
     for name in VERBS:
-        assert verb(tmp_path, "help", name).stdout == verb(tmp_path, name, "--help").stdout
+        shown = verb(tmp_path, name, "--help").stdout
+        assert verb(tmp_path, "help", name).stdout == shown
+        assert verb(tmp_path, "--help", name).stdout == shown
     assert verb(tmp_path, "version").stdout == verb(tmp_path, "--version").stdout
     full = verb(tmp_path, "launch", "--help-all").stdout
     assert "--rdzv-conf" in full

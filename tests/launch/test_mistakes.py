@@ -97,6 +97,7 @@ MISTAKES = [
     Mistake("bench --exhaustive ok.py", "--exhaustive requires --tune", "--tune 60"),
     # files
     Mistake("launch --plan ok.py", "needs a value (FILE)", "launch --plan=FILE ok.py"),
+    Mistake("launch --nproc-per-node 2 --plan no.json ok.py", "cannot be given with ranks", "out"),
     Mistake("launch --plan none.json ok.py", "must be a readable file", "cputrain plan --json"),
     Mistake("launch --plan run.sh ok.py", "--plan run.sh", "cputrain plan --json"),
     Mistake("diagnose --html none/p.html ok.py", "the folder none does not exist", "Create it"),

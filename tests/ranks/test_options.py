@@ -99,6 +99,21 @@ def test_ranks_are_counted_where_the_machine_says(path):
     assert cluster.count_ranks("auto", machine.replace(gpu_driver="nvidia")) == "auto"
 
 
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_torchruns_variable_counts_ranks_as_the_option_does(path, monkeypatch):
+    """The agent knows numbers, but neither NUMA nodes nor caches."""
+    machine = read_machine(read_capture(str(path)))
+    what = read_target(["train.py"], module=False, command=False)
+    named = parse(["--nproc-per-node", "numa", "train.py"], COMMAND.options, "cputrain launch")
+    as_option = cluster.agent_start(named, what, RANK_OPTIONS, machine).argv
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "numa")
+    bare = parse(["train.py"], COMMAND.options, "cputrain launch")
+    assert cluster.agent_start(bare, what, RANK_OPTIONS, machine).argv == as_option
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "many")
+    with pytest.raises(UsageError, match="--nproc-per-node must be a whole number"):
+        cluster.agent_start(bare, what, RANK_OPTIONS, machine)
+
+
 def test_a_plan_for_one_process_is_refused():
     parsed = parse(
         ["--nproc-per-node", "2", "--plan", "p.json", "x.py"], COMMAND.options, "cputrain launch"
