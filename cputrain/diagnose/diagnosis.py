@@ -110,7 +110,7 @@ class Diagnosis(Record):
         seen, roof = self.seen, self.roof
         saved_s = sum(finding.lost_seconds for finding in self.findings)
         roof_s = sum(roof.least_seconds(operator, seen.threads)[0] for operator in seen.operators)
-        if not all(finding.exact for finding in self.findings):
+        if any(finding.lowers_precision for finding in self.findings):
             peaks = {dtype: roof.flops(dtype, seen.threads) for dtype in roof.flops_per_s}
             roof_s *= peaks.get("float32", max(peaks.values())) / max(peaks.values())
         least_s = max(seen.step - saved_s, roof_s, seen.step / MAX_SPEEDUP)

@@ -21,6 +21,10 @@ MAX_SPEEDUP = 1000.0
 """Largest speed-up that is predicted."""
 
 
+FEWER_BITS = "fewer bits"
+"""What a remedy that lowers the precision changes in the results."""
+
+
 class Confidence(StrEnum):
     """How a predicted speed-up is known."""
 
@@ -66,6 +70,11 @@ class Finding(Record):
 
     sure: Confidence
     """How the speed-up is known."""
+
+    @property
+    def lowers_precision(self) -> bool:
+        """Whether the remedy computes with fewer bits; older documents have no `changes`."""
+        return not self.exact and self.changes in ("", FEWER_BITS)
 
     def __post_init__(self) -> None:
         """Reject a remedy that makes a step slower."""

@@ -277,7 +277,7 @@ def machine_roof(
         return cached
     if cached is not None and cached.rough:
         tell(f"measuring again, because {cached.rough[0]}")
-    tell("measuring the highest rates of this machine, which takes about half a minute")
+    tell("measuring the highest rates of this machine, which takes about 15 s")
     roof = measure_roof(machine, python)
     if roof.is_inverted() and cached is None:
         tell(f"measuring again, because {INVERTED}")

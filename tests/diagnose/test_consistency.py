@@ -259,3 +259,26 @@ def test_a_roof_is_kept_only_if_the_script_is_a_little_faster(monkeypatch, facto
         assert kept == [roof]
         assert roof.flops_per_s["float32"]["4"] > peak
         assert not roof.rough
+
+
+def of_all(*findings, roof=ROOF):
+    """The speed-up of all remedies of a step of 0.1 s, whose one operator takes 0.02 s at best."""
+    peak = roof.flops_per_s["float32"]["4"]
+    profile = seen(operator("convolution", 0.1, flops=0.02 * peak, bytes=1.0))
+    return Diagnosis(
+        script="", when="", cputrain="", box=machine_layout(MACHINE), roof=roof, seen=profile,
+        findings=findings, layers=layer_times(profile),
+    ).speedup_of_all  # fmt: skip
+
+
+def test_all_remedies_save_what_each_saves_but_no_step_is_above_the_roof():
+    some = finding("some", lost_seconds=0.03, speedup=1 / 0.7)
+    assert of_all() == 1.0
+    assert of_all(some) == pytest.approx(1 / 0.7)
+    assert of_all(some, finding("more", lost_seconds=0.02, speedup=1.25)) == pytest.approx(2)
+    most = [finding(str(number), lost_seconds=0.05, speedup=2.0) for number in range(3)]
+    assert of_all(*most) == pytest.approx(5)  # 0.02 s at the roof of float32
+    bits = finding("bits", lost_seconds=0.05, speedup=2.0, exact=False, changes="fewer bits")
+    assert of_all(*most, bits) == pytest.approx(20)  # and a quarter of it in bfloat16
+    zeros = finding("zeros", lost_seconds=0.05, speedup=2.0, exact=False, changes="denormals")
+    assert of_all(*most, zeros) == pytest.approx(5)

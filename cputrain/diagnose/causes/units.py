@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cputrain.diagnose.finding import Confidence, make_finding
+from cputrain.diagnose.finding import FEWER_BITS, Confidence, make_finding
 from cputrain.diagnose.rates import of_roof, part_of, rate
 
 TYPE_CHECKING = False
@@ -141,7 +141,7 @@ def _float32(case: DiagnosedCase) -> Iterator[Finding]:
         remedy="cputrain launch --precision bf16 (fewer bits: compare the losses)",
         settings={"precision": "bf16"},
         exact=False,
-        changes="fewer bits",
+        changes=FEWER_BITS,
         sure=Confidence.CALCULATED,
     )  # fmt: skip
 
