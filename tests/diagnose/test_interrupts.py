@@ -32,7 +32,9 @@ def test_remedies_that_were_measured_are_kept(monkeypatch, num_runs):
     monkeypatch.setattr(remedies, "profile_script", profile)
     told: list[str] = []
     tried = remedies.try_remedies(SCRIPT, shown, steps=12, longest=60, tell=told.append)
-    assert [remedy.title for remedy in tried] == ["first", "second", remedies.ALL_REMEDIES][:num_runs]
+    assert [remedy.title for remedy in tried] == ["first", "second", remedies.ALL_REMEDIES][
+        :num_runs
+    ]
     assert [remedy.measured for remedy in tried] == pytest.approx([2.0, 2.5, 5.0][:num_runs])
     assert told[-1].startswith(f"interrupted after {num_runs} remed")
     assert "4 more runs" in told[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.tracked import copy_tracked
 
 
 @pytest.fixture(scope="session")
@@ -19,13 +19,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> str:
     What cputrain depends on is that of this environment.
     """
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    tracked = subprocess.check_output(["git", "-C", str(ROOT), "ls-files", "-z"], text=True)
-    for name in filter(None, tracked.split("\0")):
-        if name.startswith(("cputrain/", "launch/", "docs/cputrain.1")) or "/" not in name:
-            target = source / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((ROOT / name).read_bytes())
+    source = copy_tracked(folder / "source")
     quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
     pip = [sys.executable, "-m", "pip"]
     subprocess.run([*pip, "wheel", *quiet, "--wheel-dir", str(folder), str(source)], check=True)

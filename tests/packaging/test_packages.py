@@ -16,8 +16,7 @@ import pytest
 import yaml
 
 import cputrain
-
-ROOT = Path(__file__).parents[2]
+from tests.tracked import ROOT, copy_tracked
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
@@ -32,13 +31,7 @@ def run(*words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a wheel and a source distribution, built from the files that are tracked."""
     folder = tmp_path_factory.mktemp("built")
-    source = folder / "source"
-    tracked = subprocess.check_output(["git", "-C", str(ROOT), "ls-files", "-z"], text=True)
-    for name in filter(None, tracked.split("\0")):
-        target = source / name
-        if name.startswith(("cputrain/", "launch/", "docs/")) or "/" not in name:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((ROOT / name).read_bytes())
+    source = copy_tracked(folder / "source")
     done = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

@@ -11,7 +11,7 @@ import pytest
 from cputrain.machine import read_machine
 from cputrain.machine.capture import read_capture
 from cputrain.report.page import diagnosis_page
-from tests.diagnose.samples import diagnosis
+from tests.diagnose.samples import diagnosis, finding
 from tests.report.browser import CHROMIUM, Browser
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
@@ -115,6 +115,24 @@ def test_a_page_without_findings_says_so(tmp_path):
     assert "Tried" not in text
 
 
+def test_small_layers_are_folded():
+    shown = diagnosis(machine(MACHINES[0]))
+    large = shown.layers[0]
+    small = [large.replace(kind=f"Small{number}", share=0.004) for number in range(3)]
+    folded = diagnosis_page(shown.replace(layers=(large, *small)))
+    open_part, _, rest = folded.partition("3 with less than 0.5 % of a step each")
+    assert "Small0" not in open_part
+    assert "Small2" in rest
+    assert "with less than" not in diagnosis_page(shown)
+
+
+def test_all_remedies_have_a_line_of_their_own():
+    shown = diagnosis(machine(MACHINES[0]))
+    assert f"at best {shown.speedup_of_all:.2f}×" in diagnosis_page(shown)
+    one = shown.replace(findings=shown.findings[:1])
+    assert "With all remedies" not in diagnosis_page(one)
+
+
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: apt-get install chromium")
 
 
@@ -170,6 +188,33 @@ def test_marks_have_tooltips(browser, page):
     browser.point(2, 2)
     assert browser.value(hidden)
     assert browser.messages == []
+
+
+@needs_chromium
+def test_a_remedy_that_is_an_option_can_be_copied(browser, tmp_path):
+    shown = diagnosis(machine(MACHINES[0]), name="my train.py")
+    options = {"fused_optimizer": "on", "threads": "2"}
+    findings = (finding("options", settings=options), finding("code", settings=None))
+    path = tmp_path / "page.html"
+    path.write_text(diagnosis_page(shown.replace(findings=findings)))
+    browser.open(path, width=820, height=1180)
+    command = "cputrain launch --fused-optimizer on --threads 2 'my train.py'"
+    assert browser.value("[...document.querySelectorAll('.copy')].map(b => b.hidden)") == [False]
+    assert browser.value("document.querySelector('.copy').dataset.copy") == command
+    browser.value("navigator.clipboard.writeText = async text => { window.copied = text }; 0")
+    browser.value("document.querySelector('.copy').click()")
+    assert browser.value("window.copied") == command
+
+
+@needs_chromium
+def test_what_a_layer_takes_is_on_the_screen_of_a_phone(browser, page):
+    browser.open(page, width=390, height=844)
+    right = browser.value(
+        "Math.max(...[...document.querySelectorAll('.layers th')].filter(cell => "
+        "['forward', 'backward'].includes(cell.textContent))"
+        ".map(cell => cell.getBoundingClientRect().right))"
+    )
+    assert 0 < right <= 390
 
 
 @needs_chromium
