@@ -21,6 +21,7 @@ from cputrain.launch.cli import VERBS
 from cputrain.launch.command import Command
 from cputrain.launch.commands import every_command
 from cputrain.launch.commands.bench import CASE_BENCHMARKS
+from cputrain.launch.man_page import EXIT_CODES
 from cputrain.settings.core.registry import USER_SETTINGS
 from cputrain.variables import OCL_FALLBACK, OCL_TUNE
 
@@ -48,20 +49,6 @@ OTHER_VARIABLES = (
     "| `XDG_CONFIG_HOME`, `XDG_CACHE_HOME` | folders of `cputrain/config.toml` and of caches |",
     "| `NO_COLOR`, `FORCE_COLOR`, `COLUMNS` | colors and width of tables |",
     "| `PET_*` | torchrun's options |",
-)
-
-CODES = (
-    "| code | meaning |",
-    "| --- | --- |",
-    "| 0 | success; of `launch`: the exit code of the script |",
-    "| 1 | an error while a command ran; of `verify`: something differs |",
-    "| 2 | an argument, an option, a variable or the script is invalid |",
-    "| 125 | the script could not be started, by a fault of the launcher |",
-    "| 126 | the script or command exists, but cannot be run |",
-    "| 127 | the script, a command, a file or a package does not exist |",
-    "| 130 | interrupted by Ctrl-C |",
-    "| 141 | the reader of standard output has closed it |",
-    "| 128 + n | signal n ended the script, as the shell reports it |",
 )
 
 
@@ -141,7 +128,9 @@ def variables() -> Iterator[str]:
 def exit_codes() -> Iterator[str]:
     """Yield the lines of the page on exit codes and exceptions."""
     yield "# Exit codes and errors\n"
-    yield from CODES
+    yield "| code | meaning |"
+    yield "| --- | --- |"
+    yield from (f"| {code} | {meaning} |" for code, meaning in EXIT_CODES)
     yield "\n## Exceptions\n"
     yield "All are in `cputrain.errors`."
     yield "A message names the parameter, the rule, the value found and the next step.\n"

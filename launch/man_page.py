@@ -27,14 +27,17 @@ cputrain \\- makes PyTorch training on CPUs fast without changes to the script
 """
 
 EXIT_CODES = (
-    ("0", "success"),
+    ("0", "success; of launch: the exit code of the script"),
+    ("1", "an error while a command ran; of verify: something differs"),
     ("2", "an argument, an option, a variable or the script is invalid"),
     ("125", "the script could not be started, by a fault of the launcher"),
-    ("126", "the script or command exists, but cannot be executed"),
-    ("127", "the script or command does not exist"),
-    ("130", "interrupted"),
+    ("126", "the script or command exists, but cannot be run"),
+    ("127", "the script, a command, a file or a package does not exist"),
+    ("130", "interrupted by Ctrl-C"),
+    ("141", "the reader of standard output has closed it"),
+    ("128 + n", "signal n ended the script, as the shell reports it"),
 )
-"""Exit codes of the launcher, for scripts that never ran."""
+"""Exit codes and their meaning, for the man page and the manual."""
 
 FILES = (
     ("cputrain.toml", "settings of a project, in its folder or above the working folder"),
@@ -52,7 +55,6 @@ def page() -> str:
     for command in every_command():
         lines += _section(command)
     lines.append(".SH EXIT STATUS")
-    lines.append("The exit code is the script's own. Where the script never ran:")
     for code, meaning in EXIT_CODES:
         lines += _item(code, meaning)
     lines.append(".SH FILES")

@@ -73,9 +73,9 @@ def _resume_iterable(loader: Any, position: Position) -> _BaseDataLoaderIter:
     for _ in islice(iterator, position.num_batches):
         pass
     statistics.notes.append(
-        f"{counted(position.num_batches, 'batch', 'batches')} of an iterable dataset were loaded "
-        "again and discarded to resume after them; a dataset with state_dict and "
-        "load_state_dict resumes directly if num_workers is 0"
+        f"to resume, {counted(position.num_batches, 'batch', 'batches')} of an iterable dataset "
+        f"{'was' if position.num_batches == 1 else 'were'} loaded again and discarded; a dataset "
+        "with state_dict and load_state_dict resumes directly if num_workers is 0"
     )
     return iterator
 
