@@ -81,7 +81,16 @@ class SearchResult(Record):
 
 
 class NothingToTuneError(Exception):
-    """Plain python did not train; the text says why."""
+    """Plain python did not train; the text says why.
+
+    Args:
+        fault: Why it did not.
+        advice: What the user can do; may be empty.
+    """
+
+    def __init__(self, fault: str, advice: str) -> None:
+        super().__init__(fault)
+        self.advice = advice
 
 
 class SilentWatcher:

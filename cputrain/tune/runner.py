@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MIN_TRIAL_S = 20.0
 """Time that every trial is granted, however little of the budget is left."""
 
+MIN_FIRST_S = 60.0
+"""Time that plain python is granted: without its steps there is nothing to compare with."""
+
 SLOW_FRACTION = 0.1
 """Fraction of the budget: where plain python takes more, it is not repeated with fewer threads."""
 
@@ -85,7 +88,7 @@ class TrialRunner:
         """Run the script under plain python. Raises NothingToTuneError if it does not train."""
         outcome = self._run_trial("python", None, thorough=True)
         if outcome.fault:
-            raise NothingToTuneError(outcome.fault)
+            raise NothingToTuneError(outcome.fault, outcome.advice)
         self._python_elapsed_s = outcome.elapsed_s
         self._record("python", None, outcome, None, "reference for the losses of candidates")
         return outcome
@@ -142,7 +145,7 @@ class TrialRunner:
     ) -> TrialOutcome:
         self._watcher.trial_started(stage, None if disturbed else settings, self.remaining_s())
         longest = (
-            self._budget_s
+            max(MIN_FIRST_S, self._budget_s)
             if stage == "python"
             else max(MIN_TRIAL_S, self.remaining_s() - reserved_s)
         )

@@ -76,6 +76,9 @@ class TrialOutcome(Record):
     fault: str = ""
     """Why the trial failed; empty if it did not."""
 
+    advice: str = ""
+    """What helps against the fault, where that is known."""
+
     times: tuple[float, ...] = ()
     """Seconds between consecutive optimizer steps, without the warm-up."""
 
@@ -275,13 +278,17 @@ def _outcome(
     document = json.loads(watched.seen) if watched.seen else {}
     times = document.get("times", [])
     warmup = document.get("warmup", 0)
-    fault = fault_of(watched)
-    if not fault and not times:
+    fault, advice = fault_of(watched), ""
+    if watched.fault:
+        advice = "Try a longer --budget or fewer --steps."
+    elif not fault and not times:
         fault = "no optimizer took a step"
+        advice = "Steps of torch.optim.Optimizer and of its subclasses count."
     elif not fault and len(times) < warmup + FEW:
         fault = f"it took only {counted(len(times), 'step')}, and {warmup + FEW} are needed"
+        advice = "Let it train for longer."
     if fault:
-        return TrialOutcome(settings=settings, fault=fault, elapsed_s=elapsed_s)
+        return TrialOutcome(settings=settings, fault=fault, advice=advice, elapsed_s=elapsed_s)
     waits = document["waits"]
     return TrialOutcome(
         settings=settings,

@@ -157,7 +157,7 @@ def find_plan(
                 f"the script {launch_target.name}",
                 "must train for some steps under plain python",
                 found=str(error),
-                do=f"Try fewer --steps. The script's output is in {script.folder}.",
+                do=f"{error.advice} The script's output is in {script.folder}.".lstrip(),
             ) from None
 
 

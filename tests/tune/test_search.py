@@ -314,6 +314,19 @@ def test_a_script_that_does_not_train_is_told() -> None:
         search(Machine({}), run=run)
 
 
+def test_plain_python_is_granted_a_minute_of_a_short_budget() -> None:
+    granted: list[float] = []
+
+    def run(*_: Any, longest: float, **__: Any) -> TrialOutcome:
+        granted.append(longest)
+        return TrialOutcome(settings=None, fault="it did not", advice="Try more.")
+
+    with pytest.raises(NothingToTuneError) as raised:
+        search(Machine({}), run=run, budget=10.0)
+    assert raised.value.advice == "Try more."
+    assert granted == [60.0]
+
+
 def test_every_combination_is_tried_and_the_fastest_is_found() -> None:
     class Together(Machine):
         """Two that help only with one another: a search that tries each alone misses them."""

@@ -159,6 +159,7 @@ def test_a_script_that_does_not_get_to_its_steps_is_ended(tmp_path: Path) -> Non
     text = "import subprocess, time; subprocess.Popen(['sleep', '61.5']); time.sleep(60)"
     result = run_trial(made(tmp_path, text), {}, longest=2.0)
     assert result.fault == "it did not complete its steps within 2 s"
+    assert result.advice == "Try a longer --budget or fewer --steps."
     assert result.elapsed_s < 30
     commands = Path("/proc").glob("[0-9]*/cmdline")
     assert not any(b"sleep\x0061.5" in read(path) for path in commands)
