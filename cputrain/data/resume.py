@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cputrain.counting import counted
 from cputrain.data.order import as_list, has_known_order, iter_batch_rows
 from cputrain.errors import UsageError, argument_error
 
@@ -98,8 +99,9 @@ class Position:
             raise UsageError(
                 "load_state_dict(state)",
                 "must fit the loader",
-                found=f"{len(position.generator_states)} generators and {position.num_batches} "
-                f"batches, for a loader with {len(_generators(loader))} generators",
+                found=f"{counted(len(position.generator_states), 'generator')} and "
+                f"{counted(position.num_batches, 'batch', 'batches')}, for a loader with "
+                f"{counted(len(_generators(loader)), 'generator')}",
                 do=advice,
             )
         return position

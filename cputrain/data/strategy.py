@@ -95,7 +95,7 @@ def _create_iterator(loader: Any, statistics: Statistics) -> Any:
         statistics.reason += f"; {counted(loader.num_workers, 'worker')} would only make it slower"
         say(
             "the data of a DataLoader is in memory: its batches are gathered in this process, "
-            f"and the {loader.num_workers} workers it asks for are not started"
+            f"and no worker is started, where it asks for {loader.num_workers}"
         )
         return MemoryWorkersIterator(loader, statistics)
     if loader.num_workers == 0:

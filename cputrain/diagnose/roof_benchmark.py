@@ -21,6 +21,7 @@ from itertools import cycle
 
 import torch
 
+from cputrain.counting import counted
 from cputrain.runtime.counters import Counters, other_cpu_seconds
 
 TYPE_CHECKING = False
@@ -140,7 +141,7 @@ class DisturbanceMonitor:
         """Return why the figures are rough; empty if nothing disturbed them."""
         reasons = self.disturbances(self._since(self._at_begin))
         if self._num_disturbed and not reasons:
-            reasons = [f"{self._num_disturbed} figures were disturbed by other programs"]
+            reasons = [f"other programs disturbed {counted(self._num_disturbed, 'measurement')}"]
         return [f"while this machine was measured, {reason}" for reason in reasons]
 
     def disturbances(self, counted: dict[str, float]) -> list[str]:

@@ -103,8 +103,8 @@ def poweredge_channels_of(
         numbers = sorted(number for letter_of_slot, number in slots if letter_of_slot == letter)
         if numbers != list(range(1, len(numbers) + 1)) or len(numbers) % channels_per_socket:
             return None, (
-                f"the {len(numbers)} PowerEdge slots of processor {letter} are not evenly spread "
-                f"over its {channels_per_socket} channels"
+                f"the PowerEdge slots of processor {letter} are not evenly spread over its "
+                f"channels: {len(numbers)} over {channels_per_socket}"
             )
     return tuple(
         f"CPU {letter_of_slot} CHANNEL {(n - 1) % channels_per_socket}"

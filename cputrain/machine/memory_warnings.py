@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.machine.channel_findings import Module
@@ -98,7 +100,7 @@ def _uneven_sockets(populated: int | None, sockets: int) -> str | None:
     if populated is None or populated % sockets == 0:
         return None
     return (
-        f"{populated} memory channels are unevenly spread over {sockets} sockets: the socket with "
+        f"{sockets} sockets share {counted(populated, 'memory channel')} unevenly: the socket with "
         "fewer channels has less bandwidth, and parallel work waits for it. "
         "Install the same modules in the same slots of every socket."
     )

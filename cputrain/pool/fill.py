@@ -11,6 +11,7 @@ import numpy as np
 import numpy.random  # a worker seeds it only where it has been loaded
 import torch
 
+from cputrain.counting import counted
 from cputrain.errors import ArgumentTypeError, FillFailed, UsageError, argument_error
 from cputrain.ipc.shared_tensors import SharedStorage
 from cputrain.pool.pool import Pool
@@ -288,7 +289,7 @@ def _check_mask(resume: torch.Tensor | None, num_rows: int) -> torch.Tensor:
             actual = f"one of {resume.dtype} and shape {tuple(resume.shape)}"
         raise argument_error(resume, torch.Tensor)(
             "resume",
-            f"must be a tensor of {num_rows} booleans, one for each row",
+            f"must be a tensor of {counted(num_rows, 'boolean')}, one for each row",
             found=actual,
             do=f"Begin with torch.zeros({num_rows}, dtype=torch.bool).",
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from cputrain.counting import counted
 from cputrain.measure.statistics import loss_difference
 from cputrain.record import Record
 
@@ -133,7 +134,8 @@ def compare_losses(
     if good:
         return LossVerdict(
             good=True, max_difference=max_difference, num_compared=count,
-            says=f"{count} losses within {max_difference:.1g} of plain python's",
+            says=f"{counted(count, 'loss', 'losses')} within {max_difference:.1g} of plain "
+            "python's",
         )  # fmt: skip
     return LossVerdict(
         good=False,

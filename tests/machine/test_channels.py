@@ -114,7 +114,7 @@ def test_sockets_with_unequal_channels_are_warned_of(tmp_path: Path) -> None:
     )
     found = read(tmp_path, GOLD, {TABLE_PATH: slots}, sockets=2)
     assert (found.populated, found.possible) == (11, 12)
-    assert any("over 2 sockets" in warning for warning in found.warnings)
+    assert any("2 sockets share 11 memory channels" in warning for warning in found.warnings)
 
 
 def test_a_board_without_free_slots_needs_another_board(tmp_path: Path) -> None:

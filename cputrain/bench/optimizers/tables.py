@@ -5,6 +5,7 @@ from __future__ import annotations
 from cputrain.bench.markdown import digits, duration
 from cputrain.bench.optimizers.cases import MIN_SPEEDUP
 from cputrain.bench.tables import markdown_page, without_empty_columns
+from cputrain.counting import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def case_table(result: OptimizerResult) -> Table:
 def case_note(result: OptimizerResult) -> str:
     """Return the cells whose speed-up is below `MIN_SPEEDUP`; empty if there are none."""
     slow_cells = [
-        f"{_shape_name(cell)} with {cell.num_threads} threads ({digits(cell.speedup.median)})"
+        f"{_shape_name(cell)} with {counted(cell.num_threads, 'thread')} "
+        f"({digits(cell.speedup.median)})"
         for cell in result.cells
         if cell.speedup.median < MIN_SPEEDUP
     ]

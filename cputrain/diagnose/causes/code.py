@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.diagnose.finding import Confidence, make_finding
 from cputrain.diagnose.rates import part_of
 
@@ -55,8 +56,8 @@ def _optimizer(case: DiagnosedCase) -> Iterator[Finding]:
         cause="code",
         title=f"{names} takes {part_of(seen.optimizer, seen.step)} of a step: it is not fused",
         evidence=(
-            f"it takes {seen.optimizer * 1e3:.3g} ms in {num_calls:.0f} operators on {num_tensors} "
-            "tensors",
+            f"it takes {seen.optimizer * 1e3:.3g} ms in "
+            f"{counted(round(num_calls), 'operator')} on {counted(num_tensors, 'tensor')}",
             f"one pass over them takes about {fused_s * 1e3:.3g} ms",
         ),
         remedy=f"{LAUNCH} does it, or {names.split(',')[0]}(..., fused=True)",

@@ -46,7 +46,7 @@ def _unfused_chains(case: DiagnosedCase) -> Iterator[Finding]:
         cause="memory",
         title=f"{share} of a step goes to and from memory, operator by operator",
         evidence=(
-            f"{len(calls)} elementwise operators in {len(chains)} chains read and write "
+            f"chains of elementwise operators ({len(chains)} of {len(calls)}) read and write "
             f"{num_bytes / 2**20:.0f} MiB in {seconds * 1e3:.3g} ms",
             f"that is {of_roof(num_bytes / seconds, num_bytes / roof_s, 'B/s')} "
             "of memory and caches",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cputrain.counting import counted
 from cputrain.diagnose.finding import FEWER_BITS, Confidence, make_finding
 from cputrain.diagnose.rates import of_roof, part_of, rate
 
@@ -168,8 +169,8 @@ def _channels_first(case: DiagnosedCase) -> Iterator[Finding]:
         cause="units",
         title="images have their channels first, and are reordered for each convolution",
         evidence=(
-            f"{num_calls:.0f} convolutions of a step take images with their "
-            f"channels first: reordering moves {moved_bytes / 2**20:.0f} MiB",
+            f"of a step, {counted(round(num_calls), 'convolution')} had images with their channels "
+            f"first: reordering moves {moved_bytes / 2**20:.0f} MiB",
         ),
         remedy="cputrain launch --channels-last on, or model.to(memory_format=torch.channels_last)",
         settings={"channels_last": "on"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import floor, log10
 
+from cputrain.counting import counted
 from cputrain.diagnose.rates import share_of_roof
 from cputrain.record import Record
 from cputrain.report.figures import LEVELS, milliseconds, rate, shapes
@@ -247,7 +248,8 @@ def _circle(mark: Mark, step_s: float, across: Scale, up: Scale) -> Circle:
             f"{mark.operator.name} · {mark.operator.phase}",
             shapes(mark.operator.shapes),
             ", ".join(mark.layers[:3]) + (f" and {num_hidden} more" * (num_hidden > 0)),
-            f"{mark.calls:.0f} calls, {milliseconds(mark.seconds)}, {share:.1%} of a step",
+            f"{counted(round(mark.calls), 'call')}, {milliseconds(mark.seconds)}, "
+            f"{share:.1%} of a step",
             f"{rate(mark.flops_per_s, 'FLOP/s')}, {rate(mark.moved_bytes / mark.seconds, 'B/s')}",
             f"{share_of_roof(mark.reached)} of its bound: {LEVELS[mark.bound]}",
         ),

@@ -18,6 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cputrain.counting import counted
 from cputrain.split.proof.sharding import (
     Layout,
     MixesSamples,
@@ -443,7 +444,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ):  # (a single sample is contiguous where several are not)
                 self._num_skipped += 1
                 index += 1
-            counts = f"{self.num_samples} samples and {self._reference.num_samples}"
+            counts = f"{counted(self.num_samples, 'sample')} and {self._reference.num_samples}"
             if index >= len(expected_entries) or expected_entries[index].name != entry.name:
                 expected_name = (
                     expected_entries[index].name if index < len(expected_entries) else "nothing"
@@ -492,8 +493,9 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             missing = self._reference.entries[len(self.entries) + self._num_skipped :]
             if missing:
                 self.reason = (
-                    f"it computes {missing[0].name} for {self._reference.num_samples} samples, and "
-                    f"not for {self.num_samples}"
+                    f"it computes {missing[0].name} for "
+                    f"{counted(self._reference.num_samples, 'sample')}, and not for "
+                    f"{self.num_samples}"
                 )
         if self.reason is not None:
             raise CannotShard(self.reason)
