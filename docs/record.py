@@ -2,7 +2,8 @@
 
 In a block of type `console`, a line that begins with `$` is a command, and the lines below it are
 what it prints. A page's commands run in one folder, with `train.py` of the tutorials in it.
-Commands that install something, or need another program, are not run.
+Commands that install something, or need another program, are not run. An output whose last line is
+"…" keeps its number of lines.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ BLOCK = re.compile(r"(?ms)^(?P<indent> *)```console\n(?P<body>.*?)^ *```$")
 
 NOT_RUN = ("pip ", "uv ", "docker ", "cputrain launch --cmd -- jupyter", "cputrain completions zsh")
 """Beginnings of commands that are not run."""
+
+LEFT_OUT = "…"
+"""Last line of an output that is shown in part."""
 
 WIDTH = "80"
 """Columns of tables."""
@@ -97,6 +101,8 @@ def written_anew(page: str) -> str:
                     code, printed = run(output.command, work, os.path.dirname(sys.executable))
                     if code:
                         raise SystemExit(f"{output.command} ended with {code}: {printed}")
+                    if output.lines[-1:] == [LEFT_OUT] and len(output.lines) <= len(printed):
+                        printed = [*printed[: len(output.lines) - 1], LEFT_OUT]
                 lines += [f"{indent}{line}".rstrip() for line in (f"$ {output.command}", *printed)]
             return "\n".join([*lines, f"{indent}```"])
 
