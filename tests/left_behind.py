@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 from tests.interpreters.forked import SERVERS
 
 
 def children() -> set[int]:
-    """Return the children of this process, without those that start the interpreters of scripts."""
+    """Return the children of this process, without those that serve all tests.
+
+    These are what starts the interpreters of scripts, and Python's own tracker of shared memory.
+    """
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError):  # a thread that has ended meanwhile
             found.update(map(int, (task / "children").read_text().split()))
-    return found - {server.process.pid for server in SERVERS.values()}
+    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    return found - {server.process.pid for server in SERVERS.values()} - {tracker._pid}
 
 
 def descriptors() -> dict[str, str]:

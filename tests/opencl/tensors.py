@@ -99,6 +99,7 @@ def test_sizes_change_in_place():
     assert torch.equal(x.cpu(), torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
     x.resize_(3, 3)
     assert torch.equal(x.cpu().flatten()[:4], torch.arange(4.0))
+    x.copy_(torch.arange(9.0).view(3, 3))  # what was added holds any bits, NaN among them
     x.unsqueeze_(0).squeeze_()
     assert x.shape == (3, 3)
     out = torch.empty(0, device="ocl")

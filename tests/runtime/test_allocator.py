@@ -65,7 +65,7 @@ steps = sorted(after - before for before, after in zip(counts, counts[1:]))
 print(steps[4])  # a few steps touch again what was returned to measure the need
 """
     kept, python = said(tmp_path, text), said(tmp_path, text, start=plain)
-    assert python > 5_000  # a step has 20 MB of activations and more
+    assert python > 4_000  # a step has about 20 MB of activations
     assert kept * 10 < python
 
 
