@@ -41,6 +41,9 @@ class Option(Record):
     choices: tuple[str, ...] = ()
     """Allowed values; empty if the command validates the value itself."""
 
+    implied: str = ""
+    """Value if none of `choices` follows: "on" for --learn; empty if a value must follow."""
+
     is_advanced: bool = False
     """Whether only --help-all shows it."""
 
@@ -106,6 +109,8 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
             if equals:
                 raise UsageError(name, "takes no value", found=repr(value), do=f"Use {name} alone.")
             value = option.flag
+        elif option.implied and not equals and not _is_choice(argv[index : index + 1], option):
+            value = option.implied
         elif not equals:
             if index == len(argv):
                 raise UsageError(
@@ -126,6 +131,10 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
             )
         values[option.flag] = value
     return Parsed(values=values, rest=tuple(argv[index:]))
+
+
+def _is_choice(words: Sequence[str], option: Option) -> bool:
+    return any(word in option.choices for word in words)
 
 
 def _example(option: Option) -> str:

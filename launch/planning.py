@@ -83,7 +83,8 @@ def plan_for_script(parsed: Parsed, script: str, machine: Machine) -> tuple[Plan
         return plan_for(parsed, machine), ""
     tuned, why_not = _tuned_settings(script, machine)
     try:
-        return plan_for(parsed, machine, tuned=tuned), why_not
+        plan = plan_for(parsed, machine, tuned=tuned)
+        return plan, "" if plan.value("learn") else why_not  # it is measured again now
     except UsageError as error:
         plan = plan_for(parsed, machine)  # raises if the user's settings are invalid, too
         return plan, f"the tuned plan is not used: {error}"
@@ -96,9 +97,9 @@ def _tuned_settings(script: str, machine: Machine) -> tuple[dict[str, UserValue]
     tuned, why_not = load(script, machine.fingerprint(), machine.budget.cpus)
     if tuned is None:
         return {}, why_not
-    where = f"cputrain tune on {tuned.when}"
+    measured = f"{tuned.where}: {tuned.reason}"
     return {
-        name: UserValue(value=value, where=where, measured=f"{where}: {tuned.reason}")
+        name: UserValue(value=value, where=tuned.where, measured=measured)
         for name, value in tuned.settings.items()
         if (setting := USER_SETTINGS.get(name)) and value in (setting.choices or (value,))
     }, ""

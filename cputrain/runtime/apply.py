@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 
+from cputrain import variables
 from cputrain.runtime import shutdown
 from cputrain.runtime.short_steps import MANY_THREADS, ShortSteps
 from cputrain.runtime.state import NOW
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from cputrain.learn.learner import Learner
     from cputrain.runtime.plan_env import PlanEnv
     from cputrain.settings.core.setting import Applied, Setting
 
@@ -25,9 +27,13 @@ def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planne
     NOW.launched = True
     NOW.thread_variables = plan_env.thread_variables
     NOW.is_planned = is_planned or bool(plan_env.rank)
+    learner = _learner(torch, plan_env)
     for setting in APPLIED_IN_ORDER:
         if setting.name in plan_env.values:
-            start(setting, torch, plan_env.values[setting.name])
+            start(setting, torch, plan_env.values[setting.name], learner)
+    if learner is not None:
+        NOW.applied["learn"] = learner
+        learner.listen()
     NOW.values.update(plan_env.values)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         shutdown.write_errors()
@@ -45,9 +51,25 @@ def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planne
         atexit.register(_report, os.getpid(), steps)
 
 
-def start(setting: Setting[Any], torch: ModuleType, value: object) -> None:
-    """Apply one setting, and keep the result in the state for `describe` and `undo`."""
-    applied = setting.apply(torch, value)
+def _learner(torch: ModuleType, plan_env: PlanEnv) -> Learner | None:
+    """Return what varies settings during the run; None unless `learn` is on for this process."""
+    if not plan_env.values.get("learn") or not NOW.is_planned or variables.TRIAL in os.environ:
+        return None
+    from cputrain.learn.learner import Learner
+
+    return Learner.of_script(torch, plan_env)
+
+
+def start(
+    setting: Setting[Any], torch: ModuleType, value: object, learner: Learner | None = None
+) -> None:
+    """Apply one setting, and keep the result in the state for `describe` and `undo`.
+
+    A learner applies what it is going to switch in a way of its own.
+    """
+    applied = learner.apply(setting.name, value) if learner is not None else None
+    if applied is None:
+        applied = setting.apply(torch, value)
     if applied is not None:
         NOW.applied[setting.name] = applied
 

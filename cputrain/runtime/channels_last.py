@@ -21,13 +21,23 @@ if TYPE_CHECKING:
 
 
 class ChannelsLast:
-    """The models that were called, and the weights that were converted."""
+    """The models that were called, and the weights that were converted.
 
-    def __init__(self, torch: ModuleType) -> None:
+    Args:
+        torch: The module.
+        is_on: Whether weights are converted from now on; `use` changes it.
+    """
+
+    def __init__(self, torch: ModuleType, *, is_on: bool = True) -> None:
         self._torch = torch
+        self.is_on = is_on
+        """Whether models that are called have their weights converted."""
         self._formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         self._conv_class = torch.nn.modules.conv._ConvNd
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Models that were called, and others that are never converted."""
+        self._called: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Models that were called and may be converted."""
         self._converted: dict[int, weakref.ref[Any]] = {}
         self._num_converted = 0
         self._is_active = True
@@ -45,24 +55,61 @@ class ChannelsLast:
             args, kwargs = to_contiguous(self._torch, (args, kwargs))
         elif model not in self._seen and not is_watched(self._torch):
             self._seen.add(model)
-            self._convert(model)
+            self._called.add(model)
+            if self.is_on:
+                self._convert(model)
         return call(model, *args, **kwargs)
 
-    def _convert(self, model: Any) -> None:
+    def use(self, *, is_on: bool) -> None:
+        """Convert the weights of the models that were called, or convert them back.
+
+        The patches stay, as states of optimizers follow their weights in the next step.
+        """
+        self.is_on = is_on and self._is_active
+        if self.is_on:
+            for model in self._called:
+                self._convert(model)
+        else:
+            for weight in self._converted_weights():
+                self._restore(weight)
+
+    def can_convert(self) -> bool:
+        """Return whether a model that was called has weights that are, or can be, converted."""
+        return self._is_active and any(
+            self._is_converted(weight) or self._can_convert(weight)
+            for model in self._called
+            for weight in self._weights_of(model)
+        )
+
+    def convert_copy(self, model: Any) -> None:
+        """Convert the weights of a copy of a model, which is not counted."""
+        for weight in self._weights_of(model):
+            if self._can_convert(weight):
+                self._set_format(weight, self._formats[weight.dim()])
+
+    def _weights_of(self, model: Any) -> list[Any]:
+        """Return the weights of a model's convolutions, unless it cannot be converted."""
         torch = self._torch
         modules = list(model.modules())
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             self._seen.update(modules)  # DDP keeps views of their gradients
-            return
+            return []
         if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
-            return  # within TorchScript, Tensor.view is torch's and would raise
-        for module in modules:
-            if isinstance(module, self._conv_class):
-                weight = module._parameters.get("weight")
-                if weight is not None and self._can_convert(weight):
-                    self._set_format(weight, self._formats[weight.dim()])
-                    self._converted[id(weight)] = weakref.ref(weight)
-                    self._num_converted += 1
+            return []  # within TorchScript, Tensor.view is torch's and would raise
+        weights = [
+            module._parameters.get("weight")
+            for module in modules
+            if isinstance(module, self._conv_class)
+        ]
+        return [weight for weight in weights if weight is not None]
+
+    def _convert(self, model: Any) -> None:
+        torch = self._torch
+        for weight in self._weights_of(model):
+            if self._can_convert(weight):
+                self._set_format(weight, self._formats[weight.dim()])
+                self._converted[id(weight)] = weakref.ref(weight)
+                self._num_converted += 1
         if self._converted and self._order_patches is None:
             self._order_patches = MemoryOrderPatches(torch, self._restore_contiguous)
 
@@ -70,6 +117,13 @@ class ChannelsLast:
         # tensors created in inference mode can never be trained
         with self._torch.inference_mode(mode=False), self._torch.no_grad():
             weight.data = weight.data.contiguous(memory_format=memory_format)
+            gradient = weight.grad
+            if (
+                gradient is not None  # torch warns where it accumulates in another format
+                and gradient.layout is self._torch.strided
+                and gradient.size() == weight.size()
+            ):
+                gradient.data = gradient.data.contiguous(memory_format=memory_format)
 
     def _can_convert(self, weight: Any) -> bool:
         """Return whether a weight is a plain contiguous CPU parameter that shares no memory."""
@@ -133,6 +187,7 @@ class ChannelsLast:
 
     def _restore_model(self, model: Any) -> None:
         self._seen.update(model.modules())
+        self._called.difference_update(model.modules())
         for parameter in model.parameters():
             if self._is_converted(parameter):
                 self._restore(parameter)

@@ -53,12 +53,19 @@ class _Outcome:
 
 
 class Replicas:
-    """The dispatchers of the models that were called."""
+    """The dispatchers of the models that were called.
 
-    def __init__(self, torch: ModuleType, count: int | None) -> None:
+    Args:
+        torch: The module.
+        count: Number of replicas; None measures it.
+        is_measured: Whether None measures it, rather than leave batches undivided until `use`.
+    """
+
+    def __init__(self, torch: ModuleType, count: int | None, *, is_measured: bool = True) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._num_replicas = count
+        self._is_on = is_measured or count is not None
         self._num_steps = 0
         self._num_steps_at_first_call: weakref.WeakKeyDictionary[Any, int] = (
             weakref.WeakKeyDictionary()
@@ -73,7 +80,8 @@ class Replicas:
 
     def _intercept(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if (
-            self._double_backward.is_used
+            not self._is_on
+            or self._double_backward.is_used
             or self._num_steps == self._num_steps_at_first_call.setdefault(model, self._num_steps)
         ):
             return call(model, *args, **kwargs)
@@ -90,6 +98,23 @@ class Replicas:
 
     def _after_step(self, *_: object) -> None:
         self._num_steps += 1
+
+    @property
+    def count(self) -> int | None:
+        """Number of replicas in use; None if batches are not divided, or it is being measured."""
+        return self._num_replicas if self._is_on else None
+
+    def use(self, count: int | None) -> None:
+        """Divide the batches of the next calls among `count` replicas; None divides none."""
+        self._is_on = count is not None
+        if count is not None and count != self._num_replicas:
+            self.discard()
+            self._num_replicas = count
+
+    def discard(self) -> None:
+        """Release all replicas and their threads."""
+        self._dispatchers.clear()
+        self._outcomes.clear()
 
     def _make_dispatcher(self, model: Any) -> tuple[Any, _Outcome]:
         from cputrain.split import Split, splitter_of
@@ -114,6 +139,8 @@ class Replicas:
         return dispatcher, outcome
 
     def describe(self) -> str:
+        if not self._is_on:
+            return ""
         if self._double_backward.is_used:
             return "batches undivided: the script differentiates gradients again"
         models: dict[str, int] = {}

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
+LEARNT = "learn"
+"""Source of a plan that `cputrain launch --learn` found."""
+
 
 class TunedPlan(Record):
     """Winner of a search for a script, as it is stored."""
@@ -36,7 +39,14 @@ class TunedPlan(Record):
     """Arguments of the script during the search."""
 
     evidence: dict[str, Any]
-    """The whole SearchResult as JSON, with every trial."""
+    """The whole SearchResult as JSON, with every trial; or what was learnt, with its "source"."""
+
+    @property
+    def where(self) -> str:
+        """Command that measured it, and when."""
+        is_learnt = self.evidence.get("source") == LEARNT
+        command = "cputrain launch --learn" if is_learnt else "cputrain tune"
+        return f"{command} on {self.when}"
 
 
 def plan_file(script: str) -> CacheFile:
@@ -142,9 +152,9 @@ def load(script: str, machine: str, cpus: tuple[int, ...]) -> tuple[TunedPlan | 
             reason=str(document["reason"]),
             when=str(document["when"]),
             arguments=tuple(map(str, document["arguments"])),
-            evidence=document["evidence"],
+            evidence=dict(document["evidence"]),
         ), ""
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         return None, f"the tuned plan {file.path} is broken ({error})"
     except OSError:  # an unreadable script: the launch itself reports it
         return None, ""

@@ -64,6 +64,7 @@ def _value_options(title: str) -> tuple[Option, ...]:
             takes=setting.takes,
             help=setting.help,
             choices=setting.choices,
+            implied=setting.implied,
             is_advanced=setting.is_advanced,
         )
         for setting in USER_SETTINGS.values()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.utils.data
 
+from cputrain.data import messages
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Loaders fork, and from Python 3.12 on that warns wherever a library has a thread."""
@@ -18,3 +20,9 @@ def _torch_waits_briefly() -> None:
     for module in (utils, utils.worker):
         module.MP_STATUS_CHECK_INTERVAL = 0.5
     iterator._MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (2.0,)
+
+
+@pytest.fixture(autouse=True)
+def _each_test_hears_all_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what was said before: a message is said once in a process."""
+    monkeypatch.setattr(messages, "_reported", set())

@@ -72,6 +72,9 @@ class Setting(Generic[Value]):
     choices: tuple[str, ...] = ()
     """Accepted values; empty if `decide` checks the value itself."""
 
+    implied = ""
+    """Value of its option if none is given, which must be one of `choices`; empty needs a value."""
+
     rule: str
     """What a value in a saved plan must be, for messages: "true or false"."""
 

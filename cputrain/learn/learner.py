@@ -1,0 +1,310 @@
+"""Try settings in the steps of a running script; keep those that are faster.
+
+The state between two whole steps is one of three: settings stay as they are; a candidate has its
+turns; or a candidate has won its turns, and the next call of each model is compared with a twin.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from statistics import median
+
+from cputrain.learn.allowance import Allowance
+from cputrain.learn.knowledge import Knowledge
+from cputrain.learn.switches import switch_of
+from cputrain.learn.turns import Turns
+from cputrain.learn.whole_steps import WholeSteps
+from cputrain.record import Record
+from cputrain.runtime.patching import never_compile
+from cputrain.runtime.root_forward import is_watched, root_forward_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from cputrain.learn.switches import StepSwitch
+    from cputrain.runtime.plan_env import PlanEnv
+    from cputrain.settings.core.setting import Applied
+
+NUM_FIRST = 10
+"""Whole steps before the first candidate: of their times the usual one is taken."""
+
+NUM_TWINS = 2.5
+"""Steps whose time a comparison with a twin takes."""
+
+MAX_MODELS = 4
+"""Models that are compared with twins at most, in one step."""
+
+
+class Variation(Record):
+    """A value of a setting."""
+
+    setting: str
+    value: str
+
+
+class Learner:
+    """Learning in one process.
+
+    Args:
+        torch: The module.
+        fixed: Names of the settings that the user has set: they are not varied.
+        knowledge: What earlier runs have learnt.
+    """
+
+    def __init__(self, torch: ModuleType, *, fixed: frozenset[str], knowledge: Knowledge) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.utils._pytree import tree_leaves
+
+        self._tree_leaves = tree_leaves
+        self._torch = torch
+        self._fixed = fixed
+        self._knowledge = knowledge
+        self._switches: dict[str, StepSwitch] = {}
+        self._steps = WholeSteps()
+        self._thread: int | None = None
+        self._last = 0.0
+        self._first_times: list[float] = []
+        self._usual_s = 0.0
+        """Median time of a step with what has stayed so far."""
+        self._allowance: Allowance | None = None
+        self._candidate: Variation | None = None
+        self._previous = ""
+        """Value of the candidate's setting that it is compared with."""
+        self._turns: Turns | None = None
+        self._won: float = 0.0
+        """Gain of a candidate that is still to be compared with a twin; 0 if there is none."""
+        self._compared: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._differs = ""
+        self._is_over = False
+        self._pid = os.getpid()
+        self._root_forward = root_forward_of(torch)
+        never_compile(Learner._after_step)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        atexit.register(self._save)
+
+    @classmethod
+    def of_script(cls, torch: ModuleType, plan_env: PlanEnv) -> Learner:
+        """Return the learner of this process, for the script that it runs."""
+        from cputrain.machine import RootSource, read_machine
+
+        machine = read_machine(RootSource(), detail=False)
+        main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+        knowledge = Knowledge(main, machine.fingerprint(), machine.budget.cpus)
+        fixed = {
+            name
+            for name, value in plan_env.settings.items()
+            if knowledge.settings.get(name) != value
+        }
+        if plan_env.thread_variables:
+            fixed.add("threads")
+        return cls(torch, fixed=frozenset(fixed), knowledge=knowledge)
+
+    # -- settings
+
+    def apply(self, name: str, value: Any) -> Applied | None:
+        """Apply a setting so that it can be switched; None if it is fixed, or cannot be."""
+        if name in self._fixed:
+            return None
+        switch = switch_of(name, self._torch, value)
+        if switch is None:
+            return None
+        self._switches[name] = switch
+        return switch.applied
+
+    def listen(self) -> None:
+        """Listen to calls of models, within the settings that change them."""
+        if self._switches:
+            self._root_forward.add(self._intercept)
+
+    # -- steps
+
+    def _after_step(self, optimizer: Any, *_: object) -> None:
+        if self._is_over or not self._switches or self._torch.compiler.is_compiling():
+            return
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        if thread != self._thread or not self._steps.ends_with(optimizer):
+            if thread == self._thread and self._candidate is not None and not self._steps.is_known:
+                self._reject("the script's training changed")
+            return
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        if self._allowance is None:
+            self._observe(seconds)
+        else:
+            self._go_on(self._allowance, seconds)
+        self._last += time.perf_counter() - now  # a switch belongs to the next step's settling
+
+    def _observe(self, seconds: float) -> None:
+        """Time a step before the first candidate."""
+        self._first_times.append(seconds)
+        if len(self._first_times) > NUM_FIRST:  # the first is the time since the process began
+            self._usual_s = median(self._first_times[1:])
+            self._allowance = Allowance(self._usual_s)
+            self._allowance.num_steps = len(self._first_times)
+            self._knowledge.forget_others()
+
+    def _go_on(self, allowance: Allowance, seconds: float) -> None:
+        """Count a step, and decide on the next."""
+        turns = self._turns
+        is_candidate = turns is not None and turns.is_candidate
+        allowance.add_step(0.0 if is_candidate else (self._knowledge.gain - 1) * self._usual_s)
+        if self._won:
+            self._end_comparison(allowance, seconds)
+        elif turns is not None:
+            self._take_turn(allowance, turns, seconds)
+        if self._candidate is None:
+            self._begin_next(allowance)
+
+    def _take_turn(self, allowance: Allowance, turns: Turns, seconds: float) -> None:
+        assert self._candidate is not None
+        switch = self._switches[self._candidate.setting]
+        was_candidate = turns.is_candidate
+        if switch.value != (self._candidate.value if was_candidate else self._previous):
+            self._reject("the script sets it")
+            return
+        if was_candidate:
+            allowance.add_excess(seconds, turns.step_s, is_timed=turns.is_settled)
+        verdict = turns.add(seconds)
+        self._usual_s = turns.step_s
+        if verdict is None:
+            if turns.is_candidate != was_candidate:
+                switch.use(self._candidate.value if turns.is_candidate else self._previous)
+            return
+        if not verdict:
+            self._reject(f"{turns.latest:.2f} times as fast")
+        elif switch.needs_twin:
+            self._won, self._turns = turns.gain, None
+            self._compared.clear()
+            self._differs = ""
+        else:
+            self._keep(turns.gain)
+
+    def _end_comparison(self, allowance: Allowance, seconds: float) -> None:
+        """Decide on a candidate after a step in which models were compared with twins."""
+        if not len(self._compared):
+            return  # not yet: no model was called, or it does not pay yet
+        allowance.add_excess(seconds, self._usual_s, is_timed=False)
+        gain, self._won = self._won, 0.0
+        if self._differs:
+            self._reject(self._differs)
+        else:
+            self._keep(gain)
+
+    # -- candidates
+
+    def _begin_next(self, allowance: Allowance) -> None:
+        """Begin the turns of the next candidate that the allowance permits."""
+        candidates = [] if self._knowledge.is_complete else self._open_candidates()
+        if not candidates:
+            self._end()
+            return
+        for candidate, switch in candidates:
+            if allowance.left_s >= switch.num_risked * self._usual_s:
+                self._candidate, self._previous = candidate, switch.value
+                self._turns = Turns(self._usual_s, switch.num_settling)
+                return
+
+    def _open_candidates(self) -> list[tuple[Variation, StepSwitch]]:
+        """Return the next candidate of each setting that has one left."""
+        variations = []
+        for name, switch in self._switches.items():
+            for value in switch.candidates():
+                if self._knowledge.is_tried(name, value):
+                    if switch.is_monotonic:
+                        break  # it was slower, as those after it would be
+                    continue
+                variations.append((Variation(setting=name, value=value), switch))
+                break
+        return variations
+
+    def _reject(self, reason: str) -> None:
+        assert self._candidate is not None
+        switch = self._switches[self._candidate.setting]
+        if switch.value == self._candidate.value:
+            switch.use(self._previous)
+        switch.discard()
+        self._knowledge.add_rejected(
+            self._candidate.setting, self._candidate.value, self._previous, reason
+        )
+        self._candidate = self._turns = None
+        self._won = 0.0
+
+    def _keep(self, gain: float) -> None:
+        assert self._candidate is not None
+        switch = self._switches[self._candidate.setting]
+        switch.use(self._candidate.value)
+        self._knowledge.add_kept(
+            self._candidate.setting, self._candidate.value, self._previous, gain
+        )
+        self._usual_s /= gain
+        self._candidate = self._turns = None
+        self._save()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._knowledge.is_complete = True
+        self._save()
+
+    # -- calls of models
+
+    def _intercept(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if self._won and self._can_compare(model):
+            self._compare(model, args, kwargs)
+        elif self._allowance is None and model.training:
+            self._knowledge.add_batch(self._tree_leaves((args, kwargs)))
+        return call(model, *args, **kwargs)
+
+    def _can_compare(self, model: Any) -> bool:
+        allowance = self._allowance
+        assert allowance is not None
+        return (
+            threading.get_ident() == self._thread
+            and model not in self._compared
+            and len(self._compared) < MAX_MODELS
+            and (1 - 1 / self._won) * allowance.num_steps >= NUM_TWINS  # it pays in as many again
+            and self._torch.is_grad_enabled()
+            and any(parameter.requires_grad for parameter in model.parameters())
+            and not is_watched(self._torch)
+        )
+
+    def _compare(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        from cputrain.learn.twin import difference_from_twin
+
+        assert self._candidate is not None
+        switch, value = self._switches[self._candidate.setting], self._candidate.value
+        self._compared.add(model)
+        with self._root_forward.original_call():
+            self._differs = self._differs or difference_from_twin(
+                model,
+                type(model).__call__,
+                args,
+                kwargs,
+                lambda copied: switch.prepare(copied, value),
+            )
+
+    # -- the end
+
+    def _save(self) -> None:
+        if os.getpid() == self._pid:
+            self._knowledge.save()
+
+    def describe(self) -> str:
+        """Return what was learnt, for the last line."""
+        return self._knowledge.describe()
+
+    def undo(self) -> None:
+        """Stop learning; what was kept stays."""
+        if self._candidate is not None:
+            self._reject("learning was stopped")
+        self._is_over = True
+        self._hook.remove()
