@@ -169,3 +169,13 @@ class InternalError(CputrainError):
         super().__init__(
             f"[internal] {parameter.removeprefix('[internal] ')}", rule, found=found, do=do
         )
+
+
+def text_kind(text: str) -> str:
+    """Return what a text is that should be JSON and is not, for the `found` of an error."""
+    start = text.lstrip()[:20].lower()
+    if not start:
+        return "an empty file"
+    if start.startswith("<"):
+        return "a page of HTML"
+    return "JSON that is cut off or damaged" if start[0] in "{[" else "text that is not JSON"

@@ -12,6 +12,8 @@ SIMILAR = 0.7
 LEAST_PREFIX = 3
 """Least number of letters of a word that is taken for the beginning of another one."""
 
+FLOAT16 = "float16 is not offered on CPUs; bf16 is, and changes results, too."
+
 VALUES = {
     "true": "on", "yes": "on", "1": "on", "enable": "on", "enabled": "on",
     "false": "off", "no": "off", "0": "off", "disable": "off", "disabled": "off", "none": "off",
@@ -46,6 +48,12 @@ def closest_value(value: str, choices: Iterable[str]) -> str:
     choices = tuple(choices)
     other_name = VALUES.get(value.lower(), "")
     return other_name if other_name in choices else closest(value, choices)
+
+
+def value_hint(value: str, choices: Iterable[str]) -> str:
+    """Return what to do about a value that is none of the choices; "" if nothing is known."""
+    hint = did_you_mean(closest_value(value, choices))
+    return f"{FLOAT16} {hint}" if hint and value.lower() in ("float16", "fp16", "half") else hint
 
 
 def did_you_mean(suggestion: str) -> str:

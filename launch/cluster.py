@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from cputrain.counting import counted
 from cputrain.errors import NotFound, UsageError
 from cputrain.launch.options import Option, split_quoted
 from cputrain.launch.process import Start
@@ -156,6 +157,28 @@ def agent_start(
         cpus=None,
         interleave=None,
     )
+
+
+def notes_on_ranks(parsed: Parsed, environment: Mapping[str, str], machine: Machine) -> list[str]:
+    """Return notes on ranks that share a core, and on nodes that cannot find one another."""
+    notes = []
+    ranks, cores = number_of_ranks(parsed, environment, machine), machine.budget.physical_cores
+    if ranks.isdecimal() and int(ranks) > cores:
+        notes.append(
+            f"--nproc-per-node {ranks} starts more ranks than this node's "
+            f"{counted(cores, 'core')}: some share a core, and all wait for them"
+        )
+    is_known = (
+        any(parsed.has(flag) for flag in ("--rdzv-endpoint", "--master-addr", "--standalone"))
+        or "PET_RDZV_ENDPOINT" in environment
+        or "PET_MASTER_ADDR" in environment
+    )
+    if parsed.has("--nnodes") and parsed.values["--nnodes"] != "1" and not is_known:
+        notes.append(
+            "waiting for other nodes on this machine: for those of others, give all nodes "
+            "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, with the first node as HOST"
+        )
+    return notes
 
 
 def number_of_ranks(parsed: Parsed, environment: Mapping[str, str], machine: Machine) -> str:

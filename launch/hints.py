@@ -121,8 +121,13 @@ PYTHONS = frozenset({"python", "python3", "python.exe", "py"})
 """Names of the interpreter, which the launcher starts itself."""
 
 
-def script_hint(target: Target) -> str:
-    """Return what to do about a script that does not exist."""
+def script_hint(target: Target, *, is_launch: bool) -> str:
+    """Return what to do about a script that does not exist.
+
+    Args:
+        target: The script and its arguments.
+        is_launch: Whether the command is launch, which runs other commands, too.
+    """
     import os
     from shlex import join
     from shutil import which
@@ -130,25 +135,32 @@ def script_hint(target: Target) -> str:
     path, folder = target.name, os.path.dirname(target.name)
     if os.path.basename(path) in PYTHONS and target.arguments:
         return f"Leave out {path}: cputrain launch {join(target.arguments)}"
-    if path.startswith("-") and path != "-":
+    if path.startswith("-") and path != "-" and is_launch:
         return f"Options stand before --: cputrain launch {join([path, *target.arguments])}"
     if folder and not os.path.isdir(folder):
         return f"The working folder is {os.getcwd()}."
-    if not folder and which(path):
+    if not folder and which(path) and is_launch:
         return f"It is a command: cputrain launch --cmd -- {join([path, *target.arguments])}"
+    hint = did_you_mean(similar_script(path))
+    if hint or not is_launch:
+        return hint or "Check its name, or give its path."
+    return "To run a command that is not a Python script: cputrain launch --cmd -- ..."
+
+
+def similar_script(path: str) -> str:
+    """Return the path of a script of a similar name in the same folder; "" if there is none."""
+    import os
+
+    folder, name = os.path.split(path)
     try:
-        names = sorted(name for name in os.listdir(folder or ".") if name.endswith(".py"))
+        names = sorted(each for each in os.listdir(folder or ".") if each.endswith(".py"))
     except OSError:
-        names = []
-    name = os.path.basename(path)
+        return ""
     similar = f"{name}.py" if f"{name}.py" in names else closest(name, names)
-    return (
-        did_you_mean(os.path.join(folder, similar) if similar else "")
-        or "To run a command that is not a Python script: cputrain launch --cmd -- ..."
-    )
+    return os.path.join(folder, similar) if similar else ""
 
 
-def notes_on_arguments(target: Target, flags: Collection[str]) -> list[str]:
+def notes_on_arguments(target: Target, flags: Collection[str], command: str) -> list[str]:
     """Return a note if an argument of the script is an option of ours that it does not read.
 
     It reads none if it mentions nothing that reads arguments, and not this one if it adds others to
@@ -157,6 +169,7 @@ def notes_on_arguments(target: Target, flags: Collection[str]) -> list[str]:
     Args:
         target: The script and its arguments.
         flags: Options of the command.
+        command: The command: "cputrain launch".
     """
     import os
     import re
@@ -174,7 +187,7 @@ def notes_on_arguments(target: Target, flags: Collection[str]) -> list[str]:
         return []  # it may read any option
     return [
         f"{flag} stands behind {target.name}, so it is passed to the script; for cputrain: "
-        f"cputrain launch {flag} ... {target.name}"
+        f"{command} {flag} ... {target.name}"
         for flag in ours
         if not any(name in text for name in (flag[2:], flag[2:].replace("-", "_")))
     ]

@@ -13,7 +13,7 @@ from cputrain.errors import UsageError
 from cputrain.record import Record
 from cputrain.settings.core.decision import UserValue
 from cputrain.settings.core.values import parse_count
-from cputrain.suggestions import closest_value, did_you_mean
+from cputrain.suggestions import value_hint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def parse(argv: Sequence[str], options: Sequence[Option], command: str) -> Parse
                 name,
                 f"must be one of {', '.join(option.choices)}",
                 found=repr(value),
-                do=did_you_mean(closest_value(value, option.choices)),
+                do=value_hint(value, option.choices),
             )
         values[option.flag] = value
     return Parsed(values=values, rest=tuple(argv[index:]))
@@ -139,7 +139,9 @@ def _is_choice(words: Sequence[str], option: Option) -> bool:
 
 def _example(option: Option) -> str:
     first = option.takes.partition("|")[0].strip("'")
-    return option.choices[0] if option.choices else {"N": "4", "TIME": "2m"}.get(first, first)
+    if option.choices:  # "auto" is what happens without the option
+        return next(choice for choice in (*option.choices[1:], *option.choices) if choice != "auto")
+    return {"N": "2", "TIME": "2m"}.get(first, first)
 
 
 def _check_is_no_script(name: str, value: str, option: Option, command: str) -> None:

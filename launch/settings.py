@@ -12,7 +12,7 @@ import os
 from cputrain.errors import UsageError
 from cputrain.settings.core.decision import UserValue
 from cputrain.settings.core.registry import USER_SETTINGS
-from cputrain.suggestions import closest, closest_value, did_you_mean
+from cputrain.suggestions import closest, did_you_mean, value_hint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def checked_value(setting: Setting[Any], value: str, where: str) -> UserValue:
             where,
             f"must be one of {', '.join(setting.choices)}",
             found=repr(value),
-            do=did_you_mean(closest_value(value, setting.choices))
+            do=value_hint(value, setting.choices)
             or f"{setting.help[0].upper()}{setting.help[1:]}.",
         )
     return UserValue(value=value, where=where)

@@ -13,12 +13,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def read_target(words: Sequence[str], *, module: bool, command: bool) -> Target:
+LAUNCH_USAGE = (
+    "Usage: cputrain launch [options] train.py [its arguments], -m package.module, "
+    "or --cmd -- command"
+)
+
+
+def read_target(
+    words: Sequence[str], *, module: bool = False, command: bool = False, usage: str = LAUNCH_USAGE
+) -> Target:
     """Parse the target from the words after cputrain's options.
 
     Args:
+        words: The words.
         module: Whether the words name a module (-m).
         command: Whether the words are any command (--cmd).
+        usage: Advice where there are none.
 
     Raises:
         UsageError: There are no words, or both switches are given.
@@ -29,12 +39,7 @@ def read_target(words: Sequence[str], *, module: bool, command: bool) -> Target:
     if command and arguments[:1] == ("--",):
         arguments = arguments[1:]
     if not arguments:
-        raise UsageError(
-            "the script",
-            "is missing",
-            do="Usage: cputrain launch [options] train.py [its arguments], -m package.module, "
-            "or --cmd -- command",
-        )
+        raise UsageError("the script", "is missing", do=usage)
     kind = TargetKind.MODULE if module else TargetKind.COMMAND if command else TargetKind.SCRIPT
     if kind is TargetKind.SCRIPT and _is_cputrain(arguments[0]):
         kind = TargetKind.COMMAND  # as in: cputrain launch cputrain launch x.py
@@ -45,8 +50,15 @@ def _is_cputrain(word: str) -> bool:
     return os.path.basename(word) == "cputrain" and not os.path.isfile(word)
 
 
-def find_executable(target: Target, environment: Mapping[str, str]) -> str:
+def find_executable(
+    target: Target, environment: Mapping[str, str], *, is_launch: bool = True
+) -> str:
     """Return the path of the executable that runs the target.
+
+    Args:
+        target: The target.
+        environment: Environment, for PATH.
+        is_launch: Whether the command could run what is no Python script, for messages.
 
     Raises:
         NotFound: The script or command does not exist.
@@ -55,13 +67,13 @@ def find_executable(target: Target, environment: Mapping[str, str]) -> str:
     if target.kind is TargetKind.COMMAND:
         return _find_command(target.name, environment.get("PATH", os.defpath))
     if target.kind is TargetKind.SCRIPT and target.name != "-":
-        _check_script(target)
+        _check_script(target, is_launch=is_launch)
     if not sys.executable:
         raise NotFound("the Python interpreter", "has no known path", do="Start it by its path.")
     return sys.executable
 
 
-def _check_script(target: Target) -> None:
+def _check_script(target: Target, *, is_launch: bool) -> None:
     """Raise NotFound or NotExecutable unless it is a readable script, folder or archive."""
     path = target.name
     if not os.path.lexists(path):
@@ -74,7 +86,7 @@ def _check_script(target: Target) -> None:
             found=f"no folder {folder}"
             if folder and not os.path.isdir(folder)
             else f"no such file in {folder or os.getcwd()}",
-            do=script_hint(target),
+            do=script_hint(target, is_launch=is_launch),
         )
     if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
         raise NotExecutable(

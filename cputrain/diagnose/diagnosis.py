@@ -218,9 +218,10 @@ def profile_script(
     }  # fmt: skip
     watched = run_watched(script, settings, arguments, longest=longest)
     document = json.loads(watched.seen) if watched.seen else {}
-    fault = fault_of(watched)
+    fault, advice = fault_of(watched), ""
     if not fault and not document.get("optimizers"):
         fault = "no optimizer took a step"
+        advice = "Steps of torch.optim.Optimizer and of its subclasses count. "
     elif not fault and not document["traced"]:
         num_steps = len(document["steps"]) // len(document["optimizers"])
         if MIN_STEPS <= num_steps < steps + num_traced:  # the script ended: run it with fewer
@@ -232,7 +233,7 @@ def profile_script(
             f"the script {script.target.name}",
             "must train for some steps" + (" under plain python" if settings is None else ""),
             found=fault,
-            do=f"Its output is in {script.folder}.",
+            do=f"{advice}Its output is in {script.folder}.",
         )
     return step_profile_of(document), document["torch"]
 

@@ -7,7 +7,7 @@ import json
 from cputrain.diagnose.diagnosis import KIND, SCHEMA_VERSION, Diagnosis
 from cputrain.diagnose.rates import is_possible
 from cputrain.diagnose.records import record_from
-from cputrain.errors import UsageError
+from cputrain.errors import UsageError, text_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,12 @@ def read_diagnosis(path: str) -> Diagnosis:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(path, "must be a file that can be read", found=reason, do=ADVICE) from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(path, "must be a JSON document", found=str(error), do=ADVICE) from None
+    except UnicodeDecodeError:
+        raise UsageError(path, "must be a JSON document", found="no text", do=ADVICE) from None
+    except (ValueError, RecursionError):
+        raise UsageError(
+            path, "must be a JSON document", found=text_kind(text), do=ADVICE
+        ) from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise UsageError(
             path, "must be the output of cputrain diagnose --json", found="another document",

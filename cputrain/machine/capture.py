@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 
-from cputrain.errors import SourceError
+from cputrain.errors import SourceError, text_kind
 from cputrain.machine.cpulist import format_list, parse_list
 from cputrain.machine.redaction import Redaction
 from cputrain.machine.topology import CPU_FOLDER
@@ -177,12 +177,14 @@ def read_capture(path: str) -> CaptureSource:
     """Read a capture file; raise SourceError if it is unreadable or invalid."""
     try:
         with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+            text = file.read()
+        document = json.loads(text)
     except (OSError, ValueError) as error:
+        is_text = isinstance(error, json.JSONDecodeError)
         raise SourceError(
             path,
             "must be a readable capture",
-            found=getattr(error, "strerror", None) or str(error),
+            found=getattr(error, "strerror", None) or (text_kind(text) if is_text else "no text"),
             do="Make one with: cputrain info --capture machine.json",
         ) from None
     return CaptureSource(document, path)

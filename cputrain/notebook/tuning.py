@@ -41,7 +41,7 @@ def tune_script(shell: Any, parsed: Parsed) -> NotebookTuning:
             "needs a script, or a cell under it",
             do="Say: %cputrain_tune train.py, or begin a cell with: %%cputrain_tune",
         )
-    script = tune.script_target(parsed, "%cputrain_tune")
+    script = tune.script_target(parsed, tune.COMMAND, "%cputrain_tune")
     result = _search(shell, parsed, script)
     kept_in = tune.save_tuned(script, read_machine(RootSource(), detail=False), result)
     if parsed.values.get("--apply") != "yes":

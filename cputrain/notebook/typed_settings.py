@@ -31,3 +31,4 @@ class Settings(TypedDict, total=False):
     attention: Literal["auto", "math", "float32"] | None
     compile: Switch
     backend: Literal["auto"] | str | None
+    learn: Switch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from cputrain.errors import PlanError
+from cputrain.errors import PlanError, text_kind
 from cputrain.plan.plan import SCHEMA_VERSION, Plan
 from cputrain.settings.core.decision import Change, Decision, Origin
 from cputrain.settings.core.registry import SETTINGS, USER_SETTINGS, VARIABLES
@@ -32,8 +32,10 @@ def read_plan(text: str, where: str) -> Plan:
     advice = "Make one with: cputrain plan --json SCRIPT > plan.json"
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PlanError(where, "must be a JSON document", found=str(error), do=advice) from None
+    except (ValueError, RecursionError):
+        raise PlanError(
+            where, "must be a JSON document", found=text_kind(text), do=advice
+        ) from None
     if not isinstance(document, dict) or document.get("kind") != "cputrain plan":
         raise PlanError(where, "must be a plan of cputrain", found="another document", do=advice)
     version = document.get("schema_version")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cputrain.counting import counted
 from cputrain.report.figures import (
-    NO_FINDING,
     milliseconds,
+    no_finding,
     operator_share,
     option,
     part_of,
@@ -19,12 +19,13 @@ from cputrain.report.terminal import show_pairs, show_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
-    from cputrain.diagnose import Diagnosis, DiagnosisComparison, TriedRemedy
+    from cputrain.diagnose import Diagnosis, DiagnosisComparison
     from cputrain.diagnose.comparison import TimeChange
+
+LEAST_GAIN = 1.03
+"""Measured speed-up from which a remedy is recommended."""
 
 MAX_DETAILED = 3
 """Largest number of findings that are shown with their evidence."""
@@ -58,7 +59,7 @@ def show_diagnosis(out: Console, diagnosis: Diagnosis) -> None:
     if diagnosis.rough:
         out.print(Text(f"{roughness(diagnosis)}\n"))
     if not diagnosis.findings:
-        out.print(Text(NO_FINDING, style="bold"))
+        out.print(Text(no_finding(diagnosis), style="bold"))
     for number, finding in enumerate(diagnosis.findings[:MAX_DETAILED], 1):
         out.print(Text(f"{number}. {finding.title}", style="bold"))
         for line in finding.evidence:
@@ -95,8 +96,11 @@ def show_diagnosis(out: Console, diagnosis: Diagnosis) -> None:
     )  # fmt: skip
 
 
-def show_applied(out: Console, applied: Sequence[TriedRemedy]) -> None:
+def show_applied(out: Console, diagnosis: Diagnosis) -> None:
     """Print the predicted and measured speed-up of each remedy that was tried."""
+    from rich.text import Text
+
+    applied = diagnosis.applied
     if not applied:
         return
     show_table(
@@ -107,6 +111,13 @@ def show_applied(out: Console, applied: Sequence[TriedRemedy]) -> None:
          for remedy in applied],
         title="Tried: speed-up of a step",
     )  # fmt: skip
+    measured = [remedy for remedy in applied if remedy.measured is not None]
+    best = max(measured, key=lambda remedy: remedy.measured or 0.0, default=None)
+    if diagnosis.rough:
+        out.print(Text("These figures are rough, too: stop other programs, and measure again."))
+    elif best is not None and (best.measured or 0.0) > LEAST_GAIN:
+        options = " ".join(option(*setting) for setting in best.settings.items())
+        out.print(Text(f"Next: cputrain launch {options} {diagnosis.script}".replace("  ", " ")))
 
 
 def show_compared(out: Console, comparison: DiagnosisComparison) -> None:

@@ -12,10 +12,15 @@ if TYPE_CHECKING:
     from cputrain.diagnose.roof import Roof
     from cputrain.diagnose.step_profile import OperatorTime, StepProfile
 
-NO_FINDING = "Nothing worth doing was found: no cause costs 5 % of a step."
-
 LEVELS = {"computing": "computing", "l2": "L2", "l3": "L3", "memory": "memory"}
 """Display name of each bound of an operator: compute or a memory level."""
+
+
+def no_finding(diagnosis: Diagnosis) -> str:
+    """Return the sentence about a diagnosis without findings."""
+    if diagnosis.rough:
+        return "Nothing can be found in rough figures: stop other programs, and diagnose again."
+    return "Nothing worth doing was found: no cause costs 5 % of a step."
 
 
 def milliseconds(seconds: float) -> str:
@@ -83,8 +88,8 @@ def roughness(diagnosis: Diagnosis) -> str:
 
 __all__ = [
     "LEVELS",
-    "NO_FINDING",
     "milliseconds",
+    "no_finding",
     "operator_share",
     "option",
     "part_of",

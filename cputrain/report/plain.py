@@ -9,6 +9,7 @@ from cputrain.report.machines import show_machine
 from cputrain.report.plans import show_plan
 from cputrain.report.terminal import console, show_table
 from cputrain.report.trials import HEAD, cells
+from cputrain.tune.result import settings_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def result_sentences(result: SearchResult) -> list[str]:
         sentences.append(
             f"Not tried for want of time: {', '.join(result.untried)} (--budget gives more)."
         )
+    unconfirmed = [text for text in result.unconfirmed if text != settings_text(result.settings)]
+    if unconfirmed:
+        sentences.append(f"Not confirmed for want of time: {', '.join(unconfirmed)}.")
     return sentences
 
 

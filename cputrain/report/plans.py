@@ -53,7 +53,9 @@ def _is_change(decision: Decision[Any]) -> bool:
 
 def _row(decision: Decision[Any]) -> tuple[str, str, str, str]:
     name = decision.policy.replace("_", " ")
-    return name, decision.says, str(decision.origin), decision.reason
+    is_exact = decision.change in (Change.NONE, Change.EXACT)
+    mark = "" if is_exact else "; changes results"
+    return name, decision.says, str(decision.origin), f"{decision.reason}{mark}"
 
 
 def why_not(plan: Plan, name: str) -> str:
@@ -62,7 +64,7 @@ def why_not(plan: Plan, name: str) -> str:
     Raises:
         UsageError: No decision or rejected value has that name; the message lists those that exist.
     """
-    wanted = name.lower().lstrip("-").replace("-", "_")
+    wanted = name.lower().lstrip("-").replace("-", "_").replace(" ", "_")
     answers = []
     for decision in plan.decisions:
         for rejected, reason in decision.rejected.items():
@@ -76,13 +78,24 @@ def why_not(plan: Plan, name: str) -> str:
                 f"{decision.policy.replace('_', ' ')}: {decision.says} was chosen "
                 f"({decision.origin}): {decision.reason}."
             )
+    if not answers and wanted.isdecimal():
+        threads = plan.decision("threads")
+        answers.append(
+            f"threads: {threads.says}, not {wanted}: {threads.reason}; --threads {wanted} does it."
+        )
     if not answers:
-        known = sorted(
-            {name for decision in plan.decisions for name in (decision.policy, *decision.rejected)}
+        settings = ", ".join(decision.policy for decision in plan.decisions)
+        values = ", ".join(
+            dict.fromkeys(
+                value
+                for decision in plan.decisions
+                for value in decision.rejected
+                if value not in ("on", "off", "more", "others", "always", "short")
+            )
         )
         raise UsageError(
             "--why-not",
-            f"must be one of {', '.join(known)}",
+            f"must be a setting ({settings}) or a value that was not chosen ({values})",
             found=repr(name),
             do="Name one of them.",
         )

@@ -15,11 +15,19 @@ from cputrain.settings.core.registry import APPLIED_IN_ORDER, SETTINGS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
+    from typing import Any, Protocol
 
-    from cputrain.learn.learner import Learner
     from cputrain.runtime.plan_env import PlanEnv
     from cputrain.settings.core.setting import Applied, Setting
+
+    class Learner(Applied, Protocol):
+        """What varies settings during the run: see `cputrain.learn`."""
+
+        def apply(self, name: str, value: object) -> Applied | None:
+            """Apply a setting so that it can be varied; None if it is not going to be."""
+
+        def listen(self) -> None:
+            """Begin, once all settings are applied."""
 
 
 def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planned: bool) -> None:
@@ -48,16 +56,16 @@ def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planne
             if num_threads >= MANY_THREADS and not is_chosen
             else None
         )
-        atexit.register(_report, os.getpid(), steps)
+        atexit.register(_report, os.getpid(), torch, steps)
 
 
 def _learner(torch: ModuleType, plan_env: PlanEnv) -> Learner | None:
     """Return what varies settings during the run; None unless `learn` is on for this process."""
     if not plan_env.values.get("learn") or not NOW.is_planned or variables.TRIAL in os.environ:
         return None
-    from cputrain.learn.learner import Learner
+    from cputrain.learn.learner import Learner as ScriptLearner
 
-    return Learner.of_script(torch, plan_env)
+    return ScriptLearner.of_script(torch, plan_env)
 
 
 def start(
@@ -80,7 +88,7 @@ def _in_order(applied: dict[str, Applied]) -> list[Applied]:
     return [applied[name] for name in sorted(applied, key=lambda name: order.get(name, len(order)))]
 
 
-def _report(pid: int, steps: ShortSteps | None) -> None:
+def _report(pid: int, torch: ModuleType, steps: ShortSteps | None) -> None:
     # forked children may run exit handlers; print(file=None) would be standard output
     if os.getpid() != pid or sys.stderr is None:
         return
@@ -88,6 +96,8 @@ def _report(pid: int, steps: ShortSteps | None) -> None:
     lines = [f"cputrain: {', '.join(texts) or 'nothing was changed'}"]
     if steps is not None and (note := steps.describe()):
         lines.insert(0, f"cputrain: {note}")  # the last line is what was changed
+    if "TORCHELASTIC_RUN_ID" in os.environ and (note := shutdown.note_on_ranks(torch)):
+        lines.insert(0, f"cputrain: {note}")
     try:
         print("\n".join(lines), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # standard error is closed

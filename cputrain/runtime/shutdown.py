@@ -61,6 +61,37 @@ _groups: set[Any] = set()
 """Process groups that the script has destroyed."""
 
 
+def note_on_ranks(torch: ModuleType) -> str:
+    """Return a note for a rank that never found the others; "" for any other process.
+
+    A script that reads its rank may divide work without torch.distributed.
+    """
+    num_ranks = os.environ.get("WORLD_SIZE", "1")
+    distributed = torch.distributed
+    if (
+        num_ranks == "1"
+        or not distributed.is_available()
+        or distributed.is_initialized()
+        or _groups
+        or "RANK" in _text_of_script()
+    ):
+        return ""
+    return (
+        f"the script did not use torch.distributed: {num_ranks} ranks have run the same training; "
+        f"for one training on all cores, leave --nproc-per-node out, or say --replicas {num_ranks}"
+    )
+
+
+def _text_of_script() -> str:
+    """Return the text of the script; "" if it cannot be read."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        with open(path or "", encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def write_errors() -> None:
     """Install an excepthook that writes the error to the file that the elastic agent reads."""
     show = sys.excepthook

@@ -121,8 +121,7 @@ class AllocatorSetting(Setting["KeepFreed | str"]):
                 "must be auto, tuned, default, the path of a library, or the name of one that is "
                 f"installed ({there})",
                 found=repr(user.value),
-                do=did_you_mean(closest(user.value, ("tuned", "default", *KNOWN)))
-                or "Install it with the system's package manager, or give its path.",
+                do=_advice(user.value),
             )
         before = request.environment.get("LD_PRELOAD", "")
         return self.decision(
@@ -194,6 +193,19 @@ def keep_bytes(machine: Machine, request: Request) -> int:
     """Return how much freed memory one rank's processes may keep together: a quarter of it all."""
     memory = machine.budget.memory_bytes or 64 * GIB
     return min(16 * GIB, memory // 4) // (request.rank.count if request.rank else 1)
+
+
+def _advice(value: str) -> str:
+    """Return what to do about an allocator that is not installed, or does not exist."""
+    if value.lower() in KNOWN:
+        return (
+            f"Install {value.lower()} with the system's package manager, or leave the option out: "
+            "glibc then keeps memory, too."
+        )
+    return (
+        did_you_mean(closest(value, ("tuned", "default", *KNOWN)))
+        or "Install it with the system's package manager, or give its path."
+    )
 
 
 SETTING = AllocatorSetting()

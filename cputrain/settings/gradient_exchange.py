@@ -38,6 +38,7 @@ class GradientExchangeSetting(Setting[str]):
     def decide(self, machine: Machine, request: Request) -> Decision[str]:
         """Return the user's method; by default both are timed in the first steps of a run."""
         user = request.setting(self.name)
+        is_alone = user is None and request.rank is None  # the script may still start ranks
         if user is not None:
             value, reason = user.value, user.reason
         elif machine.system == "linux":
@@ -49,7 +50,7 @@ class GradientExchangeSetting(Setting[str]):
             SAYS[value],
             reason,
             user=user,
-            change=Change.NONE if value == "torch" else Change.EXACT,
+            change=Change.NONE if value == "torch" or is_alone else Change.EXACT,
             rejected={"shared" if value == "torch" else "torch": reason},
         )
 

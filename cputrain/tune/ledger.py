@@ -15,16 +15,19 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """Maximum duration, start-up time and loss difference of the trials with the same settings."""
+    """Step times, and maximum duration, start-up time and loss difference, by settings."""
 
     def __init__(self) -> None:
         self._costs_s: dict[Key, float] = {}
         self._startups_s: dict[Key, float] = {}
         self._differences: dict[Key, float] = {}
+        self._step_times_s: dict[Key, list[float]] = {}
 
     def add(self, settings: Settings, outcome: TrialOutcome, difference: float | None) -> None:
         """Record a trial and the largest difference of its losses from plain python's."""
         key = _key(settings)
+        if not outcome.fault:
+            self._step_times_s.setdefault(key, []).append(outcome.step_s)
         for maxima, value in (
             (self._costs_s, outcome.elapsed_s),
             (self._startups_s, outcome.startup_s),
@@ -32,6 +35,10 @@ class Ledger:
         ):
             if value is not None:
                 maxima[key] = max(maxima.get(key, 0.0), value)
+
+    def step_times_s(self, settings: Settings) -> list[float]:
+        """Return the step time of each trial with the settings that did not fail."""
+        return self._step_times_s.get(_key(settings), [])
 
     def median_cost_s(self) -> float:
         """Return the median duration of a trial: the estimate for settings that have not run."""

@@ -53,7 +53,7 @@ class SearchResult(Record):
     """Speed-up over the rule-based plan in interleaved runs; None if that plan won."""
 
     against_python: float | None
-    """Speed-up over plain python, from single runs."""
+    """Step time of plain python's run over the median of the winner's runs."""
 
     reason: str
     """Why the winner was chosen, or why the rule-based plan is kept."""
@@ -72,6 +72,9 @@ class SearchResult(Record):
 
     untried: tuple[str, ...]
     """Candidates for which no time was left."""
+
+    unconfirmed: tuple[str, ...] = ()
+    """Candidates that were faster alone, and for whose comparison in turns no time was left."""
 
     trials: tuple[Trial, ...]
     """All trials, in the order in which they ran."""

@@ -51,6 +51,9 @@ MIN_WINNER = 1.03
 MIN_CLEAR = 1.1
 """Speed-up that a candidate must have to win with one turn only, or with none."""
 
+ROUGH = 1.5
+"""Ratio of the longest step under the rules to the shortest from which figures are rough."""
+
 MAX_TURNS = 3
 """Turns of the winner and the rule-based plan, if there is time."""
 
@@ -104,8 +107,10 @@ class Search:
         self._precision = precision
         self._tried = tried
         self._tried_last = tried_last
+        self._python_step_s = 0.0
+        """Step time of plain python."""
         self._rules_speedup = 0.0
-        """Speed-up of the rule-based plan over plain python."""
+        """Speed-up of the rule-based plan over plain python, in the first runs."""
         self._best: tuple[float, Settings] = (1.0, {})
         """Speed-up over the rule-based plan, by single runs, and settings of the best so far."""
         self._pairs: list[tuple[Settings, list[float]]] = []
@@ -113,6 +118,7 @@ class Search:
         self._ratios: list[float] = []
         """Speed-up of the winner in each turn."""
         self._untried: list[str] = []
+        self._unconfirmed: list[str] = []
         self._remarks: list[str] = []
 
     def run(self) -> SearchResult:
@@ -132,6 +138,7 @@ class Search:
             plan; None for that if it failed or its losses are wrong.
         """
         python = self._runner.run_plain_python()
+        self._python_step_s = python.step_s
         disturbed = self._runner.run_disturbed(self._plan.value("threads"))
         reference = make_reference([python.losses, *([disturbed.losses] if disturbed else [])])
         return python, reference, self._runner.run_candidate("rules", {}, reference)
@@ -318,7 +325,7 @@ class Search:
             if not self._runner.has_time(extended, best):
                 if ratios and ratios[0] >= MIN_CLEAR:
                     break
-                self._untried.append(settings_text(extended))
+                self._unconfirmed.append(settings_text(extended))
                 return 0.0
             step_times_s = {}
             for settings in order:
@@ -360,6 +367,13 @@ class Search:
                 "was left to confirm it"
             )
         turns = f"{lowest:.2f} to {max(self._ratios):.2f}"
+        times_s = self._runner.ledger.step_times_s({})
+        if max(times_s) > max(ROUGH, middle) * min(times_s):
+            return self._rules_result(
+                f"the figures are rough, so nothing is changed: steps under the rules took "
+                f"{min(times_s) * 1e3:.3g} to {max(times_s) * 1e3:.3g} ms; stop other programs, "
+                "and tune again"
+            )
         if lowest <= 1.0 or middle < MIN_WINNER:
             return self._rules_result(
                 f"the fastest candidate was {middle:.2f} times as fast ({turns}), which is within "
@@ -409,7 +423,7 @@ class Search:
         return SearchResult(
             settings=settings,
             against_rules=speedup,
-            against_python=self._rules_speedup * speedup.median,
+            against_python=self._against_python(settings),
             reason="; ".join([reason, *self._remarks]),
             reduced=lowers_precision(settings),
             loss_difference=self._runner.ledger.loss_difference(settings),
@@ -423,7 +437,7 @@ class Search:
         return SearchResult(
             settings={},
             against_rules=None,
-            against_python=self._rules_speedup or None,
+            against_python=self._against_python({}),
             reason="; ".join([reason, *self._remarks]),
             reduced=False,
             loss_difference=None,
@@ -432,10 +446,16 @@ class Search:
             **self._common_fields(),
         )
 
+    def _against_python(self, settings: Settings) -> float | None:
+        """Return plain python's step time over the median of the settings'; None without any."""
+        times_s = self._runner.ledger.step_times_s(settings)
+        return self._python_step_s / median(times_s) if times_s else None
+
     def _common_fields(self) -> dict[str, Any]:
         """Return the fields of SearchResult that do not depend on the winner."""
         return {
-            "untried": tuple(self._untried),
+            "untried": tuple(dict.fromkeys(self._untried)),
+            "unconfirmed": tuple(dict.fromkeys(self._unconfirmed)),
             "trials": tuple(self._runner.trials),
             "seconds": self._runner.elapsed_s(),
         }

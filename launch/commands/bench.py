@@ -11,6 +11,7 @@ from cputrain.counting import counted
 from cputrain.errors import NotFound, UsageError
 from cputrain.launch.command import Command, Example, Group
 from cputrain.launch.options import Option, parse, split_quoted, whole_number
+from cputrain.launch.target import find_executable, read_target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,8 +63,12 @@ OPTIONS = (
     Option(flag="--peers", help="also compare other launchers that are installed"),
     Option(flag="--json", help="print a JSON document with every run"),
     Option(flag="--markdown", help="print a Markdown table"),
+    Option(flag="--all", help="run every workload of cputrain, without a script"),
     Option(flag="--list", help="list the workloads of cputrain and exit"),
 )
+
+ROUNDING = 1e-5
+"""Relative difference of losses above which a sentence says where it comes from."""
 
 LAUNCH = ("-P", "-m", "cputrain.launch", "launch")
 """Arguments of the interpreter; -P keeps modules of the working folder from being imported."""
@@ -149,7 +154,7 @@ COMMAND = Command(
     files="*.py",
     words=tuple(CASE_BENCHMARKS),
     summary="Runs a script with plain python and with cputrain launch in turns, in fresh "
-    "processes, and compares throughput and losses. Without a script: every workload.",
+    "processes, and compares throughput and losses.",
     notes_title="Benchmarks without a script, each with its own --help",
     notes=tuple((f"cputrain bench {name}", title) for name, title in CASE_TITLES.items()),
     examples=(
@@ -179,7 +184,8 @@ def main(argv: Sequence[str]) -> int:
             "--exhaustive", "requires --tune", do="For example: --tune 60 --exhaustive"
         )
     documents: list[dict[str, Any]] = []
-    scripts = _scripts(parsed.rest)
+    scripts = _scripts(parsed.rest, is_all=parsed.has("--all"))
+    _check_variants(parsed, launch_arguments)
     for title, script in scripts:
         python_command = script if baseline is None else (baseline, *script[1:])
         searches = _run_searches(parsed, script, launch_arguments)
@@ -211,23 +217,35 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _scripts(rest: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+def _scripts(rest: Sequence[str], *, is_all: bool) -> list[tuple[str, tuple[str, ...]]]:
     """Return title and command of each script: the named ones, or every workload."""
     from itertools import takewhile
 
     from cputrain.bench import workloads
 
     paths = workloads()
+    if not rest and not is_all:
+        raise UsageError(
+            "the script",
+            "is missing",
+            do="Usage: cputrain bench [options] train.py [its arguments]; "
+            "for every benchmark of cputrain, which takes an hour: cputrain bench --all",
+        )
     names = list(takewhile(paths.__contains__, rest)) if rest else list(paths)
     if names:
         return [(name, (paths[name], *rest[len(names) :])) for name in names]
-    if not os.path.isfile(rest[0]):
+    if not os.path.lexists(rest[0]):
+        from cputrain.launch.hints import similar_script
+        from cputrain.suggestions import closest, did_you_mean
+
+        benchmarks = (*CASE_BENCHMARKS, *paths)
         raise NotFound(
             f"the script {rest[0]}",
-            f"must be a file, {', '.join(CASE_BENCHMARKS)}, "
-            f"or one of the workloads {', '.join(paths)}",
-            do="See: cputrain bench --list",
+            "does not exist, and is no benchmark of cputrain",
+            do=did_you_mean(similar_script(rest[0]) or closest(rest[0], benchmarks))
+            or "The benchmarks: cputrain bench --list",
         )
+    find_executable(read_target(rest), os.environ, is_launch=False)
     return [(os.path.basename(rest[0]), tuple(rest))]
 
 
@@ -292,6 +310,25 @@ def _commands_to_compare(
 
         commands |= {name: (*prefix, *python_command) for name, prefix in peers().items()}
     return commands
+
+
+def _check_variants(parsed: Parsed, launch_arguments: Sequence[str]) -> None:
+    """Raise UsageError if launch would refuse a variant: before the first run."""
+    from cputrain.launch import planning
+    from cputrain.launch.commands import launch
+    from cputrain.machine import read_machine
+
+    variants = [
+        (f"--{option}={value}",)
+        for option, names in (("replicas", "--replicas"), ("backend", "--backends"))
+        for value in filter(None, parsed.values.get(names, "").split(","))
+    ]
+    machine = read_machine(detail=False)
+    for words in ((), *variants):
+        launch_options = parse(
+            (*launch_arguments, *words), launch.COMMAND.options, "cputrain launch"
+        )
+        planning.plan_for(launch_options, machine)
 
 
 def _torch_of_interpreter(interpreter: str) -> tuple[str, bool]:
@@ -392,6 +429,11 @@ def _print_comparison(title: str, comparison: ScriptComparison) -> None:
         print(f"Changed: {output}.")
     if launch_side.losses_compared:
         print(f"The losses: {columns[1][-1]}.")
+        if (launch_side.loss_difference or 0.0) > ROUNDING:
+            print(
+                "Rounding differences grow with every step; cputrain tune tells whether they are "
+                "larger than plain python's own."
+            )
 
 
 def _markdown(title: str, comparison: ScriptComparison) -> str:

@@ -89,7 +89,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
     out = console()
     show_diagnosis(out, diagnosis)
-    show_applied(out, diagnosis.applied)
+    show_applied(out, diagnosis)
 
 
 def _run_diagnosis(parsed: Parsed) -> Diagnosis:
@@ -99,7 +99,7 @@ def _run_diagnosis(parsed: Parsed) -> Diagnosis:
 
     steps = whole_number(parsed.values.get("--steps", "12"), "--steps", least=2, advice="12")
     max_seconds = parse_seconds(parsed.values.get("--longest", "600"), "--longest")
-    launch_target = script_target(parsed, "cputrain diagnose")
+    launch_target = script_target(parsed, COMMAND, "cputrain diagnose")
     python = split_quoted(parsed, "--python-args")
     with trial_script(launch_target, python, allow_side_effects=parsed.has("--yes")) as script:
         machine = read_machine(RootSource())

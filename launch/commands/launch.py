@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> int:
     if cluster.needs_agent(parsed, os.environ):
         agent = cluster.agent_start(parsed, launch_target, RANK_OPTIONS, machine)
         _check_rank_settings(parsed, machine)
-        return _run_or_print(agent, [], parsed)
+        return _run_or_print(agent, cluster.notes_on_ranks(parsed, os.environ, machine), parsed)
     cluster.exit_with_agent(os.environ)
     plan, tuning_note = planning.plan_for_script(parsed, launch_target.name, machine)
     planning.check_preload(plan)
@@ -234,7 +234,11 @@ def _notes_on_mistakes(launch_target: Target) -> list[str]:
     flags = {option.flag for option in COMMAND.options}
     return [
         *hints.notes_on_variables(os.environ, VARIABLES),
-        *(hints.notes_on_arguments(launch_target, flags) if may_have_options else []),
+        *(
+            hints.notes_on_arguments(launch_target, flags, "cputrain launch")
+            if may_have_options
+            else []
+        ),
     ]
 
 

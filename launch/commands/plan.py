@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from shlex import join, quote
 
-from cputrain.launch import planning
+from cputrain.launch import planning, target
 from cputrain.launch.command import Command, Example, Group
+from cputrain.launch.commands.launch import COMMAND as LAUNCH_COMMAND
 from cputrain.launch.commands.launch import SETTING_GROUPS, TARGET_OPTIONS
 from cputrain.launch.options import Option
 from cputrain.launch.sources import SOURCE_OPTIONS, chosen_source
@@ -15,6 +18,8 @@ from cputrain.machine import read_machine
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from cputrain.launch.options import Parsed
 
 OPTIONS = (
     Option(flag="--all", help="show decisions that change nothing, too"),
@@ -48,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
     if parsed is None:
         return 0
     source = chosen_source(parsed)
+    if source.live and parsed.rest:
+        _check_target(parsed)
     machine = read_machine(source, detail=not source.live)
     if source.live and parsed.rest:
         plan, tuning_note = planning.plan_for_script(parsed, parsed.rest[0], machine)
@@ -70,6 +77,29 @@ def main(argv: Sequence[str]) -> int:
         return 0
     out = console()
     show_plan(out, plan, full=parsed.has("--all"))
-    script = " ".join(parsed.rest) or "train.py"
-    out.print(f"Next: cputrain launch {script}", style="dim", markup=False)
+    out.print(f"Next: {_launch_command(parsed)}", style="dim", markup=False, soft_wrap=True)
     return 0
+
+
+def _check_target(parsed: Parsed) -> None:
+    """Raise as launch does if the script does not exist; tell of options that stand behind it."""
+    from cputrain.launch.hints import notes_on_arguments
+
+    launch_target = target.read_target(
+        parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd")
+    )
+    target.find_executable(launch_target, os.environ)
+    flags = {option.flag for option in COMMAND.options}
+    for note in notes_on_arguments(launch_target, flags, "cputrain plan"):
+        print(f"cputrain plan: {note}", file=sys.stderr)
+
+
+def _launch_command(parsed: Parsed) -> str:
+    """Return the command line that launches a script with this plan."""
+    flags = {option.flag for option in LAUNCH_COMMAND.options}
+    options = [
+        f"{flag} {quote(value)}" if value != flag else flag
+        for flag, value in parsed.values.items()
+        if flag in flags
+    ]
+    return " ".join(["cputrain launch", *options, join(parsed.rest) or "train.py"])

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     paths = parsed.rest
     if len(paths) not in {1, 2}:
         raise UsageError(
-            "cputrain report", "takes one or two files", found=f"{len(paths)} of them",
+            "the command line", "must name one or two files", found=f"{len(paths)} of them",
             do="Create one with: cputrain diagnose --json SCRIPT > run.json",
         )  # fmt: skip
     if len(paths) == 2 and "--html" in parsed.values:

@@ -57,14 +57,26 @@ def main(argv: Sequence[str]) -> int:
     parsed = COMMAND.read(argv)
     if parsed is None:
         return 0
-    launch_target = script_target(parsed, "cputrain tune")
+    launch_target = script_target(parsed, COMMAND, "cputrain tune")
     machine = read_machine(RootSource())
     return _tune(parsed, launch_target, machine)
 
 
-def script_target(parsed: Parsed, command: str) -> Target:
-    """Return the script after the options; raise UsageError unless it is a file."""
-    launch_target = target.read_target(parsed.rest, module=False, command=False)
+def script_target(parsed: Parsed, options: Command, command: str) -> Target:
+    """Return the script after the options; raise UsageError unless it is a file.
+
+    A note tells of options of the command that stand behind the script.
+
+    Args:
+        parsed: The command line.
+        options: The command, with its options.
+        command: The command in messages: "cputrain tune".
+    """
+    from cputrain.launch.hints import notes_on_arguments
+
+    launch_target = target.read_target(
+        parsed.rest, usage=f"Usage: {command} [options] train.py [its arguments]"
+    )
     if launch_target.kind is not TargetKind.SCRIPT or launch_target.name == "-":
         raise UsageError(
             "the script",
@@ -72,7 +84,10 @@ def script_target(parsed: Parsed, command: str) -> Target:
             found=launch_target.name,
             do=f"Run: {command} train.py",
         )
-    target.find_executable(launch_target, os.environ)
+    target.find_executable(launch_target, os.environ, is_launch=False)
+    flags = {option.flag for option in options.options}
+    for note in notes_on_arguments(launch_target, flags, command):
+        print(f"{command}: {note}", file=sys.stderr)
     return launch_target
 
 

@@ -66,7 +66,7 @@ def _verify(parsed: Parsed) -> list[dict[str, Any]]:
         "verify": whole_number(values.get("--replicas", "2"), "--replicas", least=2, advice="2"),
         "steps": whole_number(values.get("--steps", "3"), "--steps", advice="3"),
     }
-    launch_target = script_target(parsed, "cputrain verify")
+    launch_target = script_target(parsed, COMMAND, "cputrain verify")
     python = split_quoted(parsed, "--python-args")
     with trial_script(launch_target, python, allow_side_effects=parsed.has("--yes")) as script:
         run = run_watched(script, None, request)

@@ -130,8 +130,8 @@ def test_a_page_is_not_overwritten_without_force(saved, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "takes one or two files"),
-        (("a", "b", "c"), "takes one or two files"),
+        ((), "must name one or two files"),
+        (("a", "b", "c"), "must name one or two files"),
         (("nowhere.json",), "No such file or directory"),
         (("--html", "p.html", "a", "b"), "--html shows a single diagnosis"),
         (("--json", "a"), "--json compares two diagnoses"),

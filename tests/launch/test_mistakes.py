@@ -52,7 +52,17 @@ MISTAKES = [
     Mistake("launch -m --cmd ok", "--module cannot be given with --cmd", "Leave one of them"),
     Mistake("tune -", "must be a file", "Run: cputrain tune train.py"),
     Mistake("diagnose slwo.py", "does not exist", "Did you mean slow.py?", 127),
-    Mistake("bench nothere.py", "must be a file", "cputrain bench --list", 127),
+    Mistake("bench nothere.py", "does not exist", "cputrain bench --list", 127),
+    Mistake("bench slwo.py", "does not exist", "Did you mean slow.py?", 127),
+    Mistake("bench resnt50", "does not exist", "Did you mean resnet50?", 127),
+    Mistake("bench book.ipynb", "found a notebook", "%load_ext cputrain", 126),
+    Mistake("bench", "the script is missing", "cputrain bench [options] train.py"),
+    Mistake("tune", "the script is missing", "Usage: cputrain tune [options] train.py"),
+    Mistake("diagnose", "the script is missing", "Usage: cputrain diagnose [options] train.py"),
+    Mistake("verify", "the script is missing", "Usage: cputrain verify [options] train.py"),
+    Mistake("tune nothing.py", "does not exist", "Check its name, or give its path.", 127),
+    Mistake("plan slwo.py", "the script slwo.py does not exist", "Did you mean slow.py?", 127),
+    Mistake("plan book.ipynb", "found a notebook", "%load_ext cputrain", 126),
     # the name of an option
     Mistake("launch --thread 1 ok.py", "--thread is not an option", "Did you mean --threads?"),
     Mistake("launch --interop_threads 1 ok.py", "is not an", "Did you mean --interop-threads?"),
@@ -71,13 +81,18 @@ MISTAKES = [
     Mistake("diagnose -o page.html ok.py", "is not an option", "Did you mean --html FILE?"),
     Mistake("bench --rounds 3 ok.py", "is not an option", "Did you mean --repeats N?"),
     # its value
-    Mistake("launch --threads ok.py", "found the script ok.py", "launch --threads=4 ok.py"),
-    Mistake("launch --compile ok.py", "found the script ok.py", "launch --compile=auto ok.py"),
-    Mistake("launch --threads", "needs a value (N|auto)", "For example: --threads=4"),
+    Mistake("launch --threads ok.py", "found the script ok.py", "launch --threads=2 ok.py"),
+    Mistake("launch --compile ok.py", "found the script ok.py", "launch --compile=on ok.py"),
+    Mistake("launch --threads", "needs a value (N|auto)", "For example: --threads=2"),
     Mistake("launch --threads 0 ok.py", "must be auto or", "Leave it out"),
     Mistake("launch --threads 9999 ok.py", "logical CPU", "Leave it out"),
     Mistake("launch --precision bfloat16 ok.py", "must be one of", "Did you mean bf16?"),
-    Mistake("launch --precision fp16 ok.py", "must be one of", "Did you mean bf16?"),
+    Mistake("launch --precision fp16 ok.py", "must be one of", "float16 is not offered on CPUs"),
+    Mistake("launch --learn=maybe ok.py", "must be one of auto, on, off", ""),
+    Mistake("launch --allocator rpmalloc ok.py", "found 'rpmalloc'", "Install rpmalloc with the"),
+    Mistake("bench --launch-args '--treads 1' ok.py", "--treads is not", "Did you mean --threads?"),
+    Mistake("bench --replicas 1,many ok.py", "--replicas must be auto or", "Leave it out"),
+    Mistake("bench --backends zendn ok.py", "--backend must be one of", "Did you mean zendnn?"),
     Mistake("launch --precision fp32 ok.py", "must be one of", "Did you mean float32?"),
     Mistake("launch --compile true ok.py", "must be one of auto, on, off", "Did you mean on?"),
     Mistake("launch --compile 0 ok.py", "must be one of auto, on, off", "Did you mean off?"),
@@ -105,8 +120,12 @@ MISTAKES = [
     Mistake("diagnose --html run.sh ok.py", "would overwrite a file", "add --force"),
     Mistake("info --capture none/m.json", "the folder none does not exist", "Create it"),
     Mistake("info --from none.json", "none.json", "cputrain info --capture"),
-    Mistake("report", "takes one or two files", "cputrain diagnose --json"),
-    Mistake("report ok.py", "ok.py", "cputrain diagnose --json"),
+    Mistake("report", "must name one or two files", "cputrain diagnose --json"),
+    Mistake("report ok.py", "found text that is not JSON", "cputrain diagnose --json"),
+    Mistake("report page", "found a page of HTML", "cputrain diagnose --json"),
+    Mistake("report void", "found an empty file", "cputrain diagnose --json"),
+    Mistake("launch --plan page ok.py", "found a page of HTML", "cputrain plan --json"),
+    Mistake("plan --from run.sh", "found text that is not JSON", "cputrain info --capture"),
     Mistake("info --from book.ipynb", "must", "cputrain info --capture"),
     Mistake("info --sysroot empty", "must be a folder with sys/ and proc/", "--from FILE"),
     Mistake("info --sysroot none", "no such folder", "--from FILE"),
@@ -114,7 +133,7 @@ MISTAKES = [
     Mistake("info --measure --sysroot hollow", "works on this machine only", "Leave out"),
     Mistake("info extra", "is not expected", ""),
     Mistake("plan --sysroot / --from x", "cannot be given with --from", "Leave one of them out"),
-    Mistake("plan --why-not everything", "--why-not must be one of", "Name one of them"),
+    Mistake("plan --why-not everything", "--why-not must be a setting (threads", "Name one of"),
 ]  # fmt: skip
 
 
@@ -127,6 +146,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     (folder / "hollow/sys").mkdir(parents=True)
     (folder / "book.ipynb").write_text('{"cells": [], "nbformat": 4}')
+    (folder / "page").write_text("<!doctype html><title>A page</title>")
+    (folder / "void").touch()
     (folder / "run.sh").write_text("for i in 1 2; do python ok.py; done\n")
     return folder
 
@@ -158,6 +179,37 @@ def test_what_has_no_effect_is_said_and_the_script_runs(
     assert done.stdout == "ran\n"
     (line,) = ours(done)
     assert note in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan ok.py --channels-last on", "tune ok.py --budget 30s", "diagnose ok.py --html p.html",
+        "verify ok.py --replicas 2",
+    ],
+)  # fmt: skip
+def test_options_behind_the_script_are_told_by_every_command(folder: Path, words: str) -> None:
+    command, _, flag, _ = words.split()
+    done = verb(folder, *words.split())
+    note = f"cputrain {command}: {flag} stands behind ok.py, so it is passed to the script; for"
+    assert note in done.stderr.splitlines()[0]
+    assert f"cputrain {command} {flag} ... ok.py" in done.stderr.splitlines()[0]
+
+
+def test_the_next_command_of_a_plan_has_its_options(folder: Path) -> None:
+    words = ("--all", "--threads", "1", "--python-args", "-u -X dev", "--learn", "ok.py", "a b")
+    done = verb(folder, "plan", *words, COLUMNS="200")
+    (line,) = (line for line in done.stdout.splitlines() if "Next:" in line)
+    assert line == (
+        "Next: cputrain launch --threads 1 --python-args '-u -X dev' --learn on ok.py 'a b'"
+    )
+
+
+@pytest.mark.parametrize("name", ["4", "channels last", "channels_last", "--channels-last", "Off"])
+def test_why_not_takes_the_names_of_a_plan(folder: Path, name: str) -> None:
+    done = verb(folder, "plan", f"--why-not={name}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,8 @@ def test_what_is_slower_goes_back(tmp_path: Path) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 @pytest.mark.parametrize("is_set", [False, True], ids=["left to us", "set by the user"])
 def test_threads_are_learnt_unless_the_user_set_them(tmp_path: Path, *, is_set: bool) -> None:
-    path = script(tmp_path, TRAINS + "SLOW = lambda self: torch.get_num_threads() > 1\ntrain(260)")
+    text = "SLOW = lambda self: torch.get_num_threads() > 1\n"
+    path = script(tmp_path, TRAINS + text + f"train({150 if is_set else 600})")
     done = launch(tmp_path, "--learn", *(["--threads", "2"] if is_set else []), str(path))
     assert done.stdout.split()[1] == ("2" if is_set else "1")
     assert (("threads", "1") in reasons(tmp_path)) is not is_set

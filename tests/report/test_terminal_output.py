@@ -47,7 +47,7 @@ def test_every_plan_is_shown_with_all_its_reasons(path):
 
 def test_why_not_of_an_unknown_name_lists_the_known_names():
     plan = make_plan(read_machine(read_capture(str(MACHINES[0]))), Request())
-    with pytest.raises(UsageError, match=r"must be one of .*threads.*'warp drive'"):
+    with pytest.raises(UsageError, match=r"must be a setting .*threads.*'warp drive'"):
         why_not(plan, "warp drive")
 
 

@@ -62,7 +62,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         roofline=make_roofline(diagnosis),
         cause_names=CAUSE_NAMES,
         least_share=LEAST_SHARE,
-        no_finding=figures.NO_FINDING,
+        no_finding=figures.no_finding(diagnosis),
         operator_share=figures.operator_share,
         part_of=figures.part_of,
         rate=figures.rate,

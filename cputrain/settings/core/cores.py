@@ -141,4 +141,6 @@ def _why(machine: Machine, count: int, fast: int) -> str:
         )
     if len(budget.reasons) > 1:
         return budget.reasons[-1]
-    return "one for each physical core; second hardware threads share its arithmetic units"
+    if len(budget.cpus) > budget.physical_cores:
+        return "one for each physical core, whose arithmetic units two hardware threads share"
+    return "one for each core"
