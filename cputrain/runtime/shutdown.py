@@ -73,8 +73,10 @@ def note_on_ranks(torch: ModuleType) -> str:
         or not distributed.is_available()
         or distributed.is_initialized()
         or _groups
-        or "RANK" in _text_of_script()
     ):
+        return ""
+    text = _text_of_script()
+    if "RANK" in text or "optim" not in text:
         return ""
     return (
         f"the script did not use torch.distributed: {num_ranks} ranks have run the same training; "

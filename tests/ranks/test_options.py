@@ -14,6 +14,7 @@ from cputrain.launch.options import parse
 from cputrain.launch.target import read_target
 from cputrain.machine import read_machine
 from cputrain.machine.capture import read_capture
+from tests.launch.programs import launch, script
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
 
@@ -121,3 +122,58 @@ def test_a_plan_for_one_process_is_refused():
     what = read_target(parsed.rest, module=False, command=False)
     with pytest.raises(UsageError, match="--plan cannot be given with ranks"):
         cluster.agent_start(parsed, what, RANK_OPTIONS, MACHINE)
+
+
+LOOP = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        (LOOP, True),
+        (LOOP + "import os; os.environ['RANK']", False),  # it divides its work itself
+        ("import torch; torch.distributed.init_process_group('gloo')\n" + LOOP, False),
+        (
+            "import torch; torch.distributed.init_process_group('gloo')\n" + LOOP
+            + "torch.distributed.destroy_process_group()", False,
+        ),
+    ],
+    ids=["alone", "reads its rank", "a group", "a group that is gone"],
+)  # fmt: skip
+def test_ranks_that_never_met_are_told_at_the_end(
+    tmp_path: Path, text: str, *, is_told: bool
+) -> None:
+    done = launch(tmp_path, "--nproc-per-node", "2", str(script(tmp_path, text)))
+    assert done.returncode == 0, done.stderr
+    note = "the script did not use torch.distributed: 2 ranks have run the same training"
+    assert (note in done.stderr) is is_told
+    assert done.stderr.count(note) <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("--nproc-per-node", "900"), "starts more ranks than this node's"),
+        (("--nnodes", "2"), "--rdzv-backend c10d --rdzv-endpoint HOST:PORT"),
+        (("--nnodes", "1:2"), "--rdzv-backend c10d --rdzv-endpoint HOST:PORT"),
+        (("--nnodes", "2", "--rdzv-endpoint", "node1:29400"), ""),
+        (("--nnodes", "2", "--master-addr", "node1"), ""),
+        (("--nnodes", "1"), ""),
+        (("--standalone", "--nproc-per-node", "1"), ""),
+    ],
+)
+def test_ranks_that_share_cores_and_nodes_without_an_address_are_told(
+    words: tuple[str, ...], note: str
+) -> None:
+    parsed = parse((*words, "x.py"), COMMAND.options, "cputrain launch")
+    notes = cluster.notes_on_ranks(parsed, {}, MACHINE)
+    assert len(notes) == bool(note)
+    assert all(note in each for each in notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from cputrain.machine import RootSource, read_machine
 from cputrain.plan import Request, make_plan
 from cputrain.tune import runner
 from cputrain.tune.exhaustive import ExhaustiveSearch
-from cputrain.tune.result import NothingToTuneError
+from cputrain.tune.result import NothingToTuneError, settings_text
 from cputrain.tune.search import Search
 from cputrain.tune.trial import TrialOutcome
 
@@ -96,6 +97,49 @@ def test_what_helps_is_put_together_and_what_does_not_is_left_out() -> None:
     assert result.against_python == pytest.approx(1.5 / 0.56, rel=0.4)
     assert "threads 2, a on" in result.reason
     assert not result.reduced
+
+
+def test_figures_that_vary_by_more_than_the_gain_change_nothing() -> None:
+    class Busy(Machine):
+        """Another program takes the cores in every third trial under the rules."""
+
+        def __call__(self, *arguments: Any, **options: Any) -> TrialOutcome:
+            outcome = super().__call__(*arguments, **options)
+            if outcome.settings == {} and len(self.runs) % 3 == 0:
+                return outcome.replace(times=tuple(20 * step for step in outcome.times))
+            return outcome
+
+    result = search(Busy({("a", "on"): 0.8}))
+    assert result.settings == {}
+    assert "the figures are rough" in result.reason
+    assert "tune again" in result.reason
+
+
+def test_the_speed_up_over_python_is_that_of_the_table() -> None:
+    result = search(Machine({("a", "on"): 0.5}))
+    seconds = [trial.seconds for trial in result.trials if trial.settings == {"a": "on"}]
+    python = next(trial.seconds for trial in result.trials if trial.stage == "python")
+    assert python is not None
+    assert result.against_python == pytest.approx(python / median([s for s in seconds if s]))
+
+
+@pytest.mark.parametrize("budget", range(6, 30, 2))
+def test_what_was_tried_is_not_among_what_was_not(
+    monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    """However soon the time is up."""
+    seconds = [0.0]
+
+    class Slow(Machine):
+        def __call__(self, *arguments: Any, **options: Any) -> TrialOutcome:
+            seconds[0] += 1.0
+            return super().__call__(*arguments, **options).replace(elapsed_s=1.0)
+
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    result = search(Slow({("a", "on"): 0.8, ("b", "on"): 0.7}), budget=float(budget))
+    tried = {settings_text(trial.settings or {}) for trial in result.trials}
+    assert not tried & set(result.untried)
+    assert len(set(result.unconfirmed)) == len(result.unconfirmed)
 
 
 def test_candidates_know_what_part_of_a_step_waits_for_data() -> None:
