@@ -58,7 +58,8 @@ def result_sentences(result: SearchResult) -> list[str]:
         )
     unconfirmed = [text for text in result.unconfirmed if text != settings_text(result.settings)]
     if unconfirmed:
-        sentences.append(f"Not confirmed for want of time: {', '.join(unconfirmed)}.")
+        texts = ", ".join(text.replace(", ", " with ") for text in unconfirmed)
+        sentences.append(f"Not confirmed for want of time: {texts}.")
     return sentences
 
 
