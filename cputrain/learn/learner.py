@@ -7,6 +7,7 @@ turns; or a candidate has won its turns, and the next call of each model is comp
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import sys
 import threading
@@ -20,6 +21,8 @@ from cputrain.learn.switches import switch_of
 from cputrain.learn.turns import Turns
 from cputrain.learn.whole_steps import WholeSteps
 from cputrain.record import Record
+from cputrain.runtime.hook import report_internal
+from cputrain.runtime.memory_pressure import MemoryPressure
 from cputrain.runtime.patching import never_compile
 from cputrain.runtime.root_forward import is_watched, root_forward_of
 
@@ -38,6 +41,9 @@ NUM_FIRST = 10
 
 NUM_TWINS = 2.5
 """Steps whose time a comparison with a twin takes."""
+
+LOOK_EVERY = 5
+"""Whole steps between two looks for a candidate that the allowance permits."""
 
 MAX_MODELS = 4
 """Models that are compared with twins at most, in one step."""
@@ -74,6 +80,8 @@ class Learner:
         self._first_times: list[float] = []
         self._usual_s = 0.0
         """Median time of a step with what has stayed so far."""
+        self._next_look = 0
+        """Number of whole steps from which the next candidate may begin."""
         self._allowance: Allowance | None = None
         self._candidate: Variation | None = None
         self._previous = ""
@@ -129,6 +137,19 @@ class Learner:
     def _after_step(self, optimizer: Any, *_: object) -> None:
         if self._is_over or not self._switches or self._torch.compiler.is_compiling():
             return
+        try:
+            self._count_step(optimizer)
+        except Exception as error:  # the script's training must not stop for any fault of ours
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Leave all settings as they are, and report a fault."""
+        self._is_over = True
+        self._won = 0.0
+        report_internal(error)
+
+    def _count_step(self, optimizer: Any) -> None:
+        """Count an optimizer's step, and decide on the next whole step."""
         thread = threading.get_ident()
         if self._thread is None:
             self._thread = thread
@@ -142,7 +163,6 @@ class Learner:
             self._observe(seconds)
         else:
             self._go_on(self._allowance, seconds)
-        self._last += time.perf_counter() - now  # a switch belongs to the next step's settling
 
     def _observe(self, seconds: float) -> None:
         """Time a step before the first candidate."""
@@ -162,7 +182,8 @@ class Learner:
             self._end_comparison(allowance, seconds)
         elif turns is not None:
             self._take_turn(allowance, turns, seconds)
-        if self._candidate is None:
+        if self._candidate is None and allowance.num_steps >= self._next_look:
+            self._next_look = allowance.num_steps + LOOK_EVERY
             self._begin_next(allowance)
 
     def _take_turn(self, allowance: Allowance, turns: Turns, seconds: float) -> None:
@@ -258,11 +279,19 @@ class Learner:
     # -- calls of models
 
     def _intercept(self, call: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_over:
+            try:
+                self._look_at(model, args, kwargs)
+            except Exception as error:  # the script's training must not stop for any fault of ours
+                self._give_up(error)
+        return call(model, *args, **kwargs)
+
+    def _look_at(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare a call with a twin's, or note the shape of its batch."""
         if self._won and self._can_compare(model):
             self._compare(model, args, kwargs)
         elif self._allowance is None and model.training:
             self._knowledge.add_batch(self._tree_leaves((args, kwargs)))
-        return call(model, *args, **kwargs)
 
     def _can_compare(self, model: Any) -> bool:
         allowance = self._allowance
@@ -283,6 +312,9 @@ class Learner:
         assert self._candidate is not None
         switch, value = self._switches[self._candidate.setting], self._candidate.value
         self._compared.add(model)
+        if not self._fits_twice():
+            self._differs = "there is too little memory for a copy of the model"
+            return
         with self._root_forward.original_call():
             self._differs = self._differs or difference_from_twin(
                 model,
@@ -291,6 +323,16 @@ class Learner:
                 kwargs,
                 lambda copied: switch.prepare(copied, value),
             )
+
+    def _fits_twice(self) -> bool:
+        """Return whether there is free memory for as much again as this process has."""
+        available_bytes = MemoryPressure().available_bytes()
+        try:
+            with open("/proc/self/statm", "rb") as file:
+                resident_bytes = int(file.read().split()[1]) * mmap.PAGESIZE
+        except OSError:  # not Linux
+            return True
+        return available_bytes is None or available_bytes > resident_bytes
 
     # -- the end
 

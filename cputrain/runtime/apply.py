@@ -5,22 +5,24 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from itertools import islice
 
 from cputrain import variables
 from cputrain.runtime import shutdown
-from cputrain.runtime.short_steps import MANY_THREADS, ShortSteps
+from cputrain.runtime.notes import MANY_THREADS, ShortSteps, UntunedRun
 from cputrain.runtime.state import NOW
 from cputrain.settings.core.registry import APPLIED_IN_ORDER, SETTINGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
     from typing import Any, Protocol
 
     from cputrain.runtime.plan_env import PlanEnv
     from cputrain.settings.core.setting import Applied, Setting
 
-    class Learner(Applied, Protocol):
+    class Learns(Applied, Protocol):
         """What varies settings during the run: see `cputrain.learn`."""
 
         def apply(self, name: str, value: object) -> Applied | None:
@@ -56,20 +58,23 @@ def apply_plan(torch: ModuleType, plan_env: PlanEnv, *, reports: bool, is_planne
             if num_threads >= MANY_THREADS and not is_chosen
             else None
         )
-        atexit.register(_report, os.getpid(), torch, steps)
+        notes: list[ShortSteps | UntunedRun] = [steps] if steps is not None else []
+        if not plan_env.settings and NOW.is_planned and not plan_env.rank:
+            notes.append(UntunedRun())
+        atexit.register(_report, os.getpid(), torch, notes)
 
 
-def _learner(torch: ModuleType, plan_env: PlanEnv) -> Learner | None:
+def _learner(torch: ModuleType, plan_env: PlanEnv) -> Learns | None:
     """Return what varies settings during the run; None unless `learn` is on for this process."""
     if not plan_env.values.get("learn") or not NOW.is_planned or variables.TRIAL in os.environ:
         return None
-    from cputrain.learn.learner import Learner as ScriptLearner
+    from cputrain.learn.learner import Learner
 
-    return ScriptLearner.of_script(torch, plan_env)
+    return Learner.of_script(torch, plan_env)
 
 
 def start(
-    setting: Setting[Any], torch: ModuleType, value: object, learner: Learner | None = None
+    setting: Setting[Any], torch: ModuleType, value: object, learner: Learns | None = None
 ) -> None:
     """Apply one setting, and keep the result in the state for `describe` and `undo`.
 
@@ -88,16 +93,16 @@ def _in_order(applied: dict[str, Applied]) -> list[Applied]:
     return [applied[name] for name in sorted(applied, key=lambda name: order.get(name, len(order)))]
 
 
-def _report(pid: int, torch: ModuleType, steps: ShortSteps | None) -> None:
+def _report(pid: int, torch: ModuleType, notes: Sequence[ShortSteps | UntunedRun]) -> None:
     # forked children may run exit handlers; print(file=None) would be standard output
     if os.getpid() != pid or sys.stderr is None:
         return
     texts = [text for setting in _in_order(NOW.applied) if (text := setting.describe())]
-    lines = [f"cputrain: {', '.join(texts) or 'nothing was changed'}"]
-    if steps is not None and (note := steps.describe()):
-        lines.insert(0, f"cputrain: {note}")  # the last line is what was changed
-    if "TORCHELASTIC_RUN_ID" in os.environ and (note := shutdown.note_on_ranks(torch)):
-        lines.insert(0, f"cputrain: {note}")
+    said = filter(None, (note.describe() for note in notes))
+    lines = [f"cputrain: {text}" for text in islice(said, 1)]
+    if "TORCHELASTIC_RUN_ID" in os.environ and (text := shutdown.note_on_ranks(torch)):
+        lines.append(f"cputrain: {text}")
+    lines.append(f"cputrain: {', '.join(texts) or 'nothing was changed'}")
     try:
         print("\n".join(lines), file=sys.stderr, flush=True)
     except (OSError, ValueError):  # standard error is closed

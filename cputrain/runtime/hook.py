@@ -49,11 +49,16 @@ def _guarded(step: Callable[[], None]) -> None:
     except CputrainError as error:
         _report(error, f"{error} The script runs as under python.")
     except Exception as error:  # the user's script must not stop for any fault of ours
-        _report(
-            error,
-            f"[internal] {type(error).__name__}: {error}. The script runs as under python; please "
-            "report this with the output of: cputrain info --capture machine.json",
-        )
+        report_internal(error)
+
+
+def report_internal(error: BaseException) -> None:
+    """Report a fault of this package, in one line on standard error."""
+    _report(
+        error,
+        f"[internal] {type(error).__name__}: {error}. The script runs as under python; please "
+        "report this with the output of: cputrain info --capture machine.json",
+    )
 
 
 def _report(error: BaseException, message: str) -> None:

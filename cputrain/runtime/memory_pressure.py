@@ -34,8 +34,20 @@ class MemoryPressure:
         pressures = ("/proc/pressure/memory", *(group.pressure for group in self._groups))
         return any(map(self._is_full, self._groups)) or any(map(self._is_stalled, pressures))
 
+    def available_bytes(self) -> int | None:
+        """Return the memory that this process may still take; None if it is unknown."""
+        available = meminfo(self._source).get("MemAvailable")
+        free = [limit - used for group in self._groups for used, limit in self._use_of(group)]
+        if available is not None:
+            free.append(available)
+        return min(free, default=None)
+
     def _is_full(self, group: MemoryGroup) -> bool:
-        """Return whether a group is near its limit, without its page cache."""
+        """Return whether a group is near its limit."""
+        return any(used > (1 - MIN_FREE_FRACTION) * limit for used, limit in self._use_of(group))
+
+    def _use_of(self, group: MemoryGroup) -> list[tuple[int, int]]:
+        """Return a group's use without its page cache, and its limit; empty without a limit."""
         used = number(self._source, group.usage)
         limits = [
             limit
@@ -43,13 +55,13 @@ class MemoryPressure:
             if (limit := number(self._source, path)) and limit < UNLIMITED_BYTES
         ]
         if used is None or not limits:
-            return False
+            return []
         page_cache = 0
         for line in (text(self._source, group.stat) or "").splitlines():
             name, _, value = line.partition(" ")
             if name in ("active_file", "inactive_file") and value.isdecimal():
                 page_cache += int(value)
-        return used - page_cache > (1 - MIN_FREE_FRACTION) * min(limits)
+        return [(used - page_cache, min(limits))]
 
     def _is_stalled(self, path: str) -> bool:
         for line in (text(self._source, path) or "").splitlines():

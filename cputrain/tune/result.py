@@ -7,6 +7,7 @@ from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Protocol
 
     class Watcher(Protocol):
@@ -106,6 +107,11 @@ class SilentWatcher:
 
     def trial_ended(self, trial: Trial) -> None:
         """Ignore the end of a trial."""
+
+
+def option_words(settings: Mapping[str, str]) -> list[str]:
+    """Return settings as options of `cputrain launch`."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
 
 
 def settings_text(settings: dict[str, str] | None) -> str:

@@ -18,6 +18,7 @@ from cputrain.counting import counted
 from cputrain.record import Record
 from cputrain.runtime.trial import FEW
 from cputrain.tune.folders import COMPILE_CACHE
+from cputrain.tune.result import option_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -229,8 +230,7 @@ def _start(
         environment[variables.PLAN] = NO_PLAN
         command: Sequence[str] = plain
     else:
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        command = _launch_command(script, options)
+        command = _launch_command(script, option_words(settings))
     if script.is_sandboxed:
         # in a new process: this one may have threads, and a fork of it is not safe
         code = "import sys; from cputrain.tune.sandbox import run; run(*sys.argv[1:])"

@@ -36,6 +36,11 @@ OPTIONS = (
     ),
     Option(flag="--tune", takes="TIME", help="tune each script, and compare the result too"),
     Option(
+        flag="--learn",
+        takes="N",
+        help="have launch --learn run N steps of a workload, or your script once; compare that too",
+    ),
+    Option(
         flag="--exhaustive",
         help="with --tune: also try every combination, which takes many times as long",
     ),
@@ -189,7 +194,10 @@ def main(argv: Sequence[str]) -> int:
     for title, script in scripts:
         python_command = script if baseline is None else (baseline, *script[1:])
         searches = _run_searches(parsed, script, launch_arguments)
-        commands = _commands_to_compare(parsed, python_command, script, launch_arguments, searches)
+        learnt = _learn(title, parsed, script, launch_arguments)
+        commands = _commands_to_compare(
+            parsed, python_command, script, launch_arguments, searches, learnt
+        )
         try:
             comparison = _compare(title, commands, repeats, samples_memory=parsed.has("--memory"))
         except KeyboardInterrupt:  # before a round was complete
@@ -286,13 +294,18 @@ def _commands_to_compare(
     script: Sequence[str],
     launch_arguments: Sequence[str],
     searches: Mapping[str, SearchResult],
+    learnt: Mapping[str, str] | None,
 ) -> dict[str, tuple[str, ...]]:
     """Return the command lines to compare, by name."""
+    from cputrain.tune.result import option_words
+
     launch = (sys.executable, *LAUNCH, *launch_arguments)
     commands = {"python": (sys.executable, *python_command), "cputrain launch": (*launch, *script)}
-    for name, result in searches.items():
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in result.settings.items()]
-        commands[name] = (*launch, *options, *script)
+    variants = {name: result.settings for name, result in searches.items()}
+    if learnt is not None:
+        variants["learnt"] = dict(learnt)
+    for name, settings in variants.items():
+        commands[name] = (*launch, *option_words(settings), *script)
     for count in filter(None, parsed.values.get("--replicas", "").split(",")):
         commands[f"{count} replicas"] = (*launch, f"--replicas={count}", *script)
     for name in filter(None, parsed.values.get("--backends", "").split(",")):
@@ -310,6 +323,48 @@ def _commands_to_compare(
 
         commands |= {name: (*prefix, *python_command) for name, prefix in peers().items()}
     return commands
+
+
+def _learn(
+    title: str, parsed: Parsed, script: Sequence[str], launch_arguments: Sequence[str]
+) -> dict[str, str] | None:
+    """Run a script with launch --learn; return the settings that it keeps, None without --learn.
+
+    They are stored in a folder of this run, not for later launches.
+    """
+    if not parsed.has("--learn"):
+        return None
+    import subprocess
+    import tempfile
+
+    from cputrain.bench import workloads
+    from cputrain.tune.result import settings_text
+    from cputrain.tune.store import cache_name
+
+    num_steps = whole_number(
+        parsed.values["--learn"], "--learn", least=20, most=1_000_000, advice="300"
+    )
+    extra_arguments = ("--steps", str(num_steps)) if script[0] in workloads().values() else ()
+    with tempfile.TemporaryDirectory(prefix="cputrain-learn-") as cache:
+        command = (sys.executable, *LAUNCH, *launch_arguments, "--learn", *script, *extra_arguments)
+        done = subprocess.run(
+            command,
+            env={**os.environ, "XDG_CACHE_HOME": cache},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise UsageError(
+                f"the script {script[0]}", "must run with launch --learn",
+                found=f"exit code {done.returncode}: {done.stderr.strip().rpartition(chr(10))[2]}",
+            )  # fmt: skip
+        path = os.path.join(cache, "cputrain", "tuned", f"{cache_name(script[0])}.json")
+        settings: dict[str, str] = {}
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                settings = json.load(file)["settings"]
+    print(f"{title}: learnt {settings_text(settings)}", file=sys.stderr)
+    return settings
 
 
 def _check_variants(parsed: Parsed, launch_arguments: Sequence[str]) -> None:

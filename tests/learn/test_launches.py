@@ -69,6 +69,8 @@ def known(folder: Path) -> dict[str, Any]:
 
 def reasons(folder: Path) -> dict[tuple[str, str], str]:
     """Why each candidate was rejected; "" if it was kept."""
+    if not (folder / "home" / "cache" / "cputrain" / "tuned").exists():
+        return {}  # the run has not come so far
     tried = known(folder)["evidence"]["tried"]
     return {(entry["setting"], entry["value"]): entry["reason"] for entry in tried}
 
@@ -129,6 +131,7 @@ def test_threads_are_learnt_unless_the_user_set_them(tmp_path: Path, *, is_set: 
     assert (("threads", "1") in reasons(tmp_path)) is not is_set
 
 
+@pytest.mark.long
 def test_a_script_that_sets_its_threads_keeps_them(tmp_path: Path) -> None:
     text = "AFTER = lambda step: step == 40 and torch.set_num_threads(3)"
     path = script(tmp_path, TRAINS + text + STEPS)
@@ -137,6 +140,7 @@ def test_a_script_that_sets_its_threads_keeps_them(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_other_batches_are_learnt_anew(tmp_path: Path) -> None:
     text = TRAINS.replace("torch.randn(4, 3, 6, 6)", "torch.randn(4, 3, 6, int(sys.argv[1]))")
     path = script(tmp_path, text + STEPS)
@@ -171,6 +175,7 @@ def test_a_broken_file_is_written_anew(tmp_path: Path) -> None:
         assert "[internal]" not in done.stderr
 
 
+@pytest.mark.long
 def test_what_tune_has_found_is_not_learnt_again(tmp_path: Path) -> None:
     path = script(tmp_path, TRAINS + STEPS)
     launch(tmp_path, "--learn", str(path), **ALONE)
@@ -182,6 +187,29 @@ def test_what_tune_has_found_is_not_learnt_again(tmp_path: Path) -> None:
     assert json.loads(kept.read_text()) == document
 
 
+def test_a_fault_of_ours_ends_learning_and_not_the_script(tmp_path: Path) -> None:
+    text = "import cputrain.learn.turns as turns; turns.Turns.add = lambda *_: 1 / 0"
+    path = script(tmp_path, TRAINS + text + STEPS)
+    expected = plain(tmp_path, str(path)).stdout.split()[0]
+    done = launch(tmp_path, "--learn", str(path), **ALONE)
+    assert done.returncode == 0
+    loss, _, is_contiguous = done.stdout.split()
+    assert (is_near(loss, expected), is_contiguous) == (True, "True")
+    assert "[internal] ZeroDivisionError" in ours(done)[0]
+
+
+def test_a_model_that_does_not_fit_twice_is_not_compared(tmp_path: Path) -> None:
+    text = """
+from cputrain.runtime.memory_pressure import MemoryPressure
+MemoryPressure.available_bytes = lambda _: 1 << 20
+"""
+    path = script(tmp_path, TRAINS + text + STEPS)
+    done = launch(tmp_path, "--learn", str(path), **ALONE)
+    assert done.stdout.split()[2] == "True", done.stderr
+    assert "too little memory for a copy" in reasons(tmp_path)["channels_last", "on"]
+
+
+@pytest.mark.long
 def test_several_optimizers_make_one_step(tmp_path: Path) -> None:
     text = """
 def train(num_steps):
@@ -203,6 +231,7 @@ train(120)
     assert (is_near(loss, expected), is_contiguous) == (True, "False")
 
 
+@pytest.mark.long
 def test_worker_processes_do_not_learn(tmp_path: Path) -> None:
     text = """
 import multiprocessing

@@ -56,16 +56,16 @@ def said(folder: Path, text: str, *words: str, start: Any = launch, **changes: s
 
 def test_steps_touch_no_memory_anew_once_it_is_kept(tmp_path: Path) -> None:
     text = """
-train(10_000, 4)
+train(20_000, 4)
 counts = [faults()]
 for _ in range(9):
-    train(10_000, 1)
+    train(20_000, 1)
     counts.append(faults())
 steps = sorted(after - before for before, after in zip(counts, counts[1:]))
 print(steps[4])  # a few steps touch again what was returned to measure the need
 """
     kept, python = said(tmp_path, text), said(tmp_path, text, start=plain)
-    assert python > 4_000  # a step has about 20 MB of activations
+    assert python > 8_000  # activations of 41 MB: more than glibc ever takes from its heap
     assert kept * 10 < python
 
 

@@ -1,18 +1,24 @@
-"""Short steps with many threads: a run says once, at its end, that fewer may be faster."""
+"""What a run says at its end: that fewer threads, or a measurement, may make it faster."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cputrain.launch.planning import SITE_FOLDER
+from cputrain.runtime import notes
 from tests.launch.programs import ours, plain, script
 
 TEXT = """
 import sys, time, torch
+torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: None)  # runs after ours
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range({steps}):
@@ -43,8 +49,30 @@ def run(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("seconds", "trains", "is_told"), [(59, True, False), (61, True, True), (61, False, False)]
+)
+def test_a_long_run_that_was_never_measured_is_told_how(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, *, trains: bool, is_told: bool
+) -> None:
+    run = notes.UntunedRun()
+    later = register_optimizer_step_post_hook(lambda *_: None)
+    if trains:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+    later.remove()
+    now = time.monotonic() + seconds
+    monkeypatch.setattr(notes, "time", SimpleNamespace(monotonic=lambda: now))
+    assert ("cputrain launch --learn" in run.describe()) is is_told
+
+
 def test_fewer_threads_are_suggested(tmp_path: Path) -> None:
-    lines = ours(run(tmp_path))
+    done = run(tmp_path, steps=notes.MAX_STEPS + 20)
+    assert done.returncode == 0, done.stderr
+    lines = ours(done)
     assert len(lines) == 2
     assert NOTE in lines[0]
     assert "threads" in lines[1]
