@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has_learnt(tmp_path: Path) -> None:
     text = "AFTER = lambda step: not SLOW(model) and step > 200 and signal.raise_signal(2)"
     path = script(tmp_path, TRAINS + text + "\ntrain(1_000)\n")
     done = launch(tmp_path, "--learn", str(path), **ALONE)
-    assert done.returncode in (130, -signal.SIGINT), done.stderr
+    assert "KeyboardInterrupt" in done.stderr
     assert known(tmp_path)["settings"]["channels_last"] == "on"
 
 

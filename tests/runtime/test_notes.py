@@ -18,7 +18,8 @@ from tests.launch.programs import ours, plain, script
 
 TEXT = """
 import sys, time, torch
-torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: None)  # runs after ours
+from torch.optim.optimizer import register_optimizer_step_post_hook
+register_optimizer_step_post_hook(lambda *_: None)  # runs after ours
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range({steps}):
