@@ -34,6 +34,11 @@ class Allowance:
         steps = min(self.num_steps, MAX_STEPS)
         return SHARE * steps * self._step_s + SHARE_OF_SAVINGS * self.saved_s - self.lost_s
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left that may still grow."""
+        return self.num_steps >= MAX_STEPS and not self.saved_s
+
     def add_step(self, gained_s: float) -> None:
         """Count a step, and what it gained by the settings that stayed."""
         self.num_steps += 1

@@ -42,7 +42,7 @@ NUM_FIRST = 10
 NUM_TWINS = 2.5
 """Steps whose time a comparison with a twin takes."""
 
-LOOK_EVERY = 5
+LOOK_EVERY = 10
 """Whole steps between two looks for a candidate that the allowance permits."""
 
 MAX_MODELS = 4
@@ -225,28 +225,31 @@ class Learner:
 
     def _begin_next(self, allowance: Allowance) -> None:
         """Begin the turns of the next candidate that the allowance permits."""
-        candidates = [] if self._knowledge.is_complete else self._open_candidates()
-        if not candidates:
-            self._end()
-            return
-        for candidate, switch in candidates:
-            if allowance.left_s >= switch.num_risked * self._usual_s:
-                self._candidate, self._previous = candidate, switch.value
+        are_all_tried = True
+        switches = {} if self._knowledge.is_complete else self._switches
+        for name, switch in switches.items():
+            if allowance.left_s < switch.num_risked * self._usual_s + switch.risked_s:
+                are_all_tried = False
+                continue  # even to know its candidates may take time
+            value = self._next_value(name, switch)
+            if value is not None:
+                self._candidate = Variation(setting=name, value=value)
+                self._previous = switch.value
                 self._turns = Turns(self._usual_s, switch.num_settling)
                 return
+        if are_all_tried:
+            self._end()
+        elif allowance.is_spent:
+            self._is_over = True  # the next run goes on
 
-    def _open_candidates(self) -> list[tuple[Variation, StepSwitch]]:
-        """Return the next candidate of each setting that has one left."""
-        variations = []
-        for name, switch in self._switches.items():
-            for value in switch.candidates():
-                if self._knowledge.is_tried(name, value):
-                    if switch.is_monotonic:
-                        break  # it was slower, as those after it would be
-                    continue
-                variations.append((Variation(setting=name, value=value), switch))
-                break
-        return variations
+    def _next_value(self, name: str, switch: StepSwitch) -> str | None:
+        """Return the next value of a setting to try; None if there is none left."""
+        for value in switch.candidates():
+            if not self._knowledge.is_tried(name, value):
+                return value
+            if switch.is_monotonic:
+                return None  # it was slower, as those after it would be
+        return None
 
     def _reject(self, reason: str) -> None:
         assert self._candidate is not None

@@ -26,6 +26,9 @@ class StepSwitch:
     num_risked = 2.0
     """Steps whose time a try is expected to lose at most."""
 
+    risked_s = 0.0
+    """Seconds that it may take besides: to load modules, to start threads."""
+
     needs_twin = False
     """Whether results are compared before a value may stay."""
 
@@ -84,6 +87,7 @@ class ChannelsLastSwitch(StepSwitch):
 
     num_settling = 2
     num_risked = 1.0
+    risked_s = 0.05
     needs_twin = True
     applied: ChannelsLast
 
@@ -113,6 +117,7 @@ class ReplicasSwitch(StepSwitch):
 
     num_settling = 4
     num_risked = 8.0
+    risked_s = 0.3
     applied: Replicas
 
     @property

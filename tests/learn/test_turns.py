@@ -82,6 +82,7 @@ def test_looking_costs_a_share_of_the_first_steps_and_of_what_it_saves() -> None
     for _ in range(5 * MAX_STEPS):
         account.add_step(0.0)
     assert account.left_s == pytest.approx(SHARE * MAX_STEPS * STEP_S)
+    assert account.is_spent
     account.add_excess(1.0, STEP_S, is_timed=False)  # it was compiled, or proved
     assert account.left_s == pytest.approx(SHARE * MAX_STEPS * STEP_S - 0.9)
     before_s = account.left_s
@@ -90,4 +91,5 @@ def test_looking_costs_a_share_of_the_first_steps_and_of_what_it_saves() -> None
     account.add_excess(0.04, STEP_S, is_timed=True)  # a faster candidate gives time back
     assert account.left_s == pytest.approx(before_s - STEP_S + 0.06)
     account.add_step(0.02)
+    assert not account.is_spent
     assert account.left_s == pytest.approx(before_s - STEP_S + 0.06 + 0.01)
