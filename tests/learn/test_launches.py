@@ -15,6 +15,8 @@ from tests.launch.programs import launch, ours, plain, planned, script, verb
 TRAINS = """
 import signal, sys, time, torch
 from torch import nn
+from cputrain.learn import allowance
+allowance.SHARE = 0.5  # tries all soon
 
 class Slow(nn.Module):
     def __init__(self):
@@ -124,7 +126,7 @@ def test_what_is_slower_goes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_set", [False, True], ids=["left to us", "set by the user"])
 def test_threads_are_learnt_unless_the_user_set_them(tmp_path: Path, *, is_set: bool) -> None:
     text = "SLOW = lambda self: torch.get_num_threads() > 1\n"
-    path = script(tmp_path, TRAINS + text + f"train({150 if is_set else 600})")
+    path = script(tmp_path, TRAINS + text + f"train({150 if is_set else 300})")
     done = launch(tmp_path, "--learn", *(["--threads", "2"] if is_set else []), str(path))
     assert done.stdout.split()[1] == ("2" if is_set else "1")
     assert (("threads", "1") in reasons(tmp_path)) is not is_set
