@@ -105,7 +105,8 @@ class Learner:
 
         machine = read_machine(RootSource(), detail=False)
         main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-        knowledge = Knowledge(main, machine.fingerprint(), machine.budget.cpus)
+        script = main if os.access(main, os.R_OK) and os.path.isfile(main) else ""
+        knowledge = Knowledge(script, machine.fingerprint(), machine.budget.cpus)
         fixed = {
             name
             for name, value in plan_env.settings.items()
@@ -128,7 +129,14 @@ class Learner:
         return switch.applied
 
     def listen(self) -> None:
-        """Listen to calls of models, within the settings that change them."""
+        """Listen to calls of models, within the settings that change them.
+
+        What is known is used from now on: launch does not know the file of a module (-m).
+        """
+        for name, value in self._knowledge.settings.items():
+            switch = self._switches.get(name)
+            if switch is not None and switch.value != value:
+                switch.use(value)
         if self._switches:
             self._root_forward.add(self._intercept)
 

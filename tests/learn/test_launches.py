@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,24 @@ def test_what_tune_has_found_is_not_learnt_again(tmp_path: Path) -> None:
     done = launch(tmp_path, "--learn", str(path), **ALONE)
     assert done.stdout.split()[2] == "True"
     assert json.loads(kept.read_text()) == document
+
+
+def test_a_module_is_learnt_as_a_script_is(tmp_path: Path) -> None:
+    script(tmp_path, TRAINS + STEPS, "package/train.py")
+    script(tmp_path, "", "package/__init__.py")
+    learnt = launch(tmp_path, "--learn", "-m", "package.train", **ALONE)
+    assert "learnt: channels_last on (" in learnt.stderr, learnt.stderr
+    again = launch(tmp_path, "--learn", "-m", "package.train", **ALONE)
+    assert again.stdout.split()[2] == "False"
+    assert "channels_last on (" not in again.stderr  # from the first step on, and not new
+
+
+@pytest.mark.parametrize("words", [("-",), ("--cmd", "--", sys.executable, "-c", "import torch")])
+def test_what_has_no_file_is_not_kept(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = launch(tmp_path, "--learn", *words, stdin="import torch; print('ran')\n")
+    assert done.returncode == 0
+    assert "[internal]" not in done.stderr
+    assert not (tmp_path / "home" / "cache" / "cputrain" / "tuned").exists()
 
 
 def test_a_fault_of_ours_ends_learning_and_not_the_script(tmp_path: Path) -> None:
