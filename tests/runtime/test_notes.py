@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +64,7 @@ def test_a_long_run_that_was_never_measured_is_told_how(
             model(torch.ones(2)).sum().backward()
             optimizer.step()
     later.remove()
-    now = time.monotonic() + seconds
+    now = run._started_at + seconds
     monkeypatch.setattr(notes, "time", SimpleNamespace(monotonic=lambda: now))
     assert ("cputrain launch --learn" in run.describe()) is is_told
 
