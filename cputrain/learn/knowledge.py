@@ -35,6 +35,9 @@ class Tried(Record):
     reason: str
     """Why it was rejected; empty if it was kept."""
 
+    is_rough: bool = False
+    """Whether other programs used the CPUs meanwhile: it holds for this run only."""
+
 
 class Knowledge:
     """What earlier runs and this one have learnt about a script.
@@ -115,18 +118,11 @@ class Knowledge:
             for tried in self._tried
         )
 
-    def add_rejected(self, setting: str, value: str, previous: str, reason: str) -> None:
-        """Remember that a candidate is not faster, or not the same."""
-        self._tried.append(
-            Tried(setting=setting, value=value, previous=previous, gain=0.0, reason=reason)
-        )
-
-    def add_kept(self, setting: str, value: str, previous: str, gain: float) -> None:
-        """Remember that a candidate is faster, and stays."""
-        self._tried.append(
-            Tried(setting=setting, value=value, previous=previous, gain=gain, reason="")
-        )
-        self.settings[setting] = value
+    def add(self, tried: Tried) -> None:
+        """Remember what came of a candidate."""
+        self._tried.append(tried)
+        if tried.gain and not tried.is_rough:
+            self.settings[tried.setting] = tried.value
 
     @property
     def gain(self) -> float:
@@ -137,9 +133,10 @@ class Knowledge:
 
     def save(self) -> None:
         """Save it for the next launch of the script, if there is something new."""
-        if not self._script or len(self._tried) == self._num_known:
+        sure = [tried for tried in self._tried if not tried.is_rough]
+        if not self._script or len(sure) == self._num_known:
             return
-        gain = prod(tried.gain for tried in self._tried if tried.gain)
+        gain = prod(tried.gain for tried in sure if tried.gain)
         plan = TunedPlan(
             settings=self.settings,
             reason=f"{gain:.2f} times as fast as the rules",
@@ -147,9 +144,9 @@ class Knowledge:
             arguments=tuple(sys.argv[1:]),
             evidence={
                 "source": LEARNT,
-                "tried": [tried.as_json() for tried in self._tried],
+                "tried": [tried.as_json() for tried in sure],
                 "shapes": list(self._shapes),
-                "is_complete": self.is_complete,
+                "is_complete": self.is_complete and len(sure) == len(self._tried),
             },
         )
         with suppress(OSError):  # a folder that cannot be written: the next run learns it again
@@ -161,7 +158,9 @@ class Knowledge:
         kept = [tried for tried in new if tried.gain]
         if kept:
             texts = ", ".join(
-                f"{tried.setting} {tried.value} ({tried.gain:.2f} times as fast)" for tried in kept
+                f"{tried.setting} {tried.value} ({tried.gain:.2f} times as fast"
+                + (", not kept: other programs used the CPUs)" if tried.is_rough else ")")
+                for tried in kept
             )
             return f"learnt: {texts}"
         if new and self.is_complete:

@@ -16,11 +16,12 @@ import weakref
 from statistics import median
 
 from cputrain.learn.allowance import Allowance
-from cputrain.learn.knowledge import Knowledge
+from cputrain.learn.knowledge import Knowledge, Tried
 from cputrain.learn.switches import switch_of
 from cputrain.learn.turns import Turns
 from cputrain.learn.whole_steps import WholeSteps
 from cputrain.record import Record
+from cputrain.runtime.counters import Counters, other_cpu_seconds
 from cputrain.runtime.hook import report_internal
 from cputrain.runtime.memory_pressure import MemoryPressure
 from cputrain.runtime.patching import never_compile
@@ -44,6 +45,12 @@ NUM_TWINS = 2.5
 
 LOOK_EVERY = 10
 """Whole steps between two looks for a candidate that the allowance permits."""
+
+MAX_OTHERS = 0.1
+"""Share of the CPUs that other programs may use without making a result rough."""
+
+RESOLUTION_S = 0.05
+"""CPU seconds of others that the system's counters cannot tell from none."""
 
 MAX_MODELS = 4
 """Models that are compared with twins at most, in one step."""
@@ -87,6 +94,10 @@ class Learner:
         self._previous = ""
         """Value of the candidate's setting that it is compared with."""
         self._turns: Turns | None = None
+        self._counters = Counters()
+        self._counted: dict[str, float] = {}
+        """Counters at the candidate's beginning."""
+        self._began_at = 0.0
         self._won: float = 0.0
         """Gain of a candidate that is still to be compared with a twin; 0 if there is none."""
         self._compared: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -243,6 +254,7 @@ class Learner:
             if value is not None:
                 self._candidate = Variation(setting=name, value=value)
                 self._previous = switch.value
+                self._counted, self._began_at = self._counters.now(), time.perf_counter()
                 self._turns = Turns(self._usual_s, switch.num_settling)
                 return
         if are_all_tried:
@@ -265,22 +277,32 @@ class Learner:
         if switch.value == self._candidate.value:
             switch.use(self._previous)
         switch.discard()
-        self._knowledge.add_rejected(
-            self._candidate.setting, self._candidate.value, self._previous, reason
-        )
-        self._candidate = self._turns = None
+        self._add_tried(0.0, reason)
         self._won = 0.0
 
     def _keep(self, gain: float) -> None:
         assert self._candidate is not None
         switch = self._switches[self._candidate.setting]
         switch.use(self._candidate.value)
-        self._knowledge.add_kept(
-            self._candidate.setting, self._candidate.value, self._previous, gain
-        )
+        self._add_tried(gain, "")
         self._usual_s /= gain
-        self._candidate = self._turns = None
         self._save()
+
+    def _add_tried(self, gain: float, reason: str) -> None:
+        """Remember what came of the candidate, and whether other programs disturbed it."""
+        assert self._candidate is not None
+        counted = self._counters.now()
+        spent = {name: counted[name] - self._counted[name] for name in self._counted}
+        seconds = time.perf_counter() - self._began_at
+        others = max(0.0, other_cpu_seconds(spent) - RESOLUTION_S) / seconds
+        self._knowledge.add(
+            Tried(
+                setting=self._candidate.setting, value=self._candidate.value,
+                previous=self._previous, gain=gain, reason=reason,
+                is_rough=others > MAX_OTHERS * max(1, len(self._counters.cpus)),
+            )
+        )  # fmt: skip
+        self._candidate = self._turns = None
 
     def _end(self) -> None:
         self._is_over = True

@@ -16,8 +16,9 @@ from tests.launch.programs import launch, ours, plain, planned, script, verb
 TRAINS = """
 import signal, sys, time, torch
 from torch import nn
-from cputrain.learn import allowance
+from cputrain.learn import allowance, learner
 allowance.SHARE = 0.5  # tries all soon
+learner.MAX_OTHERS = 9  # other tests run beside this one
 
 class Slow(nn.Module):
     def __init__(self):
@@ -187,6 +188,14 @@ def test_what_tune_has_found_is_not_learnt_again(tmp_path: Path) -> None:
     done = launch(tmp_path, "--learn", str(path), **ALONE)
     assert done.stdout.split()[2] == "True"
     assert json.loads(kept.read_text()) == document
+
+
+def test_what_others_have_disturbed_is_not_kept(tmp_path: Path) -> None:
+    path = script(tmp_path, TRAINS + "learner.MAX_OTHERS = -1" + STEPS)
+    done = launch(tmp_path, "--learn", str(path), **ALONE)
+    assert done.stdout.split()[2] == "False"  # it is faster now
+    assert "times as fast, not kept: other programs used the CPUs)" in done.stderr
+    assert not (tmp_path / "home" / "cache" / "cputrain" / "tuned").exists()
 
 
 def test_a_module_is_learnt_as_a_script_is(tmp_path: Path) -> None:
