@@ -13,6 +13,7 @@ LEAST_PREFIX = 3
 """Least number of letters of a word that is taken for the beginning of another one."""
 
 FLOAT16 = "float16 is not offered on CPUs; bf16 is, and changes results, too."
+"""What is said before the suggestion of bf16 for float16."""
 
 VALUES = {
     "true": "on", "yes": "on", "1": "on", "enable": "on", "enabled": "on",

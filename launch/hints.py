@@ -8,8 +8,9 @@ from cputrain.variables import PLAN, PRELOAD, REPORT, TRIAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
+    from cputrain.launch.options import Option
     from cputrain.target import Target
 
 OPTIONS = {
@@ -191,6 +192,14 @@ def notes_on_arguments(target: Target, flags: Collection[str], command: str) -> 
         for flag in ours
         if not any(name in text for name in (flag[2:], flag[2:].replace("-", "_")))
     ]
+
+
+def tell_of_arguments(target: Target, options: Iterable[Option], command: str) -> None:
+    """Print a note if an argument of the script is an option of the command."""
+    import sys
+
+    for note in notes_on_arguments(target, {option.flag for option in options}, command):
+        print(f"{command}: {note}", file=sys.stderr)
 
 
 def notes_on_variables(environment: Mapping[str, str], known: Collection[str]) -> list[str]:

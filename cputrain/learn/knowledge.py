@@ -99,7 +99,7 @@ class Knowledge:
         if text and len(self._shapes) < MAX_SHAPES:
             self._shapes[text] = None
 
-    def forget_others(self) -> None:
+    def forget_unless_batches_match(self) -> None:
         """Forget what was tried if this run's batches are others than those of the earlier run.
 
         Settings that were faster stay in use; they are tried again like all others.

@@ -20,7 +20,6 @@ from cputrain.learn.knowledge import Knowledge, Tried
 from cputrain.learn.switches import switch_of
 from cputrain.learn.turns import Turns
 from cputrain.learn.whole_steps import WholeSteps
-from cputrain.record import Record
 from cputrain.runtime.counters import Counters, other_cpu_seconds
 from cputrain.runtime.hook import report_internal
 from cputrain.runtime.memory_pressure import MemoryPressure
@@ -56,11 +55,41 @@ MAX_MODELS = 4
 """Models that are compared with twins at most, in one step."""
 
 
-class Variation(Record):
-    """A value of a setting."""
+class Variation:
+    """A candidate: a value of a setting, and what is measured of it.
 
-    setting: str
-    value: str
+    Args:
+        setting: Name of the setting.
+        switch: The setting, which has its previous value.
+        value: The value to try.
+        usual_s: Time of a step with the previous value.
+        counters: Counters of the CPUs' use.
+    """
+
+    def __init__(
+        self, setting: str, switch: StepSwitch, value: str, *, usual_s: float, counters: Counters
+    ) -> None:
+        self.setting = setting
+        self.switch = switch
+        self.value = value
+        self.previous = switch.value
+        self.turns = Turns(usual_s, switch.num_settling)
+        self.has_won = False
+        """Whether it was faster in its turns, and is still to be compared with a twin."""
+        self._counters = counters
+        self._counted = counters.now()
+        self._began_at = time.perf_counter()
+
+    def result(self, gain: float, reason: str) -> Tried:
+        """Return what came of it, and whether other programs disturbed it."""
+        counted = self._counters.now()
+        spent = {name: counted[name] - self._counted[name] for name in self._counted}
+        seconds = time.perf_counter() - self._began_at
+        others = max(0.0, other_cpu_seconds(spent) - RESOLUTION_S) / seconds
+        return Tried(
+            setting=self.setting, value=self.value, previous=self.previous, gain=gain,
+            reason=reason, is_rough=others > MAX_OTHERS * max(1, len(self._counters.cpus)),
+        )  # fmt: skip
 
 
 class Learner:
@@ -91,17 +120,11 @@ class Learner:
         """Number of whole steps from which the next candidate may begin."""
         self._allowance: Allowance | None = None
         self._candidate: Variation | None = None
-        self._previous = ""
-        """Value of the candidate's setting that it is compared with."""
-        self._turns: Turns | None = None
         self._counters = Counters()
-        self._counted: dict[str, float] = {}
-        """Counters at the candidate's beginning."""
-        self._began_at = 0.0
-        self._won: float = 0.0
-        """Gain of a candidate that is still to be compared with a twin; 0 if there is none."""
         self._compared: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Models that were compared with a twin for the candidate."""
         self._differs = ""
+        """How one of them differs from its twin; empty if none does."""
         self._is_over = False
         self._pid = os.getpid()
         self._root_forward = root_forward_of(torch)
@@ -164,7 +187,6 @@ class Learner:
     def _give_up(self, error: Exception) -> None:
         """Leave all settings as they are, and report a fault."""
         self._is_over = True
-        self._won = 0.0
         report_internal(error)
 
     def _count_step(self, optimizer: Any) -> None:
@@ -174,7 +196,7 @@ class Learner:
             self._thread = thread
         if thread != self._thread or not self._steps.ends_with(optimizer):
             if thread == self._thread and self._candidate is not None and not self._steps.is_known:
-                self._reject("the script's training changed")
+                self._reject(self._candidate, "the script's training changed")
             return
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
@@ -190,27 +212,28 @@ class Learner:
             self._usual_s = median(self._first_times[1:])
             self._allowance = Allowance(self._usual_s)
             self._allowance.num_steps = len(self._first_times)
-            self._knowledge.forget_others()
+            self._knowledge.forget_unless_batches_match()
 
     def _go_on(self, allowance: Allowance, seconds: float) -> None:
         """Count a step, and decide on the next."""
-        turns = self._turns
-        is_candidate = turns is not None and turns.is_candidate
-        allowance.add_step(0.0 if is_candidate else (self._knowledge.gain - 1) * self._usual_s)
-        if self._won:
-            self._end_comparison(allowance, seconds)
-        elif turns is not None:
-            self._take_turn(allowance, turns, seconds)
+        candidate = self._candidate
+        is_in_use = candidate is not None and candidate.turns.is_candidate
+        allowance.add_step(0.0 if is_in_use else (self._knowledge.gain - 1) * self._usual_s)
+        if candidate is not None:
+            if candidate.has_won:
+                self._end_comparison(candidate, allowance, seconds)
+            else:
+                self._take_turn(candidate, allowance, seconds)
         if self._candidate is None and allowance.num_steps >= self._next_look:
             self._next_look = allowance.num_steps + LOOK_EVERY
             self._begin_next(allowance)
 
-    def _take_turn(self, allowance: Allowance, turns: Turns, seconds: float) -> None:
-        assert self._candidate is not None
-        switch = self._switches[self._candidate.setting]
+    def _take_turn(self, candidate: Variation, allowance: Allowance, seconds: float) -> None:
+        """Count a step of a candidate's turns, and switch for the next."""
+        switch, turns = candidate.switch, candidate.turns
         was_candidate = turns.is_candidate
-        if switch.value != (self._candidate.value if was_candidate else self._previous):
-            self._reject("the script sets it")
+        if switch.value != (candidate.value if was_candidate else candidate.previous):
+            self._reject(candidate, "the script sets it")
             return
         if was_candidate:
             allowance.add_excess(seconds, turns.step_s, is_timed=turns.is_settled)
@@ -218,27 +241,25 @@ class Learner:
         self._usual_s = turns.step_s
         if verdict is None:
             if turns.is_candidate != was_candidate:
-                switch.use(self._candidate.value if turns.is_candidate else self._previous)
-            return
-        if not verdict:
-            self._reject(f"{turns.latest:.2f} times as fast")
+                switch.use(candidate.value if turns.is_candidate else candidate.previous)
+        elif not verdict:
+            self._reject(candidate, f"{turns.latest:.2f} times as fast")
         elif switch.needs_twin:
-            self._won, self._turns = turns.gain, None
+            candidate.has_won = True
             self._compared.clear()
             self._differs = ""
         else:
-            self._keep(turns.gain)
+            self._keep(candidate)
 
-    def _end_comparison(self, allowance: Allowance, seconds: float) -> None:
+    def _end_comparison(self, candidate: Variation, allowance: Allowance, seconds: float) -> None:
         """Decide on a candidate after a step in which models were compared with twins."""
         if not len(self._compared):
             return  # not yet: no model was called, or it does not pay yet
         allowance.add_excess(seconds, self._usual_s, is_timed=False)
-        gain, self._won = self._won, 0.0
         if self._differs:
-            self._reject(self._differs)
+            self._reject(candidate, self._differs)
         else:
-            self._keep(gain)
+            self._keep(candidate)
 
     # -- candidates
 
@@ -252,10 +273,9 @@ class Learner:
                 continue  # even to know its candidates may take time
             value = self._next_value(name, switch)
             if value is not None:
-                self._candidate = Variation(setting=name, value=value)
-                self._previous = switch.value
-                self._counted, self._began_at = self._counters.now(), time.perf_counter()
-                self._turns = Turns(self._usual_s, switch.num_settling)
+                self._candidate = Variation(
+                    name, switch, value, usual_s=self._usual_s, counters=self._counters
+                )
                 return
         if are_all_tried:
             self._end()
@@ -271,38 +291,21 @@ class Learner:
                 return None  # it was slower, as those after it would be
         return None
 
-    def _reject(self, reason: str) -> None:
-        assert self._candidate is not None
-        switch = self._switches[self._candidate.setting]
-        if switch.value == self._candidate.value:
-            switch.use(self._previous)
+    def _reject(self, candidate: Variation, reason: str) -> None:
+        switch = candidate.switch
+        if switch.value == candidate.value:
+            switch.use(candidate.previous)
         switch.discard()
-        self._add_tried(0.0, reason)
-        self._won = 0.0
+        self._knowledge.add(candidate.result(0.0, reason))
+        self._candidate = None
 
-    def _keep(self, gain: float) -> None:
-        assert self._candidate is not None
-        switch = self._switches[self._candidate.setting]
-        switch.use(self._candidate.value)
-        self._add_tried(gain, "")
+    def _keep(self, candidate: Variation) -> None:
+        gain = candidate.turns.gain
+        candidate.switch.use(candidate.value)
+        self._knowledge.add(candidate.result(gain, ""))
         self._usual_s /= gain
+        self._candidate = None
         self._save()
-
-    def _add_tried(self, gain: float, reason: str) -> None:
-        """Remember what came of the candidate, and whether other programs disturbed it."""
-        assert self._candidate is not None
-        counted = self._counters.now()
-        spent = {name: counted[name] - self._counted[name] for name in self._counted}
-        seconds = time.perf_counter() - self._began_at
-        others = max(0.0, other_cpu_seconds(spent) - RESOLUTION_S) / seconds
-        self._knowledge.add(
-            Tried(
-                setting=self._candidate.setting, value=self._candidate.value,
-                previous=self._previous, gain=gain, reason=reason,
-                is_rough=others > MAX_OTHERS * max(1, len(self._counters.cpus)),
-            )
-        )  # fmt: skip
-        self._candidate = self._turns = None
 
     def _end(self) -> None:
         self._is_over = True
@@ -321,29 +324,32 @@ class Learner:
 
     def _look_at(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare a call with a twin's, or note the shape of its batch."""
-        if self._won and self._can_compare(model):
-            self._compare(model, args, kwargs)
+        candidate = self._candidate
+        if candidate is not None and candidate.has_won:
+            if self._can_compare(candidate, model):
+                self._compare(candidate, model, args, kwargs)
         elif self._allowance is None and model.training:
             self._knowledge.add_batch(self._tree_leaves((args, kwargs)))
 
-    def _can_compare(self, model: Any) -> bool:
+    def _can_compare(self, candidate: Variation, model: Any) -> bool:
         allowance = self._allowance
         assert allowance is not None
         return (
             threading.get_ident() == self._thread
             and model not in self._compared
             and len(self._compared) < MAX_MODELS
-            and (1 - 1 / self._won) * allowance.num_steps >= NUM_TWINS  # it pays in as many again
+            and (1 - 1 / candidate.turns.gain) * allowance.num_steps
+            >= NUM_TWINS  # it pays in as many again
             and self._torch.is_grad_enabled()
             and any(parameter.requires_grad for parameter in model.parameters())
             and not is_watched(self._torch)
         )
 
-    def _compare(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _compare(
+        self, candidate: Variation, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         from cputrain.learn.twin import difference_from_twin
 
-        assert self._candidate is not None
-        switch, value = self._switches[self._candidate.setting], self._candidate.value
         self._compared.add(model)
         if not self._fits_twice():
             self._differs = "there is too little memory for a copy of the model"
@@ -354,7 +360,7 @@ class Learner:
                 type(model).__call__,
                 args,
                 kwargs,
-                lambda copied: switch.prepare(copied, value),
+                lambda copied: candidate.switch.prepare(copied, candidate.value),
             )
 
     def _fits_twice(self) -> bool:
@@ -380,6 +386,6 @@ class Learner:
     def undo(self) -> None:
         """Stop learning; what was kept stays."""
         if self._candidate is not None:
-            self._reject("learning was stopped")
+            self._reject(self._candidate, "learning was stopped")
         self._is_over = True
         self._hook.remove()

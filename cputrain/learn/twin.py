@@ -14,6 +14,7 @@ import torch
 
 from cputrain.runtime.module_hooks import ModuleHooks
 from cputrain.split.outputs import leaves_of
+from cputrain.split.proof.compare import SMALL, Pair
 from cputrain.split.proof.model_state import GlobalState, StateCopier, uncopied
 from cputrain.split.proof.read_names import ReadNames
 from cputrain.split.proof.refusal import CannotSplitError
@@ -34,9 +35,6 @@ ROUNDING = 1e-5
 
 SPREAD = 10.0
 """Multiple of the difference of the disturbed twin that is allowed."""
-
-SMALL = 1e-2
-"""Fraction of the largest norm of a kind that is the least norm of a relative difference."""
 
 ULP = 2.0**-23
 """Relative size of the disturbance."""
@@ -62,39 +60,45 @@ def difference_from_twin(
         prepare: Applies the setting to a copy of the model.
     """
     try:
-        return _difference(model, call, args, kwargs, prepare)
+        return _difference(_TwinRuns(model, call, args, kwargs), prepare)
     except CannotSplitError as refusal:
         return str(refusal)
     except Exception as error:  # of the model, with the setting or as a copy
         return f"a copy of the model cannot be called: {type(error).__name__}: {error}"
 
 
-def _difference(
-    model: nn.Module,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    prepare: Callable[[nn.Module], None],
-) -> str:
-    hooked = ModuleHooks(torch).find(model)
-    if hooked:
-        return f"{hooked}, which would see the calls of a copy"
-    if any(parameter.dtype not in DTYPES for parameter in model.parameters()):
-        return "it has parameters of reduced precision"
-    read = ReadNames(model)
-    if name := uncopied((model, args, kwargs), read):
-        return f"it holds {name}"
-    random_states, global_state = RandomStates(), GlobalState(model)
+class _TwinRuns:
+    """Runs of one call on copies of a model; raises CannotSplitError if it cannot be copied."""
 
-    def results(change: Callable[[nn.Module], None]) -> Results:
-        random_states.restore()
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        hooked = ModuleHooks(torch).find(model)
+        if hooked:
+            raise CannotSplitError(f"{hooked}, which would see the calls of a copy")
+        if any(parameter.dtype not in DTYPES for parameter in model.parameters()):
+            raise CannotSplitError("it has parameters of reduced precision")
+        self._read = ReadNames(model)
+        self._original = (model, args, kwargs)
+        if name := uncopied(self._original, self._read):
+            raise CannotSplitError(f"it holds {name}")
+        self._call = call
+        self._random_states, self._global_state = RandomStates(), GlobalState(model)
+
+    def results(self, change: Callable[[nn.Module], None]) -> Results:
+        """Return the results of a copy that was changed, with the random numbers of the others."""
+        self._random_states.restore()
         try:
-            copied = StateCopier(read=read).copy((model, args, kwargs))
-            change(copied[0])
-            return _results(copied[0], copied[1], copied[2], call)
+            model, args, kwargs = StateCopier(read=self._read).copy(self._original)
+            change(model)
+            return _results(model, self._call(model, *args, **kwargs))
         finally:
-            used = random_states.restore()
-            written = global_state.restore()
+            used = self._random_states.restore()
+            written = self._global_state.restore()
             if written or used:
                 raise CannotSplitError(
                     f"it writes to {written}"
@@ -102,11 +106,14 @@ def _difference(
                     else "it draws random numbers from Python or NumPy as well"
                 )
 
-    plain = results(lambda _: None)
-    differences = _differences(plain, results(prepare))
+
+def _difference(runs: _TwinRuns, prepare: Callable[[nn.Module], None]) -> str:
+    """Return how the results of a prepared copy differ from those of a plain one."""
+    plain = runs.results(lambda _: None)
+    differences = _differences(plain, runs.results(prepare))
     if all(difference <= ROUNDING for difference in differences.values()):
         return ""
-    usual = _differences(plain, results(_disturb))
+    usual = _differences(plain, runs.results(_disturb))
     medians = {
         kind: median([usual[key] for key in usual if key[0] == kind]) for kind, _ in differences
     }
@@ -120,14 +127,9 @@ def _difference(
     return ""
 
 
-def _results(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: Callable[..., Any],
-) -> Results:
+def _results(model: nn.Module, output: Any) -> Results:
     """Return the outputs, gradients and buffers of a call of a copy, by name."""
-    leaves, _ = leaves_of(call(model, *args, **kwargs))
+    leaves, _ = leaves_of(output)
     outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     results: Results = {
         ("output", str(index)): output.detach() for index, output in enumerate(outputs)
@@ -168,22 +170,21 @@ def _differences(plain: Results, changed: Results) -> dict[tuple[str, str], floa
         raise CannotSplitError("a copy has other results than its twin")
     largest: dict[str, float] = {}
     for (kind, _), tensor in plain.items():
-        largest[kind] = max(largest.get(kind, 0.0), _norm(tensor))
-    differences = {}
-    for key, tensor in plain.items():
-        # the gradient of a bias before a batch norm is zero but for rounding errors
-        scale = max(_norm(tensor), SMALL * largest[key[0]])
-        difference = _distance(tensor, changed[key])
-        differences[key] = difference / scale if scale else difference and float("inf")
-    return differences
+        if tensor.is_floating_point():
+            norm = float(tensor.detach().nan_to_num().norm())
+            largest[kind] = max(largest.get(kind, 0.0), norm)
+    return {
+        key: _difference_of(key, tensor, changed[key], SMALL * largest.get(key[0], 0.0))
+        for key, tensor in plain.items()
+    }
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().double().nan_to_num().norm())
-
-
-def _distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the norm of a difference; infinite where shapes or places of NaN differ."""
-    if left.shape != right.shape or not torch.equal(left.isnan(), right.isnan()):
+def _difference_of(
+    key: tuple[str, str], plain: torch.Tensor, changed: torch.Tensor, least: float
+) -> float:
+    """Return a relative difference; infinite where one tensor is NaN and the other is not."""
+    if plain.shape == changed.shape and not torch.equal(plain.isnan(), changed.isnan()):
         return float("inf")
-    return _norm(left.detach().double() - right.detach().double())
+    kind, name = key
+    whole, parts = plain.nan_to_num(), changed.nan_to_num()
+    return Pair(what=kind, name=name, whole=whole, parts=parts, least=least).difference

@@ -116,8 +116,8 @@ def show_applied(out: Console, diagnosis: Diagnosis) -> None:
     if diagnosis.rough:
         out.print(Text("These figures are rough, too: stop other programs, and measure again."))
     elif best is not None and (best.measured or 0.0) > LEAST_GAIN:
-        options = " ".join(option(*setting) for setting in best.settings.items())
-        out.print(Text(f"Next: cputrain launch {options} {diagnosis.script}".replace("  ", " ")))
+        options = [option(*setting) for setting in best.settings.items()]
+        out.print(Text(" ".join(["Next: cputrain launch", *options, diagnosis.script])))
 
 
 def show_compared(out: Console, comparison: DiagnosisComparison) -> None:

@@ -191,10 +191,15 @@ def main(argv: Sequence[str]) -> int:
     documents: list[dict[str, Any]] = []
     scripts = _scripts(parsed.rest, is_all=parsed.has("--all"))
     _check_variants(parsed, launch_arguments)
+    learn_steps = (
+        whole_number(parsed.values["--learn"], "--learn", least=20, most=1_000_000, advice="300")
+        if parsed.has("--learn")
+        else 0
+    )
     for title, script in scripts:
         python_command = script if baseline is None else (baseline, *script[1:])
         searches = _run_searches(parsed, script, launch_arguments)
-        learnt = _learn(title, parsed, script, launch_arguments)
+        learnt = _learn(title, learn_steps, script, launch_arguments) if learn_steps else None
         commands = _commands_to_compare(
             parsed, python_command, script, launch_arguments, searches, learnt
         )
@@ -326,14 +331,12 @@ def _commands_to_compare(
 
 
 def _learn(
-    title: str, parsed: Parsed, script: Sequence[str], launch_arguments: Sequence[str]
-) -> dict[str, str] | None:
-    """Run a script with launch --learn; return the settings that it keeps, None without --learn.
+    title: str, num_steps: int, script: Sequence[str], launch_arguments: Sequence[str]
+) -> dict[str, str]:
+    """Run a script with launch --learn, and return the settings that it keeps.
 
     They are stored in a folder of this run, not for later launches.
     """
-    if not parsed.has("--learn"):
-        return None
     import subprocess
     import tempfile
 
@@ -341,9 +344,6 @@ def _learn(
     from cputrain.tune.result import settings_text
     from cputrain.tune.store import cache_name
 
-    num_steps = whole_number(
-        parsed.values["--learn"], "--learn", least=20, most=1_000_000, advice="300"
-    )
     extra_arguments = ("--steps", str(num_steps)) if script[0] in workloads().values() else ()
     with tempfile.TemporaryDirectory(prefix="cputrain-learn-") as cache:
         command = (sys.executable, *LAUNCH, *launch_arguments, "--learn", *script, *extra_arguments)

@@ -83,15 +83,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_target(parsed: Parsed) -> None:
     """Raise as launch does if the script does not exist; tell of options that stand behind it."""
-    from cputrain.launch.hints import notes_on_arguments
+    from cputrain.launch.hints import tell_of_arguments
 
     launch_target = target.read_target(
         parsed.rest, module=parsed.has("--module"), command=parsed.has("--cmd")
     )
     target.find_executable(launch_target, os.environ)
-    flags = {option.flag for option in COMMAND.options}
-    for note in notes_on_arguments(launch_target, flags, "cputrain plan"):
-        print(f"cputrain plan: {note}", file=sys.stderr)
+    tell_of_arguments(launch_target, COMMAND.options, "cputrain plan")
 
 
 def _launch_command(parsed: Parsed) -> str:

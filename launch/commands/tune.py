@@ -72,7 +72,7 @@ def script_target(parsed: Parsed, options: Command, command: str) -> Target:
         options: The command, with its options.
         command: The command in messages: "cputrain tune".
     """
-    from cputrain.launch.hints import notes_on_arguments
+    from cputrain.launch.hints import tell_of_arguments
 
     launch_target = target.read_target(
         parsed.rest, usage=f"Usage: {command} [options] train.py [its arguments]"
@@ -85,9 +85,7 @@ def script_target(parsed: Parsed, options: Command, command: str) -> Target:
             do=f"Run: {command} train.py",
         )
     target.find_executable(launch_target, os.environ, is_launch=False)
-    flags = {option.flag for option in options.options}
-    for note in notes_on_arguments(launch_target, flags, command):
-        print(f"{command}: {note}", file=sys.stderr)
+    tell_of_arguments(launch_target, options.options, command)
     return launch_target
 
 
