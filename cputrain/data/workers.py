@@ -254,7 +254,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._epoch = epoch.number + 1
         assert self._transport is not None
         self._transport.done.skip(epoch.number)
-        for worker_id in range(min(epoch.num_sent, self._num_workers)):
+        for worker_id in range(self._num_workers):
             self._index_queues[worker_id].put(DiscardEpoch(epoch.number))
 
     def _shutdown_workers(self) -> None:

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from cputrain.data import DataLoader, cached_dataset, sample_format, sample_sharing
+from cputrain.data.sample_files import SampleFile, SampleFileWriter
 from cputrain.data.sample_store import SharedCacheState
 from cputrain.data.sample_watch import attribute_summary
 from cputrain.errors import UsageError
@@ -578,6 +579,18 @@ def test_what_was_damaged_is_made_again(tmp_path: Path) -> None:
                 if data:
                     data[draws.randrange(len(data))] ^= 1 << draws.randrange(8)
             path.write_bytes(data)
+
+
+def test_samples_in_memory_are_not_summed(tmp_path: Path) -> None:
+    """A checksum of a large sample takes as long as to copy it."""
+    in_memory, in_files = SampleFile.in_memfd(), SampleFile.create(str(tmp_path / "samples"))
+    for file, is_summed in ((in_memory, False), (in_files, True)):
+        SampleFileWriter(file).add(3, [b"abc", b"def"])
+        (entry,) = file.new_entries()
+        assert bool(entry["checksum"]) is is_summed
+        data = file.read(entry, is_verified=False)
+        assert data is not None
+        assert data.tobytes() == b"abcdef"
 
 
 def test_a_full_disk_ends_the_writing_and_nothing_else(tmp_path: Path) -> None:

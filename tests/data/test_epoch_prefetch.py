@@ -137,6 +137,15 @@ def test_the_next_epoch_is_being_made_before_it_is_asked_for(
     assert asked_for(Noted(tmp_path / "asked"), arguments) == 16 + 2 * 2 * 2
 
 
+def test_a_prefetched_epoch_comes_in_time() -> None:
+    loader = DataLoader(
+        Augmented(16), batch_size=2, num_workers=2, persistent_workers=True, timeout=20
+    )
+    for _ in range(EPOCHS):
+        rows = [row for batch, *_ in loader for row in batch.tolist()]
+        assert rows == list(range(16))
+
+
 def test_nothing_is_made_early_where_its_order_may_still_change(tmp_path: Path) -> None:
     """Dropout on the CPU draws from the generator that such a sampler draws from."""
     assert asked_for(Noted(tmp_path / "asked"), {"shuffle": True}) == 16

@@ -5,6 +5,7 @@
 that has its environment, and runs the tests there: each with the tests of its room, then those that
 are left with all tests of `make test`, then with the long ones. Tests that take minutes are so run
 once with all faults that are left, and what fails there is run again with each fault by itself.
+The test that found a fault is written beside it; the next run tries it first.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Fault(NamedTuple):
     after: str
     text: str
     """The line, without spaces at its ends."""
+    found_by: str = ""
+    """A test that has found the fault, with which a run begins."""
 
 
 def faults(path: Path) -> Iterator[Fault]:
@@ -171,6 +174,8 @@ def planted(text: str, fault: Fault) -> str:
 
 def found_by_room(fault: Fault, clone: Path) -> str:
     """Return a test that finds a fault, of its room or of one that uses it, or ""."""
+    if fault.found_by and _is_found_by(fault, fault.found_by, clone):
+        return fault.found_by
     room = Path(fault.path).parts[0 if fault.path.startswith("launch") else 1]
     for folder in (room, *USERS.get(room, ())):
         with _with_faults([fault], clone):
@@ -249,25 +254,29 @@ def main() -> int:
     if given.what == "draw":
         drawn = draw(given.seed)
         print(f"seed {given.seed}", file=sys.stderr)
-        print("[\n" + ",\n".join(json.dumps(fault._asdict()) for fault in drawn) + "\n]")
+        print(_as_text(drawn))
         return 0
     listed = [Fault(**one) for one in json.loads(LIST.read_text())]
     left = listed if given.only is None else [listed[number] for number in given.only]
     clone = given.clone.resolve()
     if not given.together:
         print("with the tests of the room:")
-        left = _tell(listed, left, ((fault, found_by_room(fault, clone)) for fault in left))
+        left = _note(listed, left, ((fault, found_by_room(fault, clone)) for fault in left))
     for title, marks in (("all tests of `make test`", SHORT), ("the long ones too", LONG)):
         print(f"with {title}:")
         found = found_together(left, clone, marks) if left else {}
-        left = _tell(listed, left, ((fault, found.get(fault, "")) for fault in left))
+        left = _note(listed, left, ((fault, found.get(fault, "")) for fault in left))
     return 0
 
 
-def _tell(
+def _as_text(faults: list[Fault]) -> str:
+    return "[\n" + ",\n".join(json.dumps(fault._asdict()) for fault in faults) + "\n]"
+
+
+def _note(
     listed: list[Fault], faults: list[Fault], found: Iterator[tuple[Fault, str]]
 ) -> list[Fault]:
-    """Print which tests found faults; return those that none found."""
+    """Print which tests found faults, and write them to the list; return those that none found."""
     left = []
     for fault, test in found:
         print(
@@ -275,7 +284,10 @@ def _tell(
             f" {fault.before!r} -> {fault.after!r}: {test or 'NOT FOUND'}",
             flush=True,
         )
-        if not test:
+        if test:
+            listed[listed.index(fault)] = fault._replace(found_by=test)
+            LIST.write_text(_as_text(listed) + "\n")
+        else:
             left.append(fault)
     print(f"{len(faults) - len(left)} of {len(faults)} found\n", flush=True)
     return left
