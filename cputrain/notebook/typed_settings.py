@@ -24,6 +24,7 @@ class Settings(TypedDict, total=False):
     start_method: Literal["auto", "fork", "spawn", "forkserver"] | None
     flush_denormals: Switch
     fused_optimizer: Switch
+    c_kernels: Switch
     channels_last: Switch
     precision: Literal["auto", "float32", "kernels", "bf16"] | None
     replicas: int | Literal["auto"] | None

@@ -29,9 +29,11 @@ class Patch:
         place: The module or class that holds the function.
         name: The attribute's name.
         ours: The replacement.
+        is_compiled: Whether torch.compile compiles the replacement, which must then call nothing
+            but the original while `torch.compiler.is_compiling()`.
     """
 
-    def __init__(self, place: Any, name: str, ours: Any) -> None:
+    def __init__(self, place: Any, name: str, ours: Any, *, is_compiled: bool = False) -> None:
         import torch.jit._builtins
 
         builtins: Any = torch.jit._builtins
@@ -44,7 +46,9 @@ class Patch:
         else:  # (the function to replace may be a replacement already)
             scriptable = getattr(self._original, "__prepare_scriptable__", lambda: self._original)()
             ours.__prepare_scriptable__ = lambda: scriptable
-        skip_frames(uncounted(ours).__code__)
+        uncounted(ours)
+        if not is_compiled:
+            skip_frames(ours.__code__)
         setattr(place, name, ours)
 
     def undo(self) -> None:

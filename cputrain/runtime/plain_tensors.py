@@ -47,11 +47,20 @@ class PlainTensors:
 
     def is_plain_context(self) -> bool:
         """Return whether operators would only compute now: no autograd, modes or tracing."""
+        return not self._torch.is_grad_enabled() and self.is_eager(
+            self._are_dispatch_modes_internal
+        )
+
+    def is_eager(self, are_modes_allowed: Callable[[], bool] = lambda: False) -> bool:
+        """Return whether operators would compute, and record for autograd, and do nothing else.
+
+        Args:
+            are_modes_allowed: Called where dispatch modes are active.
+        """
         torch, c = self._torch, self._torch._C
         return (
-            not torch.is_grad_enabled()
-            and not torch.is_inference_mode_enabled()
-            and (not c._len_torch_dispatch_stack() or self._are_dispatch_modes_internal())
+            not torch.is_inference_mode_enabled()
+            and (not c._len_torch_dispatch_stack() or are_modes_allowed())
             and (not c._len_torch_function_stack() or self._are_function_modes_device_contexts())
             and c._functorch.peek_interpreter_stack() is None
             and self._forward_ad._current_level < 0

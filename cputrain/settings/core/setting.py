@@ -287,3 +287,31 @@ class Switch(Setting[bool]):
         if type(document) is not bool:
             raise ValueError(document)
         return document
+
+
+class OnByDefault(Switch):
+    """Setting that is on or off, and on by default: a run uses it where it has the same effects."""
+
+    reason: str
+    """Why it is on by default."""
+
+    reason_not_off: str
+    """What was measured without it."""
+
+    def decide(self, machine: Machine, request: Request) -> Decision[bool]:
+        """Return on, unless the user turned it off."""
+        user = request.setting(self.name)
+        if user is not None and user.value == "off":
+            rejected = {"on": f"{user.where} is off"}
+            return self.decision(False, self.says_off, user=user, rejected=rejected)
+        return self.decision(
+            True,
+            self.says_on,
+            "" if user else self.reason,
+            user=user,
+            rejected={"off": f"{self.reason_not_off}; {self.flag} off"},
+        )
+
+    def inherited(self, value: bool) -> str:
+        """Return the value: it does not depend on the share of the machine."""
+        return "on" if value else "off"

@@ -1,0 +1,595 @@
+/* Batch norm in training, forward and backward, and the gradient of an activation that follows it.
+
+   Sums are added in an order that depends on the shape alone: results are the same for any number
+   of threads. Tensors are float32, in planes (contiguous) or in rows (channels last). Threads are
+   those of the OpenMP runtime of the caller, whose GOMP_parallel is passed in. */
+
+#include <math.h>
+#include <stdint.h>
+
+typedef float Floats __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Masks __attribute__((vector_size(64), aligned(4)));
+
+#define WIDTH 16
+#define LOAD(pointer) (*(const Floats *)(pointer))
+#define STORE(pointer) (*(Floats *)(pointer))
+#define ALWAYS static inline __attribute__((always_inline))
+
+enum { BLOCK = 4096 };            /* numbers that are summed in float32 */
+
+typedef void Parallel(void (*job)(void *), void *argument, unsigned threads, unsigned flags);
+
+typedef struct {
+    float low, high, slope;
+    int32_t leaks, is_there;
+} Activation;
+
+typedef struct {
+    int64_t num_samples, num_channels, plane;   /* elements of a channel in a sample */
+    const float *input, *weight, *bias;
+    const float *grad_output;
+    float *output;                              /* or the gradient of the input, or null */
+    float *mean, *rstd, *variance;              /* saved by forward, read by backward */
+    float *grad_weight, *grad_bias;
+    double *partial;                            /* sums of parts, of channels or of rows */
+    Parallel *parallel;
+    double eps;
+    Activation activation;
+    uint32_t num_threads, is_finite;            /* is_finite: whether all moments are */
+    int64_t num_parts, next;
+} BatchNorm;
+
+static const int32_t LAST[2 * WIDTH] = {
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+};
+
+/* The last `count` numbers of a vector, and zeros. */
+ALWAYS Floats tail(Floats v, int64_t count)
+{
+    return (Floats)((Masks)v & *(const Masks *)(LAST + count));
+}
+
+ALWAYS float total(Floats v)
+{
+    typedef float Half __attribute__((vector_size(32)));
+    typedef float Quarter __attribute__((vector_size(16)));
+    union { Floats whole; Half half[2]; } a = {v};
+    union { Half whole; Quarter half[2]; } b = {a.half[0] + a.half[1]};
+    Quarter c = b.half[0] + b.half[1];
+    return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+ALWAYS int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The gradient of what is before an activation, which is linear between `low` and `high`, and
+   outside has `slope`, or is constant. */
+ALWAYS Floats kept(Floats grad, Floats before, Activation a)
+{
+    Masks outside = (before <= a.low) | (before >= a.high);
+    if (!a.leaks)
+        return (Floats)((Masks)grad & ~outside);
+    return (Floats)(((Masks)grad & ~outside) | ((Masks)(grad * a.slope) & outside));
+}
+
+ALWAYS float kept_one(float grad, float before, Activation a)
+{
+    return !(before <= a.low || before >= a.high) ? grad : a.leaks ? grad * a.slope : 0;
+}
+
+/* mean and sum of squared differences of `count` numbers, added to those of earlier ones */
+ALWAYS void merge(double *count, double *mean, double *squares, double n, double m, double s)
+{
+    double all = *count + n, delta = m - *mean;
+    *mean += delta * n / all;
+    *squares += s + delta * delta * *count * n / all;
+    *count = all;
+}
+
+/* One part of a channel: of planes [first, last), where a plane is longer than a block, or of all. */
+static void plane_moments(const float *x, int64_t planes, int64_t stride, int64_t length,
+                          double *count, double *mean, double *squares)
+{
+    Floats a = {0}, b = {0};
+    for (int64_t p = 0; p < planes; p++) {
+        const float *row = x + p * stride;
+        int64_t i = 0;
+        for (; i + 2 * WIDTH <= length; i += 2 * WIDTH) {
+            a += LOAD(row + i);
+            b += LOAD(row + i + WIDTH);
+        }
+        for (; i + WIDTH <= length; i += WIDTH)
+            a += LOAD(row + i);
+        if (i < length)
+            b += tail(LOAD(row + length - WIDTH), length - i);
+    }
+    double number = (double)planes * length;
+    float middle = total(a + b) / number;
+    Floats q = {0}, r = {0}, d = {0}, e = {0};
+    for (int64_t p = 0; p < planes; p++) {
+        const float *row = x + p * stride;
+        int64_t i = 0;
+        for (; i + 2 * WIDTH <= length; i += 2 * WIDTH) {
+            Floats u = LOAD(row + i) - middle, v = LOAD(row + i + WIDTH) - middle;
+            d += u;
+            e += v;
+            q += u * u;
+            r += v * v;
+        }
+        for (; i + WIDTH <= length; i += WIDTH) {
+            Floats u = LOAD(row + i) - middle;
+            d += u;
+            q += u * u;
+        }
+        if (i < length) {
+            Floats u = tail(LOAD(row + length - WIDTH) - middle, length - i);
+            e += u;
+            r += u * u;
+        }
+    }
+    double off = (double)total(d + e) / number;  /* what rounding left in `middle` */
+    merge(count, mean, squares, number, middle + off,
+          (double)total(q + r) - number * off * off);
+}
+
+/* Calls `body` for runs of at most BLOCK numbers of samples [first, last) of a channel. */
+#define FOR_BLOCKS(n, first, last, body)                                                          \
+    do {                                                                                          \
+        int64_t together = BLOCK / (n)->plane > 1 ? BLOCK / (n)->plane : 1;                       \
+        for (int64_t s = (first); s < (last); s += together) {                                    \
+            int64_t planes = smaller(together, (last) - s);                                       \
+            for (int64_t begin = 0; begin < (n)->plane; begin += BLOCK) {                         \
+                int64_t length = smaller(BLOCK, (n)->plane - begin);                              \
+                int64_t at = (s * (n)->num_channels + channel) * (n)->plane + begin;              \
+                body                                                                              \
+            }                                                                                     \
+        }                                                                                         \
+    } while (0)
+
+ALWAYS void save_moments(BatchNorm *n, int64_t channel, double count, double mean, double squares)
+{
+    n->mean[channel] = mean;
+    n->rstd[channel] = 1 / sqrt(squares / count + n->eps);
+    n->variance[channel] = squares / (count - 1);
+    if (!isfinite(n->variance[channel]) || !isfinite(n->mean[channel]))
+        __atomic_store_n(&n->is_finite, 0, __ATOMIC_RELAXED);
+}
+
+ALWAYS void normalize_planes(BatchNorm *n, int64_t channel, int64_t first, int64_t last)
+{
+    float scale = n->weight[channel] * n->rstd[channel];
+    float shift = n->bias[channel] - n->mean[channel] * scale;
+    for (int64_t s = first; s < last; s++) {
+        int64_t at = (s * n->num_channels + channel) * n->plane;
+        const float *x = n->input + at;
+        float *y = n->output + at;
+        for (int64_t step = 0; step < n->plane; step += WIDTH) {
+            int64_t i = smaller(step, n->plane - WIDTH);  /* the last two may overlap */
+            STORE(y + i) = LOAD(x + i) * scale + shift;
+        }
+    }
+}
+
+ALWAYS void sum_grads(const BatchNorm *n, int64_t channel, int64_t first, int64_t last,
+                      double *sum, double *product, int has_activation)
+{
+    float mean = n->mean[channel], scale = n->weight[channel] * n->rstd[channel];
+    float shift = n->bias[channel] - mean * scale;
+    const Activation act = n->activation;
+    FOR_BLOCKS(n, first, last, {
+        Floats a = {0}; Floats b = {0}; Floats c = {0}; Floats d = {0};
+        for (int64_t p = 0; p < planes; p++) {
+            const float *x = n->input + at + p * n->num_channels * n->plane;
+            const float *g = n->grad_output + at + p * n->num_channels * n->plane;
+            int64_t i = 0;
+            for (; i + 2 * WIDTH <= length; i += 2 * WIDTH) {
+                Floats u = LOAD(x + i); Floats v = LOAD(x + i + WIDTH);
+                Floats gu = LOAD(g + i); Floats gv = LOAD(g + i + WIDTH);
+                if (has_activation) {
+                    gu = kept(gu, u * scale + shift, act);
+                    gv = kept(gv, v * scale + shift, act);
+                }
+                a += gu;
+                b += gv;
+                c += gu * (u - mean);
+                d += gv * (v - mean);
+            }
+            for (; i + WIDTH <= length; i += WIDTH) {
+                Floats u = LOAD(x + i); Floats grad = LOAD(g + i);
+                if (has_activation)
+                    grad = kept(grad, u * scale + shift, act);
+                a += grad;
+                c += grad * (u - mean);
+            }
+            if (i < length) {
+                Floats u = LOAD(x + length - WIDTH);
+                Floats grad = tail(LOAD(g + length - WIDTH), length - i);
+                if (has_activation)
+                    grad = kept(grad, u * scale + shift, act);
+                b += grad;
+                d += grad * (u - mean);
+            }
+        }
+        *sum += total(a + b);
+        *product += total(c + d);
+    });
+}
+
+ALWAYS void write_grads(const BatchNorm *n, int64_t channel, int64_t first, int64_t last,
+                        double sum, double product, int has_activation)
+{
+    double number = (double)n->num_samples * n->plane;
+    float mean = n->mean[channel], rstd = n->rstd[channel], scale = n->weight[channel] * rstd;
+    float shift = n->bias[channel] - mean * scale;
+    const Activation act = n->activation;
+    float mean_grad = sum / number, slope = product / number * rstd * rstd;
+    for (int64_t s = first; s < last; s++) {
+        int64_t at = (s * n->num_channels + channel) * n->plane;
+        const float *x = n->input + at, *g = n->grad_output + at;
+        float *y = n->output + at;
+        for (int64_t step = 0; step < n->plane; step += WIDTH) {
+            int64_t i = smaller(step, n->plane - WIDTH);  /* the last two may overlap */
+            Floats u = LOAD(x + i), grad = LOAD(g + i);
+            if (has_activation)
+                grad = kept(grad, u * scale + shift, act);
+            STORE(y + i) = (grad - mean_grad - (u - mean) * slope) * scale;
+        }
+    }
+}
+
+ALWAYS void save_grads(BatchNorm *n, int64_t channel, double sum, double product)
+{
+    n->grad_bias[channel] = sum;
+    n->grad_weight[channel] = product * n->rstd[channel];
+}
+
+#define NEXT(n) __atomic_fetch_add(&(n)->next, 1, __ATOMIC_RELAXED)
+
+static void run(BatchNorm *n, void (*job)(void *), int64_t units)
+{
+    n->next = 0;
+    n->parallel(job, n, smaller(n->num_threads, units), 0);
+}
+
+/* Planes: a unit is one part of the samples of one channel; with one part, all is done in it. */
+
+ALWAYS int64_t part_begin(const BatchNorm *n, int64_t part)
+{
+    return n->num_samples * part / n->num_parts;
+}
+
+static void forward_channels(void *argument)
+{
+    BatchNorm *n = argument;
+    int64_t unit;
+    while ((unit = NEXT(n)) < n->num_channels * n->num_parts) {
+        int64_t channel = unit / n->num_parts, part = unit % n->num_parts;
+        int64_t first = part_begin(n, part), last = part_begin(n, part + 1);
+        double count = 0, mean = 0, squares = 0;
+        FOR_BLOCKS(n, first, last, {
+            plane_moments(n->input + at, planes, n->num_channels * n->plane, length,
+                          &count, &mean, &squares);
+        });
+        if (n->num_parts == 1) {
+            save_moments(n, channel, count, mean, squares);
+            normalize_planes(n, channel, first, last);
+        } else {
+            double *partial = n->partial + 3 * unit;
+            partial[0] = count, partial[1] = mean, partial[2] = squares;
+        }
+    }
+}
+
+static void normalize_parts(void *argument)
+{
+    BatchNorm *n = argument;
+    int64_t unit;
+    while ((unit = NEXT(n)) < n->num_channels * n->num_parts) {
+        int64_t part = unit % n->num_parts;
+        normalize_planes(n, unit / n->num_parts, part_begin(n, part), part_begin(n, part + 1));
+    }
+}
+
+ALWAYS void backward_units(BatchNorm *n, int has_activation)
+{
+    int64_t unit;
+    while ((unit = NEXT(n)) < n->num_channels * n->num_parts) {
+        int64_t channel = unit / n->num_parts, part = unit % n->num_parts;
+        int64_t first = part_begin(n, part), last = part_begin(n, part + 1);
+        double sum = 0, product = 0;
+        sum_grads(n, channel, first, last, &sum, &product, has_activation);
+        if (n->num_parts == 1) {
+            save_grads(n, channel, sum, product);
+            if (n->output)
+                write_grads(n, channel, first, last, sum, product, has_activation);
+        } else {
+            n->partial[2 * unit] = sum, n->partial[2 * unit + 1] = product;
+        }
+    }
+}
+
+static void backward_channels(void *argument)
+{
+    BatchNorm *n = argument;
+    if (n->activation.is_there)
+        backward_units(n, 1);
+    else
+        backward_units(n, 0);
+}
+
+static void write_parts(void *argument)
+{
+    BatchNorm *n = argument;
+    int64_t unit;
+    while ((unit = NEXT(n)) < n->num_channels * n->num_parts) {
+        int64_t channel = unit / n->num_parts, part = unit % n->num_parts;
+        double sum = 0, product = 0;
+        for (int64_t i = channel * n->num_parts; i < (channel + 1) * n->num_parts; i++)
+            sum += n->partial[2 * i], product += n->partial[2 * i + 1];
+        if (!part)
+            save_grads(n, channel, sum, product);
+        if (n->output && n->activation.is_there)
+            write_grads(n, channel, part_begin(n, part), part_begin(n, part + 1), sum, product, 1);
+        else if (n->output)
+            write_grads(n, channel, part_begin(n, part), part_begin(n, part + 1), sum, product, 0);
+    }
+}
+
+void batch_norm_forward_planes(BatchNorm *n)
+{
+    n->is_finite = 1;
+    run(n, forward_channels, n->num_channels * n->num_parts);
+    if (n->num_parts == 1)
+        return;
+    for (int64_t channel = 0; channel < n->num_channels; channel++) {
+        double count = 0, mean = 0, squares = 0;
+        for (int64_t part = 0; part < n->num_parts; part++) {
+            double *partial = n->partial + 3 * (channel * n->num_parts + part);
+            merge(&count, &mean, &squares, partial[0], partial[1], partial[2]);
+        }
+        save_moments(n, channel, count, mean, squares);
+    }
+    run(n, normalize_parts, n->num_channels * n->num_parts);
+}
+
+void batch_norm_backward_planes(BatchNorm *n)
+{
+    run(n, backward_channels, n->num_channels * n->num_parts);
+    if (n->num_parts > 1)
+        run(n, write_parts, n->num_channels * n->num_parts);
+}
+
+/* Rows: a part is some rows of all channels. Of each part `partial` has three rows of floats, and
+   behind those of the last part are four rows of what each channel is multiplied by and the like. */
+
+ALWAYS float *part_row(const BatchNorm *n, int64_t part, int64_t row)
+{
+    return (float *)n->partial + (3 * part + row) * n->num_channels;
+}
+
+#define CONSTANTS(n, row) part_row(n, (n)->num_parts, row)
+
+/* Runs `many` for vectors of channels, and `one` for those that are left. */
+#define FOR_CHANNELS(many, one)                                                                    \
+    do {                                                                                          \
+        int64_t c = 0;                                                                            \
+        for (; c + WIDTH <= channels; c += WIDTH)                                                 \
+            many                                                                                  \
+        for (; c < channels; c++)                                                                 \
+            one                                                                                   \
+    } while (0)
+
+ALWAYS int64_t row_begin(const BatchNorm *n, int64_t part)
+{
+    return n->num_samples * n->plane * part / n->num_parts;
+}
+
+static void row_moments(void *argument)
+{
+    BatchNorm *n = argument;
+    int64_t part, channels = n->num_channels;
+    while ((part = NEXT(n)) < n->num_parts) {
+        int64_t first = row_begin(n, part), last = row_begin(n, part + 1);
+        float *restrict mean = part_row(n, part, 0);
+        float *restrict squares = part_row(n, part, 1), *restrict off = part_row(n, part, 2);
+        float share = 1.0f / (last - first);
+        for (int64_t c = 0; c < channels; c++)
+            mean[c] = squares[c] = off[c] = 0;
+        for (int64_t r = first; r < last; r++) {
+            const float *restrict x = n->input + r * channels;
+            FOR_CHANNELS({ STORE(mean + c) += LOAD(x + c); }, { mean[c] += x[c]; });
+        }
+        for (int64_t c = 0; c < channels; c++)
+            mean[c] *= share;
+        for (int64_t r = first; r < last; r++) {
+            const float *restrict x = n->input + r * channels;
+            FOR_CHANNELS({
+                Floats d = LOAD(x + c) - LOAD(mean + c);
+                STORE(off + c) += d;
+                STORE(squares + c) += d * d;
+            }, {
+                float d = x[c] - mean[c];
+                off[c] += d;
+                squares[c] += d * d;
+            });
+        }
+    }
+}
+
+enum { TOGETHER = 64 };           /* channels whose sums one thread adds up */
+
+static void merge_rows(void *argument)
+{
+    BatchNorm *n = argument;
+    double count = (double)n->num_samples * n->plane, mean[TOGETHER], squares[TOGETHER];
+    float *scale = CONSTANTS(n, 0), *shift = CONSTANTS(n, 1);
+    int64_t unit;
+    while ((unit = NEXT(n)) * TOGETHER < n->num_channels) {
+        int64_t begin = unit * TOGETHER, length = smaller(TOGETHER, n->num_channels - begin);
+        for (int64_t c = 0; c < length; c++)
+            mean[c] = squares[c] = 0;
+        for (int64_t part = 0; part < n->num_parts; part++) {
+            double number = row_begin(n, part + 1) - row_begin(n, part);
+            const float *middle = part_row(n, part, 0) + begin, *off = part_row(n, part, 2) + begin;
+            for (int64_t c = 0; c < length; c++)
+                mean[c] += number * middle[c] + off[c];
+        }
+        for (int64_t c = 0; c < length; c++)
+            mean[c] /= count;
+        for (int64_t part = 0; part < n->num_parts; part++) {
+            double number = row_begin(n, part + 1) - row_begin(n, part);
+            const float *middle = part_row(n, part, 0) + begin, *off = part_row(n, part, 2) + begin;
+            const float *square = part_row(n, part, 1) + begin;
+            for (int64_t c = 0; c < length; c++) {  /* of differences from `middle`, from `mean` */
+                double delta = middle[c] - mean[c];
+                squares[c] += square[c] + delta * (2 * off[c] + number * delta);
+            }
+        }
+        for (int64_t c = 0; c < length; c++) {
+            int64_t channel = begin + c;
+            save_moments(n, channel, count, mean[c], squares[c]);
+            scale[channel] = n->weight[channel] * n->rstd[channel];
+            shift[channel] = n->bias[channel] - n->mean[channel] * scale[channel];
+        }
+    }
+}
+
+static void normalize_rows(void *argument)
+{
+    BatchNorm *n = argument;
+    int64_t part, channels = n->num_channels;
+    const float *restrict scale = CONSTANTS(n, 0), *restrict shift = CONSTANTS(n, 1);
+    while ((part = NEXT(n)) < n->num_parts)
+        for (int64_t r = row_begin(n, part); r < row_begin(n, part + 1); r++) {
+            const float *restrict x = n->input + r * channels;
+            float *restrict y = n->output + r * channels;
+            FOR_CHANNELS({ STORE(y + c) = LOAD(x + c) * LOAD(scale + c) + LOAD(shift + c); },
+                         { y[c] = x[c] * scale[c] + shift[c]; });
+        }
+}
+
+void batch_norm_forward_rows(BatchNorm *n)
+{
+    n->is_finite = 1;
+    run(n, row_moments, n->num_parts);
+    run(n, merge_rows, (n->num_channels + TOGETHER - 1) / TOGETHER);
+    run(n, normalize_rows, n->num_parts);
+}
+
+ALWAYS void sum_row_parts(BatchNorm *n, int has_activation)
+{
+    int64_t part, channels = n->num_channels;
+    const Activation act = n->activation;
+    const float *restrict scale = CONSTANTS(n, 0), *restrict shift = CONSTANTS(n, 1);
+    const float *restrict mean = n->mean;
+    while ((part = NEXT(n)) < n->num_parts) {
+        float *restrict sum = part_row(n, part, 0), *restrict product = part_row(n, part, 1);
+        for (int64_t c = 0; c < channels; c++)
+            sum[c] = product[c] = 0;
+        for (int64_t r = row_begin(n, part); r < row_begin(n, part + 1); r++) {
+            const float *restrict x = n->input + r * channels;
+            const float *restrict g = n->grad_output + r * channels;
+            FOR_CHANNELS({
+                Floats u = LOAD(x + c); Floats grad = LOAD(g + c);
+                if (has_activation)
+                    grad = kept(grad, u * LOAD(scale + c) + LOAD(shift + c), act);
+                STORE(sum + c) += grad;
+                STORE(product + c) += grad * (u - LOAD(mean + c));
+            }, {
+                float grad = has_activation ? kept_one(g[c], x[c] * scale[c] + shift[c], act) : g[c];
+                sum[c] += grad;
+                product[c] += grad * (x[c] - mean[c]);
+            });
+        }
+    }
+}
+
+static void sum_rows(void *argument)
+{
+    BatchNorm *n = argument;
+    if (n->activation.is_there)
+        sum_row_parts(n, 1);
+    else
+        sum_row_parts(n, 0);
+}
+
+ALWAYS void write_row_parts(BatchNorm *n, int has_activation)
+{
+    int64_t part, channels = n->num_channels;
+    const Activation act = n->activation;
+    const float *restrict scale = CONSTANTS(n, 0), *restrict shift = CONSTANTS(n, 1);
+    const float *restrict mean_grad = CONSTANTS(n, 2), *restrict slope = CONSTANTS(n, 3);
+    const float *restrict mean = n->mean;
+    while ((part = NEXT(n)) < n->num_parts)
+        for (int64_t r = row_begin(n, part); r < row_begin(n, part + 1); r++) {
+            const float *restrict x = n->input + r * channels;
+            const float *restrict g = n->grad_output + r * channels;
+            float *restrict y = n->output + r * channels;
+            FOR_CHANNELS({
+                Floats u = LOAD(x + c); Floats grad = LOAD(g + c); Floats by = LOAD(scale + c);
+                if (has_activation)
+                    grad = kept(grad, u * by + LOAD(shift + c), act);
+                STORE(y + c) = (grad - LOAD(mean_grad + c)
+                                - (u - LOAD(mean + c)) * LOAD(slope + c)) * by;
+            }, {
+                float grad = has_activation ? kept_one(g[c], x[c] * scale[c] + shift[c], act) : g[c];
+                y[c] = (grad - mean_grad[c] - (x[c] - mean[c]) * slope[c]) * scale[c];
+            });
+        }
+}
+
+static void write_rows(void *argument)
+{
+    BatchNorm *n = argument;
+    if (n->activation.is_there)
+        write_row_parts(n, 1);
+    else
+        write_row_parts(n, 0);
+}
+
+static void merge_row_grads(void *argument)
+{
+    BatchNorm *n = argument;
+    double count = (double)n->num_samples * n->plane, sum[TOGETHER], product[TOGETHER];
+    float *mean_grad = CONSTANTS(n, 2), *slope = CONSTANTS(n, 3);
+    int64_t unit;
+    while ((unit = NEXT(n)) * TOGETHER < n->num_channels) {
+        int64_t begin = unit * TOGETHER, length = smaller(TOGETHER, n->num_channels - begin);
+        for (int64_t c = 0; c < length; c++)
+            sum[c] = product[c] = 0;
+        for (int64_t part = 0; part < n->num_parts; part++) {
+            const float *sums = part_row(n, part, 0) + begin;
+            const float *products = part_row(n, part, 1) + begin;
+            for (int64_t c = 0; c < length; c++)
+                sum[c] += sums[c], product[c] += products[c];
+        }
+        for (int64_t c = 0; c < length; c++) {
+            int64_t channel = begin + c;
+            save_grads(n, channel, sum[c], product[c]);
+            mean_grad[channel] = sum[c] / count;
+            slope[channel] = product[c] / count * n->rstd[channel] * n->rstd[channel];
+        }
+    }
+}
+
+void batch_norm_backward_rows(BatchNorm *n)
+{
+    float *scale = CONSTANTS(n, 0), *shift = CONSTANTS(n, 1);
+    for (int64_t c = 0; c < n->num_channels; c++) {
+        scale[c] = n->weight[c] * n->rstd[c];
+        shift[c] = n->bias[c] - n->mean[c] * scale[c];
+    }
+    run(n, sum_rows, n->num_parts);
+    run(n, merge_row_grads, (n->num_channels + TOGETHER - 1) / TOGETHER);
+    if (n->output)
+        run(n, write_rows, n->num_parts);
+}
+
+void batch_norm_update(float *running_mean, float *running_variance, const float *mean,
+                       const float *variance, int64_t channels, double momentum)
+{
+    for (int64_t c = 0; c < channels; c++) {
+        running_mean[c] = momentum * mean[c] + (1 - momentum) * running_mean[c];
+        running_variance[c] = momentum * variance[c] + (1 - momentum) * running_variance[c];
+    }
+}

@@ -1,0 +1,183 @@
+"""Batch norm in training, forward and backward, with the gradient of an activation behind it.
+
+Torch reads a tensor twice for its moments and once more to normalize it, and writes the gradient
+of the activation to memory to read it twice again. These kernels take a channel that fits a core's
+cache through all of it at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from cputrain.kernels.build import BuildError, load
+from cputrain.runtime.openmp import loaded_runtimes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS_BYTES = 1 << 17
+"""Bytes of rows that are read twice: they should stay in a core's cache."""
+
+MIN_ROWS, MAX_ROWS = 32, 512
+
+UNITS_PER_THREAD = 4
+"""Number of parts for each thread, from which they end at about the same time."""
+
+
+class Activation(NamedTuple):
+    """Gradient of an activation: 1 between two bounds, and `slope` outside."""
+
+    low: float
+    high: float
+    slope: float
+
+
+class _Activation(ctypes.Structure):
+    _fields_ = (
+        ("low", ctypes.c_float), ("high", ctypes.c_float), ("slope", ctypes.c_float),
+        ("leaks", ctypes.c_int32), ("is_there", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _Arguments(ctypes.Structure):
+    """The struct BatchNorm of the C file."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_samples", "num_channels", "plane")),
+        *((name, ctypes.c_void_p) for name in (
+            "input", "weight", "bias", "grad_output", "output", "mean", "rstd", "variance",
+            "grad_weight", "grad_bias", "partial", "parallel",
+        )),
+        ("eps", ctypes.c_double),
+        ("activation", _Activation), ("num_threads", ctypes.c_uint32),
+        ("is_finite", ctypes.c_uint32),
+        ("num_parts", ctypes.c_int64), ("next", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class BatchNormKernels:
+    """The compiled kernels. Raises BuildError if they cannot be had here."""
+
+    def __init__(self) -> None:
+        self._parallel = _parallel_function()
+        library = load("batch_norm")
+        self._update = library.batch_norm_update
+        self._update.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_double)
+        self._functions = {
+            (is_forward, in_rows): getattr(library, f"batch_norm_{step}_{order}")
+            for is_forward, step in ((True, "forward"), (False, "backward"))
+            for in_rows, order in ((False, "planes"), (True, "rows"))
+        }
+
+    def forward(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the output; and means, reciprocal standard deviations and unbiased variances.
+
+        Return None if any of these is no finite number: torch adds up in more bits.
+
+        Args:
+            input: Tensor of float32, contiguous or channels last.
+            weight: Contiguous tensor of float32, as is `bias`.
+            bias: What is added to each channel.
+            eps: What is added to variances.
+        """
+        output = torch.empty_like(input)
+        moments = torch.empty((3, input.size(1)), dtype=torch.float32)
+        arguments, in_rows, _partial = self._arguments(input, weight, bias, moments)
+        arguments.output = output.data_ptr()
+        arguments.eps = eps
+        self._functions[True, in_rows](ctypes.byref(arguments))
+        return (output, moments) if arguments.is_finite else None
+
+    def update(self, running: tuple[Tensor, Tensor], moments: Tensor, momentum: float) -> None:
+        """Move running means and variances towards those of a batch, as torch's operator does."""
+        mean, _, variance = _rows(moments)
+        running_mean, running_var = running
+        self._update(
+            running_mean.data_ptr(), running_var.data_ptr(), mean, variance,
+            moments.size(1), momentum,
+        )  # fmt: skip
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        moments: Tensor,
+        activation: Activation | None,
+        *,
+        needs_input: bool,
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return the gradients of input, weight and bias.
+
+        Args:
+            grad_output: Gradient of what the activation returned, in the memory format of `input`.
+            input: The forward's, as are `weight` and `bias`.
+            weight: What each channel was multiplied by.
+            bias: What was added to each channel.
+            moments: What the forward returned.
+            activation: What followed; None if nothing did.
+            needs_input: Whether the gradient of the input is needed.
+        """
+        grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
+        grad_input = torch.empty_like(input) if needs_input else None
+        arguments, in_rows, _partial = self._arguments(input, weight, bias, moments)
+        arguments.grad_output = grad_output.data_ptr()
+        arguments.output = None if grad_input is None else grad_input.data_ptr()
+        arguments.grad_weight, arguments.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
+        if activation is not None:
+            low, high, slope = activation
+            arguments.activation = _Activation(low, high, slope, slope != 0, 1)
+        self._functions[False, in_rows](ctypes.byref(arguments))
+        return grad_input, grad_weight, grad_bias
+
+    def _arguments(
+        self, input: Tensor, weight: Tensor, bias: Tensor, moments: Tensor
+    ) -> tuple[_Arguments, bool, Tensor]:
+        """Return the arguments that forward and backward share, and memory for partial sums."""
+        num_samples, num_channels = input.shape[:2]
+        plane = input.numel() // (num_samples * num_channels)
+        in_rows = not input.is_contiguous()
+        num_threads = torch.get_num_threads()
+        wanted = UNITS_PER_THREAD * num_threads
+        if in_rows:
+            num_rows = num_samples * plane
+            rows = min(max(ROWS_BYTES // (4 * num_channels), MIN_ROWS), MAX_ROWS)
+            num_parts = max(1, min(max(num_rows // rows, wanted), num_rows // MIN_ROWS))
+            num_partial = (3 * num_parts + 4) * num_channels
+        else:
+            num_parts = min(num_samples, -(-wanted // num_channels))
+            num_partial = 3 * num_parts * num_channels
+        partial = torch.empty(num_partial, dtype=torch.float64)
+        arguments = _Arguments(
+            num_samples, num_channels, plane, input.data_ptr(), weight.data_ptr(), bias.data_ptr(),
+            None, None, *_rows(moments), None, None, partial.data_ptr(), self._parallel,
+        )  # fmt: skip
+        arguments.num_threads, arguments.num_parts = num_threads, num_parts
+        return arguments, in_rows, partial
+
+
+def _rows(moments: Tensor) -> tuple[int, int, int]:
+    """Return the addresses of the three rows."""
+    begin, nbytes = moments.data_ptr(), 4 * moments.size(1)
+    return begin, begin + nbytes, begin + 2 * nbytes
+
+
+def _parallel_function() -> int:
+    """Return the address of GOMP_parallel in torch's OpenMP runtime."""
+    for path in loaded_runtimes():
+        try:
+            function = ctypes.CDLL(path).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    raise BuildError("torch's OpenMP runtime has no GOMP_parallel")

@@ -1,0 +1,404 @@
+"""Compute batch norm in training by kernels of cputrain, where these have the same effects.
+
+An activation that is called with the output of a batch norm remains torch's. Its gradient and that
+of the batch norm are computed at once: from the activation's output to the batch norm's input. As
+long as a script holds the output that lies between, or has hooks on it, gradients pass through it.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import OrderedDict
+from functools import wraps
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from cputrain.kernels.batch_norm import Activation, BatchNormKernels
+from cputrain.kernels.build import BuildError
+from cputrain.runtime.patching import Patch
+from cputrain.runtime.plain_tensors import PlainTensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+MIN_ELEMENTS, MIN_PLANE = 1 << 18, 196
+"""Smallest contiguous inputs, and their elements in a row, for which the kernels are faster."""
+
+MIN_ELEMENTS_IN_ROWS = 1 << 19
+"""Smallest input in channels last; both are measured in docs/benchmarks."""
+
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+NUM_ARGUMENTS = 9
+"""Number of arguments with which torch.nn.functional calls torch.batch_norm."""
+
+
+class _Options(NamedTuple):
+    """What gradients are computed with, beside tensors."""
+
+    kernels: BatchNormKernels
+    tensors: PlainTensors
+    eps: float
+
+
+class _BatchNorm(Function):
+    """Batch norm by the moments of a batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        options: _Options,
+        computed: tuple[Tensor, Tensor],
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        output, moments = computed  # (a tensor that is an argument itself would become a view)
+        ctx.save_for_backward(input, weight, bias, moments)
+        ctx.set_materialize_grads(False)
+        ctx.options = options
+        # hooks on saved tensors may do anything as they are read
+        ctx.may_be_read = torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        ctx.is_watched = False
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return (None,) * 5
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *_gradients(ctx, ctx.options, needed, grad, None)
+
+
+_Node: Any = _BatchNorm._backward_cls
+
+
+def _watch(name: str) -> None:
+    register = getattr(_Node, name)
+
+    @wraps(register)
+    def registering(self: Any, hook: Any) -> Any:
+        self.is_watched = True
+        return register(self, hook)
+
+    setattr(_Node, name, registering)
+
+
+for _name in ("register_hook", "register_prehook"):
+    _watch(_name)
+
+
+class _Call(NamedTuple):
+    """A call of an activation."""
+
+    function: Callable[[Tensor], Tensor]
+    activation: Activation
+    in_place: bool
+    node: Any
+    """The batch norm's node in the graph."""
+    hooks: OrderedDict[int, Any] | None
+    """The hooks of the batch norm's output, if that is not the activation's too."""
+
+
+class _ActivatedBatchNorm(Function):
+    """An activation of the output of a batch norm, whose gradient goes past that output."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, output: Tensor, *saved: Tensor) -> Tensor:
+        if call.in_place:
+            ctx.mark_dirty(output)
+        ctx.output = None if call.in_place else weakref.ref(output)
+        ctx.call = call
+        result = call.function(output)
+        # the result, as torch has it: that a script changes it is an error
+        ctx.save_for_backward(*saved, result)
+        ctx.set_materialize_grads(False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        call: _Call = ctx.call
+        if grad is None:
+            return (None,) * 6
+        if call.node.is_watched or call.hooks or (ctx.output is not None and ctx.output() is not None):
+            return None, _activation_gradient(ctx, grad), None, None, None, None
+        needed = ctx.needs_input_grad[2:5]
+        return None, None, *_gradients(ctx, call.node.options, needed, grad, call), None
+
+
+def _gradients(
+    ctx: Any, options: _Options, needed: tuple[bool, ...], grad: Tensor, call: _Call | None
+) -> Gradients:
+    """Return the gradients of input, weight and bias.
+
+    Args:
+        ctx: The node that has saved them.
+        options: The batch norm's.
+        needed: For which of them a gradient is needed.
+        grad: Gradient of the output, or of that of the activation.
+        call: The activation's call.
+    """
+    input, weight, bias, moments, *_ = ctx.saved_tensors
+    tensors = options.tensors
+    if (
+        torch.is_grad_enabled()  # by create_graph
+        or not tensors.is_eager()
+        or not tensors.have_plain_keys([grad])
+        or grad.dtype is not torch.float32
+    ):
+        return _gradients_of_torch(options, (input, weight, bias), needed, grad, call)
+    layout = torch.contiguous_format if input.is_contiguous() else FORMATS[input.dim()]
+    return options.kernels.backward(
+        grad.contiguous(memory_format=layout), input, weight, bias, moments,
+        None if call is None else call.activation, needs_input=needed[0],
+    )  # fmt: skip
+
+
+def _gradients_of_torch(
+    options: _Options, inputs: Any, needed: tuple[bool, ...], grad: Tensor, call: _Call | None
+) -> Gradients:
+    """Return the gradients as torch's operators compute them, which can be differentiated."""
+    is_differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not is_differentiable:
+            inputs = [
+                one.detach().requires_grad_(is_needed)
+                for one, is_needed in zip(inputs, needed, strict=True)
+            ]
+        output = _batch_norm_of_torch(*inputs, options.eps)
+        if call is not None:
+            output = call.function(output)
+        wanted = [one for one, is_needed in zip(inputs, needed, strict=True) if is_needed]
+        found = iter(torch.autograd.grad(output, wanted, grad, create_graph=is_differentiable))
+    input_grad, weight_grad, bias_grad = (next(found) if is_needed else None for is_needed in needed)
+    return input_grad, weight_grad, bias_grad
+
+
+def _activation_gradient(ctx: Any, grad: Tensor) -> Tensor:
+    """Return the gradient of the batch norm's output, as torch's operators compute it."""
+    call: _Call = ctx.call
+    input, weight, bias, *_ = ctx.saved_tensors
+    is_differentiable = torch.is_grad_enabled()
+    with torch.no_grad():
+        output = _batch_norm_of_torch(input, weight, bias, call.node.options.eps)
+    with torch.enable_grad():
+        result = call.function(output.requires_grad_() + 0 if call.in_place else output.requires_grad_())
+        (found,) = torch.autograd.grad(result, output, grad, create_graph=is_differentiable)
+    return found
+
+
+def _batch_norm_of_torch(input: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return torch.native_batch_norm(input, weight, bias, None, None, True, 0.0, eps)[0]
+
+
+class BatchNorms:
+    """The patches of torch's functions, and the number of batch norms that kernels computed."""
+
+    def __init__(self) -> None:
+        self._tensors = PlainTensors(torch)
+        self._kernels: BatchNormKernels | None = None
+        self._problem = ""
+        self._num_computed = 0
+        self.is_on = True
+        """Whether kernels are used from now on."""
+        nn = torch._C._nn  # where torch.nn.functional has its operators
+        activations = [
+            (place, f"{name}{ending}", gradient, bool(ending))
+            for place, name, gradient in (
+                (torch, "relu", _relu_gradient), (Tensor, "relu", _relu_gradient),
+                (nn, "leaky_relu", _leaky_relu_gradient), (nn, "hardtanh", _hardtanh_gradient),
+                (nn, "relu6", _relu6_gradient),
+            )
+            for ending in ("", "_")
+        ]  # fmt: skip
+        self._patches = [
+            Patch(torch, "batch_norm", self._batch_norm(torch.batch_norm), is_compiled=True),
+            *(
+                Patch(
+                    place,
+                    name,
+                    self._activation(getattr(place, name), gradient, in_place=in_place),
+                    is_compiled=True,
+                )
+                for place, name, gradient, in_place in activations
+            ),
+        ]
+
+    def _batch_norm(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
+
+        @wraps(original)
+        def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
+            if (
+                not is_compiling()  # Dynamo reads no more of this
+                and len(args) == NUM_ARGUMENTS
+                and not kwargs
+                and is_traced() is None
+                and type(args[0]) is Tensor
+                and args[0].dtype is torch.float32
+                and args[5] is True
+                and args[0].numel() >= MIN_ELEMENTS
+            ):
+                output = self._compute(*args)
+                if output is not None:
+                    return output
+            return original(*args, **kwargs)
+
+        return batch_norm
+
+    def _compute(
+        self,
+        input: Tensor,
+        weight: Any,
+        bias: Any,
+        running_mean: Any,
+        running_var: Any,
+        _: bool,
+        momentum: Any,
+        eps: Any,
+        __: bool,
+    ) -> Tensor | None:
+        """Return the output; None if the kernels might not have the effects of torch's operator."""
+        if (
+            not self.is_on
+            or self._problem
+            or type(momentum) is not float
+            or type(eps) is not float
+            or not 1e-12 <= eps <= 1
+            or not self._tensors.is_eager()
+        ):
+            return None
+        running = None
+        per_channel = [weight, bias]
+        if running_mean is not None or running_var is not None:
+            running = running_mean, running_var
+            per_channel += running
+        if not self._tensors.have_plain_keys([input, *per_channel]):
+            return None
+        num_channels = input.size(1) if input.dim() > 1 else 0
+        if not _is_laid_out(input) or not all(
+            one.dtype is torch.float32 and one.shape == (num_channels,) and one.is_contiguous()
+            for one in per_channel
+        ):
+            return None
+        kernels = self._load()
+        if kernels is None:
+            return None
+        options = _Options(kernels, self._tensors, eps)
+        computed = kernels.forward(input, weight, bias, eps)
+        if computed is None:
+            return None
+        if running is not None:
+            kernels.update(running, computed[1], momentum)
+        self._num_computed += 1
+        return _BatchNorm.apply(options, computed, input, weight, bias)  # type: ignore[no-any-return]
+
+    def _load(self) -> BatchNormKernels | None:
+        """Return the kernels, loaded and examined when they are first needed; None if there are none."""
+        if self._kernels is None and not self._problem:
+            try:
+                self._kernels = BatchNormKernels()
+            except BuildError as error:
+                self._problem = str(error)
+        return self._kernels
+
+    def _activation(
+        self,
+        original: Callable[..., Tensor],
+        gradient: Callable[..., Activation | None],
+        *,
+        in_place: bool,
+    ) -> Callable[..., Tensor]:
+        is_compiling = torch.compiler.is_compiling
+
+        @wraps(original)
+        def activation(*args: Any, **kwargs: Any) -> Tensor:
+            if (
+                not is_compiling()
+                and args
+                and not kwargs
+                and type(args[0]) is Tensor
+                and type(args[0].grad_fn) is _Node
+            ):
+                found = gradient(*args[1:])
+                if found is not None:
+                    return self._activate(original, args, found, in_place=in_place)
+            return original(*args, **kwargs)
+
+        return activation
+
+    def _activate(
+        self,
+        original: Callable[..., Tensor],
+        args: tuple[Any, ...],
+        activation: Activation,
+        *,
+        in_place: bool,
+    ) -> Tensor:
+        """Call an activation with the output of a batch norm, its first argument."""
+        output, *options = args
+        node: Any = output.grad_fn
+        if (
+            not node.may_be_read
+            or node.is_watched
+            or output._version
+            or output._backward_hooks is not None
+            or not torch.is_grad_enabled()
+            or not self._tensors.is_eager()
+            or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        ):
+            return original(*args)
+        hooks: OrderedDict[int, Any] | None = None
+        if not in_place:  # so that hooks are seen that the script adds from now on
+            output._backward_hooks = hooks = OrderedDict()
+            node._register_hook_dict(output)
+        call = _Call(lambda one: original(one, *options), activation, in_place, node, hooks)
+        return _ActivatedBatchNorm.apply(call, output, *node.saved_tensors)  # type: ignore[no-any-return]
+
+    def describe(self) -> str:
+        return "batch norm by kernels in C" if self._num_computed else ""
+
+    def undo(self) -> None:
+        for patch in self._patches:
+            patch.undo()
+
+
+def _relu_gradient(*options: Any) -> Activation | None:
+    return None if options else Activation(0.0, math.inf, 0.0)
+
+
+def _leaky_relu_gradient(*options: Any) -> Activation | None:
+    if len(options) != 1 or type(options[0]) is not float or not 0 < options[0] < 1:
+        return None
+    return Activation(0.0, math.inf, options[0])
+
+
+def _hardtanh_gradient(*options: Any) -> Activation | None:
+    if [type(option) for option in options] != [float, float] or not options[0] < options[1]:
+        return None
+    return Activation(*options, 0.0)
+
+
+def _relu6_gradient(*options: Any) -> Activation | None:
+    return None if options else Activation(0.0, 6.0, 0.0)
+
+
+def _is_laid_out(input: Tensor) -> bool:
+    """Return whether the kernels can read an input in its layout, and are faster."""
+    if not 3 <= input.dim() <= 5:
+        return False
+    if input.is_contiguous():
+        return input.numel() >= MIN_PLANE * input.size(0) * input.size(1)
+    layout = FORMATS.get(input.dim())
+    return (
+        layout is not None
+        and input.is_contiguous(memory_format=layout)
+        and input.numel() >= MIN_ELEMENTS_IN_ROWS
+    )

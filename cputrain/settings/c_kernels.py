@@ -1,0 +1,40 @@
+"""Setting `c_kernels`: batch norm in training by kernels of cputrain, compiled for this machine.
+
+Torch's take several passes over memory: on two threads, a large batch norm with a ReLU behind it
+took half as long, forward and backward.
+"""
+
+from __future__ import annotations
+
+from cputrain.settings.core.setting import ARITHMETIC, OnByDefault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from cputrain.settings.core.setting import Applied
+
+
+class CKernelsSetting(OnByDefault):
+    """Whether batch norm in training is computed by kernels that a C compiler has made."""
+
+    name = "c_kernels"
+    order = 135
+    group = ARITHMETIC
+    is_advanced = True
+    help = "batch norm by kernels in C, compiled once (auto: on)"
+    says_on = "batch norm by kernels in C"
+    says_off = "batch norm as torch computes it"
+    reason = "fewer passes over memory than torch's operators take, where there is a C compiler"
+    reason_not_off = "with them, a large batch norm and its ReLU took half as long"
+
+    def apply(self, torch: ModuleType, value: bool) -> Applied | None:  # noqa: ARG002
+        """Patch torch; the kernels are compiled when they are first needed."""
+        if not value:
+            return None
+        from cputrain.runtime.batch_norm import BatchNorms
+
+        return BatchNorms()
+
+
+SETTING = CKernelsSetting()
