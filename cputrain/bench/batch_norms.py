@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
             each = [theirs / ours for theirs, ours in zip(*times, strict=True)]
             low, _, high = quantiles(each, n=4)
             name = "channels last" if layout is torch.channels_last else "contiguous"
-            theirs, ours = (median(one) * 1e3 for one in times)
+            theirs, ours = (median(seconds) * 1e3 for seconds in times)
             print(
                 f"| {' × '.join(map(str, shape))} | {name} | {theirs:.2f} | {ours:.2f} "
                 f"| {median(each):.2f} ({low:.2f} to {high:.2f}) |",
@@ -61,10 +61,10 @@ def _times(
     shape: tuple[int, ...], layout: torch.memory_format, activation: str, rounds: int
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of forward and backward in each round, by torch and by the kernels."""
-    input, grad = (torch.randn(shape).contiguous(memory_format=layout) for _ in range(2))
+    data, grad = (torch.randn(shape).contiguous(memory_format=layout) for _ in range(2))
     parameters = [torch.randn(shape[1]), torch.randn(shape[1])]
-    for one in (input, *parameters):
-        one.requires_grad_()
+    for tensor in (data, *parameters):
+        tensor.requires_grad_()
     running = torch.zeros(shape[1]), torch.ones(shape[1])
     kernels = BatchNorms()
     times: tuple[list[float], list[float]] = ([], [])
@@ -73,9 +73,9 @@ def _times(
         for number in range(rounds + warm_up):
             for is_on in (False, True):
                 kernels.is_on = is_on
-                input.grad = None
+                data.grad = None
                 begin = perf_counter()
-                output = F.batch_norm(input, *running, *parameters, training=True)
+                output = F.batch_norm(data, *running, *parameters, training=True)
                 ACTIVATIONS[activation](output).backward(grad)
                 if number >= warm_up:
                     times[is_on].append(perf_counter() - begin)

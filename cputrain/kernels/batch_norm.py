@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from cputrain.kernels.build import BuildError, load
-from cputrain.runtime.openmp import loaded_runtimes
+from cputrain.kernels.build import load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,10 +58,14 @@ class _Arguments(ctypes.Structure):
 
 
 class BatchNormKernels:
-    """The compiled kernels. Raises BuildError if they cannot be had here."""
+    """The compiled kernels. Raises BuildError if they cannot be had here.
 
-    def __init__(self) -> None:
-        self._parallel = _parallel_function()
+    Args:
+        parallel: Address of the function GOMP_parallel of torch's OpenMP runtime.
+    """
+
+    def __init__(self, parallel: int) -> None:
+        self._parallel = parallel
         library = load("batch_norm")
         self._update = library.batch_norm_update
         self._update.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_double)
@@ -74,7 +77,7 @@ class BatchNormKernels:
 
     def forward(
         self,
-        input: Tensor,
+        data: Tensor,
         weight: Tensor,
         bias: Tensor,
         eps: float,
@@ -84,14 +87,14 @@ class BatchNormKernels:
         Return None if any of these is no finite number: torch adds up in more bits.
 
         Args:
-            input: Tensor of float32, contiguous or channels last.
+            data: Tensor of float32, contiguous or channels last.
             weight: Contiguous tensor of float32, as is `bias`.
             bias: What is added to each channel.
             eps: What is added to variances.
         """
-        output = torch.empty_like(input)
-        moments = torch.empty((3, input.size(1)), dtype=torch.float32)
-        arguments, in_rows, _partial = self._arguments(input, weight, bias, moments)
+        output = torch.empty_like(data)
+        moments = torch.empty((3, data.size(1)), dtype=torch.float32, device="cpu")
+        arguments, in_rows, _partial = self._arguments(data, weight, bias, moments)
         arguments.output = output.data_ptr()
         arguments.eps = eps
         self._functions[True, in_rows](ctypes.byref(arguments))
@@ -109,7 +112,7 @@ class BatchNormKernels:
     def backward(
         self,
         grad_output: Tensor,
-        input: Tensor,
+        data: Tensor,
         weight: Tensor,
         bias: Tensor,
         moments: Tensor,
@@ -120,8 +123,8 @@ class BatchNormKernels:
         """Return the gradients of input, weight and bias.
 
         Args:
-            grad_output: Gradient of what the activation returned, in the memory format of `input`.
-            input: The forward's, as are `weight` and `bias`.
+            grad_output: Gradient of what the activation returned, in the memory format of `data`.
+            data: The forward's, as are `weight` and `bias`.
             weight: What each channel was multiplied by.
             bias: What was added to each channel.
             moments: What the forward returned.
@@ -129,8 +132,8 @@ class BatchNormKernels:
             needs_input: Whether the gradient of the input is needed.
         """
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
-        grad_input = torch.empty_like(input) if needs_input else None
-        arguments, in_rows, _partial = self._arguments(input, weight, bias, moments)
+        grad_input = torch.empty_like(data) if needs_input else None
+        arguments, in_rows, _partial = self._arguments(data, weight, bias, moments)
         arguments.grad_output = grad_output.data_ptr()
         arguments.output = None if grad_input is None else grad_input.data_ptr()
         arguments.grad_weight, arguments.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
@@ -141,12 +144,12 @@ class BatchNormKernels:
         return grad_input, grad_weight, grad_bias
 
     def _arguments(
-        self, input: Tensor, weight: Tensor, bias: Tensor, moments: Tensor
+        self, data: Tensor, weight: Tensor, bias: Tensor, moments: Tensor
     ) -> tuple[_Arguments, bool, Tensor]:
         """Return the arguments that forward and backward share, and memory for partial sums."""
-        num_samples, num_channels = input.shape[:2]
-        plane = input.numel() // (num_samples * num_channels)
-        in_rows = not input.is_contiguous()
+        num_samples, num_channels = data.shape[:2]
+        plane = data.numel() // (num_samples * num_channels)
+        in_rows = not data.is_contiguous()
         num_threads = torch.get_num_threads()
         wanted = UNITS_PER_THREAD * num_threads
         if in_rows:
@@ -157,9 +160,9 @@ class BatchNormKernels:
         else:
             num_parts = min(num_samples, -(-wanted // num_channels))
             num_partial = 3 * num_parts * num_channels
-        partial = torch.empty(num_partial, dtype=torch.float64)
+        partial = torch.empty(num_partial, dtype=torch.float64, device="cpu")
         arguments = _Arguments(
-            num_samples, num_channels, plane, input.data_ptr(), weight.data_ptr(), bias.data_ptr(),
+            num_samples, num_channels, plane, data.data_ptr(), weight.data_ptr(), bias.data_ptr(),
             None, None, *_rows(moments), None, None, partial.data_ptr(), self._parallel,
         )  # fmt: skip
         arguments.num_threads, arguments.num_parts = num_threads, num_parts
@@ -170,14 +173,3 @@ def _rows(moments: Tensor) -> tuple[int, int, int]:
     """Return the addresses of the three rows."""
     begin, nbytes = moments.data_ptr(), 4 * moments.size(1)
     return begin, begin + nbytes, begin + 2 * nbytes
-
-
-def _parallel_function() -> int:
-    """Return the address of GOMP_parallel in torch's OpenMP runtime."""
-    for path in loaded_runtimes():
-        try:
-            function = ctypes.CDLL(path).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        return ctypes.cast(function, ctypes.c_void_p).value or 0
-    raise BuildError("torch's OpenMP runtime has no GOMP_parallel")

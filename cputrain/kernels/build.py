@@ -31,7 +31,7 @@ class BuildError(Exception):
 
 
 def find_compiler() -> str | None:
-    """Return the path of the C compiler: that of the variable CC, or the first that is installed."""
+    """Return the path of the C compiler: what CC names, or the first that is installed."""
     named = os.environ.get("CC", "")
     return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
 
@@ -43,7 +43,8 @@ def load(name: str) -> ctypes.CDLL:
     """
     compiler = find_compiler()
     if compiler is None:
-        raise BuildError(f"there is no C compiler ({', '.join(COMPILERS)})")
+        names = os.environ.get("CC") or ", ".join(COMPILERS)
+        raise BuildError(f"there is no C compiler ({names})")
     source = os.path.join(os.path.dirname(__file__), f"{name}.c")
     flags = (*FLAGS, *NATIVE.get(platform.machine(), ()))
     try:
@@ -52,7 +53,8 @@ def load(name: str) -> ctypes.CDLL:
             _compile(compiler, flags, source, path)
         return ctypes.CDLL(path)
     except OSError as error:
-        raise BuildError(f"{error.strerror or error}: {error.filename or name}") from None
+        where = error.filename or os.path.join(cache_folder(), "kernels")
+        raise BuildError(f"{where}: {error.strerror or error}") from None
 
 
 def _key(source: str, compiler: str, flags: tuple[str, ...]) -> str:

@@ -19,6 +19,8 @@ from torch.autograd import Function
 
 from cputrain.kernels.batch_norm import Activation, BatchNormKernels
 from cputrain.kernels.build import BuildError
+from cputrain.kernels.proof import is_right
+from cputrain.runtime.openmp import parallel_function
 from cputrain.runtime.patching import Patch
 from cputrain.runtime.plain_tensors import PlainTensors
 
@@ -56,12 +58,12 @@ class _BatchNorm(Function):
         ctx: Any,
         options: _Options,
         computed: tuple[Tensor, Tensor],
-        input: Tensor,
+        data: Tensor,
         weight: Tensor,
         bias: Tensor,
     ) -> Tensor:
         output, moments = computed  # (a tensor that is an argument itself would become a view)
-        ctx.save_for_backward(input, weight, bias, moments)
+        ctx.save_for_backward(data, weight, bias, moments)
         ctx.set_materialize_grads(False)
         ctx.options = options
         # hooks on saved tensors may do anything as they are read
@@ -127,7 +129,11 @@ class _ActivatedBatchNorm(Function):
         call: _Call = ctx.call
         if grad is None:
             return (None,) * 6
-        if call.node.is_watched or call.hooks or (ctx.output is not None and ctx.output() is not None):
+        if (
+            call.node.is_watched
+            or call.hooks
+            or (ctx.output is not None and ctx.output() is not None)
+        ):
             return None, _activation_gradient(ctx, grad), None, None, None, None
         needed = ctx.needs_input_grad[2:5]
         return None, None, *_gradients(ctx, call.node.options, needed, grad, call), None
@@ -145,7 +151,7 @@ def _gradients(
         grad: Gradient of the output, or of that of the activation.
         call: The activation's call.
     """
-    input, weight, bias, moments, *_ = ctx.saved_tensors
+    data, weight, bias, moments, *_ = ctx.saved_tensors
     tensors = options.tensors
     if (
         torch.is_grad_enabled()  # by create_graph
@@ -153,10 +159,10 @@ def _gradients(
         or not tensors.have_plain_keys([grad])
         or grad.dtype is not torch.float32
     ):
-        return _gradients_of_torch(options, (input, weight, bias), needed, grad, call)
-    layout = torch.contiguous_format if input.is_contiguous() else FORMATS[input.dim()]
+        return _gradients_of_torch(options, (data, weight, bias), needed, grad, call)
+    layout = torch.contiguous_format if data.is_contiguous() else FORMATS[data.dim()]
     return options.kernels.backward(
-        grad.contiguous(memory_format=layout), input, weight, bias, moments,
+        grad.contiguous(memory_format=layout), data, weight, bias, moments,
         None if call is None else call.activation, needs_input=needed[0],
     )  # fmt: skip
 
@@ -169,33 +175,36 @@ def _gradients_of_torch(
     with torch.enable_grad():
         if not is_differentiable:
             inputs = [
-                one.detach().requires_grad_(is_needed)
-                for one, is_needed in zip(inputs, needed, strict=True)
+                tensor.detach().requires_grad_(is_needed)
+                for tensor, is_needed in zip(inputs, needed, strict=True)
             ]
         output = _batch_norm_of_torch(*inputs, options.eps)
         if call is not None:
             output = call.function(output)
-        wanted = [one for one, is_needed in zip(inputs, needed, strict=True) if is_needed]
-        found = iter(torch.autograd.grad(output, wanted, grad, create_graph=is_differentiable))
-    input_grad, weight_grad, bias_grad = (next(found) if is_needed else None for is_needed in needed)
+        wanted = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
+        grads = iter(torch.autograd.grad(output, wanted, grad, create_graph=is_differentiable))
+    input_grad, weight_grad, bias_grad = (
+        next(grads) if is_needed else None for is_needed in needed
+    )
     return input_grad, weight_grad, bias_grad
 
 
 def _activation_gradient(ctx: Any, grad: Tensor) -> Tensor:
     """Return the gradient of the batch norm's output, as torch's operators compute it."""
     call: _Call = ctx.call
-    input, weight, bias, *_ = ctx.saved_tensors
+    data, weight, bias, *_ = ctx.saved_tensors
     is_differentiable = torch.is_grad_enabled()
     with torch.no_grad():
-        output = _batch_norm_of_torch(input, weight, bias, call.node.options.eps)
+        output = _batch_norm_of_torch(data, weight, bias, call.node.options.eps)
     with torch.enable_grad():
-        result = call.function(output.requires_grad_() + 0 if call.in_place else output.requires_grad_())
-        (found,) = torch.autograd.grad(result, output, grad, create_graph=is_differentiable)
-    return found
+        output.requires_grad_()
+        result = call.function(output + 0 if call.in_place else output)
+        (output_grad,) = torch.autograd.grad(result, output, grad, create_graph=is_differentiable)
+    return output_grad
 
 
-def _batch_norm_of_torch(input: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return torch.native_batch_norm(input, weight, bias, None, None, True, 0.0, eps)[0]
+def _batch_norm_of_torch(data: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return torch.native_batch_norm(data, weight, bias, None, None, True, 0.0, eps)[0]
 
 
 class BatchNorms:
@@ -255,7 +264,7 @@ class BatchNorms:
 
     def _compute(
         self,
-        input: Tensor,
+        data: Tensor,
         weight: Any,
         bias: Any,
         running_mean: Any,
@@ -280,33 +289,40 @@ class BatchNorms:
         if running_mean is not None or running_var is not None:
             running = running_mean, running_var
             per_channel += running
-        if not self._tensors.have_plain_keys([input, *per_channel]):
+        if not self._tensors.have_plain_keys([data, *per_channel]):
             return None
-        num_channels = input.size(1) if input.dim() > 1 else 0
-        if not _is_laid_out(input) or not all(
-            one.dtype is torch.float32 and one.shape == (num_channels,) and one.is_contiguous()
-            for one in per_channel
+        num_channels = data.size(1) if data.dim() > 1 else 0
+        if not _is_laid_out(data) or not all(
+            tensor.dtype is torch.float32
+            and tensor.shape == (num_channels,)
+            and tensor.is_contiguous()
+            for tensor in per_channel
         ):
             return None
         kernels = self._load()
         if kernels is None:
             return None
         options = _Options(kernels, self._tensors, eps)
-        computed = kernels.forward(input, weight, bias, eps)
+        computed = kernels.forward(data, weight, bias, eps)
         if computed is None:
             return None
         if running is not None:
             kernels.update(running, computed[1], momentum)
         self._num_computed += 1
-        return _BatchNorm.apply(options, computed, input, weight, bias)  # type: ignore[no-any-return]
+        return _BatchNorm.apply(options, computed, data, weight, bias)  # type: ignore[no-any-return]
 
     def _load(self) -> BatchNormKernels | None:
-        """Return the kernels, loaded and examined when they are first needed; None if there are none."""
+        """Return the kernels; load and examine them when they are first needed."""
         if self._kernels is None and not self._problem:
             try:
-                self._kernels = BatchNormKernels()
+                kernels = BatchNormKernels(parallel_function())
             except BuildError as error:
                 self._problem = str(error)
+            else:
+                if is_right(kernels):
+                    self._kernels = kernels
+                else:
+                    self._problem = "the compiled kernels are wrong"
         return self._kernels
 
     def _activation(
@@ -319,7 +335,7 @@ class BatchNorms:
         is_compiling = torch.compiler.is_compiling
 
         @wraps(original)
-        def activation(*args: Any, **kwargs: Any) -> Tensor:
+        def activate(*args: Any, **kwargs: Any) -> Tensor:
             if (
                 not is_compiling()
                 and args
@@ -327,12 +343,12 @@ class BatchNorms:
                 and type(args[0]) is Tensor
                 and type(args[0].grad_fn) is _Node
             ):
-                found = gradient(*args[1:])
-                if found is not None:
-                    return self._activate(original, args, found, in_place=in_place)
+                activation = gradient(*args[1:])
+                if activation is not None:
+                    return self._activate(original, args, activation, in_place=in_place)
             return original(*args, **kwargs)
 
-        return activation
+        return activate
 
     def _activate(
         self,
@@ -359,10 +375,12 @@ class BatchNorms:
         if not in_place:  # so that hooks are seen that the script adds from now on
             output._backward_hooks = hooks = OrderedDict()
             node._register_hook_dict(output)
-        call = _Call(lambda one: original(one, *options), activation, in_place, node, hooks)
+        call = _Call(lambda tensor: original(tensor, *options), activation, in_place, node, hooks)
         return _ActivatedBatchNorm.apply(call, output, *node.saved_tensors)  # type: ignore[no-any-return]
 
     def describe(self) -> str:
+        if self._problem:
+            return f"batch norm as torch computes it ({self._problem})"
         return "batch norm by kernels in C" if self._num_computed else ""
 
     def undo(self) -> None:
@@ -390,15 +408,15 @@ def _relu6_gradient(*options: Any) -> Activation | None:
     return None if options else Activation(0.0, 6.0, 0.0)
 
 
-def _is_laid_out(input: Tensor) -> bool:
+def _is_laid_out(data: Tensor) -> bool:
     """Return whether the kernels can read an input in its layout, and are faster."""
-    if not 3 <= input.dim() <= 5:
+    if not 3 <= data.dim() <= 5:
         return False
-    if input.is_contiguous():
-        return input.numel() >= MIN_PLANE * input.size(0) * input.size(1)
-    layout = FORMATS.get(input.dim())
+    if data.is_contiguous():
+        return data.numel() >= MIN_PLANE * data.size(0) * data.size(1)
+    layout = FORMATS.get(data.dim())
     return (
         layout is not None
-        and input.is_contiguous(memory_format=layout)
-        and input.numel() >= MIN_ELEMENTS_IN_ROWS
+        and data.is_contiguous(memory_format=layout)
+        and data.numel() >= MIN_ELEMENTS_IN_ROWS
     )

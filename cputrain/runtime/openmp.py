@@ -52,6 +52,15 @@ def loaded_runtimes() -> set[str]:
     return {path for path in paths if path.rpartition("/")[2].startswith(NAMES)}
 
 
+def parallel_function() -> int:
+    """Return the address of GOMP_parallel in torch's OpenMP runtime; 0 if it has none."""
+    for path in loaded_runtimes():
+        with suppress(OSError, AttributeError):
+            function = ctypes.CDLL(path).GOMP_parallel
+            return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
+
+
 def end_team() -> None:
     """End the calling thread's OpenMP team; the next parallel region starts it again.
 

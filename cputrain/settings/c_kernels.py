@@ -28,7 +28,7 @@ class CKernelsSetting(OnByDefault):
     reason = "fewer passes over memory than torch's operators take, where there is a C compiler"
     reason_not_off = "with them, a large batch norm and its ReLU took half as long"
 
-    def apply(self, torch: ModuleType, value: bool) -> Applied | None:  # noqa: ARG002
+    def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Patch torch; the kernels are compiled when they are first needed."""
         if not value:
             return None

@@ -22,9 +22,7 @@ class FusedOptimizerSetting(OnByDefault):
     says_on = "fused optimizers"
     says_off = "optimizers as the script sets them"
     reason = "one pass over parameters, gradients and moments instead of one for each operation"
-    reason_not_off = (
-        "on two threads they took between a quarter and all of the time of the others"
-    )
+    reason_not_off = "on two threads they took between a quarter and all of the time of the others"
 
     def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Patch torch.optim."""

@@ -1,0 +1,66 @@
+"""Examine kernels before their first use: a compiler, or a flag of its user, may be wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from cputrain.kernels.batch_norm import Activation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cputrain.kernels.batch_norm import BatchNormKernels
+
+SHAPE = (3, 19, 5, 7)
+"""Shape of the examined inputs: neither planes nor channels fill the last vector."""
+
+TOLERANCE = 1e-4
+"""Largest difference from float64, relative to the largest number."""
+
+
+def is_right(kernels: BatchNormKernels) -> bool:
+    """Return whether forward and backward agree with torch's operators in float64."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return all(
+            _agree(kernels, layout, slope)
+            for layout in (torch.contiguous_format, torch.channels_last)
+            for slope in (None, 0.0, 0.25)
+        )
+
+
+def _agree(kernels: BatchNormKernels, layout: torch.memory_format, slope: float | None) -> bool:
+    numbers = torch.arange(math.prod(SHAPE), dtype=torch.float64, device="cpu")
+    values = (numbers * 0.7).sin().reshape(SHAPE) + 0.5
+    grad = (numbers * 1.3).cos().reshape(SHAPE)
+    weight, bias = values[0, :, 0, 0] + 1, grad[0, :, 0, 0].clone()
+    # (no graph: hooks of the script would be called as it is made)
+    output, mean, rstd = torch.native_batch_norm(values, weight, bias, None, None, True, 0.0, 1e-5)
+    before = grad if slope is None else torch.where(output > 0, grad, grad * slope)
+    expected = [
+        output,
+        *torch.ops.aten.native_batch_norm_backward(
+            before, values, weight, None, None, mean, rstd, True, 1e-5, [True, True, True]
+        ),
+    ]
+    data = values.float().contiguous(memory_format=layout)
+    parameters = weight.float(), bias.float()
+    computed = kernels.forward(data, *parameters, 1e-5)
+    if computed is None:
+        return False
+    activation = None if slope is None else Activation(0.0, math.inf, slope)
+    gradients = kernels.backward(
+        grad.float().contiguous(memory_format=layout), data, *parameters, computed[1], activation,
+        needs_input=True,
+    )  # fmt: skip
+    running = torch.zeros_like(parameters[0]), torch.ones_like(parameters[0])
+    kernels.update(running, computed[1], 0.5)
+    results: list[Tensor | None] = [computed[0], *gradients, *running]
+    variances, means = torch.var_mean(values, (0, 2, 3))
+    expected += [means / 2, (1 + variances) / 2]
+    return all(
+        result is not None and bool((result - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+        for result, wanted in zip(results, expected, strict=True)
+    )
