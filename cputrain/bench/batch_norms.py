@@ -1,8 +1,8 @@
 """Compare batch norm by kernels in C with torch's, forward and backward.
 
-    cputrain launch --c-kernels off -m cputrain.bench.batch_norms --rounds 20
+    python -m cputrain.bench.batch_norms --rounds 30
 
-Both take turns in one process, with memory that is kept as under every launch. The table has the
+Both take turns in one process, which keeps freed memory as every launch does. The table has the
 medians in milliseconds, and the median of the ratios of each round with the range of its middle
 half. `--activation` is called in place with the output; "none" leaves it out.
 """
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from cputrain.runtime.batch_norm import BatchNorms
+from cputrain.runtime.glibc import Malloc
 
 SHAPES = (
     (16, 64, 112, 112), (16, 256, 56, 56), (16, 64, 56, 56), (4, 64, 64, 64), (16, 128, 28, 28),
@@ -35,7 +36,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.batch_norms")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each shape")
     parser.add_argument("--activation", choices=ACTIVATIONS, default="relu", help="what follows")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    Malloc().keep(1 << 33)
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
     print("| input | memory | torch, ms | C, ms | ratio |\n| --- | --- | ---: | ---: | ---: |")
     ratios = []

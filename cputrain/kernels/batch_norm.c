@@ -1,8 +1,10 @@
 /* Batch norm in training, forward and backward, and the gradient of an activation that follows it.
 
-   Sums are added in an order that depends on the shape alone: results are the same for any number
-   of threads. Tensors are float32, in planes (contiguous) or in rows (channels last). Threads are
-   those of the OpenMP runtime of the caller, whose GOMP_parallel is passed in. */
+   Tensors are float32, in planes (contiguous) or in rows (channels last). The threads are those of
+   the caller's OpenMP runtime, whose functions are passed in: always all of them, as libgomp ends
+   threads that a parallel region leaves out. Where a tensor fits the caches of the cores, each
+   thread computes the same part of it in every region, the part that it has in torch's operators
+   too. A larger tensor is computed channel by channel, each of which fits one cache. */
 
 #include <math.h>
 #include <stdint.h>
@@ -31,12 +33,13 @@ typedef struct {
     float *output;                              /* or the gradient of the input, or null */
     float *mean, *rstd, *variance;              /* saved by forward, read by backward */
     float *grad_weight, *grad_bias;
-    double *partial;                            /* sums of parts, of channels or of rows */
-    Parallel *parallel;
+    double *partial;                            /* sums of planes or of parts of the rows */
+    Parallel *parallel;                         /* GOMP_parallel */
+    int (*thread)(void), (*threads)(void);      /* omp_get_thread_num, omp_get_num_threads */
     double eps;
     Activation activation;
     uint32_t num_threads, is_finite;            /* is_finite: whether all moments are */
-    int64_t num_parts, next;
+    int64_t by_channel, num_parts, next;        /* num_parts: of rows */
 } BatchNorm;
 
 static const int32_t LAST[2 * WIDTH] = {
@@ -243,68 +246,51 @@ ALWAYS void save_grads(BatchNorm *n, int64_t channel, double sum, double product
     n->grad_weight[channel] = product * n->rstd[channel];
 }
 
-#define NEXT(n) __atomic_fetch_add(&(n)->next, 1, __ATOMIC_RELAXED)
-
-static void run(BatchNorm *n, void (*job)(void *), int64_t units)
+static void run(BatchNorm *n, void (*job)(void *))
 {
     n->next = 0;
-    n->parallel(job, n, smaller(n->num_threads, units), 0);
+    n->parallel(job, n, n->num_threads, 0);
 }
 
-/* Planes: a unit is one part of the samples of one channel; with one part, all is done in it. */
+typedef struct { int64_t at, end; } Range;
 
-ALWAYS int64_t part_begin(const BatchNorm *n, int64_t part)
+/* This thread's part of some units. */
+ALWAYS Range share(const BatchNorm *n, int64_t units)
 {
-    return n->num_samples * part / n->num_parts;
+    int64_t thread = n->thread(), threads = n->threads();
+    return (Range){units * thread / threads, units * (thread + 1) / threads};
 }
+
+/* A channel that no thread has taken yet. */
+ALWAYS int64_t next_channel(BatchNorm *n)
+{
+    return __atomic_fetch_add(&n->next, 1, __ATOMIC_RELAXED);
+}
+
+/* Planes, channel by channel. */
 
 static void forward_channels(void *argument)
 {
     BatchNorm *n = argument;
-    int64_t unit;
-    while ((unit = NEXT(n)) < n->num_channels * n->num_parts) {
-        int64_t channel = unit / n->num_parts, part = unit % n->num_parts;
-        int64_t first = part_begin(n, part), last = part_begin(n, part + 1);
+    for (int64_t channel; (channel = next_channel(n)) < n->num_channels;) {
         double count = 0, mean = 0, squares = 0;
-        FOR_BLOCKS(n, first, last, {
+        FOR_BLOCKS(n, 0, n->num_samples, {
             plane_moments(n->input + at, planes, n->num_channels * n->plane, length,
                           &count, &mean, &squares);
         });
-        if (n->num_parts == 1) {
-            save_moments(n, channel, count, mean, squares);
-            normalize_planes(n, channel, first, last);
-        } else {
-            double *partial = n->partial + 3 * unit;
-            partial[0] = count, partial[1] = mean, partial[2] = squares;
-        }
+        save_moments(n, channel, count, mean, squares);
+        normalize_planes(n, channel, 0, n->num_samples);
     }
 }
 
-static void normalize_parts(void *argument)
+ALWAYS void backward_each(BatchNorm *n, int has_activation)
 {
-    BatchNorm *n = argument;
-    int64_t unit;
-    while ((unit = NEXT(n)) < n->num_channels * n->num_parts) {
-        int64_t part = unit % n->num_parts;
-        normalize_planes(n, unit / n->num_parts, part_begin(n, part), part_begin(n, part + 1));
-    }
-}
-
-ALWAYS void backward_units(BatchNorm *n, int has_activation)
-{
-    int64_t unit;
-    while ((unit = NEXT(n)) < n->num_channels * n->num_parts) {
-        int64_t channel = unit / n->num_parts, part = unit % n->num_parts;
-        int64_t first = part_begin(n, part), last = part_begin(n, part + 1);
+    for (int64_t channel; (channel = next_channel(n)) < n->num_channels;) {
         double sum = 0, product = 0;
-        sum_grads(n, channel, first, last, &sum, &product, has_activation);
-        if (n->num_parts == 1) {
-            save_grads(n, channel, sum, product);
-            if (n->output)
-                write_grads(n, channel, first, last, sum, product, has_activation);
-        } else {
-            n->partial[2 * unit] = sum, n->partial[2 * unit + 1] = product;
-        }
+        sum_grads(n, channel, 0, n->num_samples, &sum, &product, has_activation);
+        save_grads(n, channel, sum, product);
+        if (n->output)
+            write_grads(n, channel, 0, n->num_samples, sum, product, has_activation);
     }
 }
 
@@ -312,51 +298,128 @@ static void backward_channels(void *argument)
 {
     BatchNorm *n = argument;
     if (n->activation.is_there)
-        backward_units(n, 1);
+        backward_each(n, 1);
     else
-        backward_units(n, 0);
+        backward_each(n, 0);
 }
 
-static void write_parts(void *argument)
+/* Planes, plane by plane: `partial` has two sums of each, and of each channel behind them. */
+
+static void sum_planes(void *argument)
 {
     BatchNorm *n = argument;
-    int64_t unit;
-    while ((unit = NEXT(n)) < n->num_channels * n->num_parts) {
-        int64_t channel = unit / n->num_parts, part = unit % n->num_parts;
-        double sum = 0, product = 0;
-        for (int64_t i = channel * n->num_parts; i < (channel + 1) * n->num_parts; i++)
-            sum += n->partial[2 * i], product += n->partial[2 * i + 1];
-        if (!part)
-            save_grads(n, channel, sum, product);
-        if (n->output && n->activation.is_there)
-            write_grads(n, channel, part_begin(n, part), part_begin(n, part + 1), sum, product, 1);
-        else if (n->output)
-            write_grads(n, channel, part_begin(n, part), part_begin(n, part + 1), sum, product, 0);
+    for (Range unit = share(n, n->num_samples * n->num_channels); unit.at < unit.end; unit.at++) {
+        int64_t channel = unit.at % n->num_channels, sample = unit.at / n->num_channels;
+        double count = 0, mean = 0, squares = 0;
+        FOR_BLOCKS(n, sample, sample + 1, {
+            plane_moments(n->input + at, planes, 0, length, &count, &mean, &squares);
+        });
+        n->partial[2 * unit.at] = mean;
+        n->partial[2 * unit.at + 1] = squares;
     }
+}
+
+static void merge_planes(void *argument)
+{
+    BatchNorm *n = argument;
+    for (Range range = share(n, n->num_channels); range.at < range.end; range.at++) {
+        int64_t channel = range.at;
+        double count = 0, mean = 0, squares = 0;
+        for (int64_t sample = 0; sample < n->num_samples; sample++) {
+            const double *partial = n->partial + 2 * (sample * n->num_channels + channel);
+            merge(&count, &mean, &squares, n->plane, partial[0], partial[1]);
+        }
+        save_moments(n, channel, count, mean, squares);
+    }
+}
+
+static void normalize_each(void *argument)
+{
+    BatchNorm *n = argument;
+    for (Range unit = share(n, n->num_samples * n->num_channels); unit.at < unit.end; unit.at++) {
+        int64_t sample = unit.at / n->num_channels;
+        normalize_planes(n, unit.at % n->num_channels, sample, sample + 1);
+    }
+}
+
+ALWAYS void sum_plane_grads(BatchNorm *n, int has_activation)
+{
+    for (Range unit = share(n, n->num_samples * n->num_channels); unit.at < unit.end; unit.at++) {
+        int64_t sample = unit.at / n->num_channels;
+        double sum = 0, product = 0;
+        sum_grads(n, unit.at % n->num_channels, sample, sample + 1, &sum, &product, has_activation);
+        n->partial[2 * unit.at] = sum;
+        n->partial[2 * unit.at + 1] = product;
+    }
+}
+
+static void sum_each_grad(void *argument)
+{
+    BatchNorm *n = argument;
+    if (n->activation.is_there)
+        sum_plane_grads(n, 1);
+    else
+        sum_plane_grads(n, 0);
+}
+
+static void merge_plane_grads(void *argument)
+{
+    BatchNorm *n = argument;
+    for (Range range = share(n, n->num_channels); range.at < range.end; range.at++) {
+        int64_t channel = range.at;
+        double sum = 0, product = 0;
+        for (int64_t sample = 0; sample < n->num_samples; sample++) {
+            const double *partial = n->partial + 2 * (sample * n->num_channels + channel);
+            sum += partial[0];
+            product += partial[1];
+        }
+        double *sums = n->partial + 2 * (n->num_samples * n->num_channels + channel);
+        sums[0] = sum;
+        sums[1] = product;
+        save_grads(n, channel, sum, product);
+    }
+}
+
+ALWAYS void write_plane_grads(BatchNorm *n, int has_activation)
+{
+    for (Range unit = share(n, n->num_samples * n->num_channels); unit.at < unit.end; unit.at++) {
+        int64_t channel = unit.at % n->num_channels, sample = unit.at / n->num_channels;
+        const double *sums = n->partial + 2 * (n->num_samples * n->num_channels + channel);
+        write_grads(n, channel, sample, sample + 1, sums[0], sums[1], has_activation);
+    }
+}
+
+static void write_each_grad(void *argument)
+{
+    BatchNorm *n = argument;
+    if (n->activation.is_there)
+        write_plane_grads(n, 1);
+    else
+        write_plane_grads(n, 0);
 }
 
 void batch_norm_forward_planes(BatchNorm *n)
 {
     n->is_finite = 1;
-    run(n, forward_channels, n->num_channels * n->num_parts);
-    if (n->num_parts == 1)
-        return;
-    for (int64_t channel = 0; channel < n->num_channels; channel++) {
-        double count = 0, mean = 0, squares = 0;
-        for (int64_t part = 0; part < n->num_parts; part++) {
-            double *partial = n->partial + 3 * (channel * n->num_parts + part);
-            merge(&count, &mean, &squares, partial[0], partial[1], partial[2]);
-        }
-        save_moments(n, channel, count, mean, squares);
+    if (n->by_channel) {
+        run(n, forward_channels);
+    } else {
+        run(n, sum_planes);
+        run(n, merge_planes);
+        run(n, normalize_each);
     }
-    run(n, normalize_parts, n->num_channels * n->num_parts);
 }
 
 void batch_norm_backward_planes(BatchNorm *n)
 {
-    run(n, backward_channels, n->num_channels * n->num_parts);
-    if (n->num_parts > 1)
-        run(n, write_parts, n->num_channels * n->num_parts);
+    if (n->by_channel) {
+        run(n, backward_channels);
+    } else {
+        run(n, sum_each_grad);
+        run(n, merge_plane_grads);
+        if (n->output)
+            run(n, write_each_grad);
+    }
 }
 
 /* Rows: a part is some rows of all channels. Of each part `partial` has three rows of floats, and
@@ -387,8 +450,9 @@ ALWAYS int64_t row_begin(const BatchNorm *n, int64_t part)
 static void row_moments(void *argument)
 {
     BatchNorm *n = argument;
-    int64_t part, channels = n->num_channels;
-    while ((part = NEXT(n)) < n->num_parts) {
+    int64_t channels = n->num_channels;
+    for (Range range = share(n, n->num_parts); range.at < range.end; range.at++) {
+        int64_t part = range.at;
         int64_t first = row_begin(n, part), last = row_begin(n, part + 1);
         float *restrict mean = part_row(n, part, 0);
         float *restrict squares = part_row(n, part, 1), *restrict off = part_row(n, part, 2);
@@ -423,9 +487,9 @@ static void merge_rows(void *argument)
     BatchNorm *n = argument;
     double count = (double)n->num_samples * n->plane, mean[TOGETHER], squares[TOGETHER];
     float *scale = CONSTANTS(n, 0), *shift = CONSTANTS(n, 1);
-    int64_t unit;
-    while ((unit = NEXT(n)) * TOGETHER < n->num_channels) {
-        int64_t begin = unit * TOGETHER, length = smaller(TOGETHER, n->num_channels - begin);
+    Range range = share(n, n->num_channels);
+    for (int64_t begin = range.at; begin < range.end; begin += TOGETHER) {
+        int64_t length = smaller(TOGETHER, range.end - begin);
         for (int64_t c = 0; c < length; c++)
             mean[c] = squares[c] = 0;
         for (int64_t part = 0; part < n->num_parts; part++) {
@@ -457,10 +521,10 @@ static void merge_rows(void *argument)
 static void normalize_rows(void *argument)
 {
     BatchNorm *n = argument;
-    int64_t part, channels = n->num_channels;
+    int64_t channels = n->num_channels;
     const float *restrict scale = CONSTANTS(n, 0), *restrict shift = CONSTANTS(n, 1);
-    while ((part = NEXT(n)) < n->num_parts)
-        for (int64_t r = row_begin(n, part); r < row_begin(n, part + 1); r++) {
+    for (Range part = share(n, n->num_parts); part.at < part.end; part.at++)
+        for (int64_t r = row_begin(n, part.at); r < row_begin(n, part.at + 1); r++) {
             const float *restrict x = n->input + r * channels;
             float *restrict y = n->output + r * channels;
             FOR_CHANNELS({ STORE(y + c) = LOAD(x + c) * LOAD(scale + c) + LOAD(shift + c); },
@@ -471,18 +535,19 @@ static void normalize_rows(void *argument)
 void batch_norm_forward_rows(BatchNorm *n)
 {
     n->is_finite = 1;
-    run(n, row_moments, n->num_parts);
-    run(n, merge_rows, (n->num_channels + TOGETHER - 1) / TOGETHER);
-    run(n, normalize_rows, n->num_parts);
+    run(n, row_moments);
+    run(n, merge_rows);
+    run(n, normalize_rows);
 }
 
 ALWAYS void sum_row_parts(BatchNorm *n, int has_activation)
 {
-    int64_t part, channels = n->num_channels;
+    int64_t channels = n->num_channels;
     const Activation act = n->activation;
     const float *restrict scale = CONSTANTS(n, 0), *restrict shift = CONSTANTS(n, 1);
     const float *restrict mean = n->mean;
-    while ((part = NEXT(n)) < n->num_parts) {
+    for (Range range = share(n, n->num_parts); range.at < range.end; range.at++) {
+        int64_t part = range.at;
         float *restrict sum = part_row(n, part, 0), *restrict product = part_row(n, part, 1);
         for (int64_t c = 0; c < channels; c++)
             sum[c] = product[c] = 0;
@@ -515,13 +580,13 @@ static void sum_rows(void *argument)
 
 ALWAYS void write_row_parts(BatchNorm *n, int has_activation)
 {
-    int64_t part, channels = n->num_channels;
+    int64_t channels = n->num_channels;
     const Activation act = n->activation;
     const float *restrict scale = CONSTANTS(n, 0), *restrict shift = CONSTANTS(n, 1);
     const float *restrict mean_grad = CONSTANTS(n, 2), *restrict slope = CONSTANTS(n, 3);
     const float *restrict mean = n->mean;
-    while ((part = NEXT(n)) < n->num_parts)
-        for (int64_t r = row_begin(n, part); r < row_begin(n, part + 1); r++) {
+    for (Range part = share(n, n->num_parts); part.at < part.end; part.at++)
+        for (int64_t r = row_begin(n, part.at); r < row_begin(n, part.at + 1); r++) {
             const float *restrict x = n->input + r * channels;
             const float *restrict g = n->grad_output + r * channels;
             float *restrict y = n->output + r * channels;
@@ -552,9 +617,9 @@ static void merge_row_grads(void *argument)
     BatchNorm *n = argument;
     double count = (double)n->num_samples * n->plane, sum[TOGETHER], product[TOGETHER];
     float *mean_grad = CONSTANTS(n, 2), *slope = CONSTANTS(n, 3);
-    int64_t unit;
-    while ((unit = NEXT(n)) * TOGETHER < n->num_channels) {
-        int64_t begin = unit * TOGETHER, length = smaller(TOGETHER, n->num_channels - begin);
+    Range range = share(n, n->num_channels);
+    for (int64_t begin = range.at; begin < range.end; begin += TOGETHER) {
+        int64_t length = smaller(TOGETHER, range.end - begin);
         for (int64_t c = 0; c < length; c++)
             sum[c] = product[c] = 0;
         for (int64_t part = 0; part < n->num_parts; part++) {
@@ -579,10 +644,10 @@ void batch_norm_backward_rows(BatchNorm *n)
         scale[c] = n->weight[c] * n->rstd[c];
         shift[c] = n->bias[c] - n->mean[c] * scale[c];
     }
-    run(n, sum_rows, n->num_parts);
-    run(n, merge_row_grads, (n->num_channels + TOGETHER - 1) / TOGETHER);
+    run(n, sum_rows);
+    run(n, merge_row_grads);
     if (n->output)
-        run(n, write_rows, n->num_parts);
+        run(n, write_rows);
 }
 
 void batch_norm_update(float *running_mean, float *running_variance, const float *mean,

@@ -22,8 +22,8 @@ ROWS_BYTES = 1 << 17
 
 MIN_ROWS, MAX_ROWS = 32, 512
 
-UNITS_PER_THREAD = 4
-"""Number of parts for each thread, from which they end at about the same time."""
+CACHE_BYTES = 1 << 19
+"""A tensor stays in the caches of the cores if each has no more of it than this."""
 
 
 class Activation(NamedTuple):
@@ -48,12 +48,12 @@ class _Arguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_samples", "num_channels", "plane")),
         *((name, ctypes.c_void_p) for name in (
             "input", "weight", "bias", "grad_output", "output", "mean", "rstd", "variance",
-            "grad_weight", "grad_bias", "partial", "parallel",
+            "grad_weight", "grad_bias", "partial", "parallel", "thread", "threads",
         )),
         ("eps", ctypes.c_double),
         ("activation", _Activation), ("num_threads", ctypes.c_uint32),
         ("is_finite", ctypes.c_uint32),
-        ("num_parts", ctypes.c_int64), ("next", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("by_channel", "num_parts", "next")),
     )  # fmt: skip
 
 
@@ -61,11 +61,14 @@ class BatchNormKernels:
     """The compiled kernels. Raises BuildError if they cannot be had here.
 
     Args:
-        parallel: Address of the function GOMP_parallel of torch's OpenMP runtime.
+        openmp: Addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads in torch's
+            OpenMP runtime.
     """
 
-    def __init__(self, parallel: int) -> None:
-        self._parallel = parallel
+    def __init__(self, openmp: tuple[int, int, int]) -> None:
+        self._openmp = openmp
+        self.by_channel: bool | None = None
+        """Whether contiguous tensors are computed channel by channel; None has it depend on size."""
         library = load("batch_norm")
         self._update = library.batch_norm_update
         self._update.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_double)
@@ -151,21 +154,26 @@ class BatchNormKernels:
         plane = data.numel() // (num_samples * num_channels)
         in_rows = not data.is_contiguous()
         num_threads = torch.get_num_threads()
-        wanted = UNITS_PER_THREAD * num_threads
+        num_parts = 0
+        by_channel = self.by_channel
+        if by_channel is None:
+            is_cached = 4 * data.numel() <= CACHE_BYTES * num_threads
+            by_channel = num_channels >= num_threads and not is_cached
         if in_rows:
             num_rows = num_samples * plane
             rows = min(max(ROWS_BYTES // (4 * num_channels), MIN_ROWS), MAX_ROWS)
-            num_parts = max(1, min(max(num_rows // rows, wanted), num_rows // MIN_ROWS))
-            num_partial = (3 * num_parts + 4) * num_channels
+            parts_per_thread = -(-num_rows // (rows * num_threads))
+            num_parts = max(1, min(parts_per_thread * num_threads, num_rows // MIN_ROWS))
+            num_partial = (3 * num_parts + 4) * num_channels // 2 + 1
         else:
-            num_parts = min(num_samples, -(-wanted // num_channels))
-            num_partial = 3 * num_parts * num_channels
+            num_partial = 0 if by_channel else 2 * (num_samples + 1) * num_channels
         partial = torch.empty(num_partial, dtype=torch.float64, device="cpu")
         arguments = _Arguments(
             num_samples, num_channels, plane, data.data_ptr(), weight.data_ptr(), bias.data_ptr(),
-            None, None, *_rows(moments), None, None, partial.data_ptr(), self._parallel,
+            None, None, *_rows(moments), None, None, partial.data_ptr(), *self._openmp,
         )  # fmt: skip
         arguments.num_threads, arguments.num_parts = num_threads, num_parts
+        arguments.by_channel = by_channel
         return arguments, in_rows, partial
 
 

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from cputrain.kernels.batch_norm import Activation, BatchNormKernels
 from cputrain.kernels.build import BuildError
 from cputrain.kernels.proof import is_right
-from cputrain.runtime.openmp import parallel_function
+from cputrain.runtime.openmp import parallel_functions
 from cputrain.runtime.patching import Patch
 from cputrain.runtime.plain_tensors import PlainTensors
 
@@ -34,7 +34,10 @@ MIN_ELEMENTS, MIN_PLANE = 1 << 18, 196
 """Smallest contiguous inputs, and their elements in a row, for which the kernels are faster."""
 
 MIN_ELEMENTS_IN_ROWS = 1 << 19
-"""Smallest input in channels last; both are measured in docs/benchmarks."""
+"""Smallest input in channels last."""
+
+MIN_ELEMENTS_PER_THREAD = 1 << 16
+"""Smallest share of a thread; all are measured in docs/benchmarks."""
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -314,15 +317,19 @@ class BatchNorms:
     def _load(self) -> BatchNormKernels | None:
         """Return the kernels; load and examine them when they are first needed."""
         if self._kernels is None and not self._problem:
+            openmp = parallel_functions()
+            if openmp is None:
+                self._problem = "torch's threads are not those of OpenMP"
+                return None
             try:
-                kernels = BatchNormKernels(parallel_function())
+                kernels = BatchNormKernels(openmp)
             except BuildError as error:
                 self._problem = str(error)
+                return None
+            if is_right(kernels):
+                self._kernels = kernels
             else:
-                if is_right(kernels):
-                    self._kernels = kernels
-                else:
-                    self._problem = "the compiled kernels are wrong"
+                self._problem = "the compiled kernels are wrong"
         return self._kernels
 
     def _activation(
@@ -410,7 +417,7 @@ def _relu6_gradient(*options: Any) -> Activation | None:
 
 def _is_laid_out(data: Tensor) -> bool:
     """Return whether the kernels can read an input in its layout, and are faster."""
-    if not 3 <= data.dim() <= 5:
+    if not 3 <= data.dim() <= 5 or data.numel() < MIN_ELEMENTS_PER_THREAD * torch.get_num_threads():
         return False
     if data.is_contiguous():
         return data.numel() >= MIN_PLANE * data.size(0) * data.size(1)

@@ -52,13 +52,22 @@ def loaded_runtimes() -> set[str]:
     return {path for path in paths if path.rpartition("/")[2].startswith(NAMES)}
 
 
-def parallel_function() -> int:
-    """Return the address of GOMP_parallel in torch's OpenMP runtime; 0 if it has none."""
+def parallel_functions() -> tuple[int, int, int] | None:
+    """Return the addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads.
+
+    They are those of torch's OpenMP runtime; None if it has no such functions.
+    """
     for path in loaded_runtimes():
         with suppress(OSError, AttributeError):
-            function = ctypes.CDLL(path).GOMP_parallel
-            return ctypes.cast(function, ctypes.c_void_p).value or 0
-    return 0
+            library = ctypes.CDLL(path)
+            run, thread, threads = (
+                ctypes.cast(function, ctypes.c_void_p).value or 0
+                for function in (
+                    library.GOMP_parallel, library.omp_get_thread_num, library.omp_get_num_threads
+                )
+            )  # fmt: skip
+            return run, thread, threads
+    return None
 
 
 def end_team() -> None:

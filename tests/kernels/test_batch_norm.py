@@ -43,13 +43,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @contextmanager
-def kernels() -> Iterator[BatchNorms]:
+def kernels(*, by_channel: bool | None = None) -> Iterator[BatchNorms]:
     """Patch torch, and have kernels compute inputs that are as small as those of the tests."""
-    smallest = ("MIN_ELEMENTS", "MIN_PLANE", "MIN_ELEMENTS_IN_ROWS")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for name in smallest:
+        for name in [name for name in vars(runtime) if name.startswith("MIN_")]:
             monkeypatch.setattr(runtime, name, 16)
         patches = BatchNorms()
+        loaded = patches._load()
+        assert loaded is not None
+        loaded.by_channel = by_channel
         try:
             yield patches
         finally:
@@ -102,8 +104,10 @@ def test_results_are_those_of_float64(shape: Any, layout: Any, threads: int) -> 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for name in ("none", "relu_", "leaky", "relu6"):
-            with kernels() as patches:
+        for name, by_channel in itertools.product(
+            ("none", "relu_", "leaky", "relu6"), (True, False)
+        ):
+            with kernels(by_channel=by_channel) as patches:
                 results = results_of(inputs_of(shape, layout, 3), name)
                 assert patches.describe()
             exact = [

@@ -155,7 +155,17 @@ def test_compilers_know_where_kernels_end(tmp_path: Path) -> None:
     test = Path(__file__).with_name("test_batch_norm.py")
     flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -g -w"
     done = run(
-        (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test), "-k", "float64"),
+        (
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(test),
+            "-k",
+            "float64",
+        ),
         Path(__file__).parents[2],
         CC=compiler(tmp_path, f'exec gcc {flags} "$@"'),
         LD_PRELOAD=found,
