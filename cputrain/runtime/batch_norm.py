@@ -257,6 +257,7 @@ class BatchNorms:
                 and args[0].dtype is torch.float32
                 and args[5] is True
                 and args[0].numel() >= MIN_ELEMENTS
+                and _is_laid_out(args[0])
             ):
                 output = self._compute(*args)
                 if output is not None:
@@ -294,8 +295,8 @@ class BatchNorms:
             per_channel += running
         if not self._tensors.have_plain_keys([data, *per_channel]):
             return None
-        num_channels = data.size(1) if data.dim() > 1 else 0
-        if not _is_laid_out(data) or not all(
+        num_channels = data.size(1)
+        if not all(
             tensor.dtype is torch.float32
             and tensor.shape == (num_channels,)
             and tensor.is_contiguous()
