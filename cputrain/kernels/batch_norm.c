@@ -422,12 +422,12 @@ void batch_norm_backward_planes(BatchNorm *n)
     }
 }
 
-/* Rows: a part is some rows of all channels. Of each part `partial` has three rows of floats, and
+/* Rows: a part is some rows of all channels. Of each part `partial` has two rows of floats, and
    behind those of the last part are four rows of what each channel is multiplied by and the like. */
 
 ALWAYS float *part_row(const BatchNorm *n, int64_t part, int64_t row)
 {
-    return (float *)n->partial + (3 * part + row) * n->num_channels;
+    return (float *)n->partial + (2 * part + row) * n->num_channels;
 }
 
 #define CONSTANTS(n, row) part_row(n, (n)->num_parts, row)
@@ -455,10 +455,10 @@ static void row_moments(void *argument)
         int64_t part = range.at;
         int64_t first = row_begin(n, part), last = row_begin(n, part + 1);
         float *restrict mean = part_row(n, part, 0);
-        float *restrict squares = part_row(n, part, 1), *restrict off = part_row(n, part, 2);
+        float *restrict squares = part_row(n, part, 1);
         float share = 1.0f / (last - first);
         for (int64_t c = 0; c < channels; c++)
-            mean[c] = squares[c] = off[c] = 0;
+            mean[c] = squares[c] = 0;
         for (int64_t r = first; r < last; r++) {
             const float *restrict x = n->input + r * channels;
             FOR_CHANNELS({ STORE(mean + c) += LOAD(x + c); }, { mean[c] += x[c]; });
@@ -469,11 +469,9 @@ static void row_moments(void *argument)
             const float *restrict x = n->input + r * channels;
             FOR_CHANNELS({
                 Floats d = LOAD(x + c) - LOAD(mean + c);
-                STORE(off + c) += d;
                 STORE(squares + c) += d * d;
             }, {
                 float d = x[c] - mean[c];
-                off[c] += d;
                 squares[c] += d * d;
             });
         }
@@ -494,19 +492,19 @@ static void merge_rows(void *argument)
             mean[c] = squares[c] = 0;
         for (int64_t part = 0; part < n->num_parts; part++) {
             double number = row_begin(n, part + 1) - row_begin(n, part);
-            const float *middle = part_row(n, part, 0) + begin, *off = part_row(n, part, 2) + begin;
+            const float *middle = part_row(n, part, 0) + begin;
             for (int64_t c = 0; c < length; c++)
-                mean[c] += number * middle[c] + off[c];
+                mean[c] += number * middle[c];
         }
         for (int64_t c = 0; c < length; c++)
             mean[c] /= count;
         for (int64_t part = 0; part < n->num_parts; part++) {
             double number = row_begin(n, part + 1) - row_begin(n, part);
-            const float *middle = part_row(n, part, 0) + begin, *off = part_row(n, part, 2) + begin;
+            const float *middle = part_row(n, part, 0) + begin;
             const float *square = part_row(n, part, 1) + begin;
             for (int64_t c = 0; c < length; c++) {  /* of differences from `middle`, from `mean` */
                 double delta = middle[c] - mean[c];
-                squares[c] += square[c] + delta * (2 * off[c] + number * delta);
+                squares[c] += square[c] + number * delta * delta;
             }
         }
         for (int64_t c = 0; c < length; c++) {

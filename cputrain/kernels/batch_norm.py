@@ -68,7 +68,7 @@ class BatchNormKernels:
     def __init__(self, openmp: tuple[int, int, int]) -> None:
         self._openmp = openmp
         self.by_channel: bool | None = None
-        """Whether contiguous tensors are computed channel by channel; None has it depend on size."""
+        """Whether contiguous tensors are computed channel by channel; None: by their size."""
         library = load("batch_norm")
         self._update = library.batch_norm_update
         self._update.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_double)
@@ -164,7 +164,7 @@ class BatchNormKernels:
             rows = min(max(ROWS_BYTES // (4 * num_channels), MIN_ROWS), MAX_ROWS)
             parts_per_thread = -(-num_rows // (rows * num_threads))
             num_parts = max(1, min(parts_per_thread * num_threads, num_rows // MIN_ROWS))
-            num_partial = (3 * num_parts + 4) * num_channels // 2 + 1
+            num_partial = (num_parts + 2) * num_channels
         else:
             num_partial = 0 if by_channel else 2 * (num_samples + 1) * num_channels
         partial = torch.empty(num_partial, dtype=torch.float64, device="cpu")

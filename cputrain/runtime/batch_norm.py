@@ -36,7 +36,7 @@ MIN_ELEMENTS, MIN_PLANE = 1 << 18, 196
 MIN_ELEMENTS_IN_ROWS = 1 << 19
 """Smallest input in channels last."""
 
-MIN_ELEMENTS_PER_THREAD = 1 << 16
+MIN_ELEMENTS_PER_THREAD = 160_000
 """Smallest share of a thread; all are measured in docs/benchmarks."""
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
