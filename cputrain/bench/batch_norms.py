@@ -14,6 +14,7 @@ import math
 import sys
 from statistics import median, quantiles
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -66,10 +67,10 @@ def _times(
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of forward and backward in each round, by torch and by the kernels."""
     data, grad = (torch.randn(shape).contiguous(memory_format=layout) for _ in range(2))
-    parameters = [torch.randn(shape[1]), torch.randn(shape[1])]
-    for tensor in (data, *parameters):
+    weight, bias = torch.randn(shape[1]), torch.randn(shape[1])
+    for tensor in (data, weight, bias):
         tensor.requires_grad_()
-    running = torch.zeros(shape[1]), torch.ones(shape[1])
+    mean, variance = torch.zeros(shape[1]), torch.ones(shape[1])
     kernels = BatchNorms()
     times: tuple[list[float], list[float]] = ([], [])
     warm_up = 3
@@ -79,11 +80,12 @@ def _times(
                 kernels.is_on = is_on
                 data.grad = None
                 begin = perf_counter()
-                output = F.batch_norm(data, *running, *parameters, training=True)
-                ACTIVATIONS[activation](output).backward(grad)
+                output = F.batch_norm(data, mean, variance, weight, bias, True)
+                result: Any = ACTIVATIONS[activation](output)
+                result.backward(grad)
                 if number >= warm_up:
                     times[is_on].append(perf_counter() - begin)
-                del output
+                del output, result
     finally:
         kernels.undo()
     return times

@@ -181,7 +181,7 @@ def _gradients_of_torch(
                 tensor.detach().requires_grad_(is_needed)
                 for tensor, is_needed in zip(inputs, needed, strict=True)
             ]
-        output = _batch_norm_of_torch(*inputs, options.eps)
+        output = _batch_norm_of_torch(inputs[0], inputs[1], inputs[2], options.eps)
         if call is not None:
             output = call.function(output)
         wanted = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
@@ -313,7 +313,8 @@ class BatchNorms:
         if running is not None:
             kernels.update(running, computed[1], momentum)
         self._num_computed += 1
-        return _BatchNorm.apply(options, computed, data, weight, bias)  # type: ignore[no-any-return]
+        apply: Callable[..., Tensor] = _BatchNorm.apply
+        return apply(options, computed, data, weight, bias)
 
     def _load(self) -> BatchNormKernels | None:
         """Return the kernels; load and examine them when they are first needed."""
@@ -384,7 +385,8 @@ class BatchNorms:
             output._backward_hooks = hooks = OrderedDict()
             node._register_hook_dict(output)
         call = _Call(lambda tensor: original(tensor, *options), activation, in_place, node, hooks)
-        return _ActivatedBatchNorm.apply(call, output, *node.saved_tensors)  # type: ignore[no-any-return]
+        apply: Callable[..., Tensor] = _ActivatedBatchNorm.apply
+        return apply(call, output, *node.saved_tensors)
 
     def describe(self) -> str:
         if self._problem:
@@ -409,7 +411,8 @@ def _leaky_relu_gradient(*options: Any) -> Activation | None:
 def _hardtanh_gradient(*options: Any) -> Activation | None:
     if [type(option) for option in options] != [float, float] or not options[0] < options[1]:
         return None
-    return Activation(*options, 0.0)
+    low, high = options
+    return Activation(low, high, 0.0)
 
 
 def _relu6_gradient(*options: Any) -> Activation | None:
