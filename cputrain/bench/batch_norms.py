@@ -14,12 +14,17 @@ import math
 import sys
 from statistics import median, quantiles
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 
 from cputrain.runtime.batch_norm import BatchNorms
 from cputrain.runtime.glibc import Malloc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SHAPES = (
     (16, 64, 112, 112), (16, 256, 56, 56), (16, 64, 56, 56), (4, 64, 64, 64), (16, 128, 28, 28),
@@ -28,7 +33,10 @@ SHAPES = (
     (16, 256, 8, 8), (16, 16, 32, 32), (256, 512), (1024, 1024), (64, 64, 256), (4, 16, 16, 32, 32),
 )  # fmt: skip
 
-ACTIVATIONS = {"none": lambda output: output, "relu": lambda output: torch.relu_(output)}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda output: output,
+    "relu": lambda output: torch.relu_(output),
+}
 
 
 def main(argv: list[str]) -> int:

@@ -255,6 +255,7 @@ class BatchNorms:
                 and is_traced() is None
                 and type(args[0]) is Tensor
                 and args[0].dtype is torch.float32
+                and args[0].is_cpu
                 and args[5] is True
                 and args[0].numel() >= MIN_ELEMENTS
                 and _is_laid_out(args[0])

@@ -426,6 +426,17 @@ def traced(act: Any) -> Any:
 
 
 @program
+def scripted(act: Any) -> Any:
+    data, norm, grad = made()
+    seen: list[Any] = []
+    for activation in (nn.ReLU(), nn.ReLU(inplace=True), nn.LeakyReLU(0.2), nn.ReLU6()):
+        model = torch.jit.script(nn.Sequential(norm, activation))
+        (act(model(data)) * grad).sum().backward()
+        seen += [str(model.graph).count("aten::"), *grads(data, norm.weight)]
+    return seen
+
+
+@program
 def operators_are_seen(act: Any) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -29,13 +29,16 @@ model = nn.Sequential(
 optimizer = torch.optim.SGD(model.parameters(), 0.05)
 losses = []
 for step in range(6):
-    images, labels = torch.randn(24, 3, 30, 30), torch.randint(4, (24,))
+    images, labels = torch.randn(32, 3, 30, 30), torch.randint(4, (32,))
     loss = nn.functional.cross_entropy(model(images), labels)
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     losses.append(loss.item())
 print(json.dumps([losses, model.state_dict()["1.running_var"].tolist()]))
 """
 """A model whose first batch norms are large enough for the kernels."""
+
+THREADS = ("--threads", "2")
+"""Inputs are large enough for the kernels if each thread has enough of them."""
 
 USED = "batch norm by kernels in C"
 
@@ -62,16 +65,16 @@ def check(done: subprocess.CompletedProcess[str], expected: list[Any], said: str
 @needs_compiler
 def test_kernels_are_used_and_can_be_switched_off(tmp_path: Path, expected: list[Any]) -> None:
     path = str(script(tmp_path, SCRIPT))
-    check(launch(tmp_path, path), expected, USED)
-    done = launch(tmp_path, "--c-kernels", "off", path)
+    check(launch(tmp_path, *THREADS, path), expected, USED)
+    done = launch(tmp_path, *THREADS, "--c-kernels", "off", path)
     check(done, expected, "")
     assert "batch norm" not in done.stderr
 
 
 @needs_compiler
 def test_small_batch_norms_are_torchs(tmp_path: Path) -> None:
-    path = str(script(tmp_path, SCRIPT.replace("24, 3, 30, 30", "24, 3, 9, 9")))
-    done = launch(tmp_path, path)
+    path = str(script(tmp_path, SCRIPT.replace("32, 3, 30, 30", "32, 3, 9, 9")))
+    done = launch(tmp_path, *THREADS, path)
     assert done.returncode == 0
     assert "batch norm" not in done.stderr
     assert not (tmp_path / "home/cache/cputrain/kernels").exists()
@@ -84,7 +87,7 @@ def test_they_are_compiled_once_by_any_number_of_processes(
     path = str(script(tmp_path, SCRIPT))
     started = [
         subprocess.Popen(
-            [*LAUNCH, "--threads", "1", path], cwd=tmp_path, env=environment(tmp_path), text=True,
+            [*LAUNCH, *THREADS, path], cwd=tmp_path, env=environment(tmp_path), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for _ in range(3)
@@ -95,15 +98,15 @@ def test_they_are_compiled_once_by_any_number_of_processes(
         check(done, expected, USED)
     (library,) = (tmp_path / "home/cache/cputrain/kernels").iterdir()
     before = library.stat().st_mtime_ns
-    check(launch(tmp_path, path), expected, USED)
+    check(launch(tmp_path, *THREADS, path), expected, USED)
     assert library.stat().st_mtime_ns == before
 
 
 def test_without_a_compiler_batch_norm_is_torchs(tmp_path: Path, expected: list[Any]) -> None:
     path = str(script(tmp_path, SCRIPT))
-    done = launch(tmp_path, path, PATH="/nowhere")
+    done = launch(tmp_path, *THREADS, path, PATH="/nowhere")
     check(done, expected, "batch norm as torch computes it (there is no C compiler (cc, gcc, clang")
-    done = launch(tmp_path, path, CC="absent-cc")
+    done = launch(tmp_path, *THREADS, path, CC="absent-cc")
     check(done, expected, "batch norm as torch computes it (there is no C compiler (absent-cc))")
 
 
@@ -131,7 +134,7 @@ def test_a_wrong_compiler_does_no_harm(
     tmp_path: Path, expected: list[Any], text: str, said: str
 ) -> None:
     path = str(script(tmp_path, SCRIPT))
-    done = launch(tmp_path, path, CC=compiler(tmp_path, text))
+    done = launch(tmp_path, *THREADS, path, CC=compiler(tmp_path, text))
     check(done, expected, "batch norm as torch computes it (")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -140,10 +143,11 @@ def test_a_wrong_compiler_does_no_harm(
 @needs_compiler
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, expected: list[Any]) -> None:
     path = str(script(tmp_path, SCRIPT))
-    done = launch(tmp_path, path, XDG_CACHE_HOME="/proc/none")
+    done = launch(tmp_path, *THREADS, path, XDG_CACHE_HOME="/proc/none")
     check(done, expected, "batch norm as torch computes it (/proc/none")
 
 
+@pytest.mark.long  # torch is imported in a quarter of a minute
 @needs_compiler
 def test_compilers_know_where_kernels_end(tmp_path: Path) -> None:
     """Other sanitizers of the compiler find what reads beyond tensors, or is undefined."""
