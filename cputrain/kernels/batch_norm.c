@@ -80,7 +80,7 @@ ALWAYS float kept_one(float grad, float before, Activation a)
     return !(before <= a.low || before >= a.high) ? grad : a.leaks ? grad * a.slope : 0;
 }
 
-/* mean and sum of squared differences of `count` numbers, added to those of earlier ones */
+/* The mean and sum of squared differences of `n` numbers, merged with those of earlier ones. */
 ALWAYS void merge(double *count, double *mean, double *squares, double n, double m, double s)
 {
     double all = *count + n, delta = m - *mean;
@@ -89,7 +89,7 @@ ALWAYS void merge(double *count, double *mean, double *squares, double n, double
     *count = all;
 }
 
-/* One part of a channel: of planes [first, last), where a plane is longer than a block, or of all. */
+/* The moments of planes of `length` numbers, or a block of one, merged with earlier ones. */
 static void plane_moments(const float *x, int64_t planes, int64_t stride, int64_t length,
                           double *count, double *mean, double *squares)
 {
@@ -135,7 +135,7 @@ static void plane_moments(const float *x, int64_t planes, int64_t stride, int64_
           (double)total(q + r) - number * off * off);
 }
 
-/* Calls `body` for runs of at most BLOCK numbers of samples [first, last) of a channel. */
+/* Runs `body` for blocks of at most BLOCK numbers, or one plane, of samples of a channel. */
 #define FOR_BLOCKS(n, first, last, body)                                                          \
     do {                                                                                          \
         int64_t together = BLOCK / (n)->plane > 1 ? BLOCK / (n)->plane : 1;                       \
@@ -423,7 +423,7 @@ void batch_norm_backward_planes(BatchNorm *n)
 }
 
 /* Rows: a part is some rows of all channels. Of each part `partial` has two rows of floats, and
-   behind those of the last part are four rows of what each channel is multiplied by and the like. */
+   behind those of the last part are four rows of constants, one number for each channel. */
 
 ALWAYS float *part_row(const BatchNorm *n, int64_t part, int64_t row)
 {
@@ -559,7 +559,8 @@ ALWAYS void sum_row_parts(BatchNorm *n, int has_activation)
                 STORE(sum + c) += grad;
                 STORE(product + c) += grad * (u - LOAD(mean + c));
             }, {
-                float grad = has_activation ? kept_one(g[c], x[c] * scale[c] + shift[c], act) : g[c];
+                float before = x[c] * scale[c] + shift[c];
+                float grad = has_activation ? kept_one(g[c], before, act) : g[c];
                 sum[c] += grad;
                 product[c] += grad * (x[c] - mean[c]);
             });
@@ -595,7 +596,8 @@ ALWAYS void write_row_parts(BatchNorm *n, int has_activation)
                 STORE(y + c) = (grad - LOAD(mean_grad + c)
                                 - (u - LOAD(mean + c)) * LOAD(slope + c)) * by;
             }, {
-                float grad = has_activation ? kept_one(g[c], x[c] * scale[c] + shift[c], act) : g[c];
+                float before = x[c] * scale[c] + shift[c];
+                float grad = has_activation ? kept_one(g[c], before, act) : g[c];
                 y[c] = (grad - mean_grad[c] - (x[c] - mean[c]) * slope[c]) * scale[c];
             });
         }
