@@ -23,7 +23,7 @@ typedef void Parallel(void (*job)(void *), void *argument, unsigned threads, uns
 
 typedef struct {
     float low, high, slope;
-    int32_t leaks, is_there;
+    int32_t is_there;
 } Activation;
 
 typedef struct {
@@ -70,14 +70,14 @@ ALWAYS int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 ALWAYS Floats kept(Floats grad, Floats before, Activation a)
 {
     Masks outside = (before <= a.low) | (before >= a.high);
-    if (!a.leaks)
+    if (a.slope == 0)  /* not a product, which would keep infinity and NaN */
         return (Floats)((Masks)grad & ~outside);
     return (Floats)(((Masks)grad & ~outside) | ((Masks)(grad * a.slope) & outside));
 }
 
 ALWAYS float kept_one(float grad, float before, Activation a)
 {
-    return !(before <= a.low || before >= a.high) ? grad : a.leaks ? grad * a.slope : 0;
+    return !(before <= a.low || before >= a.high) ? grad : a.slope == 0 ? 0 : grad * a.slope;
 }
 
 /* The mean and sum of squared differences of `n` numbers, merged with those of earlier ones. */
@@ -252,6 +252,17 @@ static void run(BatchNorm *n, void (*job)(void *))
     n->parallel(job, n, n->num_threads, 0);
 }
 
+/* A job that is compiled twice: with an activation behind the batch norm, and without. */
+#define JOB(name, body)                                                                           \
+    static void name(void *argument)                                                              \
+    {                                                                                             \
+        BatchNorm *n = argument;                                                                  \
+        if (n->activation.is_there)                                                               \
+            body(n, 1);                                                                           \
+        else                                                                                      \
+            body(n, 0);                                                                           \
+    }
+
 typedef struct { int64_t at, end; } Range;
 
 /* This thread's part of some units. */
@@ -294,14 +305,7 @@ ALWAYS void backward_each(BatchNorm *n, int has_activation)
     }
 }
 
-static void backward_channels(void *argument)
-{
-    BatchNorm *n = argument;
-    if (n->activation.is_there)
-        backward_each(n, 1);
-    else
-        backward_each(n, 0);
-}
+JOB(backward_channels, backward_each)
 
 /* Planes, plane by plane: `partial` has two sums of each, and of each channel behind them. */
 
@@ -353,14 +357,7 @@ ALWAYS void sum_plane_grads(BatchNorm *n, int has_activation)
     }
 }
 
-static void sum_each_grad(void *argument)
-{
-    BatchNorm *n = argument;
-    if (n->activation.is_there)
-        sum_plane_grads(n, 1);
-    else
-        sum_plane_grads(n, 0);
-}
+JOB(sum_each_grad, sum_plane_grads)
 
 static void merge_plane_grads(void *argument)
 {
@@ -389,14 +386,7 @@ ALWAYS void write_plane_grads(BatchNorm *n, int has_activation)
     }
 }
 
-static void write_each_grad(void *argument)
-{
-    BatchNorm *n = argument;
-    if (n->activation.is_there)
-        write_plane_grads(n, 1);
-    else
-        write_plane_grads(n, 0);
-}
+JOB(write_each_grad, write_plane_grads)
 
 void batch_norm_forward_planes(BatchNorm *n)
 {
@@ -568,14 +558,7 @@ ALWAYS void sum_row_parts(BatchNorm *n, int has_activation)
     }
 }
 
-static void sum_rows(void *argument)
-{
-    BatchNorm *n = argument;
-    if (n->activation.is_there)
-        sum_row_parts(n, 1);
-    else
-        sum_row_parts(n, 0);
-}
+JOB(sum_rows, sum_row_parts)
 
 ALWAYS void write_row_parts(BatchNorm *n, int has_activation)
 {
@@ -603,14 +586,7 @@ ALWAYS void write_row_parts(BatchNorm *n, int has_activation)
         }
 }
 
-static void write_rows(void *argument)
-{
-    BatchNorm *n = argument;
-    if (n->activation.is_there)
-        write_row_parts(n, 1);
-    else
-        write_row_parts(n, 0);
-}
+JOB(write_rows, write_row_parts)
 
 static void merge_row_grads(void *argument)
 {

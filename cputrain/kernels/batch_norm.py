@@ -37,7 +37,7 @@ class Activation(NamedTuple):
 class _Activation(ctypes.Structure):
     _fields_ = (
         ("low", ctypes.c_float), ("high", ctypes.c_float), ("slope", ctypes.c_float),
-        ("leaks", ctypes.c_int32), ("is_there", ctypes.c_int32),
+        ("is_there", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -141,8 +141,7 @@ class BatchNormKernels:
         arguments.output = None if grad_input is None else grad_input.data_ptr()
         arguments.grad_weight, arguments.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
         if activation is not None:
-            low, high, slope = activation
-            arguments.activation = _Activation(low, high, slope, slope != 0, 1)
+            arguments.activation = _Activation(*activation, 1)
         self._functions[False, in_rows](ctypes.byref(arguments))
         return grad_input, grad_weight, grad_bias
 

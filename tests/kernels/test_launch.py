@@ -149,8 +149,8 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, expected: l
 
 @pytest.mark.long  # torch is imported in a quarter of a minute
 @needs_compiler
-def test_compilers_know_where_kernels_end(tmp_path: Path) -> None:
-    """Other sanitizers of the compiler find what reads beyond tensors, or is undefined."""
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    """Kernels read and write nothing beyond tensors, and do nothing that is undefined in C."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc")
     found = run(("gcc", "-print-file-name=libasan.so"), tmp_path).stdout.strip()
