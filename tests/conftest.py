@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # threads that spin would take the cores from other tests; read when torch is loaded
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy's wait 30 ms for the first work
 
 LACKING = (
     "needs a GPU", "needs an OpenCL device", "needs a network of its own", "needs Slurm",

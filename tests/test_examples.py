@@ -22,10 +22,10 @@ def test_an_example_runs_and_shows_its_loss(example):
     ended = subprocess.run(
         [sys.executable, str(example), "--steps", "2"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=50,
         check=False,
-        env={**os.environ, "PYTHONUTF8": "1"},
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"} if sys.platform == "win32" else None,
     )
     assert ended.returncode == 0, ended.stderr
     assert "loss" in ended.stdout

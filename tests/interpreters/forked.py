@@ -28,7 +28,7 @@ SERVER = Path(__file__).with_name("server.py")
 
 AT_START = (
     r"OMP|MKL|KMP|GOMP|MALLOC|GLIBC|LD_|OPENBLAS|LC_|LANG|PYTHON(?!PATH$)"
-    r"|TORCH(?!ELASTIC|_NCCL|_DISABLE_SHARE_RDZV|INDUCTOR_CACHE)"
+    r"|TORCH(?!ELASTIC|VISION|_NCCL|_DISABLE_SHARE_RDZV|INDUCTOR_CACHE)"
 )
 """Variables that are read while an interpreter starts or libraries are loaded."""
 

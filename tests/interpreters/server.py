@@ -368,6 +368,7 @@ def load_and_hide():
     The first optimizer of a script imports `torch._dynamo`, which takes as long as torch.
     """
     hidden = Hidden()
+    gc.disable()
     load("torch")
     hidden.add("torch", _later_than(STARTED), [])
     loaded = Loaded(hidden.modules)
@@ -723,8 +724,8 @@ for finalizer in FINALIZED.values():
     finalizer.atexit = False  # torch's operators, which nobody sees to go
 META_PATH = tuple(sys.meta_path)
 PATH = tuple(sys.path[1:])
-gc.collect()
 gc.freeze()
+gc.enable()
 channel.send(b"ready")
 served = serve(channel)
 if served is not None:

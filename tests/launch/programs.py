@@ -54,7 +54,6 @@ def environment(folder: Path, **changes: str) -> dict[str, str]:
         "HOME": str(home),
         "XDG_CONFIG_HOME": str(home / "config"),
         "XDG_CACHE_HOME": str(home / "cache"),
-        "PYTHONDONTWRITEBYTECODE": "1",
         **changes,
     }
 

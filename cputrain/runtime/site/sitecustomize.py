@@ -52,9 +52,18 @@ class _Finder:
                 "exec_module", None
             )  # of the instance only; the class keeps its method
             hook = _hook()
+            import gc  # not before: a script that imports no torch finds no module of ours
+
             if hook is not None:
                 hook.before(module.__name__)
-            load(module)
+            # hundreds of thousands of objects are made, and almost none of them is garbage
+            is_collecting = gc.isenabled()
+            gc.disable()
+            try:
+                load(module)
+            finally:
+                if is_collecting:
+                    gc.enable()
             if hook is not None:
                 process = os.getpid()
                 hook.after(
