@@ -60,12 +60,13 @@ def _covering(values: Sequence[frozenset[Any]]) -> Iterable[int]:
 
 
 def selected(request: pytest.FixtureRequest, names: Iterable[str], file: str) -> list[str]:
-    """Return the names that a selected test of a file has as its parameter `name`."""
+    """Return the names that tests of a file, or those that use the fixture, have as `name`."""
     wanted = {
         item.callspec.params.get("name")
         for item in request.session.items
         if isinstance(item, pytest.Function)
         and str(item.path) == file
+        and request.fixturename in {None, *item.fixturenames}
         and hasattr(item, "callspec")
     }
     return [name for name in names if name in wanted]

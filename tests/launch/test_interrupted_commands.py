@@ -24,7 +24,6 @@ def interrupted(folder: Path, *words: str, after: str) -> tuple[int, str, list[s
         [sys.executable, "-m", "cputrain.launch", *words],
         cwd=folder, env=environment(folder), text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as command:  # fmt: skip
         assert command.stderr is not None
         said = []

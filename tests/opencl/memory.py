@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from cputrain.opencl.device import OPERATOR_SCOPE, Device
 
-WARM_UP, STEPS = 60, 500
+WARM_UP, STEPS = 60, 240
 
 
 class Network(nn.Module):

@@ -263,7 +263,7 @@ def test_losses_are_those_of_the_whole_batch():
         splits.append(Split(model, ("other", "cpu")))
         return splits[-1]
 
-    assert are_the_same("resnet", split, 16)
+    assert are_the_same("unet", split, 16)
     assert all(one.why_not == "" for one in splits)
 
 
