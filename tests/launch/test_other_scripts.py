@@ -262,7 +262,7 @@ def test_tune_ends_with_a_clear_line_and_leaves_nothing_behind(name: str, tmp_pa
     work.mkdir()
     path = work / f"{name}.py"
     path.write_bytes((SCRIPTS / f"{name}.py").read_bytes())
-    words = ("tune", "--budget", "8s", "--steps", "5", str(path))
+    words = ("tune", "--budget", "10s", "--steps", "5", str(path))
     done = verb(tmp_path, *words, where=work, **QUICK)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

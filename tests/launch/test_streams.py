@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.launch.programs import (
     CPUTRAIN,
     PYTHON,
@@ -19,8 +17,6 @@ from tests.launch.programs import (
     script,
     verb,
 )
-
-pytestmark = pytest.mark.executed
 
 
 def test_a_script_without_torch_gets_no_line(tmp_path: Path) -> None:
