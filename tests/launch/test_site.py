@@ -56,6 +56,25 @@ def test_a_torch_that_fails_to_load_fails_the_same_way(tmp_path: Path) -> None:
         assert found.stderr == theirs.stderr
 
 
+@pytest.mark.parametrize("end", ["", "raise ImportError", "from torch import no_such_name"])
+@pytest.mark.parametrize("before", ["enable", "disable"])
+def test_garbage_is_not_collected_while_torch_is_loaded(
+    tmp_path: Path, before: str, end: str
+) -> None:
+    script(tmp_path, f"import gc\nprint(gc.isenabled())\n{end}", "f/torch/__init__.py")
+    script(
+        tmp_path,
+        f"import contextlib, gc\ngc.{before}()\n"
+        "with contextlib.suppress(ImportError):\n    import torch\n"
+        "print(gc.isenabled())",
+    )
+    is_enabled = str(before == "enable")
+    theirs = plain(tmp_path, "x.py", PYTHONPATH="f")
+    assert theirs.stdout.split() == [is_enabled, is_enabled]
+    found = launch(tmp_path, "x.py", PYTHONPATH="f")
+    assert found.stdout.split() == ["False", is_enabled]
+
+
 def test_without_any_torch_the_error_is_pythons(tmp_path: Path) -> None:
     script(tmp_path, "import sys; sys.path[1:] = []\nimport torch")
     theirs, found = plain(tmp_path, "x.py"), launch(tmp_path, "x.py")
