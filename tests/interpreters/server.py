@@ -459,9 +459,16 @@ def fork_exec(*given):
         or (gid, gids, uid, umask) != (None, None, None, -1)
     ):
         return FORK_EXEC(*given)
+    # an interrupt is not one of what is called after a fork, where it would be ignored
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     child = os.fork()
     if child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return child
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     sources = [
         file if file == -1 else fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
         for file in (stdin, stdout, stderr)
