@@ -60,8 +60,11 @@ def load(name: str) -> ctypes.CDLL:
 def _key(source: str, compiler: str, flags: tuple[str, ...]) -> str:
     program = os.stat(os.path.realpath(compiler))
     parts = (_cpu_instructions(), compiler, str(program.st_size), str(program.st_mtime_ns), *flags)
-    with open(source, "rb") as file:
-        return hashlib.sha256("\n".join(parts).encode() + file.read()).hexdigest()[:32]
+    key = hashlib.sha256("\n".join(parts).encode())
+    for path in (source, os.path.join(os.path.dirname(source), "vectors.h")):
+        with open(path, "rb") as file:
+            key.update(file.read())
+    return key.hexdigest()[:32]
 
 
 def _cpu_instructions() -> str:

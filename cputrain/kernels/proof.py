@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cputrain.kernels.batch_norm import BatchNormKernels
+    from cputrain.kernels.cross_entropy import CrossEntropyKernels
 
 SHAPE = (3, 19, 5, 7)
 """Shape of the examined inputs: neither planes nor channels fill the last vector."""
@@ -22,11 +23,13 @@ LAYOUTS = (
 )  # fmt: skip
 """Memory formats, with the order in which the kernels take planes."""
 
+LOGITS_SHAPE = (7, 101)
+
 TOLERANCE = 1e-4
 """Largest difference from float64, relative to the largest number."""
 
 
-def is_right(kernels: BatchNormKernels) -> bool:
+def is_batch_norm_right(kernels: BatchNormKernels) -> bool:
     """Return whether forward and backward agree with torch's operators in float64."""
     with torch.inference_mode(mode=False), torch.no_grad():
         for layout, by_channel in LAYOUTS:
@@ -70,3 +73,27 @@ def _agree(kernels: BatchNormKernels, layout: torch.memory_format, slope: float 
         result is not None and bool((result - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
         for result, wanted in zip(results, expected, strict=True)
     )
+
+
+def is_cross_entropy_right(kernels: CrossEntropyKernels) -> bool:
+    """Return whether loss and gradient agree with torch's operators in float64."""
+    num_rows, num_classes = LOGITS_SHAPE
+    with torch.inference_mode(mode=False), torch.no_grad():
+        numbers = torch.arange(num_rows * num_classes, dtype=torch.float64, device="cpu")
+        values = (numbers * 0.7).sin().reshape(LOGITS_SHAPE) * 20
+        targets = torch.arange(num_rows, device="cpu") * 13
+        targets[2] = ignored = -100
+        computed = kernels.compute(values.float(), targets, ignored, is_mean=True, needs_grad=True)
+        if computed is None or computed[1] is None:
+            return False
+        counted = targets != ignored
+        logarithms = torch.log_softmax(values, 1)
+        classes = targets.clamp(min=0)[:, None]
+        loss = -logarithms.gather(1, classes)[:, 0][counted].mean()
+        grad = logarithms.exp().scatter_add(1, classes, -torch.ones_like(values[:, :1]))
+        grad *= counted[:, None] / counted.sum()
+        results = ((computed[0], loss), (computed[1], grad))
+        return all(
+            bool((result - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
+            for result, wanted in results
+        )

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cputrain.kernels.batch_norm import Activation, BatchNormKernels
-from cputrain.kernels.build import BuildError
-from cputrain.kernels.proof import is_right
-from cputrain.runtime.openmp import parallel_functions
+from cputrain.kernels.proof import is_batch_norm_right
+from cputrain.runtime.kernel_loader import KernelLoader
 from cputrain.runtime.patching import Patch
 from cputrain.runtime.plain_tensors import PlainTensors
 
@@ -83,6 +82,7 @@ class _BatchNorm(Function):
 
 
 _Node: Any = _BatchNorm._backward_cls
+_Node.__name__ = "NativeBatchNormBackward0"  # as a tensor is printed
 
 
 def _watch(name: str) -> None:
@@ -213,11 +213,12 @@ def _batch_norm_of_torch(data: Tensor, weight: Tensor, bias: Tensor, eps: float)
 class BatchNorms:
     """The patches of torch's functions, and the number of batch norms that kernels computed."""
 
+    name = "batch norm"
+
     def __init__(self) -> None:
         self._tensors = PlainTensors(torch)
-        self._kernels: BatchNormKernels | None = None
-        self._problem = ""
-        self._num_computed = 0
+        self.loader = KernelLoader(BatchNormKernels, is_batch_norm_right)
+        self.num_computed = 0
         self.is_on = True
         """Whether kernels are used from now on."""
         nn = torch._C._nn  # where torch.nn.functional has its operators
@@ -282,7 +283,7 @@ class BatchNorms:
         """Return the output; None if the kernels might not have the effects of torch's operator."""
         if (
             not self.is_on
-            or self._problem
+            or self.loader.problem
             or type(momentum) is not float
             or type(eps) is not float
             or not 1e-12 <= eps <= 1
@@ -304,7 +305,7 @@ class BatchNorms:
             for tensor in per_channel
         ):
             return None
-        kernels = self._load()
+        kernels = self.loader.load()
         if kernels is None:
             return None
         options = _Options(kernels, self._tensors, eps)
@@ -313,27 +314,9 @@ class BatchNorms:
             return None
         if running is not None:
             kernels.update(running, computed[1], momentum)
-        self._num_computed += 1
+        self.num_computed += 1
         apply: Callable[..., Tensor] = _BatchNorm.apply
         return apply(options, computed, data, weight, bias)
-
-    def _load(self) -> BatchNormKernels | None:
-        """Return the kernels; load and examine them when they are first needed."""
-        if self._kernels is None and not self._problem:
-            openmp = parallel_functions()
-            if openmp is None:
-                self._problem = "torch's threads are not those of OpenMP"
-                return None
-            try:
-                kernels = BatchNormKernels(openmp)
-            except BuildError as error:
-                self._problem = str(error)
-                return None
-            if is_right(kernels):
-                self._kernels = kernels
-            else:
-                self._problem = "the compiled kernels are wrong"
-        return self._kernels
 
     def _activation(
         self,
@@ -388,11 +371,6 @@ class BatchNorms:
         call = _Call(lambda tensor: original(tensor, *options), activation, in_place, node, hooks)
         apply: Callable[..., Tensor] = _ActivatedBatchNorm.apply
         return apply(call, output, *node.saved_tensors)
-
-    def describe(self) -> str:
-        if self._problem:
-            return f"batch norm as torch computes it ({self._problem})"
-        return "batch norm by kernels in C" if self._num_computed else ""
 
     def undo(self) -> None:
         for patch in self._patches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,8 @@ THREADS = ("--threads", "2")
 """Inputs are large enough for the kernels if each thread has enough of them."""
 
 USED = "batch norm by kernels in C"
+
+KERNELS = ("batch_norm", "cross_entropy")
 
 
 def numbers(done: subprocess.CompletedProcess[str]) -> list[Any]:
@@ -156,7 +159,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     found = run(("gcc", "-print-file-name=libasan.so"), tmp_path).stdout.strip()
     if not Path(found).is_file():
         pytest.skip("gcc has no address sanitizer")
-    test = Path(__file__).with_name("test_batch_norm.py")
+    tests = [str(Path(__file__).with_name(f"test_{name}.py")) for name in KERNELS]
     flags = "-fsanitize=address,undefined -fno-sanitize-recover=all -g -w"
     done = run(
         (
@@ -166,7 +169,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
             "-q",
             "-p",
             "no:cacheprovider",
-            str(test),
+            *tests,
             "-k",
             "float64",
         ),
@@ -177,3 +180,37 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
         XDG_CACHE_HOME=str(tmp_path),
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+WORDS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(2000, 16), nn.Linear(16, 2000))
+optimizer = torch.optim.SGD(model.parameters(), 0.5)
+losses = []
+for step in range(6):
+    words = torch.randint(2000, (200,))
+    loss = nn.functional.cross_entropy(model(words), words)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    losses.append(loss.item())
+print(losses, loss)
+"""
+"""A model with enough classes for the kernels."""
+
+
+@needs_compiler
+def test_a_cross_entropy_over_many_classes_is_computed_by_kernels(tmp_path: Path) -> None:
+    path = str(script(tmp_path, WORDS))
+    theirs = plain(tmp_path, path)
+    ours = launch(tmp_path, path)
+    assert "cross entropy by kernels in C" in ours.stderr
+    assert "batch norm" not in ours.stderr
+    numbers_of = r"[0-9.]+"
+    theirs_numbers, ours_numbers = (
+        [float(number) for number in re.findall(numbers_of, done.stdout)] for done in (theirs, ours)
+    )
+    assert ours_numbers == pytest.approx(theirs_numbers, rel=1e-5)
+    assert re.sub(numbers_of, "", ours.stdout) == re.sub(numbers_of, "", theirs.stdout)
+    done = launch(tmp_path, path, PATH="/nowhere")
+    assert "cross entropy as torch computes it (there is no C compiler" in done.stderr

@@ -1,0 +1,78 @@
+"""Softmax cross entropy and its gradient, which the forward computes as well.
+
+Torch writes the logarithms of the probabilities to memory, fills a gradient with zeros, and reads
+both to write the gradient of the input. Here a row is read once and its gradient written once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+from cputrain.kernels.build import load
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _CrossEntropyArguments(ctypes.Structure):
+    """The struct CrossEntropy of the C file."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_rows", "num_classes", "ignored")),
+        *((name, ctypes.c_void_p) for name in (
+            "input", "targets", "grad", "sums", "parallel", "thread", "threads",
+        )),
+        ("scale", ctypes.c_double), ("num_threads", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class CrossEntropyKernels:
+    """The compiled kernels. Raises BuildError if they cannot be had here.
+
+    Args:
+        openmp: Addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads in torch's
+            OpenMP runtime.
+    """
+
+    def __init__(self, openmp: tuple[int, int, int]) -> None:
+        self._openmp = openmp
+        library = load("cross_entropy")
+        self._compute = library.cross_entropy
+        self._count = library.cross_entropy_count
+        self._count.argtypes = (ctypes.c_void_p, *[ctypes.c_int64] * 3)
+        self._count.restype = ctypes.c_int64
+
+    def compute(
+        self, data: Tensor, targets: Tensor, ignored: int, *, is_mean: bool, needs_grad: bool
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Return the loss, and the gradient of the input if it is needed.
+
+        Return None if a target is no class, for which torch raises an error.
+
+        Args:
+            data: Contiguous tensor of float32, a row for each target.
+            targets: Contiguous tensor of int64.
+            ignored: The target of rows that do not count.
+            is_mean: Whether the loss is the mean over the rows that count, or their sum.
+            needs_grad: Whether to compute the gradient of the input.
+        """
+        num_rows, num_classes = data.shape
+        count = self._count(targets.data_ptr(), num_rows, num_classes, ignored)
+        if count < 0:
+            return None
+        num_threads = torch.get_num_threads()
+        sums = (ctypes.c_double * num_threads)()
+        grad = torch.empty_like(data) if needs_grad else None
+        arguments = _CrossEntropyArguments(
+            num_rows, num_classes, ignored, data.data_ptr(), targets.data_ptr(),
+            None if grad is None else grad.data_ptr(), ctypes.addressof(sums), *self._openmp,
+            1 / max(count, 1) if is_mean else 1.0, num_threads,
+        )  # fmt: skip
+        self._compute(ctypes.byref(arguments))
+        loss = sum(sums)
+        if is_mean:
+            loss = loss / count if count else float("nan")
+        return torch.tensor(loss, dtype=torch.float32, device="cpu"), grad

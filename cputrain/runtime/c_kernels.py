@@ -1,0 +1,26 @@
+"""Kernels in C in place of torch's operators: what each kind has computed, in a few words."""
+
+from __future__ import annotations
+
+from cputrain.runtime.batch_norm import BatchNorms
+from cputrain.runtime.cross_entropy import CrossEntropies
+
+
+class CKernels:
+    """The patches of all kinds."""
+
+    def __init__(self) -> None:
+        self._kinds = (BatchNorms(), CrossEntropies())
+
+    def describe(self) -> str:
+        used = [kind.name for kind in self._kinds if kind.num_computed]
+        missing = [kind for kind in self._kinds if kind.loader.problem]
+        parts = [f"{' and '.join(used)} by kernels in C"] if used else []
+        if missing:
+            names = " and ".join(kind.name for kind in missing)
+            parts.append(f"{names} as torch computes it ({missing[0].loader.problem})")
+        return ", ".join(parts)
+
+    def undo(self) -> None:
+        for kind in self._kinds:
+            kind.undo()

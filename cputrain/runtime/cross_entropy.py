@@ -1,0 +1,173 @@
+"""Compute softmax cross entropy by kernels of cputrain, where these have the same effects.
+
+The forward computes the gradient of the input too, which backward has to multiply by the loss's.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from cputrain.kernels.cross_entropy import CrossEntropyKernels
+from cputrain.kernels.proof import is_cross_entropy_right
+from cputrain.runtime.kernel_loader import KernelLoader
+from cputrain.runtime.patching import Patch
+from cputrain.runtime.plain_tensors import PlainTensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+MIN_ELEMENTS, MIN_CLASSES = 1 << 18, 512
+"""Smallest inputs, and rows, for which the kernels are faster; measured in docs/benchmarks."""
+
+NUM_ARGUMENTS = 6
+"""Number of arguments with which torch.nn.functional calls the operator."""
+
+MEAN, SUM = 1, 2
+"""Reductions, by torch's numbers."""
+
+
+class _LossCall(NamedTuple):
+    """A call of the operator, beside the input and the targets."""
+
+    original: Callable[..., Tensor]
+    options: tuple[Any, ...]
+    tensors: PlainTensors
+
+
+class _CrossEntropy(Function):
+    """Cross entropy whose gradient is computed already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: _LossCall, computed: tuple[Tensor, Tensor], data: Tensor, targets: Tensor
+    ) -> Tensor:
+        loss, ctx.data_grad = computed
+        ctx.call = call
+        ctx.targets, ctx.version = targets, targets._version
+        ctx.save_for_backward(targets, data)
+        ctx.set_materialize_grads(False)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return (None,) * 4
+        data_grad, ctx.data_grad = ctx.data_grad, None
+        call: _LossCall = ctx.call
+        if (
+            data_grad is None
+            or torch.is_grad_enabled()  # by create_graph
+            or not call.tensors.is_eager()
+            or not call.tensors.have_plain_keys([grad])
+            or grad.dtype is not torch.float32
+            or ctx.targets._version != ctx.version
+        ):
+            # that a script has changed its targets is an error, and not so its input
+            return None, None, _gradient_of_torch(call, ctx.saved_tensors, grad), None
+        if grad.item() != 1:
+            data_grad.mul_(grad)
+        return None, None, data_grad, None
+
+
+_Node: Any = _CrossEntropy._backward_cls
+_Node.__name__ = "NllLossBackward0"  # as a loss is printed
+
+
+def _gradient_of_torch(call: _LossCall, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
+    """Return the gradient as torch's operators compute it, which can be differentiated."""
+    targets, data = saved
+    is_differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not is_differentiable:
+            data = data.detach().requires_grad_()
+        loss = call.original(data, targets, *call.options)
+        (data_grad,) = torch.autograd.grad(loss, data, grad, create_graph=is_differentiable)
+    return data_grad
+
+
+class CrossEntropies:
+    """The patch of torch's function, and the number of losses that kernels computed."""
+
+    name = "cross entropy"
+
+    def __init__(self) -> None:
+        self._tensors = PlainTensors(torch)
+        self.loader = KernelLoader(CrossEntropyKernels, is_cross_entropy_right)
+        self.num_computed = 0
+        self.is_on = True
+        """Whether kernels are used from now on."""
+        self._original = torch._C._nn.cross_entropy_loss
+        self._patch = Patch(
+            torch._C._nn, "cross_entropy_loss", self._cross_entropy(), is_compiled=True
+        )
+
+    def _cross_entropy(self) -> Callable[..., Tensor]:
+        original = self._original
+        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
+
+        @wraps(original)
+        def cross_entropy_loss(*args: Any, **kwargs: Any) -> Tensor:
+            if (
+                not is_compiling()  # Dynamo reads no more of this
+                and len(args) == NUM_ARGUMENTS
+                and not kwargs
+                and is_traced() is None
+                and type(args[0]) is Tensor
+                and type(args[1]) is Tensor
+                and args[2] is None
+                and args[0].dtype is torch.float32
+                and args[0].is_cpu
+                and args[0].numel() >= MIN_ELEMENTS
+            ):
+                loss = self._compute(args[0], args[1], args[2:])
+                if loss is not None:
+                    return loss
+            return original(*args, **kwargs)
+
+        return cross_entropy_loss
+
+    def _compute(self, data: Tensor, targets: Tensor, options: tuple[Any, ...]) -> Tensor | None:
+        """Return the loss; None if the kernels might not have the effects of torch's operator."""
+        _, reduction, ignored, smoothing = options
+        if (
+            not self.is_on
+            or self.loader.problem
+            or not self._tensors.is_eager()
+            or not self._tensors.have_plain_keys([data, targets])
+            or targets.dtype is not torch.int64
+            or data.dim() != 2
+            or data.size(1) < MIN_CLASSES
+            or targets.shape != data.shape[:1]
+            or not data.is_contiguous()
+            or not targets.is_contiguous()
+            or reduction not in {MEAN, SUM}
+            or type(ignored) is not int
+            or smoothing != 0
+        ):
+            return None
+        needs_grad = torch.is_grad_enabled() and data.requires_grad
+        if needs_grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return None  # they may do anything with what is saved
+        kernels = self.loader.load()
+        if kernels is None:
+            return None
+        computed = kernels.compute(
+            data.detach(), targets, ignored, is_mean=reduction == MEAN, needs_grad=needs_grad
+        )
+        if computed is None:
+            return None
+        self.num_computed += 1
+        if computed[1] is None:
+            return computed[0]
+        call = _LossCall(self._original, options, self._tensors)
+        apply: Callable[..., Tensor] = _CrossEntropy.apply
+        return apply(call, computed, data, targets)
+
+    def undo(self) -> None:
+        self._patch.undo()
