@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MIN_ELEMENTS, MIN_CLASSES = 1 << 18, 512
+MIN_ELEMENTS, MIN_CLASSES = 1 << 19, 512
 """Smallest inputs, and rows, for which the kernels are faster; measured in docs/benchmarks."""
 
 NUM_ARGUMENTS = 6

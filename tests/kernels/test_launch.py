@@ -190,7 +190,7 @@ model = nn.Sequential(nn.Embedding(2000, 16), nn.Linear(16, 2000))
 optimizer = torch.optim.SGD(model.parameters(), 0.5)
 losses = []
 for step in range(6):
-    words = torch.randint(2000, (200,))
+    words = torch.randint(2000, (300,))
     loss = nn.functional.cross_entropy(model(words), words)
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     losses.append(loss.item())
