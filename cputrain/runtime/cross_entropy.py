@@ -5,6 +5,7 @@ The forward computes the gradient of the input too, which backward has to multip
 
 from __future__ import annotations
 
+import math
 from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,10 +68,11 @@ class _CrossEntropy(Function):
             or not call.tensors.have_plain_keys([grad])
             or grad.dtype is not torch.float32
             or ctx.targets._version != ctx.version
+            or not math.isfinite(factor := grad.item())  # times 0 it is not 0
         ):
             # that a script has changed its targets is an error, and not so its input
             return None, None, _gradient_of_torch(call, ctx.saved_tensors, grad), None
-        if grad.item() != 1:
+        if factor != 1:
             data_grad.mul_(grad)
         return None, None, data_grad, None
 

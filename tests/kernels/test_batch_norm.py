@@ -569,3 +569,12 @@ def test_programs_do_not_notice(name: str) -> None:
             torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5 * largest + 1e-3)
         else:
             assert torch.equal(result, wanted)
+
+
+def test_an_output_is_printed_as_torchs() -> None:
+    data, weight, bias, *_ = inputs_of((2, 3, 8, 8), torch.contiguous_format, 0)
+    names = [repr(F.batch_norm(data, None, None, weight, bias, True)).rpartition("grad_fn")[2]]
+    with kernels():
+        output = F.batch_norm(data, None, None, weight, bias, True)
+        names.append(repr(output).rpartition("grad_fn")[2])
+    assert names == ["=<NativeBatchNormBackward0>)"] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -181,6 +182,43 @@ def scaled(data: Tensor, targets: Tensor) -> list[Tensor]:
     return [data.grad]
 
 
+def by_factors_that_are_no_numbers(data: Tensor, targets: Tensor) -> list[Tensor]:
+    logits = data.clone()
+    logits[:, 3] = -200  # has a probability of 0
+    return [
+        torch.autograd.grad(F.cross_entropy(logits, targets), data, torch.tensor(factor))[0]
+        for factor in (INF, -INF, NAN, 0.0, -0.0, 1e30)
+    ]
+
+
+def batched(data: Tensor, targets: Tensor) -> list[Tensor]:
+    loss = F.cross_entropy(data, targets)
+    factors = torch.tensor([1.0, 2.0, -3.0])
+    return list(torch.autograd.grad(loss, data, factors, is_grads_batched=True))
+
+
+def derivatives(data: Tensor, targets: Tensor) -> list[Tensor]:
+    found = []
+    for vectorize in (False, True):
+        found.append(
+            torch.autograd.functional.jacobian(
+                lambda x: F.cross_entropy(x, targets) * torch.ones(2), data, vectorize=vectorize
+            )
+        )
+        found.append(
+            torch.autograd.functional.hessian(
+                lambda x: F.cross_entropy(x, targets[:2]), data.detach()[:2], vectorize=vectorize
+            )
+        )
+    return found
+
+
+def in_threads(data: Tensor, targets: Tensor) -> list[Tensor]:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(gradient, *inputs_of((40, 50), seed)) for seed in range(40)]
+        return [tensor for future in futures for tensor in future.result()]
+
+
 def hooked(data: Tensor, targets: Tensor) -> list[Tensor]:
     seen: list[Tensor] = []
     logits = data * 2
@@ -287,7 +325,8 @@ def empty(data: Tensor, targets: Tensor) -> list[Tensor]:
 
 BY_KERNELS = (twice, without_a_graph_left, penalty, changed_between,
               targets_changed_between, both_changed_between, scaled, hooked, two_losses,
-              by_module, without_gradients, other_ways)  # fmt: skip
+              by_factors_that_are_no_numbers, batched, derivatives, in_threads, by_module,
+              without_gradients, other_ways)  # fmt: skip
 
 BY_TORCH = (checkpointed, saved_elsewhere, of_functions, other_calls, out_of_bounds,
             below_bounds, wrong_shapes, wrong_types, empty)  # fmt: skip
