@@ -72,7 +72,7 @@ class CrossEntropyKernels:
             1 / max(count, 1) if is_mean else 1.0, num_threads,
         )  # fmt: skip
         self._compute(ctypes.byref(arguments))
-        loss = sum(sums)
+        loss: float = sum(sums, 0.0)
         if is_mean:
             loss = loss / count if count else float("nan")
         return torch.tensor(loss, dtype=torch.float32, device="cpu"), grad
