@@ -465,9 +465,7 @@ def fork_exec(*given):
     if child:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return child
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
+    _reset_handlers()
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     sources = [
         file if file == -1 else fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -539,9 +537,7 @@ def follow(argv, environment, *, is_nested):
     if is_nested:
         LOADED.restore(names)
     # what is caught is reset, what is ignored is not; and then as Python does
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
+    _reset_handlers()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -572,6 +568,13 @@ def follow(argv, environment, *, is_nested):
         LIBC.fflush(None)
         os._exit(code)
     _end(code)
+
+
+def _reset_handlers():
+    """Have signals do what they do by default, as after exec; ignored ones remain ignored."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _end(code):
