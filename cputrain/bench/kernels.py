@@ -49,7 +49,7 @@ WARM_UP = 3
 
 
 class Case(NamedTuple):
-    """A forward and backward, by the first two columns of its row."""
+    """A forward and backward to time, with the shape and kind that its row of the table shows."""
 
     shape: tuple[int, ...]
     kind: str
@@ -98,7 +98,6 @@ def _batch_norms(activation: Callable[[Tensor], Tensor]) -> Iterator[Case]:
             data, grad = (torch.randn(shape).contiguous(memory_format=layout) for _ in range(2))
             weight, bias = (torch.randn(shape[1], requires_grad=True) for _ in range(2))
             mean, variance = torch.zeros(shape[1]), torch.ones(shape[1])
-
             values = mean, variance, weight, bias, grad
 
             def step(data: Tensor, values: tuple[Tensor, ...] = values) -> None:

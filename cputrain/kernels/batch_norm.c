@@ -227,13 +227,10 @@ static void run(BatchNorm *n, void (*job)(void *))
             body(n, 0);                                                                           \
     }
 
-typedef struct { int64_t at, end; } Range;
-
 /* This thread's part of some units. */
 ALWAYS Range share(const BatchNorm *n, int64_t units)
 {
-    int64_t thread = n->thread(), threads = n->threads();
-    return (Range){units * thread / threads, units * (thread + 1) / threads};
+    return part(units, n->thread(), n->threads());
 }
 
 /* A channel that no thread has taken yet. */

@@ -114,10 +114,10 @@ ALWAYS float row_loss(const float *x, float *grad, int64_t length, int64_t targe
 static void compute_rows(void *argument)
 {
     CrossEntropy *n = argument;
-    int64_t thread = n->thread(), threads = n->threads(), length = n->num_classes;
-    int64_t end = n->num_rows * (thread + 1) / threads;
+    int64_t thread = n->thread(), length = n->num_classes;
+    Range rows = part(n->num_rows, thread, n->threads());
     double sum = 0;
-    for (int64_t row = n->num_rows * thread / threads; row < end; row++) {
+    for (int64_t row = rows.at; row < rows.end; row++) {
         const float *x = n->input + row * length;
         float *grad = n->grad + row * length;
         int64_t target = n->targets[row];

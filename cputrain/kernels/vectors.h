@@ -37,3 +37,11 @@ ALWAYS float total(Floats v)
 }
 
 ALWAYS int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+typedef struct { int64_t at, end; } Range;
+
+/* A thread's part of some units, such as rows. */
+ALWAYS Range part(int64_t units, int64_t thread, int64_t threads)
+{
+    return (Range){units * thread / threads, units * (thread + 1) / threads};
+}

@@ -19,13 +19,14 @@ from torch.autograd import Function
 
 from cputrain.kernels.batch_norm import Activation, BatchNormKernels
 from cputrain.kernels.proof import is_batch_norm_right
-from cputrain.runtime.kernel_loader import KernelLoader
+from cputrain.runtime.kernel_patches import KernelPatches
 from cputrain.runtime.patching import Patch
-from cputrain.runtime.plain_tensors import PlainTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from cputrain.runtime.plain_tensors import PlainTensors
 
     Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -210,17 +211,11 @@ def _batch_norm_of_torch(data: Tensor, weight: Tensor, bias: Tensor, eps: float)
     return torch.native_batch_norm(data, weight, bias, None, None, True, 0.0, eps)[0]
 
 
-class BatchNorms:
-    """The patches of torch's functions, and the number of batch norms that kernels computed."""
-
-    name = "batch norm"
+class BatchNorms(KernelPatches[BatchNormKernels]):
+    """Kernels for batch norm, and the patches of torch's functions."""
 
     def __init__(self) -> None:
-        self._tensors = PlainTensors(torch)
-        self.loader = KernelLoader(BatchNormKernels, is_batch_norm_right)
-        self.num_computed = 0
-        self.is_on = True
-        """Whether kernels are used from now on."""
+        super().__init__("batch norm", BatchNormKernels, is_batch_norm_right)
         nn = torch._C._nn  # where torch.nn.functional has its operators
         activations = [
             (place, f"{name}{ending}", gradient, bool(ending))
@@ -283,7 +278,7 @@ class BatchNorms:
         """Return the output; None if the kernels might not have the effects of torch's operator."""
         if (
             not self.is_on
-            or self.loader.problem
+            or self.problem
             or type(momentum) is not float
             or type(eps) is not float
             or not 1e-12 <= eps <= 1
@@ -305,7 +300,7 @@ class BatchNorms:
             for tensor in per_channel
         ):
             return None
-        kernels = self.loader.load()
+        kernels = self.load()
         if kernels is None:
             return None
         options = _Options(kernels, self._tensors, eps)
@@ -371,10 +366,6 @@ class BatchNorms:
         call = _Call(lambda tensor: original(tensor, *options), activation, in_place, node, hooks)
         apply: Callable[..., Tensor] = _ActivatedBatchNorm.apply
         return apply(call, output, *node.saved_tensors)
-
-    def undo(self) -> None:
-        for patch in self._patches:
-            patch.undo()
 
 
 def _relu_gradient(*options: Any) -> Activation | None:

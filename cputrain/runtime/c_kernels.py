@@ -1,4 +1,4 @@
-"""Kernels in C in place of torch's operators: what each kind has computed, in a few words."""
+"""Apply the kernels for all operators, and tell which were used, or why not."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from cputrain.runtime.cross_entropy import CrossEntropies
 
 
 class CKernels:
-    """The patches of all kinds."""
+    """The kernels for all operators, which one setting switches."""
 
     def __init__(self) -> None:
         self._kinds = (BatchNorms(), CrossEntropies())
 
     def describe(self) -> str:
         used = [kind.name for kind in self._kinds if kind.num_computed]
-        missing = [kind for kind in self._kinds if kind.loader.problem]
+        missing = [kind for kind in self._kinds if kind.problem]
         parts = [f"{' and '.join(used)} by kernels in C"] if used else []
         if missing:
             names = " and ".join(kind.name for kind in missing)
-            parts.append(f"{names} as torch computes it ({missing[0].loader.problem})")
+            parts.append(f"{names} as torch computes it ({missing[0].problem})")
         return ", ".join(parts)
 
     def undo(self) -> None:

@@ -15,13 +15,14 @@ from torch.autograd import Function
 
 from cputrain.kernels.cross_entropy import CrossEntropyKernels
 from cputrain.kernels.proof import is_cross_entropy_right
-from cputrain.runtime.kernel_loader import KernelLoader
+from cputrain.runtime.kernel_patches import KernelPatches
 from cputrain.runtime.patching import Patch
-from cputrain.runtime.plain_tensors import PlainTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from cputrain.runtime.plain_tensors import PlainTensors
 
 MIN_ELEMENTS, MIN_CLASSES = 1 << 19, 512
 """Smallest inputs, and rows, for which the kernels are faster; measured in docs/benchmarks."""
@@ -93,21 +94,14 @@ def _gradient_of_torch(call: _LossCall, saved: tuple[Tensor, ...], grad: Tensor)
     return data_grad
 
 
-class CrossEntropies:
-    """The patch of torch's function, and the number of losses that kernels computed."""
-
-    name = "cross entropy"
+class CrossEntropies(KernelPatches[CrossEntropyKernels]):
+    """Kernels for cross entropy, and the patch of torch's function."""
 
     def __init__(self) -> None:
-        self._tensors = PlainTensors(torch)
-        self.loader = KernelLoader(CrossEntropyKernels, is_cross_entropy_right)
-        self.num_computed = 0
-        self.is_on = True
-        """Whether kernels are used from now on."""
+        super().__init__("cross entropy", CrossEntropyKernels, is_cross_entropy_right)
         self._original = torch._C._nn.cross_entropy_loss
-        self._patch = Patch(
-            torch._C._nn, "cross_entropy_loss", self._cross_entropy(), is_compiled=True
-        )
+        replacement = self._cross_entropy()
+        self._patches = [Patch(torch._C._nn, "cross_entropy_loss", replacement, is_compiled=True)]
 
     def _cross_entropy(self) -> Callable[..., Tensor]:
         original = self._original
@@ -139,7 +133,7 @@ class CrossEntropies:
         _, reduction, ignored, smoothing = options
         if (
             not self.is_on
-            or self.loader.problem
+            or self.problem
             or not self._tensors.is_eager()
             or not self._tensors.have_plain_keys([data, targets])
             or targets.dtype is not torch.int64
@@ -156,11 +150,11 @@ class CrossEntropies:
         needs_grad = torch.is_grad_enabled() and data.requires_grad
         if needs_grad and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             return None  # they may do anything with what is saved
-        kernels = self.loader.load()
+        kernels = self.load()
         if kernels is None:
             return None
         computed = kernels.compute(
-            data.detach(), targets, ignored, is_mean=reduction == MEAN, needs_grad=needs_grad
+            data, targets, ignored, is_mean=reduction == MEAN, needs_grad=needs_grad
         )
         if computed is None:
             return None
@@ -170,6 +164,3 @@ class CrossEntropies:
         call = _LossCall(self._original, options, self._tensors)
         apply: Callable[..., Tensor] = _CrossEntropy.apply
         return apply(call, computed, data, targets)
-
-    def undo(self) -> None:
-        self._patch.undo()

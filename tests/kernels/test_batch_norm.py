@@ -49,7 +49,7 @@ def kernels(*, by_channel: bool | None = None) -> Iterator[BatchNorms]:
         for name in [name for name in vars(runtime) if name.startswith("MIN_")]:
             monkeypatch.setattr(runtime, name, 16)
         patches = BatchNorms()
-        loaded = patches.loader.load()
+        loaded = patches.load()
         assert loaded is not None
         loaded.by_channel = by_channel
         try:
