@@ -20,7 +20,7 @@ WITH_COMMANDS = [path for path in PAGES if list(record.outputs(path.read_text())
 
 WITH_EXAMPLES = [path for path in PAGES if "```python\n" in path.read_text()]
 
-SHORT = ("install.md", "cluster.md", "hybrid_cores.md")
+SHORT = ("install.md", "cluster.md")
 """Pages whose commands take seconds."""
 
 

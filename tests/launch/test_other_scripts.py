@@ -232,7 +232,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", cases(TUNED, ("lbfgs",)))
+@pytest.mark.parametrize("name", cases(TUNED, ()))
 def test_each_step_is_counted_once_and_each_loss_written_down(
     name: str, python: dict[str, Ran], alone: Path
 ) -> None:

@@ -325,12 +325,18 @@ TAKEN: dict[str, str] = {
 ALWAYS = {"addmm", "bmm", "cat", "mm", "nn.functional.conv2d", "nn.functional.max_pool2d", "sum"}
 """Operators of every network, beside which a twelfth of all is tried where time is short."""
 
+COSTLY = {"grid_sampler_3d"}
+"""Operators with so many programs to compile that they are never tried where time is short."""
+
 
 @pytest.mark.parametrize(
     "operator",
     [
         pytest.param(
-            operator, marks=[pytest.mark.long] * (number % 12 > 0 and operator.name not in ALWAYS)
+            operator,
+            marks=[pytest.mark.long] * (
+                operator.name in COSTLY or (number % 12 > 0 and operator.name not in ALWAYS)
+            ),
         )
         for number, operator in enumerate(OPERATORS)
     ],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 FILES = {
-    "calls": ("tensors", "moved", "fallback", "kernels", "drawn", "backward_errors"),
+    "calls": ("tensors", "moved", "processes", "fallback", "kernels", "drawn", "backward_errors"),
     "operators": ("operators", "arguments", "pocl", "tiles"),
     "training": ("networks", "among_devices", "repeated", "between", "memory"),
     "device with memory of its own": ("tensors", "moved"),
@@ -41,8 +41,8 @@ def _there():
     assert asked.returncode == 0, asked.stderr
 
 
-TWICE = ("kernels",)
-"""Files of `calls` that `make test` runs with NaN in free memory only."""
+TWICE = ("kernels", "moved")
+"""Files of `calls` that `make test` runs only as the other processes with them do."""
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -41,7 +41,7 @@ def test_nobody_waits_for_one_that_does_not_come(tmp_path, how, says):
     assert all("rank" in one["error"] and one["seconds"] < 30 for one in found)
 
 
-@pytest.mark.parametrize("way", ["shared", "torch", "auto"])
+@pytest.mark.parametrize("way", cases(["shared", "torch", "auto"], ["shared", "auto"]))
 def test_a_model_learns_the_same_by_each_way(tmp_path, way):
     words = ("--steps", "30")
     alone = told(plain(tmp_path, RANKS, *words))[0]["losses"]
