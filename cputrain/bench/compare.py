@@ -9,6 +9,7 @@ from __future__ import annotations
 from statistics import median
 
 from cputrain.bench.measurement import Measurement, measure
+from cputrain.diagnose.step_roof import StepRoof
 from cputrain.errors import UsageError
 from cputrain.measure.comparison import TimedSide, timings
 from cputrain.measure.rounds import interleaved
@@ -92,6 +93,9 @@ class ScriptComparison(Record):
 
     measurements: tuple[Measurement, ...]
     """All runs, in the order of their execution."""
+
+    roof: StepRoof | None = None
+    """Least time of a step on this machine; None if it was not measured."""
 
     def side(self, name: str) -> Side:
         """Return the side with the given name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cputrain.bench.compare import ScriptComparison, Side
+    from cputrain.diagnose.step_roof import StepRoof
 
 COLUMNS = (
     "",
@@ -18,23 +19,34 @@ COLUMNS = (
     "losses",
 )
 
+ROOF_COLUMN = "of the roof"
+"""Column after the times, if the roof of a step was measured."""
+
 
 def as_markdown(comparison: ScriptComparison, *, title: str, machine_line: str) -> str:
     """Render a heading, the machine, one row for each side, and a footnote on the columns."""
     rows = [_row(side, comparison) for side in comparison.sides]
+    columns = header(comparison)
     lines = [
         f"### {title}",
         "",
         machine_line,
         "",
-        table_line(COLUMNS),
-        "| --- |" + " ---: |" * (len(COLUMNS) - 2) + " --- |",
+        table_line(columns),
+        "| --- |" + " ---: |" * (len(columns) - 2) + " --- |",
         *(table_line(row) for row in rows),
         "",
         _footnote(comparison),
         "",
     ]
     return "\n".join(lines)
+
+
+def header(comparison: ScriptComparison) -> tuple[str, ...]:
+    """Return the names of the columns."""
+    position = COLUMNS.index("samples/s")
+    roof = () if comparison.roof is None else (ROOF_COLUMN,)
+    return (*COLUMNS[:position], *roof, *COLUMNS[position:])
 
 
 def row(side: Side, comparison: ScriptComparison) -> tuple[str, ...]:
@@ -70,6 +82,7 @@ def _row(side: Side, comparison: ScriptComparison) -> tuple[str, ...]:
         _speedup(side, comparison),
         duration(side.median),
         duration(side.median) if comparison.repeats == 1 else time_range,
+        *(() if comparison.roof is None else (_share_of_roof(side, comparison, comparison.roof),)),
         "–" if side.samples_per_second is None else digits(side.samples_per_second),
         _cpu_time(side),
         _faults(side),
@@ -85,6 +98,12 @@ def _speedup(side: Side, comparison: ScriptComparison) -> str:
     if comparison.repeats == 1:
         return f"**{speedup.median:.2f}×**"
     return f"**{speedup.median:.2f}×** ({speedup.lowest:.2f} to {speedup.highest:.2f})"
+
+
+def _share_of_roof(side: Side, comparison: ScriptComparison, roof: StepRoof) -> str:
+    if comparison.clock != "steps" or "bf16" in side.name:
+        return "–"
+    return f"{roof.share(side.median):.2f}"
 
 
 def _cpu_time(side: Side) -> str:
@@ -120,6 +139,7 @@ def _losses(side: Side, comparison: ScriptComparison) -> str:
 
 
 def _footnote(comparison: ScriptComparison) -> str:
+    roof = comparison.roof
     rounds = "1 round" if comparison.repeats == 1 else f"{comparison.repeats} rounds, interleaved"
     if comparison.clock == "steps":
         clock = "times are step times, as measured by the script after its warm-up"
@@ -130,7 +150,18 @@ def _footnote(comparison: ScriptComparison) -> str:
         f"The speed-up is the median of the ratios within each round. Losses are compared with "
         f"the first run of {comparison.against}, as relative differences; the row of "
         f"{comparison.against} shows its run-to-run difference."
+        + (f" {roof_sentence(roof)}" if roof else "")
     )
+
+
+def roof_sentence(roof: StepRoof) -> str:
+    """Return what the roof consists of."""
+    text = (
+        f"The roof of a step is {duration(roof.seconds)}: {duration(roof.product_seconds)} for its "
+        f"products at the highest rate measured, {duration(roof.memory_seconds)} to move each of "
+        f"its tensors once"
+    )
+    return f"{text}; rough: {' and '.join(roof.rough)}." if roof.rough else f"{text}."
 
 
 def digits(value: float) -> str:

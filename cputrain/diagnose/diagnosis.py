@@ -148,7 +148,7 @@ def diagnose(
     begin = monotonic()
     profile, torch = profile_script(script, steps, longest)
     run_s = monotonic() - begin
-    roof, profile = _consistent_roof(machine, torch, profile, tell)
+    roof, profile = consistent_roof(machine, torch, profile, tell)
     fewer, products = None, {}
     try:
         fewer = _profile_with_fewer_threads(script, machine, profile, steps, longest, run_s, tell)
@@ -172,7 +172,7 @@ def diagnose(
     )
 
 
-def _consistent_roof(
+def consistent_roof(
     machine: Machine, torch: str, profile: StepProfile, tell: Callable[[str], None]
 ) -> tuple[Roof, StepProfile]:
     """Return a roof that no operator exceeds, measured again if one does, and the profile."""

@@ -130,6 +130,9 @@ class StepProfile(Record):
     tiny: float
     """Fraction of sampled results that are denormal numbers."""
 
+    tensor_bytes: float = 0.0
+    """Bytes of the tensors that a step reads or writes, each counted once; 0 if unknown."""
+
     others_traced: float = 0.0
     """Mean number of CPUs that other processes used while operators were traced."""
 
@@ -211,6 +214,7 @@ def step_profile_of(document: dict[str, Any]) -> StepProfile:
         highest_clock=max(document["clocks"], default=0.0),
         placed=document["placed"],
         tiny=document["tiny"],
+        tensor_bytes=document["tensor_bytes"] / num_traced,
         others_traced=document.get("others_traced", 0.0),
     )
 

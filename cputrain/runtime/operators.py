@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cputrain.runtime.flops import count_flops, is_counted
-from cputrain.runtime.traffic import Traffic, is_plain, tensors_in, traffic_of
+from cputrain.runtime.traffic import StepTraffic, Traffic, is_plain, tensors_in, traffic_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class OperatorTrace:
         self._layer_classes: dict[str, str] = {}
         self._timeline: list[tuple[int, float, float]] = []
         self._step_start = 0.0
+        self._step_traffic = StepTraffic()
         self._num_denormal = self._num_sampled = 0
         self._uncounted: dict[str, str] = {}
         self._mode: Any = None
@@ -82,6 +83,7 @@ class OperatorTrace:
 
     def new_step(self) -> None:
         """Begin a step; the timeline covers the last step only."""
+        self._step_traffic.forget()
         self._timeline, self._step_start = [], time.perf_counter()
 
     def stop(self) -> None:
@@ -117,6 +119,7 @@ class OperatorTrace:
         dtype = "" if first is None else str(first.dtype).replace("torch.", "")
         is_known = all(is_plain(torch, tensor) for tensor in (*inputs, *outputs))
         traffic = traffic_of(torch, func, args, kwargs, result) if is_known else Traffic()
+        self._step_traffic.add(traffic)
         name = str(func._schema.name)
         flops = self._count_flops(func, args, kwargs, result)
         # calls with equal shapes may differ in other arguments, and so in FLOPs and bytes
@@ -170,11 +173,12 @@ class OperatorTrace:
         self._num_sampled += sample.numel()
 
     def document(self) -> dict[str, Any]:
-        """Return the trace as JSON values: operators, layers' classes, timeline, denormals."""
+        """Return the trace as JSON values."""
         return {
             "operators": [_summarize(entry) for entry in self._records.values()],
             "kinds": self._layer_classes,
             "line": self._timeline,
+            "tensor_bytes": self._step_traffic.num_bytes,
             "tiny": self._num_denormal / self._num_sampled if self._num_sampled else 0.0,
             "uncounted": self._uncounted,
         }

@@ -3,7 +3,8 @@
 A count that is too high would make an operator exceed the bandwidth of caches and memory. So views
 move no bytes, an expanded tensor counts with its stored elements, and a lookup of rows counts the
 rows, not the table. Additional traffic of a kernel, for temporary buffers or from cache misses, is
-not counted.
+not counted. The bytes of a step are those of its tensors, each counted once, however many operators
+read it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cputrain.runtime.flops import bind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
     from typing import Any
 
@@ -53,13 +54,49 @@ SCATTERING = frozenset({
 class Traffic:
     """Bytes and elements of one call."""
 
-    __slots__ = ("num_bytes", "num_elements")
+    __slots__ = ("bytes_by_storage", "num_bytes", "num_elements", "result_storages")
 
-    def __init__(self, num_bytes: int = 0, num_elements: int = 0) -> None:
+    def __init__(
+        self,
+        num_bytes: int = 0,
+        num_elements: int = 0,
+        bytes_by_storage: Mapping[int, int] | None = None,
+        result_storages: frozenset[int] = frozenset(),
+    ) -> None:
         self.num_bytes = num_bytes
         """Bytes read plus bytes written."""
         self.num_elements = num_elements
         """Elements of the largest argument or result, where a list of tensors counts as one."""
+        self.bytes_by_storage = bytes_by_storage or {}
+        """Bytes read or written, whichever is more, by the address of their storage."""
+        self.result_storages = result_storages
+        """Addresses of the storages that the call allocated."""
+
+
+class StepTraffic:
+    """Bytes of the tensors that the operators of a step read or write, each tensor counted once.
+
+    No kernels, however well they share what they read, could train this step with less traffic,
+    unless a tensor stays in the caches from the operator that writes it to the last that reads it.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._counted: dict[int, int] = {}
+
+    def add(self, traffic: Traffic) -> None:
+        """Add what a call read or wrote beyond the bytes of its storages that were counted."""
+        for storage in traffic.result_storages:
+            # memory that was freed and allocated again holds another tensor
+            self._counted.pop(storage, None)
+        for storage, size in traffic.bytes_by_storage.items():
+            counted = self._counted.get(storage, 0)
+            self.num_bytes += max(0, size - counted)
+            self._counted[storage] = max(size, counted)
+
+    def forget(self) -> None:
+        """Begin a step: its tensors are read again, whatever the last one has read."""
+        self._counted.clear()
 
 
 def is_plain(torch: ModuleType, tensor: Any) -> bool:
@@ -120,13 +157,19 @@ def traffic_of(
             and not _is_only_read(name, argument.name, arguments)
         ):
             writes.add(tensors, max_bytes)
+    # a result that shares storage with an argument is a view, or counted as in place
+    new = [tensor for tensor in results if tensor.untyped_storage().data_ptr() not in storages]
     if name not in ALLOCATING:
-        # a result that shares storage with an argument is a view, or counted as in place
-        new = [tensor for tensor in results if tensor.untyped_storage().data_ptr() not in storages]
         writes.add(new, None)
-        if not writes.num_bytes and results and not new:
+        if not writes.by_storage() and results and not new:
             return Traffic()
-    return Traffic(reads.num_bytes + writes.num_bytes, max(reads.max_elements, writes.max_elements))
+    read, written = reads.by_storage(), writes.by_storage()
+    return Traffic(
+        sum(read.values()) + sum(written.values()),
+        max(reads.max_elements, writes.max_elements),
+        {base: max(read.get(base, 0), written.get(base, 0)) for base in read | written},
+        frozenset(tensor.untyped_storage().data_ptr() for tensor in new),
+    )
 
 
 def _is_only_read(name: str, argument: str, arguments: dict[str, Any]) -> bool:
@@ -175,17 +218,12 @@ class _Sizes:
             num_elements += size // max(1, tensor.element_size())
         self.max_elements = max(self.max_elements, num_elements)
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of all arguments; a storage counts at most with its length."""
-        return sum(self._by_storage())
-
-    def _by_storage(self) -> Iterator[int]:
+    def by_storage(self) -> dict[int, int]:
+        """Return the bytes by storage; a storage counts at most with its length."""
         totals: dict[int, int] = {}
         for (base, _), size in self._by_position.items():
             totals[base] = totals.get(base, 0) + size
-        for base, size in totals.items():
-            yield min(size, self._storage_bytes[base])
+        return {base: min(size, self._storage_bytes[base]) for base, size in totals.items()}
 
 
 def _stored_bytes(tensor: Any) -> int:

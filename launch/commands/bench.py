@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from cputrain.bench.networks import NetworkComparison
     from cputrain.bench.optimizers import OptimizerComparison
     from cputrain.bench.pools import PoolComparison
+    from cputrain.diagnose.step_roof import StepRoof
     from cputrain.launch.options import Parsed
+    from cputrain.launch.target import Target
     from cputrain.tune.result import SearchResult
 
 OPTIONS = (
@@ -64,6 +66,10 @@ OPTIONS = (
     Option(
         flag="--memory",
         help="sample the memory of all processes of a run, which slows it slightly",
+    ),
+    Option(
+        flag="--roof",
+        help="compare step times with the least that this machine needs for a step's work",
     ),
     Option(flag="--peers", help="also compare other launchers that are installed"),
     Option(flag="--json", help="print a JSON document with every run"),
@@ -209,6 +215,8 @@ def main(argv: Sequence[str]) -> int:
             if not documents:
                 raise
             break
+        if parsed.has("--roof"):
+            comparison = comparison.replace(roof=_step_roof(script))
         if comparison.repeats < repeats:
             print(
                 f"cputrain bench: interrupted after {comparison.repeats} of {repeats} rounds",
@@ -406,6 +414,30 @@ def _torch_of_interpreter(interpreter: str) -> tuple[str, bool]:
     return output[0], output[1] == "True"
 
 
+def _step_roof(script: Sequence[str]) -> StepRoof:
+    """Count the work of a script's step, and return the least time that this machine needs."""
+    from cputrain.diagnose.step_roof import measure_step_roof
+    from cputrain.launch.commands.tune import trial_script
+    from cputrain.machine import RootSource, read_machine
+
+    with trial_script(_long_target(script), (), allow_side_effects=False) as trial:
+        return measure_step_roof(trial, read_machine(RootSource()), _print_progress)
+
+
+def _long_target(script: Sequence[str]) -> Target:
+    """Return a script whose run ends after the steps that are timed, whatever it has itself."""
+    from cputrain.bench import workloads
+    from cputrain.launch import target
+
+    # workloads have few steps by default
+    extra_arguments = ("--steps", "10000") if script[0] in workloads().values() else ()
+    return target.read_target((*script, *extra_arguments), module=False, command=False)
+
+
+def _print_progress(message: str) -> None:
+    print(f"cputrain bench: {message}", file=sys.stderr)
+
+
 def _search(
     budget_text: str,
     script: Sequence[str],
@@ -415,8 +447,7 @@ def _search(
     is_exhaustive: bool = False,
 ) -> SearchResult:
     """Tune a script for at most `budget_text` seconds, or try every combination."""
-    from cputrain.bench import workloads
-    from cputrain.launch import planning, target
+    from cputrain.launch import planning
     from cputrain.launch.commands import launch
     from cputrain.launch.commands.tune import find_plan, parse_seconds
     from cputrain.machine import read_machine
@@ -426,11 +457,8 @@ def _search(
     machine = read_machine()
     words = (*launch_arguments, f"--precision={precision}")
     plan = planning.plan_for(parse(words, launch.COMMAND.options, "cputrain launch"), machine)
-    # workloads have few steps by default; a trial ends after the steps that it times
-    extra_arguments = ("--steps", "10000") if script[0] in workloads().values() else ()
-    launch_target = target.read_target((*script, *extra_arguments), module=False, command=False)
     with watcher() as progress:
-        return find_plan(launch_target, machine, plan, budget=budget, progress=progress)
+        return find_plan(_long_target(script), machine, plan, budget=budget, progress=progress)
 
 
 def _compare(
@@ -463,7 +491,7 @@ def _compare(
 
 
 def _print_comparison(title: str, comparison: ScriptComparison) -> None:
-    from cputrain.bench.markdown import COLUMNS, row
+    from cputrain.bench.markdown import header, roof_sentence, row
     from cputrain.report.terminal import console, show_table
 
     out = console()
@@ -472,7 +500,7 @@ def _print_comparison(title: str, comparison: ScriptComparison) -> None:
     show_table(
         out,
         ("", *(column[0] for column in columns)),
-        list(zip(COLUMNS[1:], *(column[1:] for column in columns), strict=True)),
+        list(zip(header(comparison)[1:], *(column[1:] for column in columns), strict=True)),
         title=title,
     )
     launch_side = comparison.side("cputrain launch")
@@ -482,6 +510,8 @@ def _print_comparison(title: str, comparison: ScriptComparison) -> None:
     print(f"cputrain launch ran {title} {speed.median:.2f} times as fast as python{range_}.")
     if output:
         print(f"Changed: {output}.")
+    if comparison.roof is not None:
+        print(roof_sentence(comparison.roof))
     if launch_side.losses_compared:
         print(f"The losses: {columns[1][-1]}.")
         if (launch_side.loss_difference or 0.0) > ROUNDING:

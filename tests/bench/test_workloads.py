@@ -13,6 +13,7 @@ import pytest
 from cputrain.bench import description, workloads
 
 SMALL = {
+    "convnext": ["--image", "32", "--batch", "2"],
     "conv_loader": ["--image", "16", "--batch", "4", "--workers", "1"],
     "dlrm": ["--batch", "16", "--rows", "100"],
     "gan": ["--batch", "2", "--width", "4"],
@@ -22,6 +23,8 @@ SMALL = {
     "mobilenet": ["--image", "32", "--batch", "2"],
     "resnet50": ["--image", "32", "--batch", "2"],
     "unet": ["--image", "16", "--batch", "2"],
+    "vit": ["--image", "32", "--batch", "2", "--width", "24", "--layers", "2"],
+    "wavenet": ["--length", "64", "--batch", "2", "--channels", "8", "--layers", "3"],
 }
 """What makes a workload small beside `--steps 1`, which every one takes."""
 

@@ -253,7 +253,7 @@ def test_a_roof_is_kept_only_if_the_script_is_a_little_faster(monkeypatch, facto
     monkeypatch.setattr(
         diagnosis_module, "cache_roof", lambda *arguments: kept.append(arguments[-1])
     )
-    roof, _ = diagnosis_module._consistent_roof(None, "2", profile, lambda _: None)
+    roof, _ = diagnosis_module.consistent_roof(None, "2", profile, lambda _: None)
     assert bool(kept) == is_cached
     if is_cached:
         assert kept == [roof]

@@ -334,9 +334,8 @@ COSTLY = {"grid_sampler_3d"}
     [
         pytest.param(
             operator,
-            marks=[pytest.mark.long] * (
-                operator.name in COSTLY or (number % 12 > 0 and operator.name not in ALWAYS)
-            ),
+            marks=[pytest.mark.long]
+            * (operator.name in COSTLY or (number % 12 > 0 and operator.name not in ALWAYS)),
         )
         for number, operator in enumerate(OPERATORS)
     ],

@@ -16,13 +16,20 @@ from cputrain.runtime.operators import OperatorTrace
 
 def traced(run, *args):
     """The operators that a function calls."""
+    return traced_steps([run], *args)["operators"]
+
+
+def traced_steps(runs, *args):
+    """What is told of functions that are called one after the other, each a step."""
     trace = OperatorTrace(torch)
     trace.begin()
     try:
-        run(*args)
+        for run in runs:
+            trace.new_step()
+            run(*args)
     finally:
         trace.stop()
-    return trace.document()["operators"]
+    return trace.document()
 
 
 def flops_by_name(run, *args):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cputrain.runtime.operators import OperatorTrace
 from cputrain.runtime.traffic import traffic_of
-from tests.runtime.test_flops import traced
+from tests.runtime.test_flops import traced, traced_steps
 
 N = 1000
 X, Y = torch.ones(N), torch.ones(N)
@@ -50,6 +50,36 @@ def moved(run):
 )
 def test_numbers_that_are_moved(run, numbers):
     assert moved(run) == 4 * numbers
+
+
+@pytest.mark.parametrize(
+    ("run", "numbers"),
+    [
+        (lambda: (X + Y).mul(X), 4 * N),
+        (lambda: (X + Y).relu_().neg_().sum(), 3 * N + 1),
+        (lambda: [X.sum() for _ in range(3)], N + 3),
+        (lambda: [X[:600].sum(), X.sum(), X[300:].sum()], N + 3),
+        (lambda: X.view(10, 100).t().contiguous().add_(1), 2 * N),
+        # each has the memory of the one before
+        (lambda: [float(torch.full((N,), 2.0).sum()) for _ in range(3)], 3 * N + 3),
+        (lambda: [float(torch.empty(N).fill_(2.0).sum()) for _ in range(3)], 3 * N + 3),
+    ],
+)
+def test_each_tensor_of_a_step_is_moved_once(run, numbers):
+    assert traced_steps([run])["tensor_bytes"] == 4 * numbers
+    assert traced_steps([run, run])["tensor_bytes"] == 2 * 4 * numbers
+
+
+def test_fused_updates_move_less_than_plain_ones():
+    def step(fused):
+        parameter = torch.nn.Parameter(torch.ones(N))
+        parameter.grad = torch.ones(N)
+        optimizer = torch.optim.Adam([parameter], fused=fused)
+        optimizer.step()
+        return traced_steps([optimizer.step])["tensor_bytes"]
+
+    assert 4 * 4 * N <= step(True) < 4 * 4 * N + 100  # parameter, gradient and two averages
+    assert step(False) > 4 * 6 * N
 
 
 def test_a_lookup_reads_its_rows_and_not_the_table():

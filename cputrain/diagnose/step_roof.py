@@ -1,0 +1,75 @@
+"""The least time of a script's step: its products at the machine's peak, and each tensor moved."""
+
+from __future__ import annotations
+
+from cputrain.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cputrain.diagnose.roof import Roof
+    from cputrain.diagnose.step_profile import StepProfile
+    from cputrain.machine import Machine
+    from cputrain.tune.trial import Script
+
+NUM_STEPS = 6
+"""Undisturbed steps of the run that counts operations and bytes."""
+
+LONGEST_S = 600.0
+"""Time limit of that run in seconds."""
+
+
+class StepRoof(Record):
+    """Least time of a step in the dtypes that the script chose."""
+
+    product_seconds: float
+    """Time of the step's matrix products and convolutions at the highest measured FLOP/s."""
+
+    memory_seconds: float
+    """Time to move each tensor once between memory and cores, at the highest measured rate."""
+
+    rough: tuple[str, ...] = ()
+    """Why the machine may be faster; empty if nothing disturbed its measurement."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the least time of a step."""
+        return self.product_seconds + self.memory_seconds
+
+    def share(self, step_seconds: float) -> float:
+        """Return the fraction of the roof that a step of some duration reaches, at most 1."""
+        return min(1.0, self.seconds / step_seconds)
+
+
+def measure_step_roof(
+    script: Script, machine: Machine, tell: Callable[[str], None] = lambda _: None
+) -> StepRoof:
+    """Run a script's first steps under launch, and return the roof of a step.
+
+    Fused optimizers and the like have fewer tensors to move than plain python's, so the roof of a
+    step under launch is the lower one.
+
+    Raises:
+        UsageError: The script fails, or takes too few optimizer steps.
+        CputrainError: The machine's roof cannot be measured.
+    """
+    from cputrain.diagnose.diagnosis import consistent_roof, profile_script
+
+    tell(f"counting operations and bytes of a step of {script.target.name}")
+    profile, torch = profile_script(script, NUM_STEPS, LONGEST_S, settings={})
+    roof, profile = consistent_roof(machine, torch, profile, tell)
+    return step_roof(profile, roof)
+
+
+def step_roof(profile: StepProfile, roof: Roof) -> StepRoof:
+    """Return the roof of a step from its profile and the machine's roof."""
+    threads = profile.threads
+    return StepRoof(
+        product_seconds=sum(
+            operator.flops / roof.highest_flops(operator.compute_dtype, threads)
+            for operator in profile.operators
+        ),
+        memory_seconds=roof.transfer_seconds(profile.tensor_bytes, threads),
+        rough=roof.rough,
+    )
