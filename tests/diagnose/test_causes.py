@@ -208,11 +208,13 @@ def test_steps_of_several_optimizers_are_one_training_step():
         "steps": [each, {**each, "seconds": 0.03}] * 4 + [each], "traced": 2, "threads": 2,
         "optimizers": [{}, {}], "operators": [], "kinds": {}, "loaders": [], "tiny": 0.0,
         "clocks": [2e9] * 9, "placed": {}, "line": [], "counted": {"faults": 40},
+        "tensor_bytes": 100,
     })  # fmt: skip
     assert (profile.step, profile.optimizer, profile.steps) == (
         pytest.approx(0.04), pytest.approx(0.002), 4,
     )  # fmt: skip
     assert profile.counted == {"faults": 10}
+    assert profile.tensor_bytes == 50
 
 
 def test_memory_on_one_numa_node():

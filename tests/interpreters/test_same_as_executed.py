@@ -282,8 +282,7 @@ os.execv(sys.executable, [sys.executable, "-c", text])
 
 
 SHORT = (
-    "what it sees after torch", "what modules hold", "training",
-    "what is at the end",
+    "what it sees after torch", "what modules hold",
     "an exception", "an interrupt", "its output", "programs of its own",
     "programs that are executed in turn", "exits of a program that executes",
 )  # fmt: skip

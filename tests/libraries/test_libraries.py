@@ -33,7 +33,7 @@ NOISY = 1e-4
 """Where Adam follows gradients that are rounding alone, as those of attention's key biases are:
 plain python is 2e-5 apart from itself on another number of threads."""
 
-SHORT_WAYS = ("default", "bf16")
+SHORT_WAYS = ("default",)
 """Options that `make test` runs them with."""
 
 REDUCED = 0.2

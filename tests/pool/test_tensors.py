@@ -418,7 +418,7 @@ def test_results_outlive_their_pool_and_its_workers() -> None:
     assert all(bool((made == number).all()) for number, made in enumerate(kept))
 
 
-@pytest.mark.parametrize("most", [None, 100])
+@pytest.mark.parametrize("most", [None, pytest.param(100, marks=pytest.mark.long)])
 def test_the_memory_of_results_is_used_again(most: int | None) -> None:
     results, seen = 5000, []
     with Pool(2, context="fork", maxtasksperchild=most) as pool:
