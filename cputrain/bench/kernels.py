@@ -2,6 +2,7 @@
 
     python -m cputrain.bench.kernels batch_norm --rounds 30
     python -m cputrain.bench.kernels cross_entropy
+    python -m cputrain.bench.kernels dropout
 
 Both take turns in one process, which keeps freed memory as every launch does. The table has the
 medians in milliseconds, and the median of the ratios of each round with the range of its middle
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from cputrain.runtime.batch_norm import BatchNorms
 from cputrain.runtime.cross_entropy import CrossEntropies
+from cputrain.runtime.dropout import Dropouts
 from cputrain.runtime.glibc import Malloc
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ CROSS_ENTROPIES = (
     (128, 10), (64, 1000), (256, 1000), (512, 1000), (4096, 65), (16384, 65), (4096, 1000),
     (1024, 8000), (512, 32000), (1024, 50257), (2048, 32000),
 )  # fmt: skip
+
+DROPOUTS = ((16384,), (32, 1024), (65536,), (8, 128, 256), (16, 65, 384), (16, 65, 1536),
+            (8, 512, 768), (8, 12, 512, 512))  # fmt: skip
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda output: output,
@@ -60,18 +65,20 @@ class Case(NamedTuple):
 def main(argv: list[str]) -> int:
     """Print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.kernels")
-    parser.add_argument("operator", choices=("batch_norm", "cross_entropy"))
+    parser.add_argument("operator", choices=("batch_norm", "cross_entropy", "dropout"))
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each shape")
     parser.add_argument("--activation", choices=ACTIVATIONS, default="relu", help="what follows")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
     Malloc().keep(1 << 33)
-    patches: BatchNorms | CrossEntropies
+    patches: BatchNorms | CrossEntropies | Dropouts
     if given.operator == "batch_norm":
         patches, cases = BatchNorms(), _batch_norms(ACTIVATIONS[given.activation])
-    else:
+    elif given.operator == "cross_entropy":
         patches, cases = CrossEntropies(), _cross_entropies()
+    else:
+        patches, cases = Dropouts(), _dropouts()
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
     print("| input | kind | torch, ms | C, ms | ratio |\n| --- | --- | ---: | ---: | ---: |")
     ratios = []
@@ -119,8 +126,17 @@ def _cross_entropies() -> Iterator[Case]:
         yield Case(shape, "mean", torch.randn(shape), step)
 
 
+def _dropouts() -> Iterator[Case]:
+    for shape in DROPOUTS:
+
+        def step(data: Tensor) -> None:
+            F.dropout(data, 0.1).sum().backward()  # type: ignore[no-untyped-call]
+
+        yield Case(shape, "0.1", torch.randn(shape), step)
+
+
 def _times(
-    patches: BatchNorms | CrossEntropies, case: Case, rounds: int
+    patches: BatchNorms | CrossEntropies | Dropouts, case: Case, rounds: int
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of forward and backward in each round, by torch and by the kernels."""
     data = case.data.requires_grad_()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from cputrain.kernels.batch_norm import BatchNormKernels
     from cputrain.kernels.cross_entropy import CrossEntropyKernels
+    from cputrain.kernels.dropout import DropoutKernels
 
 SHAPE = (3, 19, 5, 7)
 """Shape of the examined inputs: neither planes nor channels fill the last vector."""
@@ -24,6 +25,11 @@ LAYOUTS = (
 """Memory formats, with the order in which the kernels take planes."""
 
 LOGITS_SHAPE = (7, 101)
+
+NUM_DRAWN = 3001
+"""Numbers of an examined noise: those of several blocks of the generator, and a rest."""
+
+DROPOUT_SEED = 5
 
 TOLERANCE = 1e-4
 """Largest difference from float64, relative to the largest number."""
@@ -97,3 +103,19 @@ def is_cross_entropy_right(kernels: CrossEntropyKernels) -> bool:
             bool((result - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
             for result, wanted in results
         )
+
+
+def is_dropout_right(kernels: DropoutKernels) -> bool:
+    """Return whether the noise and the generator's state are those of torch's operator."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        generators = [torch.Generator("cpu").manual_seed(DROPOUT_SEED) for _ in range(2)]
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            for probability in (0.1, 0.5, 1 / 3):
+                data = torch.empty(NUM_DRAWN, dtype=dtype, device="cpu")
+                expected = data.bernoulli_(1 - probability, generator=generators[0])
+                expected.div_(1 - probability)
+                noise = kernels.noise(data, probability, generators[1])
+                states = [generator.get_state() for generator in generators]
+                if noise is None or not torch.equal(noise, expected) or not torch.equal(*states):
+                    return False
+    return True

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from cputrain.runtime.batch_norm import BatchNorms
 from cputrain.runtime.cross_entropy import CrossEntropies
+from cputrain.runtime.dropout import Dropouts
 
 
 class CKernels:
     """The kernels for all operators, which one setting switches."""
 
     def __init__(self) -> None:
-        self._kinds = (BatchNorms(), CrossEntropies())
+        self._kinds = (BatchNorms(), CrossEntropies(), Dropouts())
 
     def describe(self) -> str:
         used = [kind.name for kind in self._kinds if kind.num_computed]

@@ -1,0 +1,197 @@
+"""Draw the noise of dropout by kernels of cputrain: the same numbers as torch's, in less time.
+
+What is done with the noise is left to torch, and so are the graph and the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import wraps
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cputrain.kernels.dropout import DropoutKernels
+from cputrain.kernels.proof import is_dropout_right
+from cputrain.runtime.kernel_patches import KernelPatches
+from cputrain.runtime.patching import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+MIN_ELEMENTS = 1 << 14
+"""Smallest inputs for which the kernels are faster; measured in docs/benchmarks."""
+
+NUM_ARGUMENTS = 3
+"""Number of arguments with which torch.nn.functional calls the operator."""
+
+DROPOUT_POSITION = 4
+"""Position of dropout_p among the arguments of scaled_dot_product_attention."""
+
+DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+
+
+class _Attention(NamedTuple):
+    """The arguments of scaled_dot_product_attention."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+class Dropouts(KernelPatches[DropoutKernels]):
+    """Kernels for dropout, and the patches of torch's functions."""
+
+    def __init__(self) -> None:
+        super().__init__("dropout", DropoutKernels, is_dropout_right)
+        self._lock = Lock()
+        functional: Any = torch._VF
+        self._patches = [
+            Patch(place, name, self._dropout(getattr(place, name), in_place=name.endswith("_")),
+                  is_compiled=True)
+            for place in (functional, torch) for name in ("dropout", "dropout_")
+        ]  # fmt: skip
+        attend = self._attention(torch._C._nn.scaled_dot_product_attention)
+        self._patches += [
+            Patch(place, "scaled_dot_product_attention", attend, is_compiled=True)
+            for place in (torch._C._nn, torch.nn.functional)
+        ]
+
+    def _dropout(self, original: Callable[..., Tensor], *, in_place: bool) -> Callable[..., Tensor]:
+        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
+
+        @wraps(original)
+        def dropout(*args: Any, **kwargs: Any) -> Tensor:
+            if (
+                not is_compiling()  # Dynamo reads no more of this
+                and len(args) == NUM_ARGUMENTS
+                and not kwargs
+                and is_traced() is None
+                and args[2] is True
+                and isinstance(args[0], Tensor)
+                and args[0].is_cpu
+                and args[0].numel() >= MIN_ELEMENTS
+            ):
+                noise = self._noise(args[0], args[1])
+                if noise is not None:
+                    return args[0].mul_(noise) if in_place else args[0] * noise
+            return original(*args, **kwargs)
+
+        return dropout
+
+    def _attention(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
+
+        @wraps(original)
+        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
+            if (
+                not is_compiling()
+                and (len(args) > DROPOUT_POSITION or "dropout_p" in kwargs)
+                and is_traced() is None
+            ):
+                output = self._attend(args, kwargs)
+                if output is not None:
+                    return output
+            return original(*args, **kwargs)
+
+        return scaled_dot_product_attention
+
+    def _attend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Return the output of attention with dropout; None if it is torch's to compute.
+
+        With dropout, torch has no fused kernel on the CPU, and calls the operators below.
+        """
+        try:
+            call = _Attention(*args, **kwargs)
+        except TypeError:  # which torch has words for
+            return None
+        inputs = [call.query, call.key, call.value]
+        masks = [] if call.attn_mask is None else [call.attn_mask]
+        if (
+            type(call.dropout_p) is not float
+            or not 0 < call.dropout_p < 1
+            or not self.is_on
+            or self.problem
+            or not self._tensors.is_eager()
+            or not self._tensors.have_plain_keys([*inputs, *masks])
+            or any(tensor.dtype is not torch.float32 for tensor in inputs)
+            or any(mask.dtype not in {torch.float32, torch.bool} for mask in masks)
+            or not _have_products(inputs)
+            or call.query.numel() // call.query.size(-1) * call.key.size(-2) < MIN_ELEMENTS
+            or (call.is_causal and masks)
+            or call.enable_gqa
+            or torch.is_autocast_enabled("cpu")
+            or not torch.backends.cuda.math_sdp_enabled()  # (of the CPU's, too)
+            or self.load() is None
+        ):
+            return None
+        probabilities = _attention_probabilities(call)
+        noise = self._noise(probabilities, call.dropout_p)
+        if noise is None:
+            return torch.dropout(probabilities, call.dropout_p, True) @ call.value
+        return (probabilities * noise) @ call.value
+
+    def _noise(self, data: Tensor, probability: Any) -> Tensor | None:
+        """Return the noise; None if the kernels might not have the effects of torch's operator."""
+        if (
+            not self.is_on
+            or self.problem
+            or not self._tensors.is_eager()
+            or not self._tensors.have_plain_keys([data])
+            or data.dtype not in DTYPES
+            or type(probability) is not float
+            or not 0 < probability < 1
+            or not (data.is_contiguous() or _is_channels_last(data))
+        ):
+            return None
+        kernels = self.load()
+        if kernels is None:
+            return None
+        with self._lock:  # threads of a script may draw, too
+            noise = kernels.noise(data, probability, torch.default_generator)
+        if noise is not None:
+            self.num_computed += 1
+        return noise
+
+
+def _have_products(inputs: list[Tensor]) -> bool:
+    """Return whether query, key and value are batches of matrices that can be multiplied."""
+    query, key, value = (tensor.shape for tensor in inputs)
+    return (
+        len(query) >= 3
+        and query[:-2] == key[:-2] == value[:-2]
+        and query[-1] == key[-1] > 0
+        and key[-2] == value[-2]
+    )
+
+
+def _attention_probabilities(call: _Attention) -> Tensor:
+    """Return the softmax of the products of query and key, by the operators that torch calls."""
+    query, key = call.query, call.key
+    scale = 1 / math.sqrt(query.size(-1)) if call.scale is None else call.scale
+    factor = math.sqrt(abs(scale))
+    query = torch.mul(query, -factor if scale < 0 else factor)
+    products = query @ (key.transpose(-2, -1) * factor)
+    mask = call.attn_mask
+    if call.is_causal:
+        shape = (query.size(-2), key.size(-2))
+        mask = torch.ones(shape, dtype=torch.bool, device="cpu").tril()
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            zero, low = (torch.tensor(each, device="cpu") for each in (0.0, -math.inf))
+            mask = torch.where(mask, zero, low)
+        products.add_(mask)
+    softmax: Tensor = torch._safe_softmax(products, -1)
+    return softmax
+
+
+def _is_channels_last(data: Tensor) -> bool:
+    return data.dim() == 4 and data.is_contiguous(memory_format=torch.channels_last)
