@@ -3,6 +3,7 @@
     python -m cputrain.bench.kernels batch_norm --rounds 30
     python -m cputrain.bench.kernels cross_entropy
     python -m cputrain.bench.kernels dropout
+    python -m cputrain.bench.kernels depthwise
 
 Both take turns in one process, which keeps freed memory as every launch does. The table has the
 medians in milliseconds, and the median of the ratios of each round with the range of its middle
@@ -20,15 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 from cputrain.runtime.batch_norm import BatchNorms
 from cputrain.runtime.cross_entropy import CrossEntropies
+from cputrain.runtime.depthwise import DepthwiseConvolutions
 from cputrain.runtime.dropout import Dropouts
 from cputrain.runtime.glibc import Malloc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    Kernels = BatchNorms | CrossEntropies | Dropouts | DepthwiseConvolutions
 
 BATCH_NORMS = (
     (16, 64, 112, 112), (16, 256, 56, 56), (16, 64, 56, 56), (4, 64, 64, 64), (16, 128, 28, 28),
@@ -44,6 +48,17 @@ CROSS_ENTROPIES = (
 
 DROPOUTS = ((16384,), (32, 1024), (65536,), (8, 128, 256), (16, 65, 384), (16, 65, 1536),
             (8, 512, 768), (8, 12, 512, 512))  # fmt: skip
+
+DEPTHWISE_CONVOLUTIONS = (
+    ((4, 8, 16, 16), 5, 1), ((4, 16, 16, 16), 5, 1), ((16, 16, 16, 16), 5, 1),
+    ((2, 64, 8, 8), 7, 1), ((8, 64, 8, 8), 7, 1), ((1, 256, 14, 14), 5, 1),
+    ((16, 32, 14, 14), 4, 1), ((16, 72, 40, 40), 5, 2), ((16, 120, 20, 20), 5, 1),
+    ((16, 672, 14, 14), 5, 1),
+    ((16, 672, 14, 14), 5, 2), ((16, 1152, 7, 7), 5, 1), ((16, 96, 32, 32), 7, 1),
+    ((16, 192, 16, 16), 7, 1), ((16, 384, 8, 8), 7, 1), ((16, 768, 4, 4), 7, 1),
+    ((16, 96, 56, 56), 7, 1), ((8, 256, 400), 31, 1), ((8, 512, 200), 15, 1),
+)  # fmt: skip
+"""Inputs, the rows and columns of filters, and strides."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda output: output,
@@ -65,20 +80,22 @@ class Case(NamedTuple):
 def main(argv: list[str]) -> int:
     """Print the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cputrain.bench.kernels")
-    parser.add_argument("operator", choices=("batch_norm", "cross_entropy", "dropout"))
+    parser.add_argument("operator", choices=("batch_norm", "cross_entropy", "dropout", "depthwise"))
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each shape")
     parser.add_argument("--activation", choices=ACTIVATIONS, default="relu", help="what follows")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
     Malloc().keep(1 << 33)
-    patches: BatchNorms | CrossEntropies | Dropouts
+    patches: Kernels
     if given.operator == "batch_norm":
         patches, cases = BatchNorms(), _batch_norms(ACTIVATIONS[given.activation])
     elif given.operator == "cross_entropy":
         patches, cases = CrossEntropies(), _cross_entropies()
-    else:
+    elif given.operator == "dropout":
         patches, cases = Dropouts(), _dropouts()
+    else:
+        patches, cases = DepthwiseConvolutions(), _depthwise_convolutions()
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}\n")
     print("| input | kind | torch, ms | C, ms | ratio |\n| --- | --- | ---: | ---: | ---: |")
     ratios = []
@@ -135,9 +152,25 @@ def _dropouts() -> Iterator[Case]:
         yield Case(shape, "0.1", torch.randn(shape), step)
 
 
-def _times(
-    patches: BatchNorms | CrossEntropies | Dropouts, case: Case, rounds: int
-) -> tuple[list[float], list[float]]:
+def _depthwise_convolutions() -> Iterator[Case]:
+    for shape, size, stride in DEPTHWISE_CONVOLUTIONS:
+        layouts = [torch.contiguous_format, *([torch.channels_last] if len(shape) == 4 else [])]
+        for layout in layouts:
+            convolution = nn.Conv2d if len(shape) == 4 else nn.Conv1d
+            layer = convolution(
+                shape[1], shape[1], size, stride, size // 2, groups=shape[1]
+            ).to(memory_format=layout)  # fmt: skip
+            data = torch.randn(shape).contiguous(memory_format=layout)
+            grad = torch.randn_like(layer(data))
+
+            def step(data: Tensor, layer: nn.Module = layer, grad: Tensor = grad) -> None:
+                torch.autograd.backward(layer(data), grad)
+
+            name = "channels last" if layout is torch.channels_last else "contiguous"
+            yield Case(shape, f"filters of {size}, stride {stride}, {name}", data, step)
+
+
+def _times(patches: Kernels, case: Case, rounds: int) -> tuple[list[float], list[float]]:
     """Return the seconds of forward and backward in each round, by torch and by the kernels."""
     data = case.data.requires_grad_()
     times: tuple[list[float], list[float]] = ([], [])

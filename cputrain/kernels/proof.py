@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from cputrain.kernels.batch_norm import Activation
+from cputrain.kernels.depthwise import DepthwiseShape
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from cputrain.kernels.batch_norm import BatchNormKernels
     from cputrain.kernels.cross_entropy import CrossEntropyKernels
+    from cputrain.kernels.depthwise import DepthwiseKernels
     from cputrain.kernels.dropout import DropoutKernels
 
 SHAPE = (3, 19, 5, 7)
@@ -25,6 +29,12 @@ LAYOUTS = (
 """Memory formats, with the order in which the kernels take planes."""
 
 LOGITS_SHAPE = (7, 101)
+
+FILTERS = (
+    DepthwiseShape((5, 4), (1, 1), (2, 1), (1, 1)), DepthwiseShape((3, 9), (2, 1), (0, 4), (1, 1)),
+    DepthwiseShape((4, 2), (1, 2), (3, 0), (1, 3)),
+)  # fmt: skip
+"""Shapes of the examined depthwise convolutions."""
 
 NUM_DRAWN = 3001
 """Numbers of an examined noise: those of several blocks of the generator, and a rest."""
@@ -119,3 +129,30 @@ def is_dropout_right(kernels: DropoutKernels) -> bool:
                 if noise is None or not torch.equal(noise, expected) or not torch.equal(*states):
                     return False
     return True
+
+
+def is_depthwise_right(kernels: DepthwiseKernels) -> bool:
+    """Return whether the gradient of the weight agrees with torch's operator in float64."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        for shape in FILTERS:
+            for layout in (torch.contiguous_format, torch.channels_last):
+                values = (_numbers(SHAPE) * 0.7).sin().contiguous(memory_format=layout)
+                weight = _numbers((SHAPE[1], 1, *shape.kernel_size)).cos()
+                options = ([*shape.stride], [*shape.padding], [*shape.dilation])
+                output = torch.conv2d(values, weight, None, *options, SHAPE[1])
+                grad = (_numbers(output.shape) * 1.3).cos().contiguous(memory_format=layout)
+                _, wanted, _ = torch.ops.aten.convolution_backward(
+                    grad, values, weight, None, *options, False, [0, 0], SHAPE[1],
+                    [False, True, False],
+                )  # fmt: skip
+                result = kernels.weight_grad(values.float(), grad.float(), shape)
+                if result is None or bool(
+                    (result - wanted).abs().max() > TOLERANCE * wanted.abs().max()
+                ):
+                    return False
+    return True
+
+
+def _numbers(shape: Sequence[int]) -> Tensor:
+    numbers = torch.arange(math.prod(shape), dtype=torch.float64, device="cpu")
+    return numbers.reshape(shape)

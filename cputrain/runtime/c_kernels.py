@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cputrain.runtime.batch_norm import BatchNorms
 from cputrain.runtime.cross_entropy import CrossEntropies
+from cputrain.runtime.depthwise import DepthwiseConvolutions
 from cputrain.runtime.dropout import Dropouts
 
 
@@ -11,7 +12,7 @@ class CKernels:
     """The kernels for all operators, which one setting switches."""
 
     def __init__(self) -> None:
-        self._kinds = (BatchNorms(), CrossEntropies(), Dropouts())
+        self._kinds = (BatchNorms(), CrossEntropies(), Dropouts(), DepthwiseConvolutions())
 
     def describe(self) -> str:
         used = [kind.name for kind in self._kinds if kind.num_computed]
