@@ -33,13 +33,13 @@ class Float32Attention:
 
         functional: Any = torch.nn.functional
         original = functional.scaled_dot_product_attention
-        self._is_used = False
+        self._is_used, self._is_on = False, True
 
         @wraps(original)
         def attend(
             query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
         ) -> Any:
-            if query.dtype is not torch.bfloat16 or not query.is_cpu:
+            if query.dtype is not torch.bfloat16 or not query.is_cpu or not self._is_on:
                 return original(query, key, value, attn_mask, *args, **kwargs)
             self._is_used = True
             if attn_mask is not None and attn_mask.is_floating_point():
@@ -55,4 +55,5 @@ class Float32Attention:
         return "attention in float32" if self._is_used else ""
 
     def undo(self) -> None:
+        self._is_on = False  # where another patch is above this one, it stays
         self._patch.undo()

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
-MIN_PRODUCTS = 1 << 20
-"""Fewest products of input and filter for which the kernels are faster; see docs/benchmarks."""
+MIN_PRODUCTS, MIN_PRODUCTS_OF_THREAD = 1 << 20, 1 << 18
+"""Fewest products of input and filter, and of them for each thread, for which the kernels are
+faster; measured in docs/benchmarks."""
 
 MIN_FILTER = 4
 """Fewest rows or columns of a filter for which they are."""
@@ -201,7 +202,9 @@ class DepthwiseConvolutions(KernelPatches[DepthwiseKernels]):
             return None
         call = call._replace(padding=_padding_of(call))
         shape = _shape_of(call)
-        if shape is None or data.numel() * math.prod(shape.kernel_size) < MIN_PRODUCTS:
+        if shape is None or data.numel() * math.prod(shape.kernel_size) < max(
+            MIN_PRODUCTS, MIN_PRODUCTS_OF_THREAD * torch.get_num_threads()
+        ):
             return None
         kernels = self.load()
         if kernels is None:

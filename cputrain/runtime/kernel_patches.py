@@ -64,5 +64,6 @@ class KernelPatches(Generic[K]):
         return self.kernels
 
     def undo(self) -> None:
+        self.is_on = False  # where another patch is above one of these, that stays
         for patch in self._patches:
             patch.undo()

@@ -30,6 +30,7 @@ def kernels() -> Iterator[DepthwiseConvolutions]:
     """Patch torch, and have kernels compute inputs and filters of any size."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(runtime, "MIN_PRODUCTS", 1)
+        monkeypatch.setattr(runtime, "MIN_PRODUCTS_OF_THREAD", 1)
         monkeypatch.setattr(runtime, "MIN_FILTER", 1)
         patch = DepthwiseConvolutions()
         assert patch.load() is not None
