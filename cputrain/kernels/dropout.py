@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 NUM_BITS = 53
 """Random bits of a number that torch compares with a probability."""
 
+NUMBERS_OF_THREAD = 1 << 14
+"""Fewest numbers of each of several threads."""
+
 STATE_BYTES = 5056
 """Length of the state of torch's CPU generator; another length is another generator."""
 
@@ -60,11 +63,13 @@ class DropoutKernels:
         after = before.clone()
         kept = torch.ones(1, dtype=data.dtype, device="cpu").div_(1 - probability)
         noise = torch.empty_like(data)
+        # (in a forked child, torch too has one thread for so few: others would never start)
+        num_threads = max(1, min(torch.get_num_threads(), data.numel() // NUMBERS_OF_THREAD))
         arguments = _DropoutArguments(
             data.numel(), math.ceil(math.ldexp(1 - probability, NUM_BITS)),
             int.from_bytes(bytes(kept.view(torch.uint8).tolist()), "little"),
             before.data_ptr(), noise.data_ptr(), *self._openmp,
-            data.element_size(), torch.get_num_threads(), after.data_ptr(),
+            data.element_size(), num_threads, after.data_ptr(),
         )  # fmt: skip
         self._draw(ctypes.byref(arguments))
         if not torch.equal(generator.get_state(), before):

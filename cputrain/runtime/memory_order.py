@@ -106,20 +106,20 @@ class _ViewPatch:
 def _patch_dropouts(torch: ModuleType) -> Iterator[Patch]:
     module: Any = torch._VF
 
-    def dropout_mask(tensor: Any, p: float, train: bool) -> Any:
+    def dropout_mask(original: Any, tensor: Any, p: float, train: bool) -> Any:
         """Return a dropout's mask over 1 - p; None if torch draws it in the same order."""
         if not train or not 0 < p < 1 or _has_default_order(torch, tensor):
             return None
-        noise = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        ones = torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         memory_format = channels_last_format(torch, tensor)
-        return noise.bernoulli_(1 - p).div_(1 - p).contiguous(memory_format=memory_format)
+        return original(ones, p, train).contiguous(memory_format=memory_format)
 
     def patch(name: str, multiply: Callable[[Any, Any], Any]) -> Patch:
         original = getattr(module, name)
 
         @wraps(original)
         def dropout(tensor: Any, p: float, train: bool) -> Any:
-            mask = dropout_mask(tensor, p, train)
+            mask = dropout_mask(original, tensor, p, train)
             return original(tensor, p, train) if mask is None else multiply(tensor, mask)
 
         return Patch(module, name, dropout)

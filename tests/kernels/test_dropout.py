@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cputrain.kernels import build
+from cputrain.kernels import build, dropout
 from cputrain.kernels.dropout import DropoutKernels
 from cputrain.runtime import dropout as runtime
 from cputrain.runtime.dropout import Dropouts
@@ -30,6 +32,7 @@ def kernels() -> Iterator[Dropouts]:
     """Patch torch, and have kernels compute inputs of any size."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(runtime, "MIN_ELEMENTS", 1)
+        monkeypatch.setattr(dropout, "NUMBERS_OF_THREAD", 1)
         patch = Dropouts()
         assert patch.load() is not None
         try:
@@ -344,6 +347,22 @@ def test_kernels_that_draw_anything_else_are_not_used(monkeypatch: pytest.Monkey
     try:
         assert patch.load() is None
         assert patch.problem == "the compiled kernels are wrong"
+    finally:
+        patch.undo()
+
+
+def test_a_forked_child_draws_as_python_does() -> None:
+    """OpenMP's threads are not forked along; torch does without them where numbers are few."""
+    patch = Dropouts()
+    assert patch.load() is not None
+    try:
+        F.dropout(torch.ones(1 << 20), 0.5)  # the threads run
+        pid = os.fork()
+        if not pid:
+            signal.alarm(30)
+            F.dropout(torch.ones((1 << 15) - 1), 0.5)
+            os._exit(patch.num_computed)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
     finally:
         patch.undo()
 
