@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from cputrain.kernels.batch_norm import Activation, BatchNormKernels
 from cputrain.kernels.proof import is_batch_norm_right
-from cputrain.runtime.kernel_patches import KernelPatches
+from cputrain.runtime.kernel_patches import KernelPatches, call_original
 from cputrain.runtime.patching import Patch
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class BatchNorms(KernelPatches[BatchNormKernels]):
                 output = self._compute(*args)
                 if output is not None:
                     return output
-            return original(*args, **kwargs)
+            return call_original(batch_norm, original, args, kwargs)
 
         return batch_norm
 
@@ -334,7 +334,7 @@ class BatchNorms(KernelPatches[BatchNormKernels]):
                 activation = gradient(*args[1:])
                 if activation is not None:
                     return self._activate(original, args, activation, in_place=in_place)
-            return original(*args, **kwargs)
+            return call_original(activate, original, args, kwargs)
 
         return activate
 

@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from cputrain.kernels.cross_entropy import CrossEntropyKernels
 from cputrain.kernels.proof import is_cross_entropy_right
-from cputrain.runtime.kernel_patches import KernelPatches
+from cputrain.runtime.kernel_patches import KernelPatches, call_original
 from cputrain.runtime.patching import Patch
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class CrossEntropies(KernelPatches[CrossEntropyKernels]):
                 loss = self._compute(args[0], args[1], args[2:])
                 if loss is not None:
                     return loss
-            return original(*args, **kwargs)
+            return call_original(cross_entropy_loss, original, args, kwargs)
 
         return cross_entropy_loss
 

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from cputrain.kernels.depthwise import DepthwiseKernels, DepthwiseShape
 from cputrain.kernels.proof import is_depthwise_right
-from cputrain.runtime.kernel_patches import KernelPatches
+from cputrain.runtime.kernel_patches import KernelPatches, call_original
 from cputrain.runtime.patching import Patch
 
 if TYPE_CHECKING:
@@ -167,13 +167,13 @@ class DepthwiseConvolutions(KernelPatches[DepthwiseKernels]):
         def convolution(*args: Any, **kwargs: Any) -> Tensor:
             if (
                 not is_compiling()  # Dynamo reads no more of this
-                and _groups_of(args, kwargs) != 1
+                and _is_grouped(args, kwargs)
                 and is_traced() is None
             ):
                 output = self._compute(original, args, kwargs)
                 if output is not None:
                     return output
-            return original(*args, **kwargs)
+            return call_original(convolution, original, args, kwargs)
 
         return convolution
 
@@ -217,8 +217,9 @@ class DepthwiseConvolutions(KernelPatches[DepthwiseKernels]):
         return output
 
 
-def _groups_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[GROUPS_POSITION] if len(args) > GROUPS_POSITION else kwargs.get("groups", 1)
+def _is_grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    groups = args[GROUPS_POSITION] if len(args) > GROUPS_POSITION else kwargs.get("groups")
+    return type(groups) is int and groups > 1
 
 
 def _is_depthwise(call: _Convolution) -> bool:

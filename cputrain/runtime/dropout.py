@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cputrain.kernels.dropout import DropoutKernels
 from cputrain.kernels.proof import is_dropout_right
-from cputrain.runtime.kernel_patches import KernelPatches
+from cputrain.runtime.kernel_patches import KernelPatches, call_original
 from cputrain.runtime.patching import Patch
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Dropouts(KernelPatches[DropoutKernels]):
                 noise = self._noise(args[0], args[1])
                 if noise is not None:
                     return args[0].mul_(noise) if in_place else args[0] * noise
-            return original(*args, **kwargs)
+            return call_original(dropout, original, args, kwargs)
 
         return dropout
 
@@ -100,7 +100,7 @@ class Dropouts(KernelPatches[DropoutKernels]):
                 output = self._attend(args, kwargs)
                 if output is not None:
                     return output
-            return original(*args, **kwargs)
+            return call_original(scaled_dot_product_attention, original, args, kwargs)
 
         return scaled_dot_product_attention
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from cputrain.kernels.build import BuildError
 from cputrain.runtime.openmp import parallel_functions
@@ -12,10 +13,30 @@ from cputrain.runtime.plain_tensors import PlainTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
+
+    from torch import Tensor
 
     from cputrain.runtime.patching import Patch
 
 K = TypeVar("K")
+
+
+def call_original(
+    replacement: Callable[..., Tensor],
+    original: Callable[..., Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """Call a function of torch for its replacement.
+
+    What overrides it, a subclass or a mode, is given the function that scripts know by its name.
+    """
+    tensors = (*args, *kwargs.values())
+    if not torch.compiler.is_compiling() and has_torch_function(tensors):
+        result: Tensor = handle_torch_function(replacement, tensors, *args, **kwargs)
+        return result
+    return original(*args, **kwargs)
 
 
 class KernelPatches(Generic[K]):
