@@ -53,7 +53,7 @@ class _Convolution(NamedTuple):
     groups: int = 1
 
 
-class _Options(NamedTuple):
+class _LayerOptions(NamedTuple):
     """What a convolution is, beside its tensors."""
 
     original: Callable[..., Tensor]
@@ -68,7 +68,7 @@ class _DepthwiseConvolution(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, options: _Options, data: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, options: _LayerOptions, data: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(data, weight, bias)
         ctx.set_materialize_grads(False)
@@ -79,7 +79,7 @@ class _DepthwiseConvolution(Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
             return (None,) * 4
-        options: _Options = ctx.options
+        options: _LayerOptions = ctx.options
         data, weight, bias = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
         if (
@@ -104,7 +104,7 @@ _Node: Any = _DepthwiseConvolution._backward_cls
 _Node.__name__ = "ConvolutionBackward0"  # as a tensor is printed
 
 
-def _weight_grad(options: _Options, data: Tensor, grad: Tensor) -> Tensor | None:
+def _weight_grad(options: _LayerOptions, data: Tensor, grad: Tensor) -> Tensor | None:
     is_one_dimensional = data.dim() == 3
     if is_one_dimensional:
         data, grad = data.unsqueeze(2), grad.unsqueeze(2)
@@ -116,7 +116,7 @@ def _weight_grad(options: _Options, data: Tensor, grad: Tensor) -> Tensor | None
 
 
 def _gradients(
-    options: _Options,
+    options: _LayerOptions,
     inputs: tuple[Tensor, Tensor, Tensor | None],
     needed: tuple[bool, ...],
     grad: Tensor,
@@ -143,8 +143,10 @@ def _gradients(
         return gradients
     output = options.original(*inputs, *options.arguments)
     wanted = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))  # type: ignore[arg-type]
-    data_grad, weight_grad, bias_grad = (next(found) if is_needed else None for is_needed in needed)
+    computed = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))  # type: ignore[arg-type]
+    data_grad, weight_grad, bias_grad = (
+        next(computed) if is_needed else None for is_needed in needed
+    )
     return data_grad, weight_grad, bias_grad
 
 
@@ -210,7 +212,7 @@ class DepthwiseConvolutions(KernelPatches[DepthwiseKernels]):
         if kernels is None:
             return None
         arguments = (call.stride, call.padding, call.dilation, call.groups)
-        options = _Options(original, arguments, shape, kernels, self._tensors)
+        options = _LayerOptions(original, arguments, shape, kernels, self._tensors)
         apply: Callable[..., Tensor] = _DepthwiseConvolution.apply
         output = apply(options, data, weight, bias)
         self.num_computed += 1
