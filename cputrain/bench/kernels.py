@@ -157,9 +157,8 @@ def _depthwise_convolutions() -> Iterator[Case]:
         layouts = [torch.contiguous_format, *([torch.channels_last] if len(shape) == 4 else [])]
         for layout in layouts:
             convolution = nn.Conv2d if len(shape) == 4 else nn.Conv1d
-            layer = convolution(
-                shape[1], shape[1], size, stride, size // 2, groups=shape[1]
-            ).to(memory_format=layout)  # fmt: skip
+            layer = convolution(shape[1], shape[1], size, stride, size // 2, groups=shape[1])
+            layer.weight.data = layer.weight.data.contiguous(memory_format=layout)
             data = torch.randn(shape).contiguous(memory_format=layout)
             grad = torch.randn_like(layer(data))
 

@@ -129,7 +129,7 @@ class Dropouts(KernelPatches[DropoutKernels]):
             or (call.is_causal and masks)
             or call.enable_gqa
             or torch.is_autocast_enabled("cpu")
-            or not torch.backends.cuda.math_sdp_enabled()  # (of the CPU's, too)
+            or not torch._C._get_math_sdp_enabled()  # (of the CPU's, too)
             or self.load() is None
         ):
             return None

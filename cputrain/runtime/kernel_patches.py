@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
+from torch.fx import Proxy
 from torch.overrides import handle_torch_function, has_torch_function
 
 from cputrain.kernels.build import BuildError
@@ -30,10 +31,15 @@ def call_original(
 ) -> Tensor:
     """Call a function of torch for its replacement.
 
-    What overrides it, a subclass or a mode, is given the function that scripts know by its name.
+    What overrides it, a subclass or a mode, is given the function that scripts know by its name. A
+    traced graph is given torch's own, which it can write as code.
     """
     tensors = (*args, *kwargs.values())
-    if not torch.compiler.is_compiling() and has_torch_function(tensors):
+    if (
+        not torch.compiler.is_compiling()
+        and has_torch_function(tensors)
+        and not any(isinstance(tensor, Proxy) for tensor in tensors)
+    ):
         result: Tensor = handle_torch_function(replacement, tensors, *args, **kwargs)
         return result
     return original(*args, **kwargs)

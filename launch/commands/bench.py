@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cputrain.bench.pools import PoolComparison
     from cputrain.diagnose.step_roof import StepRoof
     from cputrain.launch.options import Parsed
-    from cputrain.launch.target import Target
+    from cputrain.target import Target
     from cputrain.tune.result import SearchResult
 
 OPTIONS = (

@@ -145,4 +145,7 @@ def test_a_traced_graph_has_the_functions() -> None:
     torch.manual_seed(0)
     assert torch.equal(graph(x), expected)
     graph = fx.symbolic_trace(Attends())
+    assert "torch.nn.functional.scaled_dot_product_attention(" in graph.code.replace(
+        "torch._C._nn", "torch.nn.functional"
+    )
     assert torch.equal(graph(x, 0.0), F.scaled_dot_product_attention(x, x, x))
