@@ -67,6 +67,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 WARM_UP = 3
 
+MIN_ROUNDS = 2
+"""Fewest rounds, as a range is shown."""
+
 
 class Case(NamedTuple):
     """A forward and backward to time, with the shape and kind that its row of the table shows."""
@@ -85,6 +88,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--activation", choices=ACTIVATIONS, default="relu", help="what follows")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     given = parser.parse_args(argv)
+    if given.rounds < MIN_ROUNDS:
+        parser.error(f"--rounds must be at least {MIN_ROUNDS}; found {given.rounds}")
     torch.set_num_threads(given.threads)
     Malloc().keep(1 << 33)
     patches: Kernels
