@@ -70,7 +70,8 @@ class _DepthwiseConvolution(Function):
     def forward(
         ctx: Any, options: _LayerOptions, data: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        ctx.save_for_backward(data, weight, bias)
+        ctx.save_for_backward(data, weight)
+        ctx.bias = bias  # (it may change: no gradient depends on its numbers)
         ctx.set_materialize_grads(False)
         ctx.options = options
         return options.original(data, weight, bias, *options.arguments)
@@ -80,7 +81,8 @@ class _DepthwiseConvolution(Function):
         if grad is None:
             return (None,) * 4
         options: _LayerOptions = ctx.options
-        data, weight, bias = ctx.saved_tensors
+        data, weight = ctx.saved_tensors
+        bias = ctx.bias
         needed = ctx.needs_input_grad[1:]
         if (
             not torch.is_grad_enabled()  # by create_graph

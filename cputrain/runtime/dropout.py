@@ -6,6 +6,7 @@ What is done with the noise is left to torch, and so are the graph and the gradi
 from __future__ import annotations
 
 import math
+import os
 from functools import wraps
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -52,7 +53,9 @@ class Dropouts(KernelPatches[DropoutKernels]):
 
     def __init__(self) -> None:
         super().__init__("dropout", DropoutKernels, is_dropout_right)
-        self._lock = Lock()
+        self._renew_lock()
+        if hasattr(os, "register_at_fork"):  # a thread may hold it at a fork
+            os.register_at_fork(after_in_child=self._renew_lock)
         functional: Any = torch._VF
         self._patches = [
             Patch(place, name, self._dropout(getattr(place, name), in_place=name.endswith("_")),
@@ -138,6 +141,9 @@ class Dropouts(KernelPatches[DropoutKernels]):
         if noise is None:
             return torch.dropout(probabilities, call.dropout_p, True) @ call.value
         return (probabilities * noise) @ call.value
+
+    def _renew_lock(self) -> None:
+        self._lock = Lock()
 
     def _noise(self, data: Tensor, probability: Any) -> Tensor | None:
         """Return the noise; None if the kernels might not have the effects of torch's operator."""

@@ -183,6 +183,14 @@ def changed_between() -> list[Tensor]:
     return list(torch.autograd.grad(output.sum(), weight))
 
 
+def bias_changed_between() -> list[Tensor]:
+    data, weight, bias = values(2, 6, 9, 11), values(6, 1, 5, 4), values(6)
+    output = F.conv2d(data, weight, bias, groups=6)
+    with torch.no_grad():
+        bias.zero_()
+    return list(torch.autograd.grad(output.sin().sum(), (data, weight, bias)))
+
+
 def without_a_gradient() -> list[Tensor]:
     """The output is used by nothing that has one."""
     data, weight = values(2, 6, 9, 11), values(6, 1, 5, 4)
@@ -200,7 +208,8 @@ def padded_by_name() -> list[Tensor]:
 
 BY_KERNELS = [module, by_name, without_a_gradient_of_the_input, of_a_frozen_bias, in_one_dimension,
               second_derivative, of_infinity, with_hooks_on_saved_tensors, checkpointed, twice,
-              changed_between, without_a_gradient, padded_by_name]  # fmt: skip
+              changed_between, bias_changed_between, without_a_gradient,
+              padded_by_name]  # fmt: skip
 
 
 def several_filters_of_a_channel() -> list[Tensor]:

@@ -367,6 +367,17 @@ def test_a_forked_child_draws_as_python_does() -> None:
         patch.undo()
 
 
+def test_a_child_that_is_forked_while_a_thread_draws_can_draw() -> None:
+    with kernels() as patch:
+        with patch._lock:
+            pid = os.fork()
+            if not pid:
+                signal.alarm(30)
+                F.dropout(torch.ones(100), 0.5)
+                os._exit(patch.num_computed)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
 def test_what_was_there_before_comes_back() -> None:
     places = (torch, torch._VF, torch.nn.functional, torch._C._nn)
     names = ("dropout", "dropout_", "scaled_dot_product_attention")
