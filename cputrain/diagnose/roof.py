@@ -22,7 +22,7 @@ from cputrain.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from cputrain.diagnose.step_profile import OperatorTime
@@ -182,12 +182,19 @@ class Roof(Record):
             remaining -= moved
         return seconds + remaining / self.bandwidth(threads)
 
+    def product_seconds(self, operators: Iterable[OperatorTime], threads: int) -> float:
+        """Return the time of the operators' products at the peak FLOP/s of their dtypes."""
+        return sum(
+            operator.flops / self.highest_flops(operator.compute_dtype, threads)
+            for operator in operators
+        )
+
     def least_seconds(self, operator: OperatorTime, threads: int) -> tuple[float, str]:
         """Return the time of an operator's calls at the roof, and the bound.
 
         The bound is "computing" or a level of memory.
         """
-        compute_s = operator.flops / self.highest_flops(operator.compute_dtype, threads)
+        compute_s = self.product_seconds((operator,), threads)
         call_bytes = operator.bytes / operator.calls if operator.calls else 0.0
         memory_s = (
             operator.calls * self.transfer_seconds(call_bytes, threads) if call_bytes else 0.0

@@ -66,10 +66,7 @@ def step_roof(profile: StepProfile, roof: Roof) -> StepRoof:
     """Return the roof of a step from its profile and the machine's roof."""
     threads = profile.threads
     return StepRoof(
-        product_seconds=sum(
-            operator.flops / roof.highest_flops(operator.compute_dtype, threads)
-            for operator in profile.operators
-        ),
+        product_seconds=roof.product_seconds(profile.operators, threads),
         memory_seconds=roof.transfer_seconds(profile.tensor_bytes, threads),
         rough=roof.rough,
     )

@@ -47,10 +47,7 @@ def reached(diagnosis: Diagnosis) -> str:
     if not counted:
         return "no operator whose operations are counted"
     flops = sum(operator.flops for operator in counted)
-    roof_s = sum(
-        operator.flops / roof.highest_flops(operator.compute_dtype, seen.threads)
-        for operator in counted
-    )
+    roof_s = roof.product_seconds(counted, seen.threads)
     if roof_s <= 0:
         return "no operator whose operations are counted"
     dtypes = {operator.compute_dtype for operator in counted}

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from cputrain.kernels.depthwise import DepthwiseKernels, DepthwiseShape
 from cputrain.kernels.proof import is_depthwise_right
-from cputrain.runtime.kernel_patches import KernelPatches, call_original
+from cputrain.runtime.kernel_patches import KernelPatches, call_original, is_in_memory_order
 from cputrain.runtime.patching import Patch
 
 if TYPE_CHECKING:
@@ -234,12 +234,10 @@ def _is_depthwise(call: _Convolution) -> bool:
         and data.numel() > 0
         and weight.size(1) == 1
         and weight.size(0) == data.size(1) == call.groups
-        and (data.is_contiguous() or (
-            data.dim() == 4 and data.is_contiguous(memory_format=torch.channels_last)
-        ))
+        and is_in_memory_order(data)
         and max(weight.shape[2:]) >= MIN_FILTER
         and weight[0].numel() <= MAX_FILTER
-    )  # fmt: skip
+    )
 
 
 def _padding_of(call: _Convolution) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cputrain.kernels.dropout import DropoutKernels
 from cputrain.kernels.proof import is_dropout_right
-from cputrain.runtime.kernel_patches import KernelPatches, call_original
+from cputrain.runtime.kernel_patches import KernelPatches, call_original, is_in_memory_order
 from cputrain.runtime.patching import Patch
 
 if TYPE_CHECKING:
@@ -133,11 +133,13 @@ class Dropouts(KernelPatches[DropoutKernels]):
             or call.enable_gqa
             or torch.is_autocast_enabled("cpu")
             or not torch._C._get_math_sdp_enabled()  # (of the CPU's, too)
-            or self.load() is None
         ):
             return None
+        kernels = self.load()
+        if kernels is None:
+            return None
         probabilities = _attention_probabilities(call)
-        noise = self._noise(probabilities, call.dropout_p)
+        noise = self._draw(kernels, probabilities, call.dropout_p)
         if noise is None:
             return torch.dropout(probabilities, call.dropout_p, True) @ call.value
         return (probabilities * noise) @ call.value
@@ -155,12 +157,14 @@ class Dropouts(KernelPatches[DropoutKernels]):
             or data.dtype not in DTYPES
             or type(probability) is not float
             or not 0 < probability < 1
-            or not (data.is_contiguous() or _is_channels_last(data))
+            or not is_in_memory_order(data)
         ):
             return None
         kernels = self.load()
-        if kernels is None:
-            return None
+        return None if kernels is None else self._draw(kernels, data, probability)
+
+    def _draw(self, kernels: DropoutKernels, data: Tensor, probability: float) -> Tensor | None:
+        """Return the noise; None if another thread has drawn from the generator meanwhile."""
         with self._lock:  # threads of a script may draw, too
             noise = kernels.noise(data, probability, torch.default_generator)
         if noise is not None:
@@ -197,7 +201,3 @@ def _attention_probabilities(call: _Attention) -> Tensor:
         products.add_(mask)
     softmax: Tensor = torch._safe_softmax(products, -1)
     return softmax
-
-
-def _is_channels_last(data: Tensor) -> bool:
-    return data.dim() == 4 and data.is_contiguous(memory_format=torch.channels_last)

@@ -45,6 +45,13 @@ def call_original(
     return original(*args, **kwargs)
 
 
+def is_in_memory_order(data: Tensor) -> bool:
+    """Return whether a tensor is contiguous, or a batch of images in channels_last."""
+    return data.is_contiguous() or (
+        data.dim() == 4 and data.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
 class KernelPatches(Generic[K]):
     """Kernels for one operator, its patches, and the number of calls that kernels computed.
 

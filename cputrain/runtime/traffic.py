@@ -82,6 +82,7 @@ class StepTraffic:
 
     def __init__(self) -> None:
         self.num_bytes = 0
+        """Bytes of all steps so far."""
         self._counted: dict[int, int] = {}
 
     def add(self, traffic: Traffic) -> None:
