@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from cputrain.runtime.patching import Patch
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
+
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Positional parameters of scaled_dot_product_attention, by their names."""
 
 
 class MathAttention:
@@ -29,31 +30,42 @@ class Float32Attention:
     """Patch of the fused kernel: compute bf16 inputs in float32, and cast the output back."""
 
     def __init__(self, torch: ModuleType) -> None:
-        from functools import wraps
+        from cputrain.runtime.replaced_builtin import replace
 
-        functional: Any = torch.nn.functional
-        original = functional.scaled_dot_product_attention
+        self._torch = torch
+        self._attend = torch.nn.functional.scaled_dot_product_attention
         self._is_used, self._is_on = False, True
+        places = (torch._C._nn, torch.nn.functional)
+        self._patches = replace(places, "scaled_dot_product_attention", self._compute)
 
-        @wraps(original)
-        def attend(
-            query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
-        ) -> Any:
-            if query.dtype is not torch.bfloat16 or not query.is_cpu or not self._is_on:
-                return original(query, key, value, attn_mask, *args, **kwargs)
-            self._is_used = True
-            if attn_mask is not None and attn_mask.is_floating_point():
-                attn_mask = attn_mask.float()
-            with torch.autocast("cpu", enabled=False):
-                inputs = (query.float(), key.float(), value.float())
-                output = original(*inputs, attn_mask, *args, **kwargs)
-            return output.to(query.dtype)
-
-        self._patch = Patch(functional, "scaled_dot_product_attention", attend)
+    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the output in the dtype of the query; None if that is not bfloat16."""
+        torch = self._torch
+        query = args[0] if args else kwargs.get("query")
+        if (
+            not self._is_on
+            or not isinstance(query, torch.Tensor)
+            or query.dtype is not torch.bfloat16
+            or not query.is_cpu
+            or len(args) > len(NAMES)
+            or not kwargs.keys().isdisjoint(NAMES[: len(args)])
+        ):
+            return None
+        call = dict(zip(NAMES, args, strict=False)) | kwargs
+        self._is_used = True
+        call |= {
+            name: value.float()
+            for name, value in call.items()
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+        }
+        with torch.autocast("cpu", enabled=False):
+            output = self._attend(**call)
+        return output.to(torch.bfloat16)
 
     def describe(self) -> str:
         return "attention in float32" if self._is_used else ""
 
     def undo(self) -> None:
         self._is_on = False  # where another patch is above this one, it stays
-        self._patch.undo()
+        for patch in self._patches:
+            patch.undo()

@@ -19,8 +19,7 @@ from torch.autograd import Function
 
 from cputrain.kernels.batch_norm import Activation, BatchNormKernels
 from cputrain.kernels.proof import is_batch_norm_right
-from cputrain.runtime.kernel_patches import KernelPatches, call_original
-from cputrain.runtime.patching import Patch
+from cputrain.runtime.kernel_patches import KernelPatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,52 +215,57 @@ class BatchNorms(KernelPatches[BatchNormKernels]):
 
     def __init__(self) -> None:
         super().__init__("batch norm", BatchNormKernels, is_batch_norm_right)
+        self.replace([torch], "batch_norm", self._compute_call)
         nn = torch._C._nn  # where torch.nn.functional has its operators
-        activations = [
-            (place, f"{name}{ending}", gradient, bool(ending))
-            for place, name, gradient in (
-                (torch, "relu", _relu_gradient), (Tensor, "relu", _relu_gradient),
-                (nn, "leaky_relu", _leaky_relu_gradient), (nn, "hardtanh", _hardtanh_gradient),
-                (nn, "relu6", _relu6_gradient),
-            )
-            for ending in ("", "_")
-        ]  # fmt: skip
-        self._patches = [
-            Patch(torch, "batch_norm", self._batch_norm(torch.batch_norm), is_compiled=True),
-            *(
-                Patch(
-                    place,
-                    name,
-                    self._activation(getattr(place, name), gradient, in_place=in_place),
-                    is_compiled=True,
+        for place, name, gradient in (
+            (torch, "relu", _relu_gradient), (Tensor, "relu", _relu_gradient),
+            (nn, "leaky_relu", _leaky_relu_gradient), (nn, "hardtanh", _hardtanh_gradient),
+            (nn, "relu6", _relu6_gradient),
+        ):  # fmt: skip
+            for in_place in (False, True):
+                self._replace_activation(
+                    place, f"{name}_" if in_place else name, gradient, in_place=in_place
                 )
-                for place, name, gradient, in_place in activations
-            ),
-        ]
 
-    def _batch_norm(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
+    def _replace_activation(
+        self,
+        place: Any,
+        name: str,
+        gradient: Callable[..., Activation | None],
+        *,
+        in_place: bool,
+    ) -> None:
+        original = getattr(place, name)
 
-        @wraps(original)
-        def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
+        def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
             if (
-                not is_compiling()  # Dynamo reads no more of this
-                and len(args) == NUM_ARGUMENTS
-                and not kwargs
-                and is_traced() is None
-                and type(args[0]) is Tensor
-                and args[0].dtype is torch.float32
-                and args[0].is_cpu
-                and args[5] is True
-                and args[0].numel() >= MIN_ELEMENTS
-                and _is_laid_out(args[0])
+                not args
+                or kwargs
+                or type(args[0]) is not Tensor
+                or type(args[0].grad_fn) is not _Node
             ):
-                output = self._compute(*args)
-                if output is not None:
-                    return output
-            return call_original(batch_norm, original, args, kwargs)
+                return None
+            activation = gradient(*args[1:])
+            if activation is None:
+                return None
+            return self._activate(original, args, activation, in_place=in_place)
 
-        return batch_norm
+        self.replace([place], name, compute)
+
+    def _compute_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Return the output; None if it is torch's to compute."""
+        if (
+            len(args) != NUM_ARGUMENTS
+            or kwargs
+            or type(args[0]) is not Tensor
+            or args[0].dtype is not torch.float32
+            or not args[0].is_cpu
+            or args[5] is not True
+            or args[0].numel() < MIN_ELEMENTS
+            or not _is_laid_out(args[0])
+        ):
+            return None
+        return self._compute(*args)
 
     def _compute(
         self,
@@ -313,31 +317,6 @@ class BatchNorms(KernelPatches[BatchNormKernels]):
         apply: Callable[..., Tensor] = _BatchNorm.apply
         return apply(options, computed, data, weight, bias)
 
-    def _activation(
-        self,
-        original: Callable[..., Tensor],
-        gradient: Callable[..., Activation | None],
-        *,
-        in_place: bool,
-    ) -> Callable[..., Tensor]:
-        is_compiling = torch.compiler.is_compiling
-
-        @wraps(original)
-        def activate(*args: Any, **kwargs: Any) -> Tensor:
-            if (
-                not is_compiling()
-                and args
-                and not kwargs
-                and type(args[0]) is Tensor
-                and type(args[0].grad_fn) is _Node
-            ):
-                activation = gradient(*args[1:])
-                if activation is not None:
-                    return self._activate(original, args, activation, in_place=in_place)
-            return call_original(activate, original, args, kwargs)
-
-        return activate
-
     def _activate(
         self,
         original: Callable[..., Tensor],
@@ -345,8 +324,11 @@ class BatchNorms(KernelPatches[BatchNormKernels]):
         activation: Activation,
         *,
         in_place: bool,
-    ) -> Tensor:
-        """Call an activation with the output of a batch norm, its first argument."""
+    ) -> Tensor | None:
+        """Call an activation with the output of a batch norm, its first argument.
+
+        Return None if its gradient is torch's to compute.
+        """
         output, *options = args
         node: Any = output.grad_fn
         if (
@@ -358,7 +340,7 @@ class BatchNorms(KernelPatches[BatchNormKernels]):
             or not self._tensors.is_eager()
             or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         ):
-            return original(*args)
+            return None
         hooks: OrderedDict[int, Any] | None = None
         if not in_place:  # so that hooks are seen that the script adds from now on
             output._backward_hooks = hooks = OrderedDict()

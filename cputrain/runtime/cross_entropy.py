@@ -6,7 +6,6 @@ The forward computes the gradient of the input too, which backward has to multip
 from __future__ import annotations
 
 import math
-from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,8 +14,7 @@ from torch.autograd import Function
 
 from cputrain.kernels.cross_entropy import CrossEntropyKernels
 from cputrain.kernels.proof import is_cross_entropy_right
-from cputrain.runtime.kernel_patches import KernelPatches, call_original
-from cputrain.runtime.patching import Patch
+from cputrain.runtime.kernel_patches import KernelPatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,33 +98,22 @@ class CrossEntropies(KernelPatches[CrossEntropyKernels]):
     def __init__(self) -> None:
         super().__init__("cross entropy", CrossEntropyKernels, is_cross_entropy_right)
         self._original = torch._C._nn.cross_entropy_loss
-        replacement = self._cross_entropy()
-        self._patches = [Patch(torch._C._nn, "cross_entropy_loss", replacement, is_compiled=True)]
+        self.replace([torch._C._nn], "cross_entropy_loss", self._compute_call)
 
-    def _cross_entropy(self) -> Callable[..., Tensor]:
-        original = self._original
-        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
-
-        @wraps(original)
-        def cross_entropy_loss(*args: Any, **kwargs: Any) -> Tensor:
-            if (
-                not is_compiling()  # Dynamo reads no more of this
-                and len(args) == NUM_ARGUMENTS
-                and not kwargs
-                and is_traced() is None
-                and type(args[0]) is Tensor
-                and type(args[1]) is Tensor
-                and args[2] is None
-                and args[0].dtype is torch.float32
-                and args[0].is_cpu
-                and args[0].numel() >= MIN_ELEMENTS
-            ):
-                loss = self._compute(args[0], args[1], args[2:])
-                if loss is not None:
-                    return loss
-            return call_original(cross_entropy_loss, original, args, kwargs)
-
-        return cross_entropy_loss
+    def _compute_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Return the loss; None if it is torch's to compute."""
+        if (
+            len(args) != NUM_ARGUMENTS
+            or kwargs
+            or type(args[0]) is not Tensor
+            or type(args[1]) is not Tensor
+            or args[2] is not None
+            or args[0].dtype is not torch.float32
+            or not args[0].is_cpu
+            or args[0].numel() < MIN_ELEMENTS
+        ):
+            return None
+        return self._compute(args[0], args[1], args[2:])
 
     def _compute(self, data: Tensor, targets: Tensor, options: tuple[Any, ...]) -> Tensor | None:
         """Return the loss; None if the kernels might not have the effects of torch's operator."""

@@ -7,7 +7,7 @@ and columns, for which torch has kernels of its own.
 from __future__ import annotations
 
 import math
-from functools import wraps
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,8 +16,7 @@ from torch.autograd import Function
 
 from cputrain.kernels.depthwise import DepthwiseKernels, DepthwiseShape
 from cputrain.kernels.proof import is_depthwise_right
-from cputrain.runtime.kernel_patches import KernelPatches, call_original, is_in_memory_order
-from cputrain.runtime.patching import Patch
+from cputrain.runtime.kernel_patches import KernelPatches, is_in_memory_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,33 +157,15 @@ class DepthwiseConvolutions(KernelPatches[DepthwiseKernels]):
     def __init__(self) -> None:
         super().__init__("depthwise gradients", DepthwiseKernels, is_depthwise_right)
         for name in ("conv1d", "conv2d"):
-            replacement = self._convolution(getattr(torch, name))
-            self._patches += [
-                Patch(place, name, replacement, is_compiled=True)
-                for place in (torch, torch.nn.functional)
-            ]
-
-    def _convolution(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
-
-        @wraps(original)
-        def convolution(*args: Any, **kwargs: Any) -> Tensor:
-            if (
-                not is_compiling()  # Dynamo reads no more of this
-                and _is_grouped(args, kwargs)
-                and is_traced() is None
-            ):
-                output = self._compute(original, args, kwargs)
-                if output is not None:
-                    return output
-            return call_original(convolution, original, args, kwargs)
-
-        return convolution
+            original = getattr(torch, name)
+            self.replace((torch, torch.nn.functional), name, partial(self._compute, original))
 
     def _compute(
         self, original: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor | None:
         """Return the output; None if the kernels might not have the effects of torch's operator."""
+        if not _is_grouped(args, kwargs):
+            return None
         try:
             call = _Convolution(*args, **kwargs)
         except TypeError:  # which torch has words for

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from functools import wraps
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,11 +16,9 @@ from torch import Tensor
 
 from cputrain.kernels.dropout import DropoutKernels
 from cputrain.kernels.proof import is_dropout_right
-from cputrain.runtime.kernel_patches import KernelPatches, call_original, is_in_memory_order
-from cputrain.runtime.patching import Patch
+from cputrain.runtime.kernel_patches import KernelPatches, is_in_memory_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 MIN_ELEMENTS = 1 << 14
@@ -56,62 +54,37 @@ class Dropouts(KernelPatches[DropoutKernels]):
         self._renew_lock()
         if hasattr(os, "register_at_fork"):  # a thread may hold it at a fork
             os.register_at_fork(after_in_child=self._renew_lock)
-        functional: Any = torch._VF
-        self._patches = [
-            Patch(place, name, self._dropout(getattr(place, name), in_place=name.endswith("_")),
-                  is_compiled=True)
-            for place in (functional, torch) for name in ("dropout", "dropout_")
-        ]  # fmt: skip
-        attend = self._attention(torch._C._nn.scaled_dot_product_attention)
-        self._patches += [
-            Patch(place, "scaled_dot_product_attention", attend, is_compiled=True)
-            for place in (torch._C._nn, torch.nn.functional)
-        ]
+        for name in ("dropout", "dropout_"):
+            self.replace((torch._VF, torch), name, partial(self._drop, in_place=name == "dropout_"))
+        self.replace(
+            (torch._C._nn, torch.nn.functional), "scaled_dot_product_attention", self._attend
+        )
 
-    def _dropout(self, original: Callable[..., Tensor], *, in_place: bool) -> Callable[..., Tensor]:
-        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
-
-        @wraps(original)
-        def dropout(*args: Any, **kwargs: Any) -> Tensor:
-            if (
-                not is_compiling()  # Dynamo reads no more of this
-                and len(args) == NUM_ARGUMENTS
-                and not kwargs
-                and is_traced() is None
-                and args[2] is True
-                and isinstance(args[0], Tensor)
-                and args[0].is_cpu
-                and args[0].numel() >= MIN_ELEMENTS
-            ):
-                noise = self._noise(args[0], args[1])
-                if noise is not None:
-                    return args[0].mul_(noise) if in_place else args[0] * noise
-            return call_original(dropout, original, args, kwargs)
-
-        return dropout
-
-    def _attention(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        is_compiling, is_traced = torch.compiler.is_compiling, torch._C._get_tracing_state
-
-        @wraps(original)
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
-            if (
-                not is_compiling()
-                and (len(args) > DROPOUT_POSITION or "dropout_p" in kwargs)
-                and is_traced() is None
-            ):
-                output = self._attend(args, kwargs)
-                if output is not None:
-                    return output
-            return call_original(scaled_dot_product_attention, original, args, kwargs)
-
-        return scaled_dot_product_attention
+    def _drop(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_place: bool
+    ) -> Tensor | None:
+        """Return the output of a dropout; None if it is torch's to compute."""
+        if (
+            len(args) != NUM_ARGUMENTS
+            or kwargs
+            or args[2] is not True
+            or not isinstance(args[0], Tensor)
+            or not args[0].is_cpu
+            or args[0].numel() < MIN_ELEMENTS
+        ):
+            return None
+        noise = self._noise(args[0], args[1])
+        if noise is None:
+            return None
+        return args[0].mul_(noise) if in_place else args[0] * noise
 
     def _attend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """Return the output of attention with dropout; None if it is torch's to compute.
 
         With dropout, torch has no fused kernel on the CPU, and calls the operators below.
         """
+        if len(args) <= DROPOUT_POSITION and "dropout_p" not in kwargs:
+            return None
         try:
             call = _Attention(*args, **kwargs)
         except TypeError:  # which torch has words for

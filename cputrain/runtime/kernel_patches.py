@@ -5,44 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
-from torch.fx import Proxy
-from torch.overrides import handle_torch_function, has_torch_function
 
 from cputrain.kernels.build import BuildError
 from cputrain.runtime.openmp import parallel_functions
 from cputrain.runtime.plain_tensors import PlainTensors
+from cputrain.runtime.replaced_builtin import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from torch import Tensor
 
     from cputrain.runtime.patching import Patch
+    from cputrain.runtime.replaced_builtin import Compute
 
 K = TypeVar("K")
-
-
-def call_original(
-    replacement: Callable[..., Tensor],
-    original: Callable[..., Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Tensor:
-    """Call a function of torch for its replacement.
-
-    What overrides it, a subclass or a mode, is given the function that scripts know by its name. A
-    traced graph is given torch's own, which it can write as code.
-    """
-    tensors = (*args, *kwargs.values())
-    if (
-        not torch.compiler.is_compiling()
-        and has_torch_function(tensors)
-        and not any(isinstance(tensor, Proxy) for tensor in tensors)
-    ):
-        result: Tensor = handle_torch_function(replacement, tensors, *args, **kwargs)
-        return result
-    return original(*args, **kwargs)
 
 
 def is_in_memory_order(data: Tensor) -> bool:
@@ -78,6 +56,10 @@ class KernelPatches(Generic[K]):
         self.num_computed = 0
         self.is_on = True
         """Whether kernels are used from now on."""
+
+    def replace(self, places: Iterable[Any], name: str, compute: Compute) -> None:
+        """Replace a function in all places that have it."""
+        self._patches += replace(places, name, compute)
 
     def load(self) -> K | None:
         """Return the kernels, or None if they cannot be had here."""

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
             """Restore torch's function."""
 
 
+NUM_DROPOUT_ARGUMENTS = 3
+"""Number of arguments with which torch.nn.functional calls the operators."""
+
+
 class MemoryOrderPatches:
     """All of these patches.
 
@@ -36,7 +40,8 @@ class MemoryOrderPatches:
         self._changes: list[_Change] = [
             _ViewPatch(torch, restore_contiguous),
             *_patch_dropouts(torch),
-            *(_patch_rand_like(torch, name) for name in ("rand_like", "randn_like")),
+            *_patch_rand_like(torch, "rand_like"),
+            *_patch_rand_like(torch, "randn_like"),
             _patch_reduce(torch),
             _OptimizerFormats(torch),
         ]
@@ -104,7 +109,7 @@ class _ViewPatch:
 
 
 def _patch_dropouts(torch: ModuleType) -> Iterator[Patch]:
-    module: Any = torch._VF
+    from cputrain.runtime.replaced_builtin import replace
 
     def dropout_mask(original: Any, tensor: Any, p: float, train: bool) -> Any:
         """Return a dropout's mask over 1 - p; None if torch draws it in the same order."""
@@ -114,31 +119,33 @@ def _patch_dropouts(torch: ModuleType) -> Iterator[Patch]:
         memory_format = channels_last_format(torch, tensor)
         return original(ones, p, train).contiguous(memory_format=memory_format)
 
-    def patch(name: str, multiply: Callable[[Any, Any], Any]) -> Patch:
-        original = getattr(module, name)
+    def patch(name: str, multiply: Callable[[Any, Any], Any]) -> list[Patch]:
+        original = getattr(torch, name)
 
-        @wraps(original)
-        def dropout(tensor: Any, p: float, train: bool) -> Any:
-            mask = dropout_mask(original, tensor, p, train)
-            return original(tensor, p, train) if mask is None else multiply(tensor, mask)
+        def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if len(args) != NUM_DROPOUT_ARGUMENTS or kwargs:
+                return None
+            mask = dropout_mask(original, *args)
+            return None if mask is None else multiply(args[0], mask)
 
-        return Patch(module, name, dropout)
+        return replace((torch, torch._VF), name, compute)
 
-    yield patch("dropout", lambda tensor, mask: tensor * mask)
-    yield patch("dropout_", lambda tensor, mask: tensor.mul_(mask))
+    yield from patch("dropout", lambda tensor, mask: tensor * mask)
+    yield from patch("dropout_", lambda tensor, mask: tensor.mul_(mask))
 
 
-def _patch_rand_like(torch: ModuleType, name: str) -> Patch:
+def _patch_rand_like(torch: ModuleType, name: str) -> list[Patch]:
+    from cputrain.runtime.replaced_builtin import replace
+
     original = getattr(torch, name)
 
-    @wraps(original)
-    def drawn(*args: Any, **kwargs: Any) -> Any:
+    def compute(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor = args[0] if args else kwargs.get("input")
-        if "memory_format" not in kwargs and not _has_default_order(torch, tensor):
-            kwargs["memory_format"] = torch.contiguous_format
-        return original(*args, **kwargs)
+        if "memory_format" in kwargs or _has_default_order(torch, tensor):
+            return None
+        return original(*args, memory_format=torch.contiguous_format, **kwargs)
 
-    return Patch(torch, name, drawn)
+    return replace([torch], name, compute)
 
 
 def _has_default_order(torch: ModuleType, tensor: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FunctionType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +29,10 @@ class Patch:
     Args:
         place: The module or class that holds the function.
         name: The attribute's name.
-        ours: The replacement.
-        is_compiled: Whether torch.compile compiles the replacement, which must then call nothing
-            but the original while `torch.compiler.is_compiling()`.
+        ours: The replacement: a function, or a ReplacedBuiltin.
     """
 
-    def __init__(self, place: Any, name: str, ours: Any, *, is_compiled: bool = False) -> None:
+    def __init__(self, place: Any, name: str, ours: Any) -> None:
         import torch.jit._builtins
 
         builtins: Any = torch.jit._builtins
@@ -46,9 +45,8 @@ class Patch:
         else:  # (the function to replace may be a replacement already)
             scriptable = getattr(self._original, "__prepare_scriptable__", lambda: self._original)()
             ours.__prepare_scriptable__ = lambda: scriptable
-        uncounted(ours)
-        if not is_compiled:
-            skip_frames(ours.__code__)
+        if isinstance(ours, FunctionType):
+            skip_frames(uncounted(ours).__code__)
         setattr(place, name, ours)
 
     def undo(self) -> None:

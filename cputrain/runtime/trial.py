@@ -142,14 +142,13 @@ class StepRecorder:
         Patch(autograd, "backward", backward)
 
     def _detect_attention(self, torch: ModuleType) -> None:
-        functional: Any = torch.nn.functional
-        original = functional.scaled_dot_product_attention
+        from cputrain.runtime.replaced_builtin import replace
 
-        def attend(*args: Any, **kwargs: Any) -> Any:
+        def note(*_: object) -> None:
             self._uses.add("attention")
-            return original(*args, **kwargs)
 
-        Patch(functional, "scaled_dot_product_attention", attend)
+        places = (torch._C._nn, torch.nn.functional)
+        replace(places, "scaled_dot_product_attention", note)
 
     def _write(self, reason: str) -> None:
         if os.getpid() != self._pid or self._fd < 0:
