@@ -65,8 +65,8 @@ class ReplacedBuiltin:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._builtin, name)
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]  # for isinstance
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # for isinstance
         return type(self._builtin)
 
     def __eq__(self, other: object) -> bool:
