@@ -161,7 +161,14 @@ def roof_sentence(roof: StepRoof) -> str:
         f"products at the highest rate measured, {duration(roof.memory_seconds)} to move each of "
         f"its tensors once"
     )
-    return f"{text}; rough: {' and '.join(roof.rough)}." if roof.rough else f"{text}."
+    text += f"; rough: {' and '.join(roof.rough)}." if roof.rough else "."
+    if roof.losses:
+        operators = ", ".join(f"{loss.name} {loss.share:.0%}" for loss in roof.losses)
+        text += (
+            f" Of torch's operators, which kernels in C may replace, these lose most against "
+            f"their roofs: {operators}."
+        )
+    return text
 
 
 def digits(value: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cputrain.record import Record
 
 TYPE_CHECKING = False
@@ -20,6 +22,26 @@ LONGEST_S = 600.0
 """Time limit of that run in seconds."""
 
 
+NUM_LOSSES = 5
+"""Number of operators that are named as farthest from the roof."""
+
+SMALLEST_LOSS = 0.01
+"""Smallest share of a step that is named."""
+
+
+class OperatorLoss(Record):
+    """What the calls of one operator in a step lose against their roof."""
+
+    name: str
+    """Name of the operator without its namespace, such as "mm"."""
+
+    calls: float
+    """Number of calls in a step."""
+
+    share: float
+    """Fraction of a step that calls at the roof would save."""
+
+
 class StepRoof(Record):
     """Least time of a step in the dtypes that the script chose."""
 
@@ -31,6 +53,9 @@ class StepRoof(Record):
 
     rough: tuple[str, ...] = ()
     """Why the machine may be faster; empty if nothing disturbed its measurement."""
+
+    losses: tuple[OperatorLoss, ...] = ()
+    """Operators of a step under launch that lose most, by what they lose."""
 
     @property
     def seconds(self) -> float:
@@ -69,4 +94,19 @@ def step_roof(profile: StepProfile, roof: Roof) -> StepRoof:
         product_seconds=roof.product_seconds(profile.operators, threads),
         memory_seconds=roof.transfer_seconds(profile.tensor_bytes, threads),
         rough=roof.rough,
+        losses=_losses(profile, roof),
+    )
+
+
+def _losses(profile: StepProfile, roof: Roof) -> tuple[OperatorLoss, ...]:
+    calls: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
+    for operator in profile.operators:
+        calls[operator.name] += operator.calls
+        least, _ = roof.least_seconds(operator, profile.threads)
+        lost[operator.name] += max(0.0, operator.seconds - least) / profile.step
+    return tuple(
+        OperatorLoss(name=name, calls=calls[name], share=share)
+        for name, share in lost.most_common(NUM_LOSSES)
+        if share >= SMALLEST_LOSS
     )

@@ -14,7 +14,7 @@ import pytest
 
 from cputrain.bench import as_markdown, compare
 from cputrain.bench.measurement import parse_report
-from cputrain.diagnose.step_roof import StepRoof
+from cputrain.diagnose.step_roof import OperatorLoss, StepRoof
 from cputrain.errors import NotExecutable, NotFound, UsageError
 
 COUNT = "with open(sys.argv[1], 'a') as log: log.write('x')\nRUNS = os.path.getsize(sys.argv[1])"
@@ -254,12 +254,14 @@ def test_steps_are_compared_with_the_roof(reports):
         {"slow": reports("slow", [1.0], [4.0]), "fast": reports("fast", [1.0], [1.25])}, repeats=1
     )
     assert "of the roof" not in as_markdown(found, title="x", machine_line="y")
-    found = found.replace(roof=StepRoof(product_seconds=0.75, memory_seconds=0.25))
+    losses = (OperatorLoss(name="mm", calls=3, share=0.213),)
+    found = found.replace(roof=StepRoof(product_seconds=0.75, memory_seconds=0.25, losses=losses))
     text = as_markdown(found, title="x", machine_line="y")
     cells = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     position = cells[0].index("of the roof")
     assert [row[position] for row in cells if row[0] in {"| slow", "| fast"}] == ["0.25", "0.80"]
     assert "The roof of a step is 1.00 s: 750 ms for its products" in text
+    assert "lose most against their roofs: mm 21%." in text
 
 
 def test_a_comparison_is_written_as_json_and_as_markdown(reports):

@@ -117,11 +117,14 @@ def test_the_memory_of_workers_is_told_beside_that_of_empty_ones(found, name):
 def test_the_memory_of_a_process_is_what_it_has_for_itself():
     """Memory that is there to be shared is counted for nobody."""
     before = private_bytes(os.getpid())
+    # (a bytearray may lie in memory that this process had before, and freed memory may stay)
     own = mmap.mmap(-1, 50 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    own.write(b"1" * len(own))  # (a bytearray may lie in memory that this process had before)
+    for _ in range(50):
+        own.write(bytes(1 << 20))
     assert private_bytes(os.getpid()) - before > 45 << 20
     shared = mmap.mmap(-1, 50 << 20)
-    shared.write(b"1" * len(shared))
+    for _ in range(50):
+        shared.write(bytes(1 << 20))
     assert private_bytes(os.getpid()) - before < 55 << 20
 
 

@@ -111,10 +111,13 @@ from torch.utils.data import DataLoader, dataloader
 
 def places():
     worker = dataloader._MultiProcessingDataLoaderIter
-    return [
+    functions = [
         torch.nn.Module.__call__, sys.modules["torch.optim.adam"].adam, DataLoader._get_iterator,
         torch.nn.functional.scaled_dot_product_attention, worker._reset, worker._shutdown_workers,
-        torch.Tensor.view, multiprocessing.get_start_method(allow_none=True),
+        torch.Tensor.view,
+    ]
+    return [
+        *map(id, functions), multiprocessing.get_start_method(allow_none=True),
         torch.get_num_threads(), os.sched_getaffinity(0),
     ]
 
