@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 
 from cputrain.record import Record
 
@@ -99,14 +99,14 @@ def step_roof(profile: StepProfile, roof: Roof) -> StepRoof:
 
 
 def _losses(profile: StepProfile, roof: Roof) -> tuple[OperatorLoss, ...]:
-    calls: Counter[str] = Counter()
-    lost: Counter[str] = Counter()
+    calls: defaultdict[str, float] = defaultdict(float)
+    lost: defaultdict[str, float] = defaultdict(float)
     for operator in profile.operators:
         calls[operator.name] += operator.calls
         least, _ = roof.least_seconds(operator, profile.threads)
         lost[operator.name] += max(0.0, operator.seconds - least) / profile.step
     return tuple(
         OperatorLoss(name=name, calls=calls[name], share=share)
-        for name, share in lost.most_common(NUM_LOSSES)
+        for name, share in sorted(lost.items(), key=lambda item: -item[1])[:NUM_LOSSES]
         if share >= SMALLEST_LOSS
     )

@@ -6,7 +6,7 @@ process that has begun can still have it.
 
 from __future__ import annotations
 
-from cputrain.notebook.outcome import Effect, Step
+from cputrain.notebook.outcome import Effect, SetupStep
 from cputrain.plan import Origin
 from cputrain.runtime.apply import start
 from cputrain.runtime.openmp import end_threads
@@ -32,7 +32,7 @@ KEPT = "threads of OpenMP that run already keep what they have"
 _MISSING = object()
 
 
-def apply_settings(torch: ModuleType, plan: Plan) -> tuple[Step, ...]:
+def apply_settings(torch: ModuleType, plan: Plan) -> tuple[SetupStep, ...]:
     """Apply every decision of the plan, and return the effect of each."""
     steps = {
         setting.name: _apply_alone(setting, torch, plan.decision(setting.name)) for setting in ALONE
@@ -57,7 +57,7 @@ def _is_same(decision: Decision[Any]) -> bool:
     return bool(NOW.values.get(decision.policy, _MISSING) == decision.value)
 
 
-def _apply_alone(setting: Setting[Any], torch: ModuleType, decision: Decision[Any]) -> Step:
+def _apply_alone(setting: Setting[Any], torch: ModuleType, decision: Decision[Any]) -> SetupStep:
     """Undo a previous value of the setting, and apply the new one."""
     before = NOW.applied.get(setting.name)
     is_kept = (before is not None or NOW.launched) and _is_same(decision)
@@ -86,7 +86,7 @@ def _apply_alone(setting: Setting[Any], torch: ModuleType, decision: Decision[An
     return _step(decision, Effect.ALREADY if is_in_effect and before is None else Effect.APPLIED)
 
 
-def _apply_together(torch: ModuleType, plan: Plan) -> dict[str, Step]:
+def _apply_together(torch: ModuleType, plan: Plan) -> dict[str, SetupStep]:
     """Apply all of the settings again if one has changed: some wrap what others patched."""
     decisions = {setting.name: plan.decision(setting.name) for setting in TOGETHER}
     before = {name for name in decisions if name in NOW.applied}
@@ -109,7 +109,7 @@ def _apply_together(torch: ModuleType, plan: Plan) -> dict[str, Step]:
 
 def _step_of(
     setting: Setting[Any], decision: Decision[Any], *, is_same: bool, was_applied: bool
-) -> Step:
+) -> SetupStep:
     """Return the effect of a decision that was applied together with others."""
     if not setting.has_effect(decision):
         return _step(decision, Effect.APPLIED if was_applied and not is_same else Effect.NOTHING)
@@ -121,9 +121,9 @@ def _step_of(
     return _step(decision, Effect.ALREADY if is_same else Effect.APPLIED)
 
 
-def _late(decision: Decision[Any], effect: Effect, why: str) -> Step:
+def _late(decision: Decision[Any], effect: Effect, why: str) -> SetupStep:
     return _step(decision, effect, why).replace(late=True)
 
 
-def _step(decision: Decision[Any], effect: Effect, why: str = "") -> Step:
-    return Step(policy=decision.policy, says=decision.says, effect=effect, why=why)
+def _step(decision: Decision[Any], effect: Effect, why: str = "") -> SetupStep:
+    return SetupStep(policy=decision.policy, says=decision.says, effect=effect, why=why)

@@ -31,7 +31,7 @@ class Effect(StrEnum):
     """The decision changes nothing: no channels last."""
 
 
-class Step(Record):
+class SetupStep(Record):
     """A decision of the plan and what happened to it."""
 
     policy: str
@@ -61,7 +61,7 @@ class SetupResult(Record):
     plan: Plan
     """The plan of this process, with the reason for each decision."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[SetupStep, ...]
     """What happened to each decision, in the order of the plan."""
 
     launched: bool
@@ -73,11 +73,11 @@ class SetupResult(Record):
     warnings: tuple[str, ...] = ()
     """Warnings for the user."""
 
-    def step(self, policy: str) -> Step:
+    def step(self, policy: str) -> SetupStep:
         """Return what happened to the decision on a setting."""
         return next(step for step in self.steps if step.policy == policy)
 
-    def of(self, effect: Effect) -> tuple[Step, ...]:
+    def of(self, effect: Effect) -> tuple[SetupStep, ...]:
         """Return the decisions with this effect."""
         return tuple(step for step in self.steps if step.effect is effect)
 

@@ -17,7 +17,7 @@ from cputrain.notebook.kwargs import (
     flags_to_kwargs,
     settings_from_kwargs,
 )
-from cputrain.notebook.outcome import Effect, SetupResult, Step
+from cputrain.notebook.outcome import Effect, SetupResult, SetupStep
 from cputrain.plan import UserValue, make_plan
 from cputrain.runtime.initial_env import effective_environ
 from cputrain.runtime.openmp import Runtimes
@@ -90,7 +90,9 @@ def setup_from_options(parsed: Parsed, settings: Mapping[str, UserValue]) -> Set
 
     if is_on_trial or NOW.on_trial:
         steps = tuple(
-            Step(policy=decision.policy, says=decision.says, effect=Effect.NOTHING, why=ON_TRIAL)
+            SetupStep(
+                policy=decision.policy, says=decision.says, effect=Effect.NOTHING, why=ON_TRIAL
+            )
             for decision in plan.decisions
         )
         return SetupResult(plan=plan, steps=steps, launched=NOW.launched)
@@ -150,7 +152,7 @@ def remember_winner(result: SearchResult, where: str) -> None:
     }
 
 
-def _restart_command(plan: Plan, steps: tuple[Step, ...]) -> str:
+def _restart_command(plan: Plan, steps: tuple[SetupStep, ...]) -> str:
     """Return the launch command under which nothing comes too late; empty if nothing did."""
     from shlex import join
 

@@ -33,6 +33,7 @@ CALLS = {
     "DataLoader([1], batch_size='one')": "batch_size",
     "Pool(processes='two')": "processes",
     "Split(3)": "Split",
+    "Step(3, print, 4)": "Step",
     "fill(1, print, chnk=2)": "chnk",
 }
 """Calls, and a word of the error that a type checker has for them."""
@@ -41,7 +42,7 @@ CALLS = {
 def test_a_mistake_is_an_error_of_types(tmp_path: Path) -> None:
     path = tmp_path / "use.py"
     path.write_text(
-        "\n".join(["from cputrain import DataLoader, Pool, Split, fill, setup", *CALLS])
+        "\n".join(["from cputrain import DataLoader, Pool, Split, Step, fill, setup", *CALLS])
     )
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(path)],
@@ -59,7 +60,7 @@ def test_a_mistake_is_an_error_of_types(tmp_path: Path) -> None:
 JEDI = """
 import jedi
 names = {found.name for found in jedi.Script("import cputrain\\ncputrain.").complete(2, 9)}
-for name in ("DataLoader", "Pool", "Split", "fill", "setup"):
+for name in ("DataLoader", "Pool", "Split", "Step", "fill", "setup"):
     call = f"cputrain.{name}("
     (signature, *_) = jedi.Script("import cputrain\\n" + call).get_signatures(2, len(call))
     print(name, name in names, len(signature.params) > 0, len(signature.docstring()) > 100)
@@ -71,5 +72,5 @@ def test_an_editor_completes_public_names_and_shows_their_arguments() -> None:
         [sys.executable, "-c", JEDI], capture_output=True, text=True, check=True, cwd=ROOT
     )
     lines = done.stdout.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert all(line.split()[1:] == ["True"] * 3 for line in lines), done.stdout

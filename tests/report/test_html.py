@@ -10,7 +10,7 @@ import pytest
 from cputrain.machine import Machine, read_machine
 from cputrain.machine.capture import read_capture
 from cputrain.notebook.html import setup_html
-from cputrain.notebook.outcome import Effect, SetupResult, Step
+from cputrain.notebook.outcome import Effect, SetupResult, SetupStep
 from cputrain.plan import Request, make_plan
 from cputrain.report.html import machine_html, plan_html, search_result_html
 from cputrain.tune.result import SearchResult, Trial
@@ -73,7 +73,7 @@ def test_every_captured_machine_and_its_plan_are_shown(path: Path) -> None:
 def test_every_step_of_a_setup_is_shown() -> None:
     plan = make_plan(machine(MACHINES[0]), Request())
     steps = tuple(
-        Step(policy=decision.policy, says=decision.says, effect=effect, why=EVIL)
+        SetupStep(policy=decision.policy, says=decision.says, effect=effect, why=EVIL)
         for decision, effect in zip(plan.decisions, [*Effect] * 4, strict=False)
     )
     setup = SetupResult(plan=plan, steps=steps, launched=True, restart=EVIL, warnings=(EVIL,))

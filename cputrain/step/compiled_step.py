@@ -1,0 +1,104 @@
+"""Compile the graph of a step by Inductor, or replay its operators where there is no compiler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from cputrain.step.step_tensors import CompileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+    Compiled: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+def find_cpp_compiler() -> str | None:
+    """Return the C++ compiler that Inductor uses; None if there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        return str(get_cpp_compiler())
+    except InvalidCxxCompiler:
+        return None
+
+
+def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
+    """Compile a graph, whose arguments have the layouts of these tensors.
+
+    Raises CompileError.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    _compute_scalars_as_tensors(graph)
+    try:
+        with torch.no_grad(), config.patch(cpp_wrapper=True, fallback_random=True):
+            functional = make_fx(
+                torch.func.functionalize(graph, remove="mutations"),
+                decomposition_table=select_decomp_table(),
+                tracing_mode="fake",
+            )(*tensors)
+            functional.graph.eliminate_dead_code()
+            functional.recompile()
+            mode = FakeTensorMode()
+            arguments = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
+            with tracing(TracingContext(mode)), mode:
+                compiled = compile_fx_inner(functional, arguments, cpp_wrapper=True)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise CompileError(f"Inductor cannot compile it ({text})") from error
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        results: Sequence[Tensor] = compiled(list(tensors))
+        return results
+
+    return run
+
+
+def _compute_scalars_as_tensors(graph: GraphModule) -> None:
+    """Multiply by a tensor where the graph passes its number to an operator as a factor."""
+    aten = torch.ops.aten
+    for node in list(graph.graph.nodes):
+        if node.target not in {
+            aten.add_.Tensor, aten.addcdiv_.default, aten.addcmul_.default,
+        }:  # fmt: skip
+            continue
+        factor = node.kwargs.get("alpha", node.kwargs.get("value"))
+        if not isinstance(factor, Node) or factor.target != aten._local_scalar_dense.default:
+            continue
+        with graph.graph.inserting_before(node):
+            summand, *operands = node.args
+            if len(operands) == 2:
+                combine = aten.div if node.target == aten.addcdiv_.default else aten.mul
+                operands = [graph.graph.call_function(combine.Tensor, tuple(operands))]
+            scaled = graph.graph.call_function(aten.mul.Tensor, (operands[0], factor.args[0]))
+            added = graph.graph.call_function(aten.add_.Tensor, (summand, scaled))
+        node.replace_all_uses_with(added)
+        graph.graph.erase_node(node)
+    for node in reversed(list(graph.graph.nodes)):
+        if node.target == aten._local_scalar_dense.default and not node.users:
+            graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def replay(graph: GraphModule) -> Compiled:
+    """Return a function that calls the operators of a graph one after the other."""
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        with torch.no_grad():
+            results: Sequence[Tensor] = graph.forward(*tensors)
+        return results
+
+    return run

@@ -1,0 +1,311 @@
+"""`Step`: forward, loss, backward, clipping and optimizer in one compiled function."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+from torch.optim import optimizer as step_hooks
+
+from cputrain.errors import ArgumentTypeError, UsageError, argument_error
+from cputrain.step.batches import BatchLayout
+from cputrain.step.compiled_step import compile_graph, find_cpp_compiler, replay
+from cputrain.step.step_proof import StepProof
+from cputrain.step.step_tensors import STEP_HOOKS, CompileError, ModelAndLoss, StepTensors
+from cputrain.step.traced_step import StepFunction, trace
+from cputrain.user_warnings import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from cputrain.step.compiled_step import Compiled
+
+NUM_EAGER_STEPS = 2
+"""Steps with a layout of batches before it is compiled: the last batch of an epoch is rare."""
+
+MAX_PROGRAMS = 8
+"""Number of layouts, and of other values that a compiled step depends on, that are compiled."""
+
+
+class _Program:
+    """A compiled step for one layout of batches and one set of values that it depends on."""
+
+    def __init__(self, layout: BatchLayout, ambient: tuple[Any, ...]) -> None:
+        self.layout, self.ambient = layout, ambient
+        self.num_uses = 0
+        """Steps with this layout before it was compiled."""
+        self.future: Future[Compiled] | None = None
+        self.run: Compiled | None = None
+        """The compiled function, once it was proved."""
+
+
+class Step:
+    """A training step in one compiled function.
+
+    `loss = step(inputs, targets)` does what these lines do:
+
+        loss = loss_fn(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    The first steps run as these lines, while the function is compiled in the background. Whatever
+    the function cannot do runs as these lines for good; `eager_reason` says why.
+
+    Args:
+        model: The model. Its forward must depend on its parameters, its buffers, plain attributes
+            of its modules and its arguments only; Python code in it runs while it is compiled.
+        loss: Called with the model's output and the targets; returns a tensor of one number.
+        optimizer: An optimizer of torch.optim.
+        max_grad_norm: Clip the norm of all gradients to this, as `clip_grad_norm_` does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Tensor],
+        optimizer: Optimizer,
+        *,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        _check_arguments(model, loss, optimizer, max_grad_norm)
+        self._whole = ModelAndLoss(model, loss)
+        self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
+        self._state: StepTensors | None = None
+        self._key: tuple[Any, ...] | None = None
+        self._programs: dict[Any, list[_Program]] = {}
+        self._current: _Program | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._has_stepped = False
+        self.eager_reason = ""
+        """Why steps are not compiled; "" if they are, or will be."""
+        self.num_compiled = 0
+        """Number of compiled steps so far."""
+        self.grad_norm: Tensor | None = None
+        """Norm of all gradients in the last step before clipping; None without clipping."""
+
+    def __call__(self, inputs: Any, *targets: Any) -> Tensor:
+        """Take a step, and return the loss.
+
+        Args:
+            inputs: Argument of the model; a tuple or list of its arguments; or a dictionary of its
+                keyword arguments.
+            targets: Further arguments of the loss.
+        """
+        program, state = self._current, self._state
+        if program is not None and state is not None and program.run is not None:
+            tensors = program.layout.tensors_of(inputs, targets)
+            if tensors is not None and program.ambient == _ambient() and self._is_current(state):
+                return self._run(program.run, state, tensors)
+        return self._step(inputs, targets)
+
+    def wait(self) -> None:
+        """Wait until what is being compiled is compiled; the next step uses it."""
+        for programs in self._programs.values():
+            for program in programs:
+                if program.future is not None:
+                    program.future.exception()
+
+    def _is_current(self, state: StepTensors) -> bool:
+        return state.is_current() and not state.have_gradients() and not self._has_hooks()
+
+    def _has_hooks(self) -> bool:
+        """Return whether the script watches the optimizer's steps."""
+        optimizer: Any = self._optimizer
+        step = vars(optimizer).get("step")  # a scheduler replaces it, and counts its calls
+        return (
+            any(getattr(optimizer, name) for name in STEP_HOOKS)
+            or not all(map(_is_of_cputrain, _global_hooks()))
+            or (step is not None and not hasattr(step, "_wrapped_by_lr_sched"))
+        )
+
+    def _run(self, run: Compiled, state: StepTensors, batch: list[Tensor]) -> Tensor:
+        optimizer: Any = self._optimizer
+        for hook in step_hooks._global_optimizer_pre_hooks.values():
+            hook(optimizer, (), {})
+        with torch.no_grad():
+            results = run([*state.tensors, *batch])
+        increment_version(state.tensors)
+        optimizer._opt_called = True  # for schedulers
+        for hook in step_hooks._global_optimizer_post_hooks.values():
+            hook(optimizer, (), {})
+        self.num_compiled += 1
+        if self._max_grad_norm is not None:
+            self.grad_norm = results[1]
+        return results[0]
+
+    def _step(self, inputs: Any, targets: tuple[Any, ...]) -> Tensor:
+        """Take a step of which nothing is known yet."""
+        if self.eager_reason:
+            return self._run_eagerly(inputs, targets)
+        try:
+            program = self._program_of(inputs, targets)
+            if program is None:
+                return self._run_eagerly(inputs, targets)
+            state, tensors = self._state, program.layout.tensors_of(inputs, targets)
+            assert state is not None
+            assert tensors is not None
+            if program.run is None:
+                return self._prove(program, state, inputs, targets)
+            self._current = program
+            return self._run(program.run, state, tensors)
+        except CompileError as error:
+            self._give_up(str(error))
+        return self._run_eagerly(inputs, targets)
+
+    def _run_eagerly(self, inputs: Any, targets: tuple[Any, ...]) -> Tensor:
+        loss: Tensor = self._whole(inputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._max_grad_norm is not None:
+            parameters = [
+                parameter for group in self._optimizer.param_groups for parameter in group["params"]
+            ]
+            self.grad_norm = nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._has_stepped = True
+        return loss.detach()
+
+    def _program_of(self, inputs: Any, targets: tuple[Any, ...]) -> _Program | None:
+        """Return what is compiled for a batch; None if nothing is, or not yet."""
+        ambient = _ambient()
+        if not self._has_stepped or ambient is None:
+            return None
+        if self._has_hooks():
+            raise CompileError("a hook watches the optimizer's steps")
+        if self._state is None or not self._state.is_current():
+            before, self._state = self._state, None
+            self._state = StepTensors(self._whole, self._optimizer)
+            if self._state.key != self._key:
+                self._current = None
+            self._key = self._state.key
+            if self._key not in self._programs and len(self._programs) >= MAX_PROGRAMS:
+                change = "" if before is None else self._state.difference(before)
+                raise CompileError(f"{change or 'a value'} changes from step to step")
+        if self._state.have_gradients():
+            return None
+        programs = self._programs.setdefault(self._key, [])
+        for program in programs:
+            if (
+                program.ambient == ambient
+                and program.layout.tensors_of(inputs, targets) is not None
+            ):
+                break
+        else:
+            if len(programs) >= MAX_PROGRAMS:
+                return None
+            program = _Program(BatchLayout(inputs, targets), ambient)
+            programs.append(program)
+        program.num_uses += 1
+        if program.num_uses < NUM_EAGER_STEPS:
+            return None
+        if program.future is None:
+            self._compile(program, self._state, inputs, targets)
+        assert program.future is not None
+        return program if program.future.done() else None
+
+    def _compile(
+        self, program: _Program, state: StepTensors, inputs: Any, targets: tuple[Any, ...]
+    ) -> None:
+        """Trace the step, and compile it in the background."""
+        tensors = [*state.tensors, *(program.layout.tensors_of(inputs, targets) or ())]
+        has_compiler = find_cpp_compiler() is not None
+        function = StepFunction(
+            self._whole, self._optimizer, state, program.layout, self._max_grad_norm,
+            is_fused=not has_compiler,
+        )  # fmt: skip
+        random_state = torch.get_rng_state()
+        try:
+            graph = trace(function, tensors)
+        finally:
+            torch.set_rng_state(random_state)
+        change = state.restore_attributes()
+        if change:
+            raise CompileError(f"the forward changes {change}")
+        if not has_compiler:
+            program.future = Future()
+            program.future.set_result(replay(graph))
+            return
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "cputrain-step")
+        program.future = self._executor.submit(compile_graph, graph, tensors)
+
+    def _prove(
+        self, program: _Program, state: StepTensors, inputs: Any, targets: tuple[Any, ...]
+    ) -> Tensor:
+        """Run the compiled step on copies beside an eager step, and compare them."""
+        assert program.future is not None
+        compiled = program.future.result()
+        proof = StepProof(compiled, state, program.layout.tensors_of(inputs, targets) or [])
+        loss = self._run_eagerly(inputs, targets)
+        difference = proof.difference(loss, self._whole)
+        if difference:
+            self._give_up(difference)
+        else:
+            program.run = compiled
+            self._current = program
+        return loss
+
+    def _give_up(self, reason: str) -> None:
+        self._current = None
+        self.eager_reason = reason
+        warn(f"Step runs eagerly: {reason}")
+
+
+def _check_arguments(model: object, loss: object, optimizer: object, max_grad_norm: object) -> None:
+    for name, value, expected in (
+        ("model", model, nn.Module), ("optimizer", optimizer, Optimizer)
+    ):  # fmt: skip
+        if not isinstance(value, expected):
+            raise ArgumentTypeError(
+                name, f"must be a torch {expected.__name__}", found=type(value).__name__
+            )
+    if not callable(loss):
+        raise ArgumentTypeError(
+            "loss", "must be a function of the output and targets", found=repr(loss)
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "optimizer", "must take a step without a closure", found="LBFGS",
+            do="Write its loop as without Step.",
+        )  # fmt: skip
+    if max_grad_norm is not None and not (
+        isinstance(max_grad_norm, int | float)
+        and not isinstance(max_grad_norm, bool)
+        and max_grad_norm > 0
+    ):
+        raise argument_error(max_grad_norm, int, float)(
+            "max_grad_norm", "must be a positive number or None", found=repr(max_grad_norm)
+        )
+
+
+def _ambient() -> tuple[Any, ...] | None:
+    """Return the state of torch that a compiled step depends on; None if no step is compiled."""
+    c = torch._C
+    if (
+        not torch.is_grad_enabled()
+        or torch.is_inference_mode_enabled()
+        or c._len_torch_dispatch_stack()
+        or c._len_torch_function_stack()
+        or c._functorch.peek_interpreter_stack() is not None
+    ):
+        return None
+    is_autocast = torch.is_autocast_enabled("cpu")
+    return (
+        torch.get_num_threads(), is_autocast and torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+    )  # fmt: skip
+
+
+def _global_hooks() -> Iterator[Any]:
+    yield from step_hooks._global_optimizer_pre_hooks.values()
+    yield from step_hooks._global_optimizer_post_hooks.values()
+
+
+def _is_of_cputrain(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("cputrain.")

@@ -1,0 +1,194 @@
+"""Trace a whole step, forward to optimizer, into a flat graph of ATen operators."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import contextmanager
+from os.path import dirname, join
+from traceback import extract_tb
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from cputrain.runtime.patching import PACKAGE
+from cputrain.step.step_tensors import CompileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+    from torch.fx import GraphModule
+    from torch.optim import Optimizer
+
+    from cputrain.step.batches import BatchLayout
+    from cputrain.step.step_tensors import ModelAndLoss, StepTensors
+
+TORCH = join(dirname(torch.__file__), "")
+
+ALIASES = (
+    torch.ops.aten.detach.default, torch.ops.aten.alias.default,
+    torch.ops.aten.lift_fresh.default,
+)  # fmt: skip
+"""Operators that return their argument, as far as numbers go."""
+
+
+class StepFunction:
+    """A whole step as a function of tensors, some of which it changes in place.
+
+    Args:
+        whole: The model and the loss.
+        optimizer: The optimizer, whose step is traced for other tensors.
+        state: The tensors of both.
+        layout: Layout of batches.
+        max_grad_norm: What gradients are clipped to; None for no clipping.
+        is_fused: Whether the optimizer's step is one operator for all parameters, if it has one.
+    """
+
+    def __init__(
+        self,
+        whole: ModelAndLoss,
+        optimizer: Optimizer,
+        state: StepTensors,
+        layout: BatchLayout,
+        max_grad_norm: float | None,
+        *,
+        is_fused: bool,
+    ) -> None:
+        self._whole, self._optimizer, self._state = whole, optimizer, state
+        self._layout, self._max_grad_norm = layout, max_grad_norm
+        self._is_fused = is_fused and all("fused" in group for group in state.groups)
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Take a step; return the loss and, if gradients are clipped, their norm.
+
+        Args:
+            tensors: Those of StepTensors in their order, and those of a batch.
+        """
+        state, remaining = self._state, iter(tensors)
+        names = list(state.parameters)
+        parameters = [next(remaining) for _ in names]
+        buffers = {name: next(remaining) for name in state.buffers}
+        states = [
+            next(remaining) if isinstance(value, Tensor) else None for _, _, value in state.states
+        ]
+        rates = [next(remaining) for _ in state.rates]
+        batch = self._layout.fill(list(remaining))
+        needed = [parameter.requires_grad for parameter in state.parameters.values()]
+        leaves = [
+            parameter.detach().requires_grad_(is_needed)
+            for parameter, is_needed in zip(parameters, needed, strict=True)
+        ]
+        with torch.enable_grad():
+            loss = functional_call(
+                self._whole, {**dict(zip(names, leaves, strict=True)), **buffers}, batch
+            )
+            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                raise CompileError("the loss is no tensor of one number that needs a gradient")
+            wanted = [leaf for leaf in leaves if leaf.requires_grad]
+            gradients = iter(torch.autograd.grad(loss.sum(), wanted, allow_unused=True))
+        results = [loss.detach()]
+        updated = [parameter.detach() for parameter in parameters]
+        for parameter, is_needed in zip(updated, needed, strict=True):
+            parameter.grad = next(gradients) if is_needed else None
+        if self._max_grad_norm is not None:
+            results.append(nn.utils.clip_grad_norm_(updated, self._max_grad_norm, foreach=False))
+        self._update(updated, states, rates)
+        for parameter in updated:
+            parameter.grad = None
+        return tuple(results)
+
+    def _update(
+        self, parameters: list[Tensor], states: Sequence[Tensor | None], rates: Sequence[Tensor]
+    ) -> None:
+        """Take the optimizer's step for other tensors than its own."""
+        state, original = self._state, self._optimizer
+        tensors = dict(zip(map(id, state.parameters.values()), parameters, strict=True))
+        copies: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        counts = []
+        for (place, name, _), value in zip(state.states, states, strict=True):
+            owner = next(
+                parameter
+                for group in state.group_parameters
+                for parameter in group
+                if original.state.get(parameter) is place
+            )
+            if value is not None and not value.dim() and not self._is_fused:
+                counts.append((value, value.double()))  # as Python computes
+                value = counts[-1][1]
+            copies[tensors[id(owner)]][name] = value
+        optimizer = object.__new__(type(original))
+        optimizer.__dict__.update(vars(original))
+        optimizer.state = copies
+        optimizer.param_groups = [
+            group | {
+                "params": [tensors[id(parameter)] for parameter in members],
+                "lr": rate,
+                **_options(group, is_fused=self._is_fused),
+            }
+            for group, members, rate in zip(
+                state.groups, state.group_parameters, rates, strict=True
+            )
+        ]  # fmt: skip
+        step: Any = type(original).step
+        with torch.no_grad():
+            getattr(step, "__wrapped__", step)(optimizer)  # without the hooks of steps
+            for value, count in counts:
+                value.copy_(count)
+
+
+def _options(group: dict[str, Any], *, is_fused: bool) -> dict[str, bool]:
+    """Return options for an implementation that can be traced."""
+    options = {"foreach": False, "fused": is_fused, "capturable": not is_fused}
+    return {name: value for name, value in options.items() if name in group}
+
+
+def trace(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule:
+    """Return the graph of a step: operators of ATen, some of which change arguments in place.
+
+    Raises CompileError, for what depends on numbers and for what is no operator of torch.
+    """
+    try:
+        with _compiling():
+            graph = make_fx(function, tracing_mode="fake")(*tensors)
+    except CompileError:
+        raise
+    except Exception as error:
+        raise CompileError(_reason(error)) from error
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function" and node.target in ALIASES:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def _reason(error: Exception) -> str:
+    """Return why a step cannot be traced, with the line of the script."""
+    if isinstance(error, GuardOnDataDependentSymNode):
+        text = "what happens depends on numbers in tensors"
+    elif "convert all Tensors to FakeTensors" in str(error):
+        text = "a tensor is neither parameter, buffer nor argument"
+    else:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    frames = [
+        frame
+        for frame in extract_tb(error.__traceback__)
+        if not frame.filename.startswith((PACKAGE, TORCH, "<"))
+    ]
+    return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else text
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Have optimizers compute with tensors instead of numbers, as for torch.compile."""
+    compiler: Any = torch.compiler
+    before = compiler._is_compiling_flag
+    compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag = before
