@@ -64,6 +64,11 @@ class BatchLayout:
         return inputs, targets
 
 
+def needs_gradient(*values: Any) -> bool:
+    """Return whether a tensor among values needs a gradient, which a compiled step has not."""
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_flatten(values)[0])
+
+
 def layout_of(tensor: Tensor) -> tuple[Any, ...]:
     """Return what a compiled function assumes of a tensor."""
     return (

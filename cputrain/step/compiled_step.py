@@ -51,7 +51,7 @@ def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
                 tracing_mode="fake",
             )(*tensors)
             functional.graph.eliminate_dead_code()
-            functional.recompile()
+            _round_scalars(functional)
             mode = FakeTensorMode()
             arguments = [mode.from_tensor(tensor, static_shapes=True) for tensor in tensors]
             with tracing(TracingContext(mode)), mode:
@@ -90,6 +90,35 @@ def _compute_scalars_as_tensors(graph: GraphModule) -> None:
     for node in reversed(list(graph.graph.nodes)):
         if node.target == aten._local_scalar_dense.default and not node.users:
             graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def _round_scalars(graph: GraphModule) -> None:
+    """Round tensors without dimensions to the dtype of what they are combined with.
+
+    Operators do so, too; but Inductor vectorizes no loop with two dtypes.
+    """
+    rounded: dict[tuple[Node, torch.dtype], Node] = {}
+    for node in list(graph.graph.nodes):
+        result = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(result, torch.Tensor) or not result.dim():
+            continue
+        for argument in node.all_input_nodes:
+            value = argument.meta.get("val")
+            if (
+                isinstance(value, torch.Tensor)
+                and not value.dim()
+                and value.is_floating_point()
+                and value.dtype is not result.dtype
+                and result.is_floating_point()
+            ):
+                key = (argument, result.dtype)
+                if key not in rounded:
+                    with graph.graph.inserting_before(node):
+                        rounded[key] = graph.graph.call_function(
+                            torch.ops.prims.convert_element_type.default, (argument, result.dtype)
+                        )
+                node.replace_input_with(argument, rounded[key])
     graph.recompile()
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as step_hooks
 
 from cputrain.errors import ArgumentTypeError, UsageError, argument_error
-from cputrain.step.batches import BatchLayout
+from cputrain.step.batches import BatchLayout, needs_gradient
 from cputrain.step.compiled_step import compile_graph, find_cpp_compiler, replay
 from cputrain.step.step_proof import StepProof
 from cputrain.step.step_tensors import STEP_HOOKS, CompileError, ModelAndLoss, StepTensors
@@ -58,11 +58,12 @@ class Step:
     the function cannot do runs as these lines for good; `eager_reason` says why.
 
     Args:
-        model: The model. Its forward must depend on its parameters, its buffers, plain attributes
-            of its modules and its arguments only; Python code in it runs while it is compiled.
+        model: The model. Python code of its forward runs while it is compiled, not in each step.
         loss: Called with the model's output and the targets; returns a tensor of one number.
         optimizer: An optimizer of torch.optim.
         max_grad_norm: Clip the norm of all gradients to this, as `clip_grad_norm_` does.
+        use_compiler: Whether to compile in C++. Otherwise, and where there is no C++ compiler, the
+            operators of a step are called one after the other, without modules and autograd.
     """
 
     def __init__(
@@ -72,10 +73,12 @@ class Step:
         optimizer: Optimizer,
         *,
         max_grad_norm: float | None = None,
+        use_compiler: bool = True,
     ) -> None:
         _check_arguments(model, loss, optimizer, max_grad_norm)
         self._whole = ModelAndLoss(model, loss)
         self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
+        self._use_compiler = use_compiler
         self._state: StepTensors | None = None
         self._key: tuple[Any, ...] | None = None
         self._programs: dict[Any, list[_Program]] = {}
@@ -179,15 +182,15 @@ class Step:
         if self._has_hooks():
             raise CompileError("a hook watches the optimizer's steps")
         if self._state is None or not self._state.is_current():
-            before, self._state = self._state, None
+            change = "" if self._state is None else self._state.difference()
+            self._state = None
             self._state = StepTensors(self._whole, self._optimizer)
             if self._state.key != self._key:
                 self._current = None
             self._key = self._state.key
             if self._key not in self._programs and len(self._programs) >= MAX_PROGRAMS:
-                change = "" if before is None else self._state.difference(before)
                 raise CompileError(f"{change or 'a value'} changes from step to step")
-        if self._state.have_gradients():
+        if self._state.have_gradients() or needs_gradient(inputs, targets):
             return None
         programs = self._programs.setdefault(self._key, [])
         for program in programs:
@@ -214,19 +217,12 @@ class Step:
     ) -> None:
         """Trace the step, and compile it in the background."""
         tensors = [*state.tensors, *(program.layout.tensors_of(inputs, targets) or ())]
-        has_compiler = find_cpp_compiler() is not None
+        has_compiler = self._use_compiler and find_cpp_compiler() is not None
         function = StepFunction(
             self._whole, self._optimizer, state, program.layout, self._max_grad_norm,
             is_fused=not has_compiler,
         )  # fmt: skip
-        random_state = torch.get_rng_state()
-        try:
-            graph = trace(function, tensors)
-        finally:
-            torch.set_rng_state(random_state)
-        change = state.restore_attributes()
-        if change:
-            raise CompileError(f"the forward changes {change}")
+        graph = trace(function, tensors, state.values)
         if not has_compiler:
             program.future = Future()
             program.future.set_result(replay(graph))
@@ -293,6 +289,8 @@ def _ambient() -> tuple[Any, ...] | None:
         or c._len_torch_dispatch_stack()
         or c._len_torch_function_stack()
         or c._functorch.peek_interpreter_stack() is not None
+        or torch.is_anomaly_enabled()
+        or c._autograd._top_saved_tensors_default_hooks(True) is not None
     ):
         return None
     is_autocast = torch.is_autocast_enabled("cpu")

@@ -10,15 +10,13 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from cputrain.step.batches import layout_of
+from cputrain.step.script_values import ScriptValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
     from torch.optim import Optimizer
-
-PLAIN_TYPES = (bool, int, float, str, type(None))
-"""Types of attributes of modules that a compiled step depends on."""
 
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -82,12 +80,10 @@ class StepTensors:
             for module in modules
             for name, child in module._modules.items()
         ]
-        self._attributes = [
-            (vars(module), name, value)
-            for module in modules
-            for name, value in vars(module).items()
-            if isinstance(value, PLAIN_TYPES)
-        ]
+        self.values = ScriptValues(
+            modules, [] if isinstance(whole.loss, nn.Module) else [whole.loss]
+        )
+        """Plain values of the script that the forward and the loss may read."""
         self._hooks = [
             *(getattr(module, name) for module in modules for name in HOOKS),
             *(getattr(module_hooks, name) for name in GLOBAL_HOOKS),
@@ -95,7 +91,7 @@ class StepTensors:
         self._flags = [
             (parameter, parameter.requires_grad) for parameter in self.parameters.values()
         ]
-        if any(self._hooks) or any(parameter._backward_hooks for parameter, _ in self._flags):
+        if any(self._hooks) or any(_has_hooks(parameter) for parameter, _ in self._flags):
             raise CompileError("a module or a parameter has a hook")
         self.groups = [
             {name: value for name, value in group.items() if name not in {"params", "lr"}}
@@ -124,6 +120,8 @@ class StepTensors:
             *(value for _, _, value in self.states if isinstance(value, Tensor)), *self.rates,
         ]  # fmt: skip
         """All of them: parameters, buffers, states, learning rates."""
+        self._addresses = list(map(Tensor.data_ptr, self.tensors))
+        self._strides = list(map(Tensor.stride, self.tensors))
 
     def _check(self) -> None:
         optimizer = self._optimizer
@@ -135,6 +133,10 @@ class StepTensors:
                 raise CompileError(f"{name} needs a gradient, but the optimizer does not have it")
         if optimized - set(map(id, self.parameters.values())):
             raise CompileError("the optimizer has parameters of another model")
+        if any(buffer.requires_grad for buffer in self.buffers.values()):
+            raise CompileError("a buffer needs a gradient")
+        if any(group.get("differentiable") for group in self.groups):
+            raise CompileError("the optimizer's step is differentiable")
         for _, name, value in self.states:
             if not isinstance(value, Tensor | type(None)):
                 raise CompileError(f"the optimizer's state {name} is no tensor")
@@ -156,7 +158,7 @@ class StepTensors:
         """Return what a compiled step assumes of these tensors and values."""
         return (
             tuple((name, layout_of(tensor)) for name, tensor in self._named()),
-            tuple((name, value) for _, name, value in self._attributes),
+            self.values.key,
             repr(self.groups),
             tuple(map(len, self.group_parameters)),
             tuple((name, type(value)) for _, name, value in self.states),
@@ -173,11 +175,10 @@ class StepTensors:
             if place.get(name) is not tensor:
                 return False
         for parameter, requires_grad in self._flags:
-            if parameter.requires_grad is not requires_grad or parameter._backward_hooks:
+            if parameter.requires_grad is not requires_grad or _has_hooks(parameter):
                 return False
-        for place, name, value in self._attributes:
-            if place.get(name, place) != value:
-                return False
+        if not self.values.are_current():
+            return False
         for children, name, child in self._submodules:
             if children.get(name) is not child:
                 return False
@@ -190,6 +191,11 @@ class StepTensors:
         for place, name, value in self.states:
             if place.get(name) is not value:
                 return False
+        if (  # a script may give a tensor other memory, of another dtype or shape
+            list(map(Tensor.data_ptr, self.tensors)) != self._addresses
+            or list(map(Tensor.stride, self.tensors)) != self._strides
+        ):
+            return False
         groups = self._optimizer.param_groups
         if any(self._hooks) or len(groups) != len(self.groups):
             return False
@@ -209,33 +215,23 @@ class StepTensors:
                 self.rates[number].fill_(rate)
         return True
 
-    def restore_attributes(self) -> str:
-        """Undo changes of plain attributes; return the name of one that was changed, or ""."""
-        changed = [
-            (place, name, value)
-            for place, name, value in self._attributes
-            if place.get(name, place) != value
-        ]
-        for place, name, value in changed:
-            place[name] = value
-        return f"the attribute {changed[0][1]}" if changed else ""
-
-    def difference(self, before: StepTensors) -> str:
-        """Return the name of a value that was another before; "" if none is known."""
-        for (_, name, value), (_, old_name, old) in zip(
-            self._attributes, before._attributes, strict=False
-        ):
-            if name == old_name and value != old:
-                return f"the attribute {name}"
-        for options, old_options in zip(self.groups, before.groups, strict=False):
+    def difference(self) -> str:
+        """Return the name of a value that is another now; "" if none is known."""
+        if name := self.values.difference():
+            return name
+        for options, group in zip(self.groups, self._optimizer.param_groups, strict=False):
             for name, value in options.items():
-                if old_options.get(name) != value:
+                if group.get(name) != value:
                     return f"the option {name} of the optimizer"
         return ""
 
     def have_gradients(self) -> bool:
         """Return whether a parameter has a gradient, to which another would be added."""
         return any(parameter.grad is not None for parameter in self.parameters.values())
+
+
+def _has_hooks(parameter: Any) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def _rate_tensor(rate: float | Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections import defaultdict
 from contextlib import contextmanager
 from os.path import dirname, join
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from cputrain.step.batches import BatchLayout
+    from cputrain.step.script_values import ScriptValues
     from cputrain.step.step_tensors import ModelAndLoss, StepTensors
 
 TORCH = join(dirname(torch.__file__), "")
@@ -146,11 +149,15 @@ def _options(group: dict[str, Any], *, is_fused: bool) -> dict[str, bool]:
     return {name: value for name, value in options.items() if name in group}
 
 
-def trace(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModule:
+def trace(
+    function: Callable[..., Any], tensors: Sequence[Tensor], values: ScriptValues
+) -> GraphModule:
     """Return the graph of a step: operators of ATen, some of which change arguments in place.
 
-    Raises CompileError, for what depends on numbers and for what is no operator of torch.
+    Nothing of the script is changed. Raises CompileError for what is no operator of torch, and for
+    what depends on numbers or changes from step to step.
     """
+    random_state, numbers = torch.get_rng_state(), _random_numbers()
     try:
         with _compiling():
             graph = make_fx(function, tracing_mode="fake")(*tensors)
@@ -158,12 +165,31 @@ def trace(function: Callable[..., Any], tensors: Sequence[Tensor]) -> GraphModul
         raise
     except Exception as error:
         raise CompileError(_reason(error)) from error
+    finally:
+        torch.set_rng_state(random_state)
+        change = values.restore()
+        has_drawn = _random_numbers() != numbers
+        random.setstate(numbers[0])
+        if len(numbers) > 1:
+            sys.modules["numpy"].random.set_state(numbers[1])
+    if change:
+        raise CompileError(f"{change} changes from step to step")
+    if has_drawn:
+        raise CompileError("the forward draws random numbers of Python or NumPy")
     for node in list(graph.graph.nodes):
         if node.op == "call_function" and node.target in ALIASES:
             node.replace_all_uses_with(node.args[0])
             graph.graph.erase_node(node)
     graph.recompile()
     return graph
+
+
+def _random_numbers() -> tuple[Any, ...]:
+    """Return the states of Python's and NumPy's random numbers, which can be compared."""
+    if "numpy" not in sys.modules:
+        return (random.getstate(),)
+    name, keys, *rest = sys.modules["numpy"].random.get_state()
+    return random.getstate(), (name, tuple(keys.tolist()), *rest)
 
 
 def _reason(error: Exception) -> str:

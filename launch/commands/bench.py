@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cputrain.bench.networks import NetworkComparison
     from cputrain.bench.optimizers import OptimizerComparison
     from cputrain.bench.pools import PoolComparison
+    from cputrain.bench.steps import StepComparison
     from cputrain.diagnose.step_roof import StepRoof
     from cputrain.launch.options import Parsed
     from cputrain.target import Target
@@ -147,6 +148,14 @@ CASE_BENCHMARKS = {
         Option(flag="--rounds", takes="N", help="each steps both variants (default: 9)"),
         Option(flag="--quick", help="a few cases, to test the benchmark itself"),
     ),
+    "steps": _case_benchmark(
+        "steps",
+        "Times whole training steps of small networks: eager, with a compiled model, and "
+        "by cputrain.Step, in turns; compares losses.",
+        Option(flag="--threads", takes="N,M", help="torch threads (default: 1)"),
+        Option(flag="--rounds", takes="N", help="each times every way once (default: 9)"),
+        Option(flag="--quick", help="without what compiles, to test the benchmark itself"),
+    ),
 }
 """Benchmarks without a script, by name; the package of cputrain.bench with that name runs it."""
 
@@ -156,6 +165,7 @@ CASE_TITLES = {
     "devices": "Batches sharded over several devices",
     "networks": "Torchvision's networks on each device",
     "optimizers": "Fused optimizer steps",
+    "steps": "Whole steps of small networks",
 }
 """Titles of these benchmarks."""
 
@@ -568,6 +578,7 @@ def _run_case_benchmark(benchmark: str, outer: Parsed) -> int:
         "devices": _devices,
         "networks": _networks,
         "optimizers": _optimizers,
+        "steps": _steps,
     }
     comparison = compare[benchmark](case_names, values)
     if "--json" in values:
@@ -639,6 +650,21 @@ def _optimizers(case_names: list[str], values: dict[str, str]) -> OptimizerCompa
     return compare_optimizers(
         case_names,
         threads=[_parse_count(count, "--threads", "1,2") for count in threads],
+        rounds=_rounds(values, 2 if quick else 9),
+        quick=quick,
+    )
+
+
+def _steps(case_names: list[str], values: dict[str, str]) -> StepComparison:
+    from cputrain.bench.steps import compare_steps
+
+    quick = "--quick" in values
+    return compare_steps(
+        case_names,
+        threads=[
+            _parse_count(count, "--threads", "1,2")
+            for count in values.get("--threads", "1").split(",")
+        ],
         rounds=_rounds(values, 2 if quick else 9),
         quick=quick,
     )

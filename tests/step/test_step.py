@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,12 +24,6 @@ from cputrain.step.compiled_step import find_cpp_compiler
 NUM_STEPS = 30
 
 needs_compiler = pytest.mark.skipif(find_cpp_compiler() is None, reason="there is no C++ compiler")
-
-
-@pytest.fixture
-def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have steps replay their operators, as where there is no compiler: that takes no seconds."""
-    monkeypatch.setattr(module, "find_cpp_compiler", lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -211,13 +206,104 @@ CASES = {
 
 EAGER = {
     "branch": (Case(Branches), "depends on numbers in tensors"),
-    "counter": (Case(Counts), "the attribute num_calls changes"),
+    "counter": (Case(Counts), "num_calls changes from step to step"),
     "new buffer": (Case(Reassigns), "updates parameters, buffers or states otherwise"),
     "tensor of a closure": (
         Case(loss=lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS), batches=classes),
         "neither parameter, buffer nor argument",
     ),
 }
+
+
+FACTOR = 1.0
+
+
+class Settings:
+    """Values that a loss reads."""
+
+    def __init__(self) -> None:
+        self.factors, self.power = [1.0, 2.0], {"power": 2}
+
+
+class Scaled(Branches):
+    """A model that reads values of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings, self.scales, self.factor = Settings(), (1.0, [2.0]), float("nan")
+
+    def scale(self) -> float:
+        return FACTOR * self.settings.factors[0] * self.scales[1][0]  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale()  # type: ignore[no-any-return]
+
+
+def set_global(model: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+
+
+def set_attribute(model: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.factor = 3.0
+
+
+def set_nested(model: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.settings.factors[0] = 3.0
+
+
+def set_in_tuple(model: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.scales[1][0] = 3.0  # type: ignore[index]
+
+
+def test_values_that_the_loss_reads_are_seen() -> None:
+    weight, settings, results = 1.0, Settings(), []
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return weight * settings.factors[1] * (output - targets).abs().pow(2).mean()
+
+    model = mlp()
+    step = Step(model, loss, optim.SGD(model.parameters(), 0.0), use_compiler=False)
+    for number in range(24):
+        if number == 8:
+            weight = 5.0
+        if number == 16:
+            settings.factors[1] = 7.0
+        results.append(step(*BATCH).item())
+    assert results[8] == pytest.approx(5 * results[7])
+    assert results[16] == pytest.approx(3.5 * results[15])
+    assert step.num_compiled > 12
+
+
+@pytest.mark.parametrize("change", [set_global, set_attribute, set_nested, set_in_tuple])
+def test_values_that_the_model_reads_are_seen(
+    change: Callable[[Scaled, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Scaled()
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.0), use_compiler=False)
+    for _ in range(5):
+        step(*BATCH)
+    assert step.num_compiled == 2
+    change(model, monkeypatch)
+    assert step(*BATCH).item() == pytest.approx(F.mse_loss(model(BATCH[0]), BATCH[1]).item())
+    assert step.eager_reason == ""
+
+
+class Draws(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * random.random()  # type: ignore[no-any-return]
+
+
+def test_numbers_of_python_are_drawn_in_each_step() -> None:
+    model = Draws()
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.0), use_compiler=False)
+    random.seed(0)
+    expected = [random.random() for _ in range(4)][3]
+    random.seed(0)
+    step(*BATCH)
+    step(*BATCH)
+    with pytest.warns(UserWarning, match="draws random numbers of Python"):
+        step(*BATCH)
+    assert random.random() == expected
 
 
 class Trained(NamedTuple):
@@ -234,14 +320,20 @@ def tensors_after(model: nn.Module, optimizer: optim.Optimizer) -> list[Tensor]:
     return [value.detach().clone() for value in values if isinstance(value, Tensor)]
 
 
-def train(case: Case, num_steps: int = NUM_STEPS) -> Trained:
+def train(case: Case, *, use_compiler: bool) -> Trained:
     """Train by Step and by a loop, with the same batches, random numbers and scheduler."""
     torch.manual_seed(0)
     models = [case.model()]
     models.append(copy.deepcopy(models[0]))
     optimizers = [case.optimizer(model.parameters()) for model in models]
     schedulers = [lr_scheduler.CosineAnnealingLR(optimizer, 40) for optimizer in optimizers]
-    step = Step(models[0], case.loss, optimizers[0], max_grad_norm=case.max_grad_norm)
+    step = Step(
+        models[0],
+        case.loss,
+        optimizers[0],
+        max_grad_norm=case.max_grad_norm,
+        use_compiler=use_compiler,
+    )
 
     def loop(inputs: Any, targets: Any) -> Tensor:
         model, optimizer = models[1], optimizers[1]
@@ -261,7 +353,7 @@ def train(case: Case, num_steps: int = NUM_STEPS) -> Trained:
 
     losses: list[list[float]] = [[], []]
     generator = torch.Generator().manual_seed(1)
-    for number in range(num_steps):
+    for number in range(NUM_STEPS):
         batch = case.batches(generator)
         random_states = []
         for index, function in enumerate((step, loop)):
@@ -287,10 +379,9 @@ def assert_equal(trained: Trained, within: float) -> None:
         assert (computed.double() - expected.double()).abs().max() <= within * scale
 
 
-@pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("name", CASES)
 def test_a_replayed_step_is_a_loops(name: str) -> None:
-    trained = train(CASES[name])
+    trained = train(CASES[name], use_compiler=False)
     assert trained.step.eager_reason == ""
     assert trained.step.num_compiled == NUM_STEPS - 3
     assert_equal(trained, CASES[name].within)
@@ -306,18 +397,17 @@ def test_a_replayed_step_is_a_loops(name: str) -> None:
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_compiled_step_is_a_loops(name: str) -> None:
-    trained = train(CASES[name])
+    trained = train(CASES[name], use_compiler=True)
     assert trained.step.eager_reason == ""
     assert trained.step.num_compiled == NUM_STEPS - 4
     assert_equal(trained, CASES[name].within)
 
 
-@pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("name", EAGER)
 def test_what_cannot_be_compiled_runs_eagerly_by_name(name: str) -> None:
     case, reason = EAGER[name]
     with pytest.warns(UserWarning, match="Step runs eagerly"):
-        trained = train(case)
+        trained = train(case, use_compiler=False)
     assert reason in trained.step.eager_reason
     assert trained.step.num_compiled == 0
     assert_equal(trained, 0.0)
@@ -328,7 +418,7 @@ def trained_step(model: nn.Module | None = None, **options: Any) -> tuple[Step, 
     torch.manual_seed(0)
     model = model or mlp()
     optimizer = optim.Adam(model.parameters(), **options)
-    step = Step(model, F.mse_loss, optimizer)
+    step = Step(model, F.mse_loss, optimizer, use_compiler=False)
     for _ in range(4):
         step(*BATCH)
     assert step.num_compiled == 1
@@ -338,7 +428,6 @@ def trained_step(model: nn.Module | None = None, **options: Any) -> tuple[Step, 
 BATCH = torch.ones(16, 8), torch.zeros(16, 4)
 
 
-@pytest.mark.usefixtures("_replayed")
 class TestAfterwards:
     """What a script does between steps."""
 
@@ -356,7 +445,10 @@ class TestAfterwards:
     def test_a_gradient_that_is_there_is_added(self) -> None:
         _, model, _ = trained_step()
         other, twin = copy.deepcopy(model), copy.deepcopy(model)
-        steps = [Step(net, F.mse_loss, optim.SGD(net.parameters(), 0.1)) for net in (other, twin)]
+        steps = [
+            Step(net, F.mse_loss, optim.SGD(net.parameters(), 0.1), use_compiler=False)
+            for net in (other, twin)
+        ]
         for each in steps:
             for _ in range(4):
                 each(*BATCH)
@@ -455,6 +547,40 @@ class TestAfterwards:
         model.zero_grad()
         assert step(*BATCH).isfinite()
 
+    def test_a_model_in_another_dtype_is_seen(self) -> None:
+        step, model, optimizer = trained_step()
+        model.double()
+        for state in optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = state[name].double()
+        for _ in range(5):
+            assert step(BATCH[0].double(), BATCH[1].double()).dtype is torch.float64
+        assert step.eager_reason == ""
+
+    def test_memory_that_a_script_gives_is_used(self) -> None:
+        step, model, _ = trained_step()
+        expected = copy.deepcopy(model)
+        first: Any = model.get_submodule("0")
+        first.weight.data = first.weight.data * 0
+        step(*BATCH)
+        assert first.weight.abs().max() < 0.01
+        first.weight.data = expected.get_submodule("0").weight.data.t().contiguous().t()  # type: ignore[union-attr, operator]
+        assert step(*BATCH).isfinite()
+
+    def test_inputs_that_need_gradients_get_them(self) -> None:
+        step, _, _ = trained_step()
+        inputs = BATCH[0].clone().requires_grad_()
+        for _ in range(4):
+            step(inputs, BATCH[1])
+        assert inputs.grad is not None
+
+    def test_anomalies_are_detected(self) -> None:
+        step, _, _ = trained_step()
+        num_before = step.num_compiled
+        with torch.autograd.set_detect_anomaly(True):
+            step(*BATCH)
+        assert step.num_compiled == num_before
+
     def test_no_gradients_are_left(self) -> None:
         step, model, _ = trained_step()
         step(*BATCH)
@@ -473,6 +599,15 @@ class TestAfterwards:
         for thread in threads:
             thread.join()
         assert losses[0] == losses[1] == losses[2]
+
+
+def test_without_a_compiler_operators_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_cpp_compiler", lambda: None)
+    model = mlp()
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.1))
+    losses = [step(*BATCH).item() for _ in range(6)]
+    assert step.num_compiled == 3
+    assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -509,8 +644,7 @@ def test_parameters_that_the_optimizer_lacks_are_named() -> None:
         step(*BATCH)
 
 
-def test_nothing_warns_of_a_step_that_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_cpp_compiler", lambda: None)
+def test_nothing_warns_of_a_step_that_is_compiled() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained_step()

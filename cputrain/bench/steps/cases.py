@@ -1,0 +1,43 @@
+"""Networks of the benchmark, and the ways to take their steps."""
+
+from __future__ import annotations
+
+from cputrain.errors import NotFound
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CASES = {
+    "ppo": "PPO, 8-64-64-4, batch 64, Adam",
+    "sac": "SAC, 32-256-256-8, batch 256, Adam",
+    "mlp": "MLP, 512-128-128-2, batch 64, Adam",
+    "gru": "GRU forecaster, 8-64-1, 16 time steps, batch 32, Adam",
+    "gnn": "Graph network, 64 nodes, 16-32-32-4, Adam",
+    "tabular": "Tabular ResNet, 4 blocks of width 128, batch 256, AdamW",
+}
+"""Title of each network."""
+
+WAYS = {
+    "eager": "eager",
+    "fused": "fused optimizer",
+    "compiled": "torch.compile(model)",
+    "step": "Step",
+    "replayed": "Step without a compiler",
+}
+"""Title of each way to take a step; speed-ups are over the first."""
+
+
+def select_networks(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the named networks, by default all.
+
+    Raises:
+        NotFound: There is no network of that name.
+    """
+    for name in names:
+        if name not in CASES:
+            raise NotFound(
+                f"the network {name}", f"must be one of {', '.join(CASES)}",
+                do="Name none to run all.",
+            )  # fmt: skip
+    return tuple(names) or tuple(CASES)

@@ -1,0 +1,94 @@
+"""Time the steps of one network in several ways, interleaved in one process."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from cputrain import Step
+from cputrain.bench.steps.networks import NETWORKS
+from cputrain.measure.rounds import interleaved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from torch import Tensor
+
+TIMED_S = 0.05
+"""Target duration of a timed series of steps in seconds."""
+
+NUM_WARM_UP = 10
+"""Steps before a way is timed: they compile, and create the optimizer's states."""
+
+NUM_COMPARED = 20
+"""Losses of the first steps that are compared with those of eager steps."""
+
+
+def run(name: str, ways: Sequence[str], num_threads: int, rounds: int) -> dict[str, Any]:
+    """Return step times of each way in each round, compile times, and differences of losses."""
+    torch.set_num_threads(num_threads)
+    torch.manual_seed(1)
+    batch = NETWORKS[name].batch()
+    steps: dict[str, Callable[[], Tensor]] = {}
+    losses: dict[str, list[float]] = {}
+    compile_seconds: dict[str, float] = {}
+    for way in ways:
+        take_step, wait = _make_step(name, way, batch)
+        begin = time.perf_counter()
+        torch.manual_seed(2)
+        losses[way] = []
+        for _ in range(NUM_COMPARED):
+            losses[way].append(float(take_step()))
+            wait()
+        compile_seconds[way] = time.perf_counter() - begin
+        steps[way] = take_step
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _, way in interleaved(ways, rounds):
+        for _ in range(NUM_WARM_UP):
+            steps[way]()
+        begin, count = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - begin) < TIMED_S:
+            steps[way]()
+            count += 1
+        seconds[way].append(elapsed / count)
+    expected = losses[ways[0]]
+    return {
+        "seconds": seconds,
+        "compile_seconds": compile_seconds,
+        "loss_differences": {
+            way: max(
+                abs(loss - other) / abs(other) for loss, other in zip(values, expected, strict=True)
+            )
+            for way, values in losses.items()
+        },
+    }
+
+
+def _make_step(
+    name: str, way: str, batch: tuple[Any, Tensor]
+) -> tuple[Callable[[], Tensor], Callable[[], None]]:
+    """Return a function that takes a step, and one that waits until that is compiled."""
+    network = NETWORKS[name]
+    torch.manual_seed(0)
+    model = network.make()
+    optimizer = network.optimizer(
+        model.parameters(), lr=3e-4, fused=True if way in {"fused", "compiled"} else None
+    )
+    inputs, targets = batch
+    if way in {"step", "replayed"}:
+        step = Step(model, network.loss, optimizer, use_compiler=way == "step")
+        return lambda: step(inputs, targets), step.wait
+    forward: Any = torch.compile(model) if way == "compiled" else model
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+
+    def take_step() -> Tensor:
+        loss = network.loss(forward(*arguments), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return take_step, lambda: None

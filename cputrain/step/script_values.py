@@ -1,0 +1,179 @@
+"""Plain values of a script that its forward and its loss may read: attributes, closures, globals.
+
+They are numbers in a compiled step, so that the step holds for these values only.
+"""
+
+from __future__ import annotations
+
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import CellType
+    from typing import Any
+
+PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
+
+CONTAINERS = (list, tuple, set, frozenset, dict)
+
+MAX_DEPTH = 4
+"""How far objects that hold objects are followed."""
+
+LIBRARIES = ("torch", "numpy", "cputrain")
+"""Packages whose functions read no values of a script."""
+
+
+class ScriptValues:
+    """Values that modules and functions may read, as they are now.
+
+    Args:
+        modules: Modules, whose attributes and methods are followed.
+        functions: Functions, or objects that are called.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any]) -> None:
+        self._places: list[tuple[dict[str, Any], str, Any]] = []
+        self._cells: list[tuple[CellType, Any]] = []
+        self._known: set[int] = set()
+        for module in modules:
+            self._add_object(module, MAX_DEPTH)
+        for function in functions:
+            self._add(function, MAX_DEPTH)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Return the values, as a compiled step assumes them."""
+        return (
+            tuple((name, repr(value)) for _, name, value in self._places),
+            tuple(repr(value) for _, value in self._cells),
+        )
+
+    def are_current(self) -> bool:
+        """Return whether all are as they were."""
+        for place, name, value in self._places:
+            now = place.get(name, place)
+            if now is not value and now != value:
+                return False
+        return all(_is_same(cell.cell_contents, value) for cell, value in self._cells)
+
+    def restore(self) -> str:
+        """Undo changes; return the name of a value that was changed, or ""."""
+        name = self.difference()
+        for place, key, value in self._places:
+            if not _is_same(place.get(key, place), value):
+                place[key] = _copied(value)
+        for cell, value in self._cells:
+            if not _is_same(cell.cell_contents, value):
+                cell.cell_contents = _copied(value)
+        return name
+
+    def difference(self) -> str:
+        """Return the name of a value that is another now; "" if all are as they were."""
+        for place, name, value in self._places:
+            if not _is_same(place.get(name, place), value):
+                return name
+        if any(not _is_same(cell.cell_contents, value) for cell, value in self._cells):
+            return "a variable of an enclosing function"
+        return ""
+
+    def _add(self, value: Any, depth: int) -> None:
+        """Add what a value that is not plain refers to."""
+        if not depth or id(value) in self._known or isinstance(value, Tensor | ModuleType | type):
+            return
+        if isinstance(value, MethodType):
+            self._add(value.__func__, depth)
+            self._add(value.__self__, depth)
+        elif isinstance(value, FunctionType):
+            self._known.add(id(value))
+            self._add_function(value, depth - 1)
+        elif not isinstance(value, BuiltinFunctionType):
+            self._add_object(value, depth)
+
+    def _add_object(self, value: Any, depth: int) -> None:
+        if id(value) in self._known:
+            return
+        self._known.add(id(value))
+        for name, attribute in vars(value).items() if hasattr(value, "__dict__") else ():
+            if not (isinstance(value, nn.Module) and name in MODULE_ATTRIBUTES):
+                self._add_place(vars(value), name, attribute, depth)
+        if type(value).__module__.partition(".")[0] in LIBRARIES:
+            return
+        for name in ("forward", "__call__"):
+            method = getattr(type(value), name, None)
+            if isinstance(method, FunctionType):
+                self._add(method, depth)
+
+    def _add_place(self, place: dict[str, Any], name: str, value: Any, depth: int) -> None:
+        if _is_plain(value):
+            self._places.append((place, name, _copied(value)))
+        elif not isinstance(value, nn.Module):
+            for each in _members(value):
+                self._add(each, depth - 1)
+
+    def _add_function(self, function: FunctionType, depth: int) -> None:
+        if function.__module__ and function.__module__.partition(".")[0] in LIBRARIES:
+            return
+        for cell in function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # empty
+                continue
+            if _is_plain(value):
+                self._cells.append((cell, _copied(value)))
+            else:
+                self._add(value, depth)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._add(value, depth)
+        for name in _names_in(function.__code__):
+            if name in function.__globals__:
+                self._add_place(function.__globals__, name, function.__globals__[name], depth)
+            elif isinstance(method := _method_of(function, name), FunctionType):
+                self._add(method, depth)
+
+
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes of every module, which are looked at elsewhere."""
+
+
+def _names_in(code: Any) -> Iterator[str]:
+    """Yield the names of globals and attributes in a function, and in functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if hasattr(constant, "co_names"):
+            yield from _names_in(constant)
+
+
+def _method_of(function: FunctionType, name: str) -> Any:
+    """Return a method of this name of the class that defines a function; None if there is none."""
+    class_name = function.__qualname__.rpartition(".")[0]
+    return getattr(function.__globals__.get(class_name), name, None)
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    """Return whether a value is the same; NaN is."""
+    return value is before or bool(value == before)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, PLAIN_TYPES):
+        return True
+    if type(value) in CONTAINERS:
+        return all(map(_is_plain, _members(value)))
+    return False
+
+
+def _members(value: Any) -> list[Any]:
+    """Return the members of a container; of anything else, itself."""
+    if type(value) is dict:
+        return [*value, *value.values()]
+    return list(value) if type(value) in CONTAINERS else [value]
+
+
+def _copied(value: Any) -> Any:
+    """Return a plain value that does not change with the script's."""
+    if type(value) is dict:
+        return {key: _copied(member) for key, member in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in CONTAINERS else value
