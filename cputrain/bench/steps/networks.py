@@ -47,7 +47,7 @@ class _GraphNetwork(nn.Module):
         return nodes
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm, self.dropout = nn.BatchNorm1d(width), nn.Dropout(0.1)
@@ -65,7 +65,9 @@ def _mlp(activation: type[nn.Module], *sizes: int) -> nn.Module:
 
 
 def _tabular_resnet() -> nn.Module:
-    return nn.Sequential(nn.Linear(32, 128), *(_Block(128) for _ in range(4)), nn.Linear(128, 2))
+    return nn.Sequential(
+        nn.Linear(32, 128), *(_ResidualBlock(128) for _ in range(4)), nn.Linear(128, 2)
+    )
 
 
 def _graph() -> tuple[Any, Tensor]:

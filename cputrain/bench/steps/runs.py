@@ -59,12 +59,13 @@ def run(name: str, ways: Sequence[str], num_threads: int, rounds: int) -> dict[s
         "seconds": seconds,
         "compile_seconds": compile_seconds,
         "loss_differences": {
-            way: max(
-                abs(loss - other) / abs(other) for loss, other in zip(values, expected, strict=True)
-            )
-            for way, values in losses.items()
+            way: max(map(_relative_difference, values, expected)) for way, values in losses.items()
         },
     }
+
+
+def _relative_difference(loss: float, expected: float) -> float:
+    return abs(loss - expected) / abs(expected)
 
 
 def _make_step(
