@@ -64,6 +64,16 @@ class Step:
         max_grad_norm: Clip the norm of all gradients to this, as `clip_grad_norm_` does.
         use_compiler: Whether to compile in C++. Otherwise, and where there is no C++ compiler, the
             operators of a step are called one after the other, without modules and autograd.
+
+    Example:
+        >>> import torch
+        >>> from cputrain import Step
+        >>> model = torch.nn.Linear(8, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> step = Step(model, torch.nn.MSELoss(), optimizer, use_compiler=False)
+        >>> losses = [step(torch.ones(4, 8), torch.zeros(4, 1)) for _ in range(10)]
+        >>> bool(losses[9] < losses[0])
+        True
     """
 
     def __init__(
