@@ -162,8 +162,8 @@ def roof_sentence(roof: StepRoof) -> str:
         f"its tensors once"
     )
     text += f"; rough: {' and '.join(roof.rough)}." if roof.rough else "."
-    if roof.losses:
-        operators = ", ".join(f"{loss.name} {loss.share:.0%}" for loss in roof.losses)
+    if roof.gaps:
+        operators = ", ".join(f"{gap.name} {gap.share:.0%}" for gap in roof.gaps)
         text += (
             f" Of torch's operators, which kernels in C may replace, these lose most against "
             f"their roofs: {operators}."

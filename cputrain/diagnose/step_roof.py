@@ -21,16 +21,15 @@ NUM_STEPS = 6
 LONGEST_S = 600.0
 """Time limit of that run in seconds."""
 
-
-NUM_LOSSES = 5
+NUM_GAPS = 5
 """Number of operators that are named as farthest from the roof."""
 
-SMALLEST_LOSS = 0.01
+SMALLEST_GAP = 0.01
 """Smallest share of a step that is named."""
 
 
-class OperatorLoss(Record):
-    """What the calls of one operator in a step lose against their roof."""
+class OperatorGap(Record):
+    """How far the calls of one operator in a step are from their roof."""
 
     name: str
     """Name of the operator without its namespace, such as "mm"."""
@@ -54,8 +53,8 @@ class StepRoof(Record):
     rough: tuple[str, ...] = ()
     """Why the machine may be faster; empty if nothing disturbed its measurement."""
 
-    losses: tuple[OperatorLoss, ...] = ()
-    """Operators of a step under launch that lose most, by what they lose."""
+    gaps: tuple[OperatorGap, ...] = ()
+    """Operators of a step under launch that are farthest from their roofs, the farthest first."""
 
     @property
     def seconds(self) -> float:
@@ -94,11 +93,11 @@ def step_roof(profile: StepProfile, roof: Roof) -> StepRoof:
         product_seconds=roof.product_seconds(profile.operators, threads),
         memory_seconds=roof.transfer_seconds(profile.tensor_bytes, threads),
         rough=roof.rough,
-        losses=_losses(profile, roof),
+        gaps=_gaps(profile, roof),
     )
 
 
-def _losses(profile: StepProfile, roof: Roof) -> tuple[OperatorLoss, ...]:
+def _gaps(profile: StepProfile, roof: Roof) -> tuple[OperatorGap, ...]:
     calls: defaultdict[str, float] = defaultdict(float)
     lost: defaultdict[str, float] = defaultdict(float)
     for operator in profile.operators:
@@ -106,7 +105,7 @@ def _losses(profile: StepProfile, roof: Roof) -> tuple[OperatorLoss, ...]:
         least, _ = roof.least_seconds(operator, profile.threads)
         lost[operator.name] += max(0.0, operator.seconds - least) / profile.step
     return tuple(
-        OperatorLoss(name=name, calls=calls[name], share=share)
-        for name, share in sorted(lost.items(), key=lambda item: -item[1])[:NUM_LOSSES]
-        if share >= SMALLEST_LOSS
+        OperatorGap(name=name, calls=calls[name], share=share)
+        for name, share in sorted(lost.items(), key=lambda item: -item[1])[:NUM_GAPS]
+        if share >= SMALLEST_GAP
     )

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from cputrain.kernels.dropout import DropoutKernels
 from cputrain.kernels.proof import is_dropout_right
+from cputrain.runtime.attention import NAMES as ATTENTION_NAMES
 from cputrain.runtime.kernel_patches import KernelPatches, is_in_memory_order
+from cputrain.runtime.memory_order import NUM_DROPOUT_ARGUMENTS
 
 if TYPE_CHECKING:
     from typing import Any
@@ -24,10 +26,7 @@ if TYPE_CHECKING:
 MIN_ELEMENTS = 1 << 14
 """Smallest inputs for which the kernels are faster; measured in docs/benchmarks."""
 
-NUM_ARGUMENTS = 3
-"""Number of arguments with which torch.nn.functional calls the operator."""
-
-DROPOUT_POSITION = 4
+DROPOUT_POSITION = ATTENTION_NAMES.index("dropout_p")
 """Position of dropout_p among the arguments of scaled_dot_product_attention."""
 
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
@@ -65,7 +64,7 @@ class Dropouts(KernelPatches[DropoutKernels]):
     ) -> Tensor | None:
         """Return the output of a dropout; None if it is torch's to compute."""
         if (
-            len(args) != NUM_ARGUMENTS
+            len(args) != NUM_DROPOUT_ARGUMENTS
             or kwargs
             or args[2] is not True
             or not isinstance(args[0], Tensor)
@@ -83,7 +82,9 @@ class Dropouts(KernelPatches[DropoutKernels]):
 
         With dropout, torch has no fused kernel on the CPU, and calls the operators below.
         """
-        if len(args) <= DROPOUT_POSITION and "dropout_p" not in kwargs:
+        if len(args) > len(ATTENTION_NAMES) or (
+            len(args) <= DROPOUT_POSITION and "dropout_p" not in kwargs
+        ):
             return None
         try:
             call = _Attention(*args, **kwargs)

@@ -75,10 +75,16 @@ def without_ours(error: BaseException) -> TracebackType | None:
     A bare `raise` then continues with it and adds no frame. An error raised by this package itself
     keeps every frame.
     """
-    frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.tb_next
-    return frame or error.__traceback__
+    return without_leading(error.__traceback__, PACKAGE) or error.__traceback__
+
+
+def without_leading(
+    traceback: TracebackType | None, files: str | tuple[str, ...]
+) -> TracebackType | None:
+    """Return a traceback without its leading frames of files whose names begin so."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(files):
+        traceback = traceback.tb_next
+    return traceback
 
 
 _skipped_codes: set[CodeType] = set()

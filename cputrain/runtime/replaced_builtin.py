@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from cputrain.runtime.patching import PACKAGE, Patch, never_compile, uncounted
+from cputrain.runtime.patching import PACKAGE, Patch, never_compile, uncounted, without_leading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
     from typing import Any, TypeAlias
 
     Compute: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -59,7 +58,7 @@ class ReplacedBuiltin:
                 return handle_torch_function(self, relevant, *args, **kwargs)
             return self._original(*args, **kwargs)
         except BaseException as error:
-            error.__traceback__ = _beyond_package(error.__traceback__)
+            error.__traceback__ = without_leading(error.__traceback__, (PACKAGE, OVERRIDES))
             raise
 
     def __getattr__(self, name: str) -> Any:
@@ -114,13 +113,3 @@ def replace(places: Iterable[Any], name: str, compute: Compute) -> list[Patch]:
 ReplacedBuiltin.__name__ = ReplacedBuiltin.__qualname__ = "builtin_function_or_method"
 ReplacedMethod.__name__ = ReplacedMethod.__qualname__ = "method_descriptor"
 never_compile(uncounted(ReplacedBuiltin.__call__))
-
-
-def _beyond_package(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without its leading frames of this package and of torch's overrides."""
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(PACKAGE) and file != OVERRIDES:
-            break
-        traceback = traceback.tb_next
-    return traceback

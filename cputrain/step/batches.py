@@ -24,9 +24,8 @@ class BatchLayout:
         leaves, self._spec = tree_flatten((inputs, targets))
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         self._values = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self._is_flat = leaves == tensors and len(leaves) == 1 + len(targets)
-        self._layouts = list(map(layout_of, tensors))
+        self._is_flat = all(isinstance(value, Tensor) for value in (inputs, *targets))
+        self._layouts = [layout_of(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
     def tensors_of(self, inputs: Any, targets: tuple[Any, ...]) -> list[Tensor] | None:
         """Return the tensors of a batch; None if it has another layout."""
@@ -34,7 +33,14 @@ class BatchLayout:
             tensors = [inputs, *targets]
         else:
             leaves, spec = tree_flatten((inputs, targets))
-            if spec != self._spec or not all(map(_are_equal, self._values, leaves)):
+            if spec != self._spec or not all(
+                isinstance(leaf, Tensor)
+                if is_tensor
+                else type(leaf) is type(value) and leaf == value
+                for is_tensor, value, leaf in zip(
+                    self._is_tensor, self._values, leaves, strict=True
+                )
+            ):
                 return None
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if len(tensors) != len(self._layouts):
@@ -75,10 +81,3 @@ def layout_of(tensor: Tensor) -> tuple[Any, ...]:
         type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device,
         tensor.requires_grad,
     )  # fmt: skip
-
-
-def _are_equal(value: Any, leaf: Any) -> bool:
-    """Return whether a leaf is a tensor, for which a value is None, or this plain value."""
-    return (
-        isinstance(leaf, Tensor) if value is None else type(leaf) is type(value) and leaf == value
-    )

@@ -44,7 +44,7 @@ def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
 
     _compute_scalars_as_tensors(graph)
     try:
-        with torch.no_grad(), config.patch(cpp_wrapper=True, fallback_random=True):
+        with torch.no_grad(), config.patch(fallback_random=True):
             functional = make_fx(
                 torch.func.functionalize(graph, remove="mutations"),
                 decomposition_table=select_decomp_table(),

@@ -55,7 +55,7 @@ class ScriptValues:
         """Return whether all are as they were."""
         for place, name, value in self._places:
             now = place.get(name, place)
-            if now is not value and now != value:
+            if now is not value and not _is_same(now, value):
                 return False
         return all(_is_same(cell.cell_contents, value) for cell, value in self._cells)
 
@@ -153,8 +153,10 @@ def _method_of(function: FunctionType, name: str) -> Any:
 
 
 def _is_same(value: Any, before: Any) -> bool:
-    """Return whether a value is the same; NaN is."""
-    return value is before or bool(value == before)
+    """Return whether a value is the plain value of before, of the same type; NaN is, too."""
+    return value is before or (
+        type(value) is type(before) and _is_plain(value) and bool(value == before)
+    )
 
 
 def _is_plain(value: Any) -> bool:

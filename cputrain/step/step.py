@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from cputrain.step.compiled_step import Compiled
 
-NUM_EAGER_STEPS = 2
-"""Steps with a layout of batches before it is compiled: the last batch of an epoch is rare."""
-
 MAX_PROGRAMS = 8
 """Number of layouts, and of other values that a compiled step depends on, that are compiled."""
 
@@ -35,10 +32,8 @@ MAX_PROGRAMS = 8
 class _Program:
     """A compiled step for one layout of batches and one set of values that it depends on."""
 
-    def __init__(self, layout: BatchLayout, ambient: tuple[Any, ...]) -> None:
-        self.layout, self.ambient = layout, ambient
-        self.num_uses = 0
-        """Steps with this layout before it was compiled."""
+    def __init__(self, layout: BatchLayout, torch_state: tuple[Any, ...]) -> None:
+        self.layout, self.torch_state = layout, torch_state
         self.future: Future[Compiled] | None = None
         self.run: Compiled | None = None
         """The compiled function, once it was proved."""
@@ -113,7 +108,11 @@ class Step:
         program, state = self._current, self._state
         if program is not None and state is not None and program.run is not None:
             tensors = program.layout.tensors_of(inputs, targets)
-            if tensors is not None and program.ambient == _ambient() and self._is_current(state):
+            if (
+                tensors is not None
+                and program.torch_state == _torch_state()
+                and self._is_current(state)
+            ):
                 return self._run(program.run, state, tensors)
         return self._step(inputs, targets)
 
@@ -157,16 +156,13 @@ class Step:
         if self.eager_reason:
             return self._run_eagerly(inputs, targets)
         try:
-            program = self._program_of(inputs, targets)
-            if program is None:
-                return self._run_eagerly(inputs, targets)
-            state, tensors = self._state, program.layout.tensors_of(inputs, targets)
-            assert state is not None
-            assert tensors is not None
-            if program.run is None:
-                return self._prove(program, state, inputs, targets)
-            self._current = program
-            return self._run(program.run, state, tensors)
+            ready = self._find_program(inputs, targets)
+            if ready is not None:
+                program, state, tensors = ready
+                if program.run is not None:
+                    self._current = program
+                    return self._run(program.run, state, tensors)
+                return self._prove(program, state, tensors, inputs, targets)
         except CompileError as error:
             self._give_up(str(error))
         return self._run_eagerly(inputs, targets)
@@ -184,10 +180,15 @@ class Step:
         self._has_stepped = True
         return loss.detach()
 
-    def _program_of(self, inputs: Any, targets: tuple[Any, ...]) -> _Program | None:
-        """Return what is compiled for a batch; None if nothing is, or not yet."""
-        ambient = _ambient()
-        if not self._has_stepped or ambient is None:
+    def _find_program(
+        self, inputs: Any, targets: tuple[Any, ...]
+    ) -> tuple[_Program, StepTensors, list[Tensor]] | None:
+        """Return what is compiled for a batch, with its arguments; None if nothing is, or not yet.
+
+        A step that has been taken often enough is traced here, and compiled in the background.
+        """
+        torch_state = _torch_state()
+        if not self._has_stepped or torch_state is None:
             return None
         if self._has_hooks():
             raise CompileError("a hook watches the optimizer's steps")
@@ -204,29 +205,21 @@ class Step:
             return None
         programs = self._programs.setdefault(self._key, [])
         for program in programs:
-            if (
-                program.ambient == ambient
-                and program.layout.tensors_of(inputs, targets) is not None
-            ):
+            tensors = program.layout.tensors_of(inputs, targets)
+            if program.torch_state == torch_state and tensors is not None:
                 break
         else:
-            if len(programs) >= MAX_PROGRAMS:
-                return None
-            program = _Program(BatchLayout(inputs, targets), ambient)
-            programs.append(program)
-        program.num_uses += 1
-        if program.num_uses < NUM_EAGER_STEPS:
+            if len(programs) < MAX_PROGRAMS:
+                programs.append(_Program(BatchLayout(inputs, targets), torch_state))
             return None
         if program.future is None:
-            self._compile(program, self._state, inputs, targets)
+            self._compile(program, self._state, tensors)
         assert program.future is not None
-        return program if program.future.done() else None
+        return (program, self._state, tensors) if program.future.done() else None
 
-    def _compile(
-        self, program: _Program, state: StepTensors, inputs: Any, targets: tuple[Any, ...]
-    ) -> None:
+    def _compile(self, program: _Program, state: StepTensors, batch: list[Tensor]) -> None:
         """Trace the step, and compile it in the background."""
-        tensors = [*state.tensors, *(program.layout.tensors_of(inputs, targets) or ())]
+        tensors = [*state.tensors, *batch]
         has_compiler = self._use_compiler and find_cpp_compiler() is not None
         function = StepFunction(
             self._whole, self._optimizer, state, program.layout, self._max_grad_norm,
@@ -242,14 +235,19 @@ class Step:
         program.future = self._executor.submit(compile_graph, graph, tensors)
 
     def _prove(
-        self, program: _Program, state: StepTensors, inputs: Any, targets: tuple[Any, ...]
+        self,
+        program: _Program,
+        state: StepTensors,
+        batch: list[Tensor],
+        inputs: Any,
+        targets: tuple[Any, ...],
     ) -> Tensor:
-        """Run the compiled step on copies beside an eager step, and compare them."""
+        """Take an eager step, and use the compiled one from now on if both agree."""
         assert program.future is not None
         compiled = program.future.result()
-        proof = StepProof(compiled, state, program.layout.tensors_of(inputs, targets) or [])
+        proof = StepProof(compiled, state, batch)
         loss = self._run_eagerly(inputs, targets)
-        difference = proof.difference(loss, self._whole)
+        difference = proof.difference(loss, self._whole, self._optimizer)
         if difference:
             self._give_up(difference)
         else:
@@ -290,7 +288,7 @@ def _check_arguments(model: object, loss: object, optimizer: object, max_grad_no
         )
 
 
-def _ambient() -> tuple[Any, ...] | None:
+def _torch_state() -> tuple[Any, ...] | None:
     """Return the state of torch that a compiled step depends on; None if no step is compiled."""
     c = torch._C
     if (

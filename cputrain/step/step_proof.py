@@ -10,6 +10,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from torch.optim import Optimizer
+
     from cputrain.step.compiled_step import Compiled
     from cputrain.step.step_tensors import ModelAndLoss, StepTensors
 
@@ -38,14 +40,14 @@ class StepProof:
             self._results = compiled([*self._after, *batch])
         self._random_state = torch.get_rng_state()
         torch.set_rng_state(random_state)
-        self._places = state.states
+        self._states = state.states
 
-    def difference(self, loss: Tensor, whole: ModelAndLoss) -> str:
+    def difference(self, loss: Tensor, whole: ModelAndLoss, optimizer: Optimizer) -> str:
         """Return how the compiled step differs from the eager step since then; "" if equal."""
         named = dict(whole.named_parameters()) | dict(whole.named_buffers())
         if list(named) != self._names:
             return "the forward registers parameters or buffers"
-        values = [place.get(name) for place, name, _ in self._places]
+        values = [optimizer.state[parameter].get(name) for parameter, name, _ in self._states]
         current = [*named.values(), *(value for value in values if isinstance(value, Tensor))]
         tolerance = REDUCED if torch.is_autocast_enabled("cpu") else _tolerance(named.values())
         if not torch.equal(self._random_state, torch.get_rng_state()):

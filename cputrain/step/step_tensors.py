@@ -100,25 +100,18 @@ class StepTensors:
         """Options of the parameter groups without their learning rates."""
         self.group_parameters = [list(group["params"]) for group in optimizer.param_groups]
         """Parameters of each group."""
-        self._state_dictionaries = [
-            (parameter, optimizer.state[parameter])
-            for parameter in chain.from_iterable(self.group_parameters)
-            if parameter in optimizer.state
-        ]
+        self._num_states = len(optimizer.state)
         self.states = [
-            (optimizer.state[parameter], name, value)
+            (parameter, name, value)
             for parameter in chain.from_iterable(self.group_parameters)
             for name, value in optimizer.state.get(parameter, {}).items()
         ]
-        """Values of the optimizer's state: their dictionary, name and value."""
+        """Values of the optimizer's state: their parameter, name and value."""
         self.rates = [_rate_tensor(group["lr"]) for group in optimizer.param_groups]
         """Learning rates, as tensors without dimensions."""
         self._rate_values = [group["lr"] for group in optimizer.param_groups]
         self._check()
-        self.tensors: list[Tensor] = [
-            *self.parameters.values(), *self.buffers.values(),
-            *(value for _, _, value in self.states if isinstance(value, Tensor)), *self.rates,
-        ]  # fmt: skip
+        self.tensors: list[Tensor] = [*(tensor for _, tensor in self._named()), *self.rates]
         """All of them: parameters, buffers, states, learning rates."""
         self._addresses = list(map(Tensor.data_ptr, self.tensors))
         self._strides = list(map(Tensor.stride, self.tensors))
@@ -140,9 +133,7 @@ class StepTensors:
         for _, name, value in self.states:
             if not isinstance(value, Tensor | type(None)):
                 raise CompileError(f"the optimizer's state {name} is no tensor")
-        tensors = (*self.parameters.values(), *self.buffers.values(), *(
-            value for _, _, value in self.states if isinstance(value, Tensor)
-        ))  # fmt: skip
+        tensors = [tensor for _, tensor in self._named()]
         if any(
             type(tensor) not in {Tensor, nn.Parameter}
             or tensor.layout is not torch.strided
@@ -165,6 +156,7 @@ class StepTensors:
         )
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and tensors of parameters, buffers and states."""
         yield from self.parameters.items()
         yield from self.buffers.items()
         yield from ((name, value) for _, name, value in self.states if isinstance(value, Tensor))
@@ -183,13 +175,10 @@ class StepTensors:
             if children.get(name) is not child:
                 return False
         states = self._optimizer.state
-        if len(states) != len(self._state_dictionaries):
+        if len(states) != self._num_states:
             return False
-        for parameter, values in self._state_dictionaries:
-            if states.get(parameter) is not values:
-                return False
-        for place, name, value in self.states:
-            if place.get(name) is not value:
+        for parameter, name, value in self.states:
+            if states.get(parameter, {}).get(name) is not value:
                 return False
         if (  # a script may give a tensor other memory, of another dtype or shape
             list(map(Tensor.data_ptr, self.tensors)) != self._addresses

@@ -112,17 +112,11 @@ class StepFunction:
         tensors = dict(zip(map(id, state.parameters.values()), parameters, strict=True))
         copies: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
         counts = []
-        for (place, name, _), value in zip(state.states, states, strict=True):
-            owner = next(
-                parameter
-                for group in state.group_parameters
-                for parameter in group
-                if original.state.get(parameter) is place
-            )
+        for (parameter, name, _), value in zip(state.states, states, strict=True):
             if value is not None and not value.dim() and not self._is_fused:
                 counts.append((value, value.double()))  # as Python computes
                 value = counts[-1][1]
-            copies[tensors[id(owner)]][name] = value
+            copies[tensors[id(parameter)]][name] = value
         optimizer = object.__new__(type(original))
         optimizer.__dict__.update(vars(original))
         optimizer.state = copies

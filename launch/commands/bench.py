@@ -645,11 +645,10 @@ def _optimizers(case_names: list[str], values: dict[str, str]) -> OptimizerCompa
     from cputrain.machine import read_machine
 
     cores = read_machine().budget.physical_cores
-    threads = values.get("--threads", ",".join(dict.fromkeys(["1", str(cores)]))).split(",")
     quick = "--quick" in values
     return compare_optimizers(
         case_names,
-        threads=[_parse_count(count, "--threads", "1,2") for count in threads],
+        threads=_threads(values, ",".join(dict.fromkeys(["1", str(cores)]))),
         rounds=_rounds(values, 2 if quick else 9),
         quick=quick,
     )
@@ -661,13 +660,15 @@ def _steps(case_names: list[str], values: dict[str, str]) -> StepComparison:
     quick = "--quick" in values
     return compare_steps(
         case_names,
-        threads=[
-            _parse_count(count, "--threads", "1,2")
-            for count in values.get("--threads", "1").split(",")
-        ],
+        threads=_threads(values, "1"),
         rounds=_rounds(values, 2 if quick else 9),
         quick=quick,
     )
+
+
+def _threads(values: dict[str, str], default: str) -> list[int]:
+    counts = values.get("--threads", default).split(",")
+    return [_parse_count(count, "--threads", "1,2") for count in counts]
 
 
 def _rounds(values: dict[str, str], default: int = 5) -> int:

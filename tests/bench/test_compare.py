@@ -14,7 +14,7 @@ import pytest
 
 from cputrain.bench import as_markdown, compare
 from cputrain.bench.measurement import parse_report
-from cputrain.diagnose.step_roof import OperatorLoss, StepRoof
+from cputrain.diagnose.step_roof import OperatorGap, StepRoof
 from cputrain.errors import NotExecutable, NotFound, UsageError
 
 COUNT = "with open(sys.argv[1], 'a') as log: log.write('x')\nRUNS = os.path.getsize(sys.argv[1])"
@@ -254,8 +254,8 @@ def test_steps_are_compared_with_the_roof(reports):
         {"slow": reports("slow", [1.0], [4.0]), "fast": reports("fast", [1.0], [1.25])}, repeats=1
     )
     assert "of the roof" not in as_markdown(found, title="x", machine_line="y")
-    losses = (OperatorLoss(name="mm", calls=3, share=0.213),)
-    found = found.replace(roof=StepRoof(product_seconds=0.75, memory_seconds=0.25, losses=losses))
+    gaps = (OperatorGap(name="mm", calls=3, share=0.213),)
+    found = found.replace(roof=StepRoof(product_seconds=0.75, memory_seconds=0.25, gaps=gaps))
     text = as_markdown(found, title="x", machine_line="y")
     cells = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     position = cells[0].index("of the roof")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cputrain.diagnose.step_roof import OperatorLoss, StepRoof, step_roof
+from cputrain.diagnose.step_roof import OperatorGap, StepRoof, step_roof
 from tests.diagnose.samples import ROOF, operator, seen
 
 TRAINS = """
@@ -53,10 +53,10 @@ def test_operators_that_lose_most_are_named() -> None:
         operator("add", seconds=1e-6),
         step=0.2,
     )
-    losses = step_roof(profile, ROOF).losses
-    assert [(loss.name, loss.calls) for loss in losses] == [("mm", 3), ("mul", 4)]
-    assert losses[0].share == pytest.approx((0.1 - 0.02) / 0.2)
-    assert losses[1].share == pytest.approx(0.01 / 0.2)
+    gaps = step_roof(profile, ROOF).gaps
+    assert [(gap.name, gap.calls) for gap in gaps] == [("mm", 3), ("mul", 4)]
+    assert gaps[0].share == pytest.approx((0.1 - 0.02) / 0.2)
+    assert gaps[1].share == pytest.approx(0.01 / 0.2)
 
 
 def test_what_caches_hold_is_moved_faster() -> None:
@@ -82,11 +82,11 @@ def test_a_comparison_has_the_roof(tmp_path: Path, roof_cache: Path) -> None:
     roof = StepRoof(
         **document
         | {"rough": tuple(document["rough"])}
-        | {"losses": tuple(OperatorLoss(**loss) for loss in document["losses"])}
+        | {"gaps": tuple(OperatorGap(**gap) for gap in document["gaps"])}
     )
     python = next(side for side in comparison["sides"] if side["name"] == "python")
     # products of 512 x 64 x 256 and 512 x 256 x 8, but for the gradient of the input
     flops = 2 * 512 * 256 * (2 * 64 + 3 * 8)
     assert flops / 20e12 < roof.product_seconds < flops / 1e9
     assert 0 < roof.memory_seconds < python["median"]
-    assert all(0 < loss.share < 1 for loss in roof.losses)
+    assert all(0 < gap.share < 1 for gap in roof.gaps)

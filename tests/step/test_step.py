@@ -288,6 +288,54 @@ def test_values_that_the_model_reads_are_seen(
     assert step.eager_reason == ""
 
 
+def test_a_value_that_becomes_a_tensor_is_seen() -> None:
+    model = Scaled()
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.0), use_compiler=False)
+    for _ in range(5):
+        step(*BATCH)
+    model.factor = torch.ones(2)  # type: ignore[assignment]
+    model.settings.factors[0] = torch.ones(2)[0]  # type: ignore[call-overload]
+    assert step(*BATCH).isfinite()
+
+
+class Masked(Branches):
+    def forward(self, x: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        output: Tensor = self.layer(torch.ones(16, 8) if x is None else x)
+        return output if scale is None else output * scale
+
+
+def test_the_name_of_an_argument_is_seen() -> None:
+    model = Masked()
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.0), use_compiler=False)
+    inputs, targets = torch.full((16, 8), 3.0), BATCH[1]
+    for _ in range(5):
+        step({"x": inputs}, targets)
+    assert step.num_compiled == 2
+    expected = F.mse_loss(model(scale=inputs[:, :4]), targets)
+    assert step({"scale": inputs[:, :4]}, targets).item() == pytest.approx(expected.item())
+    assert step(inputs, targets).item() == pytest.approx(F.mse_loss(model(inputs), targets).item())
+
+
+def test_targets_in_a_tuple_are_not_those_without() -> None:
+    def loss(output: Tensor, targets: Any) -> Tensor:
+        return F.mse_loss(output, targets) if isinstance(targets, Tensor) else output.sum()
+
+    model = mlp()
+    step = Step(model, loss, optim.SGD(model.parameters(), 0.0), use_compiler=False)
+    for _ in range(5):
+        step(BATCH[0], (BATCH[1],))
+    assert step.num_compiled == 2
+    assert step(*BATCH).item() == pytest.approx(F.mse_loss(model(BATCH[0]), BATCH[1]).item())
+
+
+def test_arguments_that_are_none_are_compiled() -> None:
+    model = Masked()
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.0), use_compiler=False)
+    for _ in range(5):
+        step((BATCH[0], None), BATCH[1])
+    assert step.num_compiled == 2
+
+
 class Draws(Branches):
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * random.random()  # type: ignore[no-any-return]

@@ -6,7 +6,8 @@ import math
 import sys
 from statistics import median
 
-from cputrain.bench.networks.cases import IMAGE_SIZE, select_networks
+from cputrain.bench.networks.cases import IMAGE_SIZE, NETWORKS
+from cputrain.bench.selection import select_names
 from cputrain.errors import CputrainError, NotFound, UsageError
 from cputrain.measure.child import CaseFailedError, run_case
 from cputrain.measure.comparison import package_versions
@@ -122,7 +123,7 @@ def compare_networks(
         UsageError: A device is not available.
         CputrainError: A subprocess failed or timed out.
     """
-    networks = select_networks(tuple(names))
+    networks = select_names(names, NETWORKS, "network")
     runs: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     device_names: dict[str, str] = {}
     for round_index, device in interleaved(devices, rounds):

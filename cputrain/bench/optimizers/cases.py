@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from cputrain.errors import NotFound
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     Shape = tuple[int, int, float]
@@ -49,21 +46,6 @@ TABLE_ROWS, TABLE_WIDTH = 60_000, 32
 
 TOUCHED_FRACTIONS = (0.001, 0.01, 0.24, 1.0)
 """Fractions of an embedding table's rows with a nonzero gradient."""
-
-
-def select_optimizers(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the named optimizers, by default all.
-
-    Raises:
-        NotFound: There is no optimizer of that name.
-    """
-    for name in names:
-        if name not in CASES:
-            raise NotFound(
-                f"the optimizer {name}", f"must be one of {', '.join(CASES)}",
-                do="Name none to run all.",
-            )  # fmt: skip
-    return tuple(names) or tuple(CASES)
 
 
 def shapes(*, quick: bool) -> list[Shape]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from statistics import median
 
-from cputrain.bench.optimizers.cases import CASES, select_optimizers, shapes
-from cputrain.errors import CputrainError
-from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.bench.optimizers.cases import CASES, shapes
+from cputrain.bench.selection import run_steps, select_names
 from cputrain.measure.comparison import package_versions
 from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
@@ -105,7 +104,7 @@ def compare_optimizers(
         NotFound: There is no such optimizer.
         CputrainError: A subprocess failed or timed out.
     """
-    selected = select_optimizers(names)
+    selected = select_names(names, CASES, "optimizer")
     cells = shapes(quick=quick)
     results = []
     for name in selected:
@@ -114,7 +113,10 @@ def compare_optimizers(
             for begin in range(0, len(cells), CELLS_PER_PROCESS):
                 chunk = cells[begin : begin + CELLS_PER_PROCESS]
                 request = {"name": name, "cells": chunk, "threads": num_threads, "rounds": rounds}
-                optimizer_cells += [summarise(cell, num_threads) for cell in _run(request)["cells"]]
+                optimizer_cells += [
+                    summarise(cell, num_threads)
+                    for cell in run_steps("cputrain.bench.optimizers", request)["cells"]
+                ]
                 min_speedup = min(cell.speedup.median for cell in optimizer_cells[-len(chunk) :])
                 print(
                     f"{CASES[name]}, threads: {num_threads}, {begin + len(chunk)} of {len(cells)} "
@@ -127,16 +129,6 @@ def compare_optimizers(
         versions=package_versions(),
         cases=tuple(results),
     )
-
-
-def _run(request: dict[str, Any]) -> dict[str, Any]:
-    """Time cells in a subprocess and return its answer."""
-    try:
-        return run_case("cputrain.bench.optimizers", request)
-    except CaseFailedError as error:
-        raise CputrainError(
-            f"steps of {request['name']}", "must run without error", found=str(error)
-        ) from error
 
 
 def summarise(cell: dict[str, Any], num_threads: int) -> OptimizerCell:

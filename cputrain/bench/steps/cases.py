@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from cputrain.errors import NotFound
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 CASES = {
     "ppo": "PPO, 8-64-64-4, batch 64, Adam",
     "sac": "SAC, 32-256-256-8, batch 256, Adam",
@@ -26,18 +20,3 @@ WAYS = {
     "replayed": "Step without a compiler",
 }
 """Title of each way to take a step; speed-ups are over the first."""
-
-
-def select_networks(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the named networks, by default all.
-
-    Raises:
-        NotFound: There is no network of that name.
-    """
-    for name in names:
-        if name not in CASES:
-            raise NotFound(
-                f"the network {name}", f"must be one of {', '.join(CASES)}",
-                do="Name none to run all.",
-            )  # fmt: skip
-    return tuple(names) or tuple(CASES)

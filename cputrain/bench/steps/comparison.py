@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from statistics import median
 
-from cputrain.bench.steps.cases import CASES, WAYS, select_networks
-from cputrain.errors import CputrainError
-from cputrain.measure.child import CaseFailedError, run_case
+from cputrain.bench.selection import run_steps, select_names
+from cputrain.bench.steps.cases import CASES, WAYS
 from cputrain.measure.comparison import package_versions
 from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
@@ -92,10 +91,11 @@ def compare_steps(
     """
     ways = [way for way in WAYS if not quick or way in {"eager", "replayed"}]
     results = []
-    for name in select_networks(names):
+    for name in select_names(names, CASES, "network"):
         times: list[StepTimes] = []
         for num_threads in threads:
-            document = _run({"name": name, "threads": num_threads, "rounds": rounds, "ways": ways})
+            request = {"name": name, "threads": num_threads, "rounds": rounds, "ways": ways}
+            document = run_steps("cputrain.bench.steps", request)
             times += summarise(document, num_threads)
             best = max(times[-len(ways) :], key=lambda each: each.speedup.median)
             print(
@@ -107,16 +107,6 @@ def compare_steps(
     return StepComparison(
         threads=tuple(threads), rounds=rounds, versions=package_versions(), cases=tuple(results)
     )
-
-
-def _run(request: dict[str, Any]) -> dict[str, Any]:
-    """Time steps in a subprocess and return its answer."""
-    try:
-        return run_case("cputrain.bench.steps", request)
-    except CaseFailedError as error:
-        raise CputrainError(
-            f"steps of {request['name']}", "must run without error", found=str(error)
-        ) from error
 
 
 def summarise(document: dict[str, Any], num_threads: int) -> list[StepTimes]:
