@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
-from cputrain.step.step_tensors import CompileError
+from cputrain.step.model_tensors import CompileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

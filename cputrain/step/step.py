@@ -14,8 +14,10 @@ from torch.optim import optimizer as step_hooks
 from cputrain.errors import ArgumentTypeError, UsageError, argument_error
 from cputrain.step.batches import BatchLayout, needs_gradient
 from cputrain.step.compiled_step import compile_graph, find_cpp_compiler, replay
+from cputrain.step.model_tensors import CompileError
+from cputrain.step.optimizer_tensors import STEP_HOOKS
 from cputrain.step.step_proof import StepProof
-from cputrain.step.step_tensors import STEP_HOOKS, CompileError, ModelAndLoss, StepTensors
+from cputrain.step.step_tensors import ModelAndLoss, StepTensors
 from cputrain.step.traced_step import StepFunction, trace
 from cputrain.user_warnings import warn
 
@@ -225,7 +227,7 @@ class Step:
             self._whole, self._optimizer, state, program.layout, self._max_grad_norm,
             is_fused=not has_compiler,
         )  # fmt: skip
-        graph = trace(function, tensors, state.values)
+        graph = trace(function, tensors, state.model.values)
         if not has_compiler:
             program.future = Future()
             program.future.set_result(replay(graph))

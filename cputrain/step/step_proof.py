@@ -32,7 +32,7 @@ class StepProof:
     """
 
     def __init__(self, compiled: Compiled, state: StepTensors, batch: Sequence[Tensor]) -> None:
-        self._names = [*state.parameters, *state.buffers]
+        self._names = [*state.model.parameters, *state.model.buffers]
         self._before = [tensor.detach().clone() for tensor in state.tensors]
         self._after = [tensor.clone() for tensor in self._before]
         random_state = torch.get_rng_state()
@@ -40,7 +40,7 @@ class StepProof:
             self._results = compiled([*self._after, *batch])
         self._random_state = torch.get_rng_state()
         torch.set_rng_state(random_state)
-        self._states = state.states
+        self._states = state.optimizer.states
 
     def difference(self, loss: Tensor, whole: ModelAndLoss, optimizer: Optimizer) -> str:
         """Return how the compiled step differs from the eager step since then; "" if equal."""

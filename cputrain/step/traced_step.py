@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import defaultdict
 from contextlib import contextmanager
 from os.path import dirname, join
 from traceback import extract_tb
@@ -17,7 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from cputrain.runtime.patching import PACKAGE
-from cputrain.step.step_tensors import CompileError
+from cputrain.step.model_tensors import CompileError
+from cputrain.step.traced_update import UpdateFunction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,9 +61,10 @@ class StepFunction:
         *,
         is_fused: bool,
     ) -> None:
-        self._whole, self._optimizer, self._state = whole, optimizer, state
+        self._whole, self._model = whole, state.model
+        self._update = UpdateFunction(optimizer, state.optimizer, is_fused=is_fused)
         self._layout, self._max_grad_norm = layout, max_grad_norm
-        self._is_fused = is_fused and all("fused" in group for group in state.groups)
+        self._num_update_tensors = len(state.tensors) - len(state.model.tensors)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Take a step; return the loss and, if gradients are clipped, their norm.
@@ -71,16 +72,13 @@ class StepFunction:
         Args:
             tensors: Those of StepTensors in their order, and those of a batch.
         """
-        state, remaining = self._state, iter(tensors)
-        names = list(state.parameters)
+        model, remaining = self._model, iter(tensors)
+        names = list(model.parameters)
         parameters = [next(remaining) for _ in names]
-        buffers = {name: next(remaining) for name in state.buffers}
-        states = [
-            next(remaining) if isinstance(value, Tensor) else None for _, _, value in state.states
-        ]
-        rates = [next(remaining) for _ in state.rates]
+        buffers = {name: next(remaining) for name in model.buffers}
+        update_tensors = [next(remaining) for _ in range(self._num_update_tensors)]
         batch = self._layout.fill(list(remaining))
-        needed = [parameter.requires_grad for parameter in state.parameters.values()]
+        needed = [parameter.requires_grad for parameter in model.parameters.values()]
         leaves = [
             parameter.detach().requires_grad_(is_needed)
             for parameter, is_needed in zip(parameters, needed, strict=True)
@@ -99,48 +97,11 @@ class StepFunction:
             parameter.grad = next(gradients) if is_needed else None
         if self._max_grad_norm is not None:
             results.append(nn.utils.clip_grad_norm_(updated, self._max_grad_norm, foreach=False))
-        self._update(updated, states, rates)
+        originals = map(id, model.parameters.values())
+        self._update(dict(zip(originals, updated, strict=True)), update_tensors)
         for parameter in updated:
             parameter.grad = None
         return tuple(results)
-
-    def _update(
-        self, parameters: list[Tensor], states: Sequence[Tensor | None], rates: Sequence[Tensor]
-    ) -> None:
-        """Take the optimizer's step for other tensors than its own."""
-        state, original = self._state, self._optimizer
-        tensors = dict(zip(map(id, state.parameters.values()), parameters, strict=True))
-        copies: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
-        counts = []
-        for (parameter, name, _), value in zip(state.states, states, strict=True):
-            if value is not None and not value.dim() and not self._is_fused:
-                counts.append((value, value.double()))  # as Python computes
-                value = counts[-1][1]
-            copies[tensors[id(parameter)]][name] = value
-        optimizer = object.__new__(type(original))
-        optimizer.__dict__.update(vars(original))
-        optimizer.state = copies
-        optimizer.param_groups = [
-            group | {
-                "params": [tensors[id(parameter)] for parameter in members],
-                "lr": rate,
-                **_options(group, is_fused=self._is_fused),
-            }
-            for group, members, rate in zip(
-                state.groups, state.group_parameters, rates, strict=True
-            )
-        ]  # fmt: skip
-        step: Any = type(original).step
-        with torch.no_grad():
-            getattr(step, "__wrapped__", step)(optimizer)  # without the hooks of steps
-            for value, count in counts:
-                value.copy_(count)
-
-
-def _options(group: dict[str, Any], *, is_fused: bool) -> dict[str, bool]:
-    """Return options for an implementation that can be traced."""
-    options = {"foreach": False, "fused": is_fused, "capturable": not is_fused}
-    return {name: value for name, value in options.items() if name in group}
 
 
 def trace(
