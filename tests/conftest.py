@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 TYPE_CHECKING = False
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 # threads that spin would take the cores from other tests; read when torch is loaded
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy's wait 30 ms for the first work
+
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 LACKING = (
     "needs a GPU", "needs an OpenCL device", "needs a network of its own", "needs Slurm",
