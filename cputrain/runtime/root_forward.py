@@ -43,6 +43,16 @@ def be_within() -> None:
     _call_state.is_within = True
 
 
+@contextmanager
+def within_call() -> Iterator[None]:
+    """Have no call of this thread be a root call for the duration of the context."""
+    was_within, _call_state.is_within = _call_state.is_within, True
+    try:
+        yield
+    finally:
+        _call_state.is_within = was_within
+
+
 class RootForward:
     """The patched Module.__call__ and its chain of interceptors."""
 
@@ -158,14 +168,12 @@ class RootForward:
 
         @wraps(original)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            was_within, _call_state.is_within = _call_state.is_within, True
             try:
-                return original(*args, **kwargs)
+                with within_call():
+                    return original(*args, **kwargs)
             except BaseException as error:
                 error.__traceback__ = without_ours(error)
                 raise
-            finally:
-                _call_state.is_within = was_within
 
         return traced
 

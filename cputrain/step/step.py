@@ -18,6 +18,7 @@ from cputrain.step.model_tensors import CompileError
 from cputrain.step.optimizer_tensors import STEP_HOOKS
 from cputrain.step.step_proof import StepProof
 from cputrain.step.step_tensors import ModelAndLoss, StepTensors
+from cputrain.step.torch_state import torch_state
 from cputrain.step.traced_step import StepFunction, trace
 from cputrain.user_warnings import warn
 
@@ -112,7 +113,7 @@ class Step:
             tensors = program.layout.tensors_of(inputs, targets)
             if (
                 tensors is not None
-                and program.torch_state == _torch_state()
+                and program.torch_state == torch_state()
                 and self._is_current(state)
             ):
                 return self._run(program.run, state, tensors)
@@ -189,8 +190,8 @@ class Step:
 
         A step that has been taken often enough is traced here, and compiled in the background.
         """
-        torch_state = _torch_state()
-        if not self._has_stepped or torch_state is None:
+        current = torch_state()
+        if not self._has_stepped or current is None:
             return None
         if self._has_hooks():
             raise CompileError("a hook watches the optimizer's steps")
@@ -208,11 +209,11 @@ class Step:
         programs = self._programs.setdefault(self._key, [])
         for program in programs:
             tensors = program.layout.tensors_of(inputs, targets)
-            if program.torch_state == torch_state and tensors is not None:
+            if program.torch_state == current and tensors is not None:
                 break
         else:
             if len(programs) < MAX_PROGRAMS:
-                programs.append(_Program(BatchLayout(inputs, targets), torch_state))
+                programs.append(_Program(BatchLayout(inputs, targets), current))
             return None
         if program.future is None:
             self._compile(program, self._state, tensors)
@@ -288,26 +289,6 @@ def _check_arguments(model: object, loss: object, optimizer: object, max_grad_no
         raise argument_error(max_grad_norm, int, float)(
             "max_grad_norm", "must be a positive number or None", found=repr(max_grad_norm)
         )
-
-
-def _torch_state() -> tuple[Any, ...] | None:
-    """Return the state of torch that a compiled step depends on; None if no step is compiled."""
-    c = torch._C
-    if (
-        not torch.is_grad_enabled()
-        or torch.is_inference_mode_enabled()
-        or c._len_torch_dispatch_stack()
-        or c._len_torch_function_stack()
-        or c._functorch.peek_interpreter_stack() is not None
-        or torch.is_anomaly_enabled()
-        or c._autograd._top_saved_tensors_default_hooks(True) is not None
-    ):
-        return None
-    is_autocast = torch.is_autocast_enabled("cpu")
-    return (
-        torch.get_num_threads(), is_autocast and torch.get_autocast_dtype("cpu"),
-        torch.get_default_dtype(),
-    )  # fmt: skip
 
 
 def _global_hooks() -> Iterator[Any]:

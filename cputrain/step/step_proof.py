@@ -49,23 +49,24 @@ class StepProof:
             return "the forward registers parameters or buffers"
         values = [optimizer.state[parameter].get(name) for parameter, name, _ in self._states]
         current = [*named.values(), *(value for value in values if isinstance(value, Tensor))]
-        tolerance = REDUCED if torch.is_autocast_enabled("cpu") else _tolerance(named.values())
+        tolerance = REDUCED if torch.is_autocast_enabled("cpu") else tolerance_of(named.values())
         if not torch.equal(self._random_state, torch.get_rng_state()):
             return "the compiled step draws other random numbers"
-        if not _are_near([self._results[0]], [loss], [torch.zeros_like(loss)], tolerance):
+        if not are_near([self._results[0]], [loss], [torch.zeros_like(loss)], tolerance):
             return "the loss of the compiled step is another"
         number = len(current)
-        if not _are_near(self._after[:number], current, self._before[:number], tolerance):
+        if not are_near(self._after[:number], current, self._before[:number], tolerance):
             return "the compiled step updates parameters, buffers or states otherwise"
         return ""
 
 
-def _tolerance(tensors: Iterable[Tensor]) -> float:
+def tolerance_of(tensors: Iterable[Tensor]) -> float:
+    """Return the largest difference that arithmetic in another order makes."""
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     return max((TOLERANCES.get(dtype, REDUCED) for dtype in dtypes), default=REDUCED)
 
 
-def _are_near(
+def are_near(
     computed: Sequence[Tensor],
     expected: Sequence[Tensor],
     before: Sequence[Tensor],

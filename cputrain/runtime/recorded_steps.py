@@ -1,0 +1,42 @@
+"""Compile forward and backward of the script's loop, once they were the same for some steps."""
+
+from __future__ import annotations
+
+from cputrain.counting import counted
+from cputrain.runtime.patching import never_compile
+from cputrain.runtime.root_forward import root_forward_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class RecordedSteps:
+    """The recorder of this process, which calls of models go through."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        from cputrain.step.recorded.recorder import Recorder
+
+        self._recorder = Recorder()
+        self._root_forward = root_forward_of(torch)
+        self._root_forward.add(self._recorder.call_model)
+        self._hook = register_optimizer_step_pre_hook(self._recorder.before_step)
+        never_compile(Recorder.before_step)
+
+    def describe(self) -> str:
+        """Return how many backward passes were compiled, or why none was."""
+        recorder = self._recorder
+        if recorder.end_reason:
+            return f"steps not recorded: {recorder.end_reason}"
+        if not recorder.num_compiled:
+            return ""
+        return f"recorded steps ({counted(recorder.num_compiled, 'backward pass', 'backward passes')})"
+
+    def undo(self) -> None:
+        """Have the script's calls made as they are written."""
+        self._recorder.before_step()
+        self._recorder.end_reason = "recording was ended"
+        self._root_forward.remove(self._recorder.call_model)
+        self._hook.remove()

@@ -1,0 +1,42 @@
+"""Compile graphs in a thread, while the script goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from cputrain.step.compiled_step import compile_graph, find_cpp_compiler, replay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+    from cputrain.step.compiled_step import Compiled
+
+_waiting: queue.SimpleQueue[tuple[Future[Any], GraphModule, list[Tensor]]] = queue.SimpleQueue()
+_threads: list[threading.Thread] = []
+
+
+def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Future[Compiled]:
+    """Compile a graph, or replay it where there is no compiler; a script does not wait for it."""
+    future: Future[Compiled] = Future()
+    _waiting.put((future, graph, list(tensors)))
+    if not _threads or not _threads[0].is_alive():  # not so in a forked child
+        _threads[:] = [threading.Thread(target=_work, name="cputrain-step", daemon=True)]
+        _threads[0].start()
+    return future
+
+
+def _work() -> None:
+    while True:
+        future, graph, tensors = _waiting.get()
+        try:
+            has_compiler = find_cpp_compiler() is not None
+            future.set_result(compile_graph(graph, tensors) if has_compiler else replay(graph))
+        except BaseException as error:
+            future.set_exception(error)

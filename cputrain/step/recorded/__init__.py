@@ -1,0 +1,1 @@
+"""The loop of a script as it stands: forward and backward are recorded, and then compiled."""

@@ -1,0 +1,102 @@
+"""Recorded calls and their gradients as a function of tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from cputrain.step.model_tensors import CompileError
+from cputrain.step.recorded.arguments import describe_result, new_tensors, restore
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cputrain.step.recorded.path import Ending, Path
+
+
+class GradientFunction:
+    """The calls of a path, and the gradients of one result.
+
+    Args:
+        path: The calls.
+        loss: Index of the result whose gradients are taken.
+        ending: What the function returns, and for which tensors.
+    """
+
+    def __init__(self, path: Path, loss: int, ending: Ending) -> None:
+        self._path, self._loss, self._ending = path, loss, ending
+        self.has_gradient: list[bool] = []
+        """Whether each of the weights has a gradient."""
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the loss, the results that are asked for, and the gradients.
+
+        Args:
+            tensors: Those of the ending, and those of a batch.
+        """
+        ending = self._ending
+        arguments: dict[int, Tensor] = {}
+        for original, tensor in zip(ending.tensors, tensors, strict=False):
+            arguments[id(original)] = tensor
+        for weight in ending.weights:
+            leaf = arguments[id(weight)].detach().requires_grad_(weight.requires_grad)
+            arguments[id(weight)] = leaf
+        batch = tensors[len(ending.tensors) :]
+        results: list[Tensor] = []
+        for path in self._path.calls():
+            results += new_tensors(self._call(path, batch, results, arguments), path.result)
+        loss = results[self._loss]
+        wanted = [arguments[id(weight)] for weight in ending.weights]
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        self.has_gradient = [gradient is not None for gradient in gradients]
+        return (
+            loss.detach(),
+            *(results[index].detach() for index in ending.order),
+            *(
+                _laid_out(gradient, weight)
+                for gradient, weight in zip(gradients, wanted, strict=True)
+                if gradient is not None
+            ),
+        )
+
+    def _call(
+        self, path: Path, batch: Any, results: list[Tensor], arguments: dict[int, Tensor]
+    ) -> Any:
+        key = path.key
+        assert key is not None
+        args = restore(key.args, batch, results, arguments)
+        kwargs = restore(key.kwargs, batch, results, arguments)
+        with torch.set_grad_enabled(key.is_grad_enabled):
+            if key.model is None:
+                value = key.function(*args, **kwargs)
+            else:
+                tensors = {
+                    name: arguments[id(tensor)]
+                    for name, tensor in (*key.model.parameters.items(), *key.model.buffers.items())
+                }
+                value = functional_call(key.function, tensors, args, kwargs)
+        result = describe_result(value, lambda tensor: _index_of(tensor, results), is_traced=True)
+        if _without_names(result) != _without_names(path.result):
+            raise CompileError("a call returns something else when it is traced")
+        return value
+
+
+def _index_of(tensor: Tensor, results: list[Tensor]) -> int | None:
+    return next((index for index, result in enumerate(results) if result is tensor), None)
+
+
+def _without_names(result: Any) -> Any:
+    """Return the description of a result without the names of autograd's functions."""
+    if hasattr(result, "members"):
+        return result._replace(members=tuple(map(_without_names, result.members)))
+    return result._replace(grad_name=bool(result.grad_name)) if hasattr(result, "dtype") else result
+
+
+def _laid_out(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return a gradient with the strides that autograd would give it."""
+    if gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight).copy_(gradient)

@@ -1,0 +1,565 @@
+"""Records forward and backward of a script's loop, and runs them as one compiled function."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from cputrain.runtime.root_forward import within_call
+from cputrain.step.background import compile_in_background
+from cputrain.step.model_tensors import CompileError, ModelTensors
+from cputrain.step.recorded.arguments import (
+    UnrecordableError,
+    describe,
+    describe_result,
+    new_tensors,
+    restore,
+)
+from cputrain.step.recorded.deferred import (
+    DeferredTensor,
+    become,
+    fill,
+    real_of,
+    value_of,
+)
+from cputrain.step.recorded.functions import DESCRIBE, READ, VALUE, describe_layout, name_of
+from cputrain.step.recorded.gradient_function import GradientFunction
+from cputrain.step.recorded.gradient_proof import GradientProof
+from cputrain.step.recorded.path import CallKey, Ending, Path
+from cputrain.step.recorded.region import Region
+from cputrain.step.script_values import ScriptValues
+from cputrain.step.torch_state import torch_state
+from cputrain.step.traced_step import trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+NUM_SEEN = 3
+"""How often the same calls are seen before they are compiled."""
+
+MAX_COMPILED = 8
+"""Number of paths that are compiled."""
+
+MAX_STATES = 8
+"""Number of states of a model, such as its values in training and in evaluation."""
+
+MAX_REFUSED = 20
+"""Number of regions that cannot be compiled, or are no path seen before, until recording ends."""
+
+MAX_SECONDS = 0.02
+"""Largest median time of a region: in longer ones, little of it is Python."""
+
+BACKWARD = Tensor.backward
+
+
+class Recorder:
+    """Regions of one thread: those that are compiled, and why others are not."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._roots: dict[Any, Path] = {}
+        self._states: dict[int, list[ModelTensors]] = {}
+        self._trained: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._region: Region | None = None
+        self._reasons: Counter[str] = Counter()
+        self._seconds: list[float] = []
+        self._unproved = 0
+        self._num_refused = 0
+        self._num_compiled_paths = 0
+        self.num_compiled = 0
+        """Number of regions that ran compiled."""
+        self.num_seen = 0
+        """Number of regions."""
+        self.end_reason = ""
+        """Why recording has ended; "" if it has not."""
+        DeferredTensor.call = self.call
+
+    # models
+
+    def call_model(
+        self, call: Callable[..., Any], model: nn.Module, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a model, or defer the call."""
+        if (
+            self.end_reason
+            or threading.get_ident() != self._thread
+            or not torch.is_grad_enabled()
+            or not self._is_trained(model)
+        ):
+            return call(model, *args, **kwargs)
+        region = self._region
+        if region is not None and not region.alive():
+            self._abandon(region)
+            region = None
+        if region is None:
+            state = None if _is_distributed() else torch_state()
+            if state is None or state[1]:
+                return call(model, *args, **kwargs)
+            root = self._roots.get(state)
+            if root is None:
+                root = self._roots[state] = Path()
+            region = self._region = Region(root)
+            region.start = time.perf_counter()
+        if region.ran is not None:
+            self._revert(region)
+        if region.is_pending:
+            tensors = self._current_state(model)
+            if tensors is not None:
+                path = self._child(region, model, tensors, args, kwargs)
+                if path is not None:
+                    region.model_calls.append(call)
+                    return region.defer(path)
+            self._compute(region)
+        return self._observe_model(region, call, model, args, kwargs)
+
+    def _is_trained(self, model: nn.Module) -> bool:
+        is_trained = self._trained.get(model)
+        if is_trained is None:
+            is_trained = any(parameter.requires_grad for parameter in model.parameters())
+            self._trained[model] = is_trained
+        return is_trained
+
+    def _current_state(self, model: nn.Module) -> ModelTensors | None:
+        """Return the state of a model among those seen; None if it is a new one."""
+        states = self._states.get(id(model), ())
+        return next((state for state in states if state.is_current()), None)
+
+    def _state_of(self, model: nn.Module) -> ModelTensors:
+        """Return the state of a model. Raises CompileError."""
+        state = self._current_state(model)
+        if state is None:
+            _check(model)
+            states = self._states.get(id(model))
+            if states is None:
+                states = self._states[id(model)] = []
+                weakref.finalize(model, self._states.pop, id(model), None)
+            if len(states) == MAX_STATES:
+                change = states[-1].values.difference() or "a value of the model"
+                raise CompileError(f"{change} changes from step to step")
+            state = ModelTensors(model)
+            states.append(state)
+        return state
+
+    def _observe_model(
+        self,
+        region: Region,
+        call: Callable[..., Any],
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if region.reason:
+            return call(model, *_computed(args), **_computed(kwargs))
+        try:
+            tensors = self._state_of(model)
+        except CompileError as error:
+            region.reason = str(error)
+            return call(model, *_computed(args), **_computed(kwargs))
+        if self._unproved:
+            for buffer in tensors.buffers.values():
+                region.buffers_before.setdefault(id(buffer), buffer.clone())
+        return self._observe(
+            region, model, tensors, args, kwargs, lambda *a, **k: call(model, *a, **k)
+        )
+
+    # functions of torch
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of torch that has a deferred tensor among its arguments."""
+        region = self._region
+        if region is None or threading.get_ident() != self._thread:
+            return _call_computed(function, args, kwargs)
+        if function in DESCRIBE and args and type(args[0]) is DeferredTensor:
+            return describe_layout(function, args, kwargs)
+        if function is BACKWARD and args[0].region is region:
+            self._backward(region, args[0], args[1:], kwargs)
+            return None
+        if not _has_result(region, args) and not _has_result(region, kwargs):
+            return _call_computed(function, args, kwargs)
+        if region.ran is not None:
+            if function in READ or function in VALUE:
+                return function(value_of(args[0]), *args[1:], **kwargs)
+            self._revert(region)
+        if region.is_pending:
+            path = self._child(region, function, None, args, kwargs)
+            if path is not None:
+                return region.defer(path)
+            if function in READ and self._run_for(region, args[0].index):
+                return function(value_of(args[0]), *args[1:], **kwargs)
+            self._compute(region)
+        if region.reason:
+            return _call_computed(function, args, kwargs)
+        if function in READ:
+            region.reads.add(args[0].index)
+            region.read_path = region.path
+            return _call_computed(function, args, kwargs)
+        return self._observe(region, function, None, args, kwargs, function)
+
+    def _child(
+        self,
+        region: Region,
+        function: Any,
+        tensors: ModelTensors | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Path | None:
+        """Return the path with this call, if it is ready."""
+        size = len(region.batch)
+        try:
+            key = _key(region, function, tensors, args, kwargs)
+        except UnrecordableError:
+            key = None
+        path = None if key is None else region.path.children.get(key)
+        if path is None or not path.is_ready:
+            del region.batch[size:]
+            return None
+        return path
+
+    def _observe(
+        self,
+        region: Region,
+        function: Any,
+        tensors: ModelTensors | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Callable[..., Any],
+    ) -> Any:
+        """Make a call, and add it to the region."""
+        if region.read_path is not None and region.read_path is not region.path:
+            region.reason = "a result is read before the loss is complete"
+        random_state = torch.get_rng_state()
+        try:
+            key = _key(region, function, tensors, args, kwargs)
+        except UnrecordableError as error:
+            region.reason = f"{name_of(function)}: {error}"
+        versions = [tensor._version for tensor in region.batch]
+        real_args, real_kwargs = _computed(args), _computed(kwargs)
+        value = call(*real_args, **real_kwargs)
+        if region.reason:
+            return value
+        if versions != [tensor._version for tensor in region.batch]:
+            region.reason = f"{name_of(function)} changes a tensor of the script"
+        elif not torch.equal(random_state, torch.get_rng_state()):
+            region.reason = f"{name_of(function)} draws random numbers"
+        if region.reason:
+            return value
+        path = region.path.follow(key)
+        try:
+            if not path.set_result(value, region.index_of):
+                raise UnrecordableError("what it returns changes from step to step")
+            if path.num_results == path.first_result and path.result is None:
+                raise UnrecordableError("it returns nothing")
+        except UnrecordableError as error:
+            region.reason = f"{name_of(function)}: {error}"
+            return value
+        if tensors is not None:
+            region.model_calls.append(call)
+        return region.observe(path, new_tensors(value, path.result))
+
+    # the end of a region
+
+    def _backward(
+        self, region: Region, loss: DeferredTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        is_plain = not args and not any(kwargs.values())
+        self._region = None
+        self.num_seen += 1
+        ending = region.path.endings.get(loss.index)
+        if region.ran is not None:
+            if is_plain and region.ran is ending:
+                self._assign(region, ending)
+                region.close()
+                return
+            self._revert(region)
+        if region.is_pending:
+            if is_plain and ending is not None and self._run(region, loss.index, ending):
+                self._assign(region, ending)
+                region.close()
+                return
+            self._compute(region)
+        if not is_plain and not region.reason:
+            region.reason = "backward is called with arguments"
+        self._backward_observed(region, loss, args, kwargs)
+
+    def _backward_observed(
+        self, region: Region, loss: DeferredTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        real = real_of(loss)
+        if not region.reason and region.read_path not in {None, region.path}:
+            region.reason = "a result is read before the loss is complete"
+        if not region.reason and (not real.requires_grad or real.numel() != 1):
+            region.reason = "the loss is no tensor of one number that needs a gradient"
+        if not region.reason and not _are_consumed(real, region.alive()):
+            region.reason = "a result is needed after backward"
+        proof = None if region.reason else self._prepare(region, loss.index)
+        try:
+            real.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            reason, path = region.reason, region.path
+            region.close()
+        if reason:
+            self._refuse(reason)
+            return
+        self._seconds.append(time.perf_counter() - region.start)
+        if proof is not None:
+            ending = path.endings[loss.index]
+            difference = proof.difference(real)
+            self._unproved -= 1
+            if difference:
+                self._end(difference)
+            else:
+                assert ending.future is not None
+                ending.run = ending.future.result()
+                path.be_ready()
+
+    def _prepare(self, region: Region, loss: int) -> GradientProof | None:
+        """Count what was seen; compile it, or prove what was compiled."""
+        path = region.path
+        ending = path.endings.get(loss)
+        if ending is None:
+            ending = path.endings[loss] = Ending()
+        ending.num_seen += 1
+        if ending.future is None:
+            ending.returned |= {tensor.index for tensor in region.alive()} | region.reads
+            if ending.num_seen < NUM_SEEN:
+                if ending.num_seen == 1:
+                    self._refuse("", "calls differ from step to step")
+                return None
+            if median(self._seconds) > MAX_SECONDS:
+                self._end("steps are long enough that Python is not what they wait for")
+                return None
+            try:
+                self._compile(region, loss, ending)
+            except CompileError as error:
+                self._end(str(error))
+            return None
+        if not ending.future.done() or ending.run is not None:
+            return None
+        if any(id(buffer) not in region.buffers_before for buffer in ending.buffers):
+            return None
+        try:
+            return GradientProof(ending, region)
+        except CompileError as error:
+            self._end(str(error))
+            return None
+
+    def _compile(self, region: Region, loss: int, ending: Ending) -> None:
+        if self._num_compiled_paths == MAX_COMPILED:
+            raise CompileError("calls differ from step to step")
+        self._num_compiled_paths += 1
+        calls = region.path.calls()
+        models = {id(path.key.model): path.key.model for path in calls if path.key and path.key.model}
+        ending.models = list(models.values())
+        weights = {
+            id(weight): weight for model in ending.models for weight in model.parameters.values()
+        } | region.weights
+        buffers = {id(each): each for model in ending.models for each in model.buffers.values()}
+        ending.weights, ending.buffers = list(weights.values()), list(buffers.values())
+        ending.tensors = [*ending.weights, *ending.buffers]
+        ending.order = sorted(ending.returned - {loss})
+        tensors = [*ending.tensors, *region.batch]
+        function = GradientFunction(region.path, loss, ending)
+        modules = [each for path in calls if path.key and path.key.model
+                   for each in path.key.function.modules()]
+        with within_call():
+            graph = trace(function, tensors, ScriptValues(modules, ()))
+        ending.weights = [
+            weight
+            for weight, has in zip(ending.weights, function.has_gradient, strict=True)
+            if has
+        ]
+        ending.future = compile_in_background(graph, tensors)
+        self._unproved += 1
+
+    def _run(self, region: Region, loss: int, ending: Ending) -> bool:
+        """Run the compiled function of a region; return False if there is none for it."""
+        if ending.run is None:
+            return False
+        alive = region.alive()
+        known = ending.order
+        if any(tensor.index != loss and tensor.index not in known for tensor in alive):
+            return False
+        with torch.no_grad():
+            results = ending.run([*ending.tensors, *region.batch])
+        if ending.buffers:
+            increment_version(ending.buffers)
+        for tensor in alive:
+            position = 0 if tensor.index == loss else 1 + known.index(tensor.index)
+            fill(tensor, results[position])
+        region.gradients = list(results[1 + len(known) :])
+        region.is_pending = False
+        self.num_compiled += 1
+        return True
+
+    def _assign(self, region: Region, ending: Ending | None) -> None:
+        """Give the weights their gradients."""
+        assert ending is not None
+        for weight, gradient in zip(ending.weights, region.gradients, strict=True):
+            if weight.grad is None:
+                weight.grad = gradient
+            else:
+                with torch.no_grad():
+                    weight.grad += gradient
+
+    def _run_for(self, region: Region, index: int) -> bool:
+        """Run a region because a result is read before `backward`."""
+        for loss, ending in region.path.endings.items():
+            if ending.run is not None and (index == loss or index in ending.order):
+                before = {id(buffer): buffer.clone() for buffer in ending.buffers}
+                if not self._run(region, loss, ending):
+                    return False
+                region.buffers_before, region.ran = before, ending
+                for tensor in region.kept():
+                    tensor.region = region
+                return True
+        return False
+
+    def _revert(self, region: Region) -> None:
+        """Undo what the compiled function did; make the calls one by one."""
+        assert region.ran is not None
+        with torch.no_grad():
+            for buffer in region.ran.buffers:
+                buffer.copy_(region.buffers_before[id(buffer)])
+        region.ran, region.is_pending, region.gradients = None, True, []
+        self.num_compiled -= 1
+        self._compute(region)
+
+    def _compute(self, region: Region) -> None:
+        """Make the deferred calls."""
+        region.is_pending = False
+        results: list[Tensor] = []
+        model_calls = iter(region.model_calls)
+        for path in region.path.calls():
+            key = path.key
+            assert key is not None
+            args = restore(key.args, region.batch, results, region.weights)
+            kwargs = restore(key.kwargs, region.batch, results, region.weights)
+            with torch.set_grad_enabled(key.is_grad_enabled):
+                if key.model is None:
+                    value = key.function(*args, **kwargs)
+                else:
+                    with within_call():
+                        value = next(model_calls)(key.function, *args, **kwargs)
+            results += new_tensors(value, path.result)
+        for tensor in region.alive():
+            become(tensor, results[tensor.index])
+
+    def _abandon(self, region: Region) -> None:
+        """End a region whose results the script has let go."""
+        if region.is_pending and region.path.key is not None:
+            self._compute(region)  # models may have changed their buffers
+        if region.reason:
+            self._refuse(region.reason)
+        region.close()
+        self._region = None
+
+    def before_step(self, *_: object) -> None:
+        """End the region before an optimizer changes its weights."""
+        region = self._region
+        if region is not None:
+            if region.ran is not None:
+                self._revert(region)
+            elif region.is_pending:
+                self._compute(region)
+            self._refuse(region.reason, "backward is not called on the loss")
+            region.close()
+            self._region = None
+
+    def _refuse(self, reason: str, end_reason: str = "") -> None:
+        if reason:
+            self._reasons[reason] += 1
+        self._num_refused += 1
+        if self._num_refused >= MAX_REFUSED and self._num_refused > self.num_compiled:
+            most = self._reasons.most_common(1)
+            self._end(most[0][0] if most else end_reason)
+
+    def _end(self, reason: str) -> None:
+        """End recording: all regions are as the script writes them."""
+        self.end_reason = self.end_reason or reason
+
+
+def _key(
+    region: Region,
+    function: Any,
+    tensors: ModelTensors | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> CallKey:
+    """Return the description of a call. Raises UnrecordableError."""
+    return CallKey(
+        function, tensors, torch.is_grad_enabled(), describe(args, region), describe(kwargs, region)
+    )
+
+
+def _computed(value: Any) -> Any:
+    """Return arguments with the tensors that the script would have."""
+    kind = type(value)
+    if kind is DeferredTensor:
+        return real_of(value)
+    if isinstance(value, tuple | list):
+        if not any(map(_has_deferred, value)):
+            return value
+        members = map(_computed, value)
+        return kind(*members) if hasattr(kind, "_fields") else kind(members)
+    if kind is dict:
+        return {name: _computed(member) for name, member in value.items()}
+    return value
+
+
+def _has_deferred(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_deferred, value.values()))
+    if isinstance(value, tuple | list):
+        return any(map(_has_deferred, value))
+    return type(value) is DeferredTensor
+
+
+def _has_result(region: Region, value: Any) -> bool:
+    if type(value) is DeferredTensor:
+        return value.region is region
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return False
+    return any([_has_result(region, member) for member in value])
+
+
+def _call_computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if function in VALUE and len(args) == 1 and args[0].eager is None:
+        return function(value_of(args[0]), **kwargs)
+    return function(*_computed(args), **_computed(kwargs))
+
+
+def _are_consumed(loss: Tensor, alive: list[DeferredTensor]) -> bool:
+    """Return whether `backward` uses up the graphs of all these tensors."""
+    graphs = {tensor.eager.grad_fn for tensor in alive if tensor.eager is not None and tensor.grad_name}
+    waiting, seen = [loss.grad_fn], set()
+    while waiting and not graphs <= seen:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return graphs <= seen
+
+
+def _check(model: nn.Module) -> None:
+    """Raise CompileError for a model that is not called as its forward is written."""
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None:
+            raise CompileError("the model is compiled already")
+        name = type(module).__module__
+        if name.startswith(("torch.nn.parallel", "torch.distributed", "torch._dynamo", "cputrain")):
+            raise CompileError(f"the model has a {type(module).__name__}")
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,0 +1,119 @@
+"""Calls of models and of functions of torch from the first one until `backward`."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from cputrain.step.recorded.arguments import make_result
+from cputrain.step.recorded.deferred import make_deferred, wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from torch import Tensor
+
+    from cputrain.step.recorded.arguments import Layout
+    from cputrain.step.recorded.deferred import DeferredTensor
+    from cputrain.step.recorded.path import Ending, Path
+
+
+class Region:
+    """Calls whose results a script has, and what became of them.
+
+    Args:
+        path: The path without calls.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        """The calls so far."""
+        self.batch: list[Tensor] = []
+        """Tensors of the script among the arguments."""
+        self.weights: dict[int, Tensor] = {}
+        """Parameters among the arguments of functions, by their id."""
+        self.model_calls: list[Callable[..., Any]] = []
+        """What runs the model of each path that ends in the call of one."""
+        self.is_pending = path.is_ready
+        """Whether nothing has been computed."""
+        self.ran: Ending | None = None
+        """The function that was run because a result was read."""
+        self.gradients: list[Tensor] = []
+        """What it returned for the weights."""
+        self.buffers_before: dict[int, Tensor] = {}
+        """Copies of models' buffers from before the calls, by their id."""
+        self.reads: set[int] = set()
+        """Results that the script read."""
+        self.read_path: Path | None = None
+        """The calls before the last of these."""
+        self.reason = ""
+        """Why the region cannot be compiled; "" if it can."""
+        self.start = 0.0
+        self._tensors: list[weakref.ref[DeferredTensor]] = []
+
+    def defer(self, path: Path) -> Any:
+        """Return what the last call of a path returns, without its numbers."""
+        self.path = path
+        return make_result(path.result, self._make, _Alive(self))
+
+    def _make(self, layout: Layout) -> Tensor:
+        tensors = self._tensors
+        shape, stride, dtype, grad_name = layout
+        tensor = make_deferred(self, len(tensors), shape, stride, dtype, grad_name)
+        tensors.append(weakref.ref(tensor))
+        return tensor
+
+    def observe(self, path: Path, tensors: Iterator[Tensor]) -> Any:
+        """Return what the last call of a path has returned.
+
+        Args:
+            path: The path.
+            tensors: The new ones among what it returned.
+        """
+        self.path = path
+
+        def make(_: Layout) -> Tensor:
+            tensor = wrap(self, len(self._tensors), next(tensors))
+            self._tensors.append(weakref.ref(tensor))
+            return tensor
+
+        return make_result(path.result, make, _Alive(self))
+
+    def alive(self) -> list[DeferredTensor]:
+        """Return the tensors that the script has."""
+        tensors = [reference() for reference in self._tensors]
+        return [tensor for tensor in tensors if tensor is not None and tensor.region is self]
+
+    def kept(self) -> list[DeferredTensor]:
+        """Return the tensors that the script has, also those that have been filled."""
+        tensors = [reference() for reference in self._tensors]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def get(self, index: int) -> DeferredTensor | None:
+        """Return a result of a call; None if the script has not kept it."""
+        return self._tensors[index]()
+
+    def index_of(self, real: Tensor) -> int | None:
+        """Return the index of a computed tensor among the results; None if it is none of them."""
+        for tensor in self.alive():
+            if tensor.eager is real:
+                return tensor.index
+        return None
+
+    def close(self) -> None:
+        """Let go of everything; its tensors are as the script would have them."""
+        for tensor in self.alive():
+            tensor.region = None
+        self.batch, self.weights, self.model_calls = [], {}, []
+        self.gradients, self.buffers_before = [], {}
+
+
+class _Alive:
+    """Results of a region by their index."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    def __getitem__(self, index: int) -> Any:
+        return self._region.get(index)
