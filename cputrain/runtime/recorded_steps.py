@@ -18,8 +18,9 @@ class RecordedSteps:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from cputrain.step.recorded.recorder import Recorder
+        from cputrain.step.recorded.updates import Updates
 
-        self._recorder = Recorder()
+        self._recorder, self._updates = Recorder(), Updates()
         self._root_forward = root_forward_of(torch)
         self._root_forward.add(self._recorder.call_model)
         self._hook = register_optimizer_step_pre_hook(self._recorder.before_step)
@@ -32,7 +33,9 @@ class RecordedSteps:
             return f"steps not recorded: {recorder.end_reason}"
         if not recorder.num_compiled:
             return ""
-        return f"recorded steps ({counted(recorder.num_compiled, 'backward pass', 'backward passes')})"
+        return (
+            f"recorded steps ({counted(recorder.num_compiled, 'backward pass', 'backward passes')})"
+        )
 
     def undo(self) -> None:
         """Have the script's calls made as they are written."""
@@ -40,3 +43,4 @@ class RecordedSteps:
         self._recorder.end_reason = "recording was ended"
         self._root_forward.remove(self._recorder.call_model)
         self._hook.remove()
+        self._updates.undo()

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from cputrain.step.compiled_step import compile_graph, find_cpp_compiler, replay
+from cputrain.step.compiled_step import compile_graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +23,16 @@ _threads: list[threading.Thread] = []
 
 
 def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Future[Compiled]:
-    """Compile a graph, or replay it where there is no compiler; a script does not wait for it."""
+    """Compile a graph in C++; a script does not wait for it.
+
+    Args:
+        graph: The graph.
+        tensors: Tensors like its arguments.
+    """
     future: Future[Compiled] = Future()
-    _waiting.put((future, graph, list(tensors)))
+    # those of the script have gradients, which it may free while they are looked at
+    detached = [tensor.detach() for tensor in tensors]
+    _waiting.put((future, graph, detached))
     if not _threads or not _threads[0].is_alive():  # not so in a forked child
         _threads[:] = [threading.Thread(target=_work, name="cputrain-step", daemon=True)]
         _threads[0].start()
@@ -36,7 +43,6 @@ def _work() -> None:
     while True:
         future, graph, tensors = _waiting.get()
         try:
-            has_compiler = find_cpp_compiler() is not None
-            future.set_result(compile_graph(graph, tensors) if has_compiler else replay(graph))
+            future.set_result(compile_graph(graph, tensors))
         except BaseException as error:
             future.set_exception(error)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 
 from cputrain.step.model_tensors import CompileError
 
@@ -14,20 +16,13 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from torch import Tensor
-    from torch.fx import GraphModule
 
     Compiled: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 def find_cpp_compiler() -> str | None:
-    """Return the C++ compiler that Inductor uses; None if there is none."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        return str(get_cpp_compiler())
-    except InvalidCxxCompiler:
-        return None
+    """Return the path of the C++ compiler that Inductor uses; None if there is none."""
+    return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
@@ -35,6 +30,63 @@ def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
 
     Raises CompileError.
     """
+    head, tail = _split_update(graph)
+    if tail is None:
+        return _compile(graph, tensors)
+    compiled, update = _compile(head, tensors), replay(tail)
+    num_results = len(_results(graph))
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        results = compiled(tensors)
+        update([*tensors, *results[num_results:]])
+        return results[:num_results]
+
+    return run
+
+
+def _results(graph: GraphModule) -> Sequence[Node]:
+    results: Sequence[Node] = graph.graph.output_node().args[0]  # type: ignore[assignment]
+    return results
+
+
+def _split_update(graph: GraphModule) -> tuple[GraphModule, GraphModule | None]:
+    """Return a graph without torch's fused kernels of optimizers, and one of these alone.
+
+    The first returns behind its results what the second needs of it. Inductor would call the
+    kernels on copies; its own loops are slower.
+    """
+    head = Graph()
+    tail = Graph()
+    in_head: dict[Node, Node] = {}
+    in_tail: dict[Node, Node] = {}
+    updates = [node for node in graph.graph.nodes if _is_update(node)]
+    if not updates:
+        return graph, None
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            in_tail[node] = tail.node_copy(node)
+        if node.op != "output" and node not in updates:
+            in_head[node] = head.node_copy(node, in_head.__getitem__)
+    passed = [
+        node
+        for node in dict.fromkeys(needed for each in updates for needed in each.all_input_nodes)
+        if node not in in_tail
+    ]
+    for node in passed:
+        in_tail[node] = tail.placeholder(node.name)
+    for node in updates:
+        tail.node_copy(node, in_tail.__getitem__)
+    tail.output(())
+    head.output(tuple(in_head[node] for node in (*_results(graph), *passed)))
+    return GraphModule(graph, head), GraphModule(graph, tail)
+
+
+def _is_update(node: Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return name.startswith("_fused_") or name == "_foreach_add_.Scalar"
+
+
+def _compile(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner

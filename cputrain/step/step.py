@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as step_hooks
 
 from cputrain.errors import ArgumentTypeError, UsageError, argument_error
+from cputrain.step.background import compile_in_background
 from cputrain.step.batches import BatchLayout, needs_gradient
-from cputrain.step.compiled_step import compile_graph, find_cpp_compiler, replay
+from cputrain.step.compiled_step import find_cpp_compiler, replay
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.optimizer_tensors import STEP_HOOKS
 from cputrain.step.step_proof import StepProof
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 MAX_PROGRAMS = 8
 """Number of layouts, and of other values that a compiled step depends on, that are compiled."""
+
+
+MAX_ELEMENTS = 32768
+"""Size of an optimizer's state above which torch's fused kernels are faster than Inductor's loops."""
 
 
 class _Program:
@@ -91,7 +96,6 @@ class Step:
         self._key: tuple[Any, ...] | None = None
         self._programs: dict[Any, list[_Program]] = {}
         self._current: _Program | None = None
-        self._executor: ThreadPoolExecutor | None = None
         self._has_stepped = False
         self.eager_reason = ""
         """Why steps are not compiled; "" if they are, or will be."""
@@ -224,18 +228,15 @@ class Step:
         """Trace the step, and compile it in the background."""
         tensors = [*state.tensors, *batch]
         has_compiler = self._use_compiler and find_cpp_compiler() is not None
+        num_elements = sum(map(Tensor.numel, state.optimizer.tensors))
         function = StepFunction(
             self._whole, self._optimizer, state, program.layout, self._max_grad_norm,
-            is_fused=not has_compiler,
+            is_fused=not has_compiler or num_elements > MAX_ELEMENTS,
         )  # fmt: skip
         graph = trace(function, tensors, state.model.values)
+        program.future = Future() if not has_compiler else compile_in_background(graph, tensors)
         if not has_compiler:
-            program.future = Future()
             program.future.set_result(replay(graph))
-            return
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "cputrain-step")
-        program.future = self._executor.submit(compile_graph, graph, tensors)
 
     def _prove(
         self,

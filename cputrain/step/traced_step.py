@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from cputrain.runtime.patching import PACKAGE
 from cputrain.step.model_tensors import CompileError
-from cputrain.step.traced_update import UpdateFunction
+from cputrain.step.traced_update import UpdateFunction, laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +94,8 @@ class StepFunction:
         results = [loss.detach()]
         updated = [parameter.detach() for parameter in parameters]
         for parameter, is_needed in zip(updated, needed, strict=True):
-            parameter.grad = next(gradients) if is_needed else None
+            gradient = next(gradients) if is_needed else None
+            parameter.grad = None if gradient is None else laid_out(gradient, parameter)
         if self._max_grad_norm is not None:
             results.append(nn.utils.clip_grad_norm_(updated, self._max_grad_norm, foreach=False))
         originals = map(id, model.parameters.values())

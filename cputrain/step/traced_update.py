@@ -71,3 +71,10 @@ def _options(group: dict[str, Any], *, is_fused: bool) -> dict[str, bool]:
     """Return options for an implementation that can be traced."""
     options = {"foreach": False, "fused": is_fused, "capturable": not is_fused}
     return {name: value for name, value in options.items() if name in group}
+
+
+def laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient with the strides that autograd gives it: those of its parameter."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)

@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.recorded.arguments import describe_result, new_tensors, restore
+from cputrain.step.traced_update import laid_out
 
 if TYPE_CHECKING:
     from typing import Any
@@ -56,7 +57,7 @@ class GradientFunction:
             loss.detach(),
             *(results[index].detach() for index in ending.order),
             *(
-                _laid_out(gradient, weight)
+                laid_out(gradient, weight)
                 for gradient, weight in zip(gradients, wanted, strict=True)
                 if gradient is not None
             ),
@@ -93,10 +94,3 @@ def _without_names(result: Any) -> Any:
     if hasattr(result, "members"):
         return result._replace(members=tuple(map(_without_names, result.members)))
     return result._replace(grad_name=bool(result.grad_name)) if hasattr(result, "dtype") else result
-
-
-def _laid_out(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return a gradient with the strides that autograd would give it."""
-    if gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight).copy_(gradient)

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from concurrent.futures import Future
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,11 @@ from torch.autograd.graph import increment_version
 
 from cputrain.runtime.root_forward import within_call
 from cputrain.step.background import compile_in_background
+from cputrain.step.compiled_step import find_cpp_compiler, replay
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.arguments import (
     UnrecordableError,
     describe,
-    describe_result,
     new_tensors,
     restore,
 )
@@ -357,7 +358,9 @@ class Recorder:
             raise CompileError("calls differ from step to step")
         self._num_compiled_paths += 1
         calls = region.path.calls()
-        models = {id(path.key.model): path.key.model for path in calls if path.key and path.key.model}
+        models = {
+            id(path.key.model): path.key.model for path in calls if path.key and path.key.model
+        }
         ending.models = list(models.values())
         weights = {
             id(weight): weight for model in ending.models for weight in model.parameters.values()
@@ -368,16 +371,22 @@ class Recorder:
         ending.order = sorted(ending.returned - {loss})
         tensors = [*ending.tensors, *region.batch]
         function = GradientFunction(region.path, loss, ending)
-        modules = [each for path in calls if path.key and path.key.model
-                   for each in path.key.function.modules()]
+        modules = [
+            each
+            for path in calls
+            if path.key and path.key.model
+            for each in path.key.function.modules()
+        ]
         with within_call():
             graph = trace(function, tensors, ScriptValues(modules, ()))
         ending.weights = [
-            weight
-            for weight, has in zip(ending.weights, function.has_gradient, strict=True)
-            if has
+            weight for weight, has in zip(ending.weights, function.has_gradient, strict=True) if has
         ]
-        ending.future = compile_in_background(graph, tensors)
+        if find_cpp_compiler() is None:
+            ending.future = Future()
+            ending.future.set_result(replay(graph))
+        else:
+            ending.future = compile_in_background(graph, tensors)
         self._unproved += 1
 
     def _run(self, region: Region, loss: int, ending: Ending) -> bool:
@@ -541,7 +550,9 @@ def _call_computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _are_consumed(loss: Tensor, alive: list[DeferredTensor]) -> bool:
     """Return whether `backward` uses up the graphs of all these tensors."""
-    graphs = {tensor.eager.grad_fn for tensor in alive if tensor.eager is not None and tensor.grad_name}
+    graphs = {
+        tensor.eager.grad_fn for tensor in alive if tensor.eager is not None and tensor.grad_name
+    }
     waiting, seen = [loss.grad_fn], set()
     while waiting and not graphs <= seen:
         node = waiting.pop()
