@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,10 @@ class OptimizerTensors:
             for name, value in optimizer.state.get(parameter, {}).items()
         ]
         """Values of the state: their parameter, name and value."""
+        self._dicts = [(parameter, values) for parameter, values in optimizer.state.items()]
+        self._places = [
+            (values, name, value) for _, values in self._dicts for name, value in values.items()
+        ]
         self.rates = [_rate_tensor(group["lr"]) for group in optimizer.param_groups]
         """Learning rates, as tensors without dimensions."""
         self._rate_values = [group["lr"] for group in optimizer.param_groups]
@@ -71,19 +76,23 @@ class OptimizerTensors:
         states = self._optimizer.state
         if len(states) != self._num_states:
             return False
-        for parameter, name, value in self.states:
-            if states.get(parameter, {}).get(name) is not value:
+        for parameter, values in self._dicts:
+            if states.get(parameter) is not values:
+                return False
+        for values, name, value in self._places:
+            if values.get(name) is not value:
                 return False
         groups = self._optimizer.param_groups
         if len(groups) != len(self.groups):
             return False
         for number, group in enumerate(groups):
             options = self.groups[number]
-            if (
-                len(group) != len(options) + 2
-                or any(group.get(name, group) != value for name, value in options.items())
-                or list(map(id, group["params"])) != list(map(id, self.group_parameters[number]))
+            if len(group) != len(options) + 2 or any(
+                [group.get(name, group) != value for name, value in options.items()]
             ):
+                return False
+            members = self.group_parameters[number]
+            if len(group["params"]) != len(members) or not all(map(is_, group["params"], members)):
                 return False
             rate = group["lr"]
             if rate is not self._rate_values[number]:

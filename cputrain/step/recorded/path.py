@@ -96,6 +96,8 @@ class Ending:
 
     def __init__(self) -> None:
         self.num_seen = 0
+        self.num_failed = 0
+        """Number of proofs that failed."""
         self.returned: set[int] = set()
         """Indices of results that the script still has when `backward` is called."""
         self.future: Future[Compiled] | None = None

@@ -56,6 +56,9 @@ MAX_STATES = 8
 MAX_REFUSED = 20
 """Number of regions that cannot be compiled, or are no path seen before, until recording ends."""
 
+MAX_FAILED = 3
+"""Number of proofs that may fail: where a network is trained to the end, gradients are rounding."""
+
 MAX_SECONDS = 0.02
 """Largest median time of a region: in longer ones, little of it is Python."""
 
@@ -314,10 +317,12 @@ class Recorder:
         if proof is not None:
             ending = path.endings[loss.index]
             difference = proof.difference(real)
-            self._unproved -= 1
             if difference:
-                self._end(difference)
+                ending.num_failed += 1
+                if ending.num_failed == MAX_FAILED:
+                    self._end(difference)
             else:
+                self._unproved -= 1
                 assert ending.future is not None
                 ending.run = ending.future.result()
                 path.be_ready()

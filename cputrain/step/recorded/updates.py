@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import weakref
+from copy import copy
 from functools import wraps
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 from torch.optim import optimizer as step_hooks
 
-from cputrain.runtime.fused_kernels import KERNELS
+from cputrain.runtime.fused_kernels import KERNELS, LARGEST_STEP
 from cputrain.runtime.patching import Patch
-from cputrain.step.compiled_step import replay
 from cputrain.step.model_tensors import CompileError, TensorMemory, check_memory
 from cputrain.step.optimizer_tensors import STEP_HOOKS, OptimizerTensors
-from cputrain.step.script_values import ScriptValues
 from cputrain.step.step_proof import are_near, tolerance_of
-from cputrain.step.traced_step import trace
-from cputrain.step.traced_update import UpdateFunction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from cputrain.runtime.fused_kernels import FusedKernel
 
 NUM_EAGER = 3
 """Steps that an optimizer takes as torch has it before one is proved."""
@@ -106,7 +105,7 @@ def _zero_grad(original: Callable[..., None]) -> Callable[..., None]:
 
 
 class FusedUpdate:
-    """The step of one optimizer, as a call of torch's fused kernel.
+    """The step of one optimizer, as calls of torch's fused kernel.
 
     Args:
         optimizer: The optimizer.
@@ -114,19 +113,15 @@ class FusedUpdate:
 
     def __init__(self, optimizer: Any) -> None:
         self._get_optimizer = weakref.ref(optimizer)
-        self._kernel = next(
-            (
-                kernel
-                for kernel in KERNELS
-                if type(optimizer).__module__ in {f"torch.optim.{kernel.name}", "torch.optim.adamw"}
-            ),
-            None,
-        )
-        self.is_possible = self._kernel is not None
+        name = type(optimizer).__module__.removeprefix("torch.optim.").replace("adamw", "adam")
+        kernel = next((kernel for kernel in KERNELS if kernel.name == name), None)
+        self.is_possible = kernel is not None
         """Whether a step may ever be fused."""
+        if kernel is not None:
+            self._kernel = kernel(torch)
         self._num_eager = self._num_states = 0
         self._state: OptimizerTensors | None = None
-        self._run: Any = None
+        self._groups: list[_Group] = []
 
     def run(self) -> bool:
         """Take the step; return False, with nothing changed, if torch has to."""
@@ -134,6 +129,7 @@ class FusedUpdate:
         if (
             state is None
             or optimizer is None
+            or not self._num_left
             or _is_profiled()
             or torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()
@@ -142,140 +138,160 @@ class FusedUpdate:
             return False
         pre_hooks = step_hooks._global_optimizer_pre_hooks.values()
         post_hooks = step_hooks._global_optimizer_post_hooks.values()
-        if not all(map(_is_of_cputrain, (*pre_hooks, *post_hooks))):
+        if not all(map(is_of_cputrain, (*pre_hooks, *post_hooks))):
             return False
-        gradients = self._gradients()
-        if gradients is None or not state.is_current() or not self._memory.is_current():
+        if not state.is_current() or not self._memory.is_current():
             self._state = None
             return False
-        if not all(map(self._accepts_rate, optimizer.param_groups)):
-            return False
+        for group, options in zip(self._groups, optimizer.param_groups, strict=True):
+            group.options["lr"] = options["lr"]
+            if not group.takes_gradients() or not self._kernel.accepts(group.options):
+                return False
         for hook in pre_hooks:
             hook(optimizer, (optimizer,), {})
-        self._run([*self._parameters, *gradients, *state.tensors, *state.rates])
-        increment_version(self._parameters)
-        increment_version(state.tensors)
+        self._num_left -= 1
+        torch._C._increment_version(self._to_increment)
+        for group in self._groups:
+            self._kernel.run(group.columns, group.steps, group.options)
         for hook in post_hooks:
             hook(optimizer, (optimizer,), {})
         return True
-
-    def _gradients(self) -> list[Tensor] | None:
-        """Return the gradients; None if they are not as they were when the step was proved."""
-        gradients: list[Tensor] = []
-        for parameter, stride in zip(self._parameters, self._strides, strict=True):
-            gradient = parameter.grad
-            if (
-                gradient is None
-                or type(gradient) is not Tensor
-                or gradient.requires_grad
-                or gradient.layout is not torch.strided
-                or gradient.stride() != stride
-            ):
-                return None
-            gradients.append(gradient)
-        if any([parameter.grad is not None for parameter in self._others]):
-            return None
-        return gradients
-
-    def _accepts_rate(self, group: dict[str, Any]) -> bool:
-        rate = group["lr"]
-        assert self._kernel is not None
-        return (
-            type(rate) in {float, int}
-            and 0 <= rate <= self._kernel.max_values["lr"]
-            and (
-                not group.get("decoupled_weight_decay", False)
-                or rate * group["weight_decay"] <= 1
-            )
-        )
 
     def observe(self, eager: Callable[..., Any]) -> Any:
         """Have torch take the step; prove the kernel beside it if enough have been taken."""
         optimizer = self._get_optimizer()
         self._num_eager += 1
-        proof = None
-        if self._num_eager > NUM_EAGER and self._state is None:
-            self._num_eager = 0
-            self._num_states += 1
+        if self._num_eager <= NUM_EAGER or self._state is not None:
+            return eager(optimizer)
+        self._num_eager = 0
+        self._num_states += 1
+        try:
             if self._num_states > MAX_STATES:
-                self.is_possible = False
-            else:
-                try:
-                    proof = self._prepare(optimizer)
-                except CompileError:
-                    self.is_possible = False
+                raise CompileError("options change from step to step")
+            self._prepare(optimizer)
+        except CompileError:
+            self.is_possible = False
+            return eager(optimizer)
+        proofs = [group.copied() for group in self._groups]
+        before = [[tensor.clone() for tensor in proof.tensors()] for proof in proofs]
+        for proof in proofs:
+            self._kernel.run(proof.columns, proof.steps, proof.options)
         result = eager(optimizer)
-        if proof is not None:
-            copies, before = proof
-            state = proof_state = self._state
-            assert state is not None and proof_state is not None
-            current = [*self._parameters, *state.tensors]
-            if not are_near(copies, current, before, tolerance_of(self._parameters)):
+        for group, proof, tensors in zip(self._groups, proofs, before, strict=True):
+            tolerance = tolerance_of(group.columns[0])
+            if not are_near(proof.tensors(), group.tensors(), tensors, tolerance):
                 self._state, self.is_possible = None, False
         return result
 
-    def _prepare(self, optimizer: Any) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what the kernel makes of copies of parameters and states, and those before.
-
-        Raises CompileError.
-        """
+    def _prepare(self, optimizer: Any) -> None:
+        """Keep what the step depends on. Raises CompileError."""
         kernel = self._kernel
-        assert kernel is not None
         state = OptimizerTensors(optimizer)
-        everything = [each for group in state.group_parameters for each in group]
-        self._parameters = [each for each in everything if each.grad is not None]
-        self._others = [each for each in everything if each.grad is None]
-        if not self._parameters or len(self._parameters) > MAX_TENSORS:
-            raise CompileError("it has no gradients, or those of a large network")
-        if any(type(each) is not nn.Parameter for each in self._parameters):
-            raise CompileError("it optimizes other tensors than parameters")
-        if len({each.dtype for each in self._parameters}) > 1 or self._parameters[0].dtype not in {
-            torch.float32, torch.float64,
-        }:  # fmt: skip
-            raise CompileError("its parameters are not all float32 or float64")
-        for group, options in zip(optimizer.param_groups, state.groups, strict=True):
+        groups, to_increment = [], []
+        for options in optimizer.param_groups:
+            if options.get("fused") is False or options.get("foreach") is not None:
+                raise CompileError("the script chose how steps are computed")
+            group = _Group(kernel, options, optimizer.state)
+            if not group.takes_gradients() or not kernel.accepts(group.options):
+                raise CompileError("the kernel does not take these gradients or options")
+            increments = kernel.version_increments(group.columns, group.steps, group.options)
+            if increments is None:
+                raise CompileError("the kernel does not compute what torch does")
+            for tensors, count in zip((*group.columns, group.steps), increments, strict=False):
+                to_increment += tensors * count
+            groups.append(group)
+        if sum(len(group.columns[0]) for group in groups) > MAX_TENSORS:
+            raise CompileError("the network is large")
+        parameters = [parameter for group in groups for parameter in group.columns[0]]
+        check_memory([*parameters, *state.tensors])
+        self._memory = TensorMemory(parameters)
+        self._groups, self._to_increment, self._state = groups, to_increment, state
+        counts = [float(step) for group in groups for step in group.steps]
+        self._num_left = max(0, LARGEST_STEP - int(max(counts, default=0)))
+
+
+STATES = {"adam": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",), "adagrad": ("sum",)}
+"""Names of the states that each kernel updates, but for steps."""
+
+
+class _Group:
+    """Arguments of the kernel for one parameter group.
+
+    Raises CompileError.
+
+    Args:
+        kernel: The kernel.
+        group: The group.
+        states: The optimizer's states.
+    """
+
+    def __init__(self, kernel: FusedKernel, group: dict[str, Any], states: Any) -> None:
+        parameters = group["params"]
+        if any(type(each) is not nn.Parameter or each.grad is None for each in parameters):
+            raise CompileError("a parameter has no gradient")
+        dtypes = {each.dtype for each in parameters}
+        if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+            raise CompileError("parameters are not all float32 or float64")
+        names = STATES[kernel.name]
+        if kernel.name == "sgd" and not group["momentum"]:
+            names = ()
+        members = [states.get(each, {}) for each in parameters]
+        if any(
+            not isinstance(values.get(name), Tensor)
+            for values in members
+            for name in (*names, *(("step",) if kernel.has_steps else ()))
+        ):
+            raise CompileError("a parameter has no state")
+        columns = [[values[name] for values in members] for name in names]
+        self.columns: list[list[Any]] = [list(parameters), [], *columns]
+        """Parameters, gradients, and states."""
+        self.steps = [values["step"] for values in members] if kernel.has_steps else []
+        """Step counts."""
+        values = dict(group)
+        values["beta1"], values["beta2"] = group.get("betas", (0.0, 0.0))
+        self.options = {name: values[name] for name in (*kernel.max_values, *kernel.flags)}
+        """Options of the kernel."""
+        self.options |= {
+            name: None if name in {"grad_scale", "found_inf"} else False for name in kernel.absent
+        }
+        if any(values.get(name) for name in ("amsgrad", *kernel.absent)):
+            raise CompileError("an option is not one of the kernel's")
+        self._strides = [each.stride() for each in parameters]
+        if any(
+            tensor.stride() != stride or tensor.shape != parameter.shape
+            for column in columns
+            for tensor, stride, parameter in zip(column, self._strides, parameters, strict=True)
+        ):
+            raise CompileError("a state is not laid out as its parameter")
+
+    def takes_gradients(self) -> bool:
+        """Take the gradients of now; return whether they are laid out as their parameters."""
+        gradients = []
+        for parameter, stride in zip(self.columns[0], self._strides, strict=True):
+            gradient = parameter.grad
             if (
-                "fused" not in options
-                or options["fused"] is False
-                or options.get("foreach") is not None
-                or any(options.get(name) for name in ("amsgrad", "capturable", "differentiable"))
-                or any(
-                    not 0 <= options.get(name, 0) <= bound
-                    for name, bound in kernel.max_values.items()
-                    if name in options
-                )
-                or any(not 0 <= beta < 1 for beta in options.get("betas", ()))
-                or not self._accepts_rate(group)
+                type(gradient) is not Tensor
+                or gradient.requires_grad
+                or gradient.layout is not torch.strided
+                or gradient.stride() != stride
             ):
-                raise CompileError("an option is not one of the kernel's")
-        check_memory([*self._parameters, *state.tensors])
-        self._memory = TensorMemory(list(self._parameters))
-        self._strides = [each.stride() for each in self._parameters]
-        gradients = self._gradients()
-        if gradients is None:
-            raise CompileError("gradients are not laid out as parameters")
-        update = UpdateFunction(optimizer, state, is_fused=True)
-        parameters, number = self._parameters, len(self._parameters)
+                return False
+            gradients.append(gradient)
+        self.columns[1] = gradients
+        return True
 
-        def function(*tensors: Tensor) -> tuple[Tensor, ...]:
-            updated = {id(each): each.detach() for each in self._others}
-            for parameter, tensor, gradient in zip(
-                parameters, tensors, tensors[number:], strict=False
-            ):
-                updated[id(parameter)] = tensor.detach()
-                updated[id(parameter)].grad = gradient
-            update(updated, tensors[2 * number :])
-            return ()
+    def tensors(self) -> list[Tensor]:
+        """Return what a step changes."""
+        return [*self.columns[0], *chain.from_iterable(self.columns[2:]), *self.steps]
 
-        before = [each.detach().clone() for each in (*parameters, *state.tensors)]
-        copies = [each.clone() for each in before]
-        with torch.no_grad():
-            tensors = [*copies[:number], *gradients, *copies[number:], *state.rates]
-            self._run = replay(trace(function, tensors, ScriptValues((), ())))
-        self._run(tensors)
-        self._state = state
-        return copies, before
+    def copied(self) -> _Group:
+        """Return a group with copies of what a step changes."""
+        group = copy(self)
+        group.columns = [[each.detach().clone() for each in column] for column in self.columns]
+        group.steps = [each.clone() for each in self.steps]
+        return group
 
 
-def _is_of_cputrain(hook: Any) -> bool:
+def is_of_cputrain(hook: Any) -> bool:
+    """Return whether a hook is one of this package."""
     return str(getattr(hook, "__module__", "")).startswith("cputrain.")
