@@ -5,12 +5,17 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING
 
+import torch
+
+from cputrain.runtime.patching import Patch
 from cputrain.step.compiled_step import compile_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from torch import Tensor
@@ -42,7 +47,28 @@ def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Futu
 def _work() -> None:
     while True:
         future, graph, tensors = _waiting.get()
-        try:
-            future.set_result(compile_graph(graph, tensors))
-        except BaseException as error:
-            future.set_exception(error)
+        with _without_random_states():
+            try:
+                future.set_result(compile_graph(graph, tensors))
+            except BaseException as error:
+                future.set_exception(error)
+
+
+@contextmanager
+def _without_random_states() -> Iterator[None]:
+    """Keep Inductor from setting torch's generator to what it was when compiling began.
+
+    The script has drawn from it since.
+    """
+    thread, original = threading.get_ident(), torch.random.set_rng_state
+
+    @wraps(original)
+    def set_rng_state(new_state: Tensor) -> None:
+        if threading.get_ident() != thread:
+            original(new_state)
+
+    patch = Patch(torch.random, "set_rng_state", set_rng_state)
+    try:
+        yield
+    finally:
+        patch.undo()

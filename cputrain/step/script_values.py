@@ -5,6 +5,8 @@ They are numbers in a compiled step, so that the step holds for these values onl
 
 from __future__ import annotations
 
+from dis import get_instructions
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import CellType
+    from types import CellType, CodeType
     from typing import Any
 
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
@@ -37,6 +39,8 @@ class ScriptValues:
     def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any]) -> None:
         self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._cells: list[tuple[CellType, Any]] = []
+        self._containers: list[tuple[str, Any, list[Any]]] = []
+        self._functions: list[FunctionType] = []
         self._known: set[int] = set()
         for module in modules:
             self._add_object(module, MAX_DEPTH)
@@ -57,7 +61,22 @@ class ScriptValues:
             now = place.get(name, place)
             if now is not value and not _is_same(now, value):
                 return False
+        for _, container, members in self._containers:
+            now = _members(container)
+            if len(now) != len(members) or not all(map(is_, now, members)):
+                return False
         return all(_is_same(cell.cell_contents, value) for cell, value in self._cells)
+
+    def effect(self) -> str:
+        """Return what a function does beside returning a value, such as printing; "" if nothing.
+
+        It is found by names and instructions, so that a function may never come to do it.
+        """
+        for function in self._functions:
+            name = _effect_of(function.__code__)
+            if name:
+                return f"{function.__qualname__} {name}"
+        return ""
 
     def restore(self) -> str:
         """Undo changes; return the name of a value that was changed, or ""."""
@@ -74,6 +93,10 @@ class ScriptValues:
         """Return the name of a value that is another now; "" if all are as they were."""
         for place, name, value in self._places:
             if not _is_same(place.get(name, place), value):
+                return name
+        for name, container, members in self._containers:
+            now = _members(container)
+            if len(now) != len(members) or not all(map(is_, now, members)):
                 return name
         if any(not _is_same(cell.cell_contents, value) for cell, value in self._cells):
             return "a variable of an enclosing function"
@@ -110,12 +133,15 @@ class ScriptValues:
         if _is_plain(value):
             self._places.append((place, name, _copied(value)))
         elif not isinstance(value, nn.Module):
+            if type(value) in CONTAINERS:
+                self._containers.append((name, value, _members(value)))
             for each in _members(value):
                 self._add(each, depth - 1)
 
     def _add_function(self, function: FunctionType, depth: int) -> None:
         if function.__module__ and function.__module__.partition(".")[0] in LIBRARIES:
             return
+        self._functions.append(function)
         for cell in function.__closure__ or ():
             try:
                 value = cell.cell_contents
@@ -136,6 +162,44 @@ class ScriptValues:
 
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of every module, which are looked at elsewhere."""
+
+
+EFFECTS = frozenset({
+    "print", "open", "input", "exec", "eval", "next", "write", "writelines", "flush", "debug",
+    "info", "warning", "warn", "error", "exception", "critical", "sleep", "time", "time_ns",
+    "perf_counter", "perf_counter_ns", "monotonic", "now", "urandom", "put", "send", "add_scalar",
+    "add_histogram", "register_hook", "retain_grad", "register_buffer", "register_parameter",
+    "setattr", "delattr", "update", "setdefault", "popitem", "record_function",
+})  # fmt: skip
+"""Names of functions that do more than return a value, or return another one each time."""
+
+STORES = {
+    "STORE_ATTR": "sets an attribute", "DELETE_ATTR": "deletes an attribute",
+    "STORE_GLOBAL": "sets a global variable", "DELETE_GLOBAL": "deletes a global variable",
+    "YIELD_VALUE": "is a generator",
+}  # fmt: skip
+
+
+def _effect_of(code: CodeType) -> str:
+    """Return what code does beside returning a value; "" if nothing."""
+    for name in code.co_names:
+        if name in EFFECTS:
+            return f"calls {name}"
+    for instruction in get_instructions(code):
+        if instruction.opname in STORES:
+            return STORES[instruction.opname]
+        if instruction.opname == "STORE_DEREF" and instruction.argval in code.co_freevars:
+            return "sets a variable of an enclosing function"
+    inner = (constant for constant in code.co_consts if hasattr(constant, "co_names"))
+    is_generator = {"<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"}
+    return next(
+        (
+            effect
+            for each in inner
+            if each.co_name not in is_generator and (effect := _effect_of(each))
+        ),
+        "",
+    )
 
 
 def _names_in(code: Any) -> Iterator[str]:

@@ -10,11 +10,13 @@ from torch.func import functional_call
 
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.recorded.arguments import describe_result, new_tensors, restore
+from cputrain.step.recorded.noise import NoiseMode
 from cputrain.step.traced_update import laid_out
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from cputrain.step.recorded.noise import Noise
     from cputrain.step.recorded.path import Ending, Path
 
 
@@ -25,10 +27,14 @@ class GradientFunction:
         path: The calls.
         loss: Index of the result whose gradients are taken.
         ending: What the function returns, and for which tensors.
+        num_batch: Number of tensors of a batch.
     """
 
-    def __init__(self, path: Path, loss: int, ending: Ending) -> None:
+    def __init__(self, path: Path, loss: int, ending: Ending, num_batch: int) -> None:
         self._path, self._loss, self._ending = path, loss, ending
+        self._num_batch = num_batch
+        self.noise: list[list[Noise]] = []
+        """What each call draws, if the function was called without random numbers."""
         self.has_gradient: list[bool] = []
         """Whether each of the weights has a gradient."""
 
@@ -36,7 +42,7 @@ class GradientFunction:
         """Return the loss, the results that are asked for, and the gradients.
 
         Args:
-            tensors: Those of the ending, and those of a batch.
+            tensors: Those of the ending, those of a batch, and random numbers.
         """
         ending = self._ending
         arguments: dict[int, Tensor] = {}
@@ -45,10 +51,19 @@ class GradientFunction:
         for weight in ending.weights:
             leaf = arguments[id(weight)].detach().requires_grad_(weight.requires_grad)
             arguments[id(weight)] = leaf
-        batch = tensors[len(ending.tensors) :]
+        start = len(ending.tensors)
+        batch, numbers = (
+            tensors[start : start + self._num_batch],
+            tensors[start + self._num_batch :],
+        )
+        supply = iter(numbers) if numbers else None
         results: list[Tensor] = []
+        self.noise = []
         for path in self._path.calls():
-            results += new_tensors(self._call(path, batch, results, arguments), path.result)
+            with NoiseMode(supply) as mode:
+                value = self._call(path, batch, results, arguments)
+            results += new_tensors(value, path.result)
+            self.noise.append(mode.drawn)
         loss = results[self._loss]
         wanted = [arguments[id(weight)] for weight in ending.weights]
         gradients = torch.autograd.grad(loss, wanted, allow_unused=True)

@@ -31,8 +31,9 @@ class GradientProof:
         self._copies = [region.buffers_before[id(buffer)] for buffer in ending.buffers]
         self._buffers_before = [copy.clone() for copy in self._copies]
         weights = ending.tensors[: len(ending.tensors) - len(ending.buffers)]
+        numbers = _draw_again(region)
         with torch.no_grad():
-            self._results = compiled([*weights, *self._copies, *region.batch])
+            self._results = compiled([*weights, *self._copies, *region.batch, *numbers])
         self._expected = [region.get(index) for index in ending.order]
         self._reals = [None if tensor is None else tensor.eager for tensor in self._expected]
         self._gradients = [
@@ -66,3 +67,16 @@ class GradientProof:
         if not are_near(self._copies, ending.buffers, self._buffers_before, tolerance):
             return "the compiled buffers are others"
         return ""
+
+
+def _draw_again(region: Region) -> list[Tensor]:
+    """Return the random numbers that the calls of a region have drawn."""
+    states = iter(region.random_states)
+    current = torch.get_rng_state()
+    numbers = []
+    for path in region.path.calls():
+        if path.noise:
+            torch.set_rng_state(next(states))
+            numbers += [noise.draw() for noise in path.noise]
+    torch.set_rng_state(current)
+    return numbers

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from cputrain.step.compiled_step import Compiled
     from cputrain.step.model_tensors import ModelTensors
+    from cputrain.step.recorded.noise import Noise
 
 
 class CallKey(NamedTuple):
@@ -50,6 +51,8 @@ class Path:
         """Number of tensors that all calls return."""
         self.result: Any = None
         """Description of what the last call returns."""
+        self.noise: list[Noise] = []
+        """What the last call draws, once it was traced."""
         self.children: dict[CallKey, Path] = {}
         self.endings: dict[int, Ending] = {}
         """What is known of `backward` here, by the index of the loss."""

@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from cputrain.runtime.root_forward import within_call
 from cputrain.step.background import compile_in_background
 from cputrain.step.compiled_step import find_cpp_compiler, replay
+from cputrain.step.contest import Contest
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.arguments import (
     UnrecordableError,
@@ -77,6 +78,7 @@ class Recorder:
         self._reasons: Counter[str] = Counter()
         self._seconds: list[float] = []
         self._unproved = 0
+        self._contest = Contest()
         self._num_refused = 0
         self._num_compiled_paths = 0
         self.num_compiled = 0
@@ -105,14 +107,9 @@ class Recorder:
             self._abandon(region)
             region = None
         if region is None:
-            state = None if _is_distributed() else torch_state()
-            if state is None or state[1]:
+            region = self._begin()
+            if region is None:
                 return call(model, *args, **kwargs)
-            root = self._roots.get(state)
-            if root is None:
-                root = self._roots[state] = Path()
-            region = self._region = Region(root)
-            region.start = time.perf_counter()
         if region.ran is not None:
             self._revert(region)
         if region.is_pending:
@@ -124,6 +121,20 @@ class Recorder:
                     return region.defer(path)
             self._compute(region)
         return self._observe_model(region, call, model, args, kwargs)
+
+    def _begin(self) -> Region | None:
+        """Begin a region; return None if calls are not to be recorded now."""
+        state = None if _is_distributed() else torch_state()
+        if state is None or state[1]:
+            return None
+        root = self._roots.get(state)
+        if root is None:
+            root = self._roots[state] = Path()
+        if root.is_ready and not self._contest.is_over and not self._contest.begin():
+            return None
+        region = self._region = Region(root)
+        region.start = time.perf_counter()
+        return region
 
     def _is_trained(self, model: nn.Module) -> bool:
         is_trained = self._trained.get(model)
@@ -150,6 +161,9 @@ class Recorder:
                 change = states[-1].values.difference() or "a value of the model"
                 raise CompileError(f"{change} changes from step to step")
             state = ModelTensors(model)
+            effect = state.values.effect()
+            if effect:
+                raise CompileError(effect)
             states.append(state)
         return state
 
@@ -253,7 +267,7 @@ class Recorder:
         if versions != [tensor._version for tensor in region.batch]:
             region.reason = f"{name_of(function)} changes a tensor of the script"
         elif not torch.equal(random_state, torch.get_rng_state()):
-            region.reason = f"{name_of(function)} draws random numbers"
+            region.random_states.append(random_state)
         if region.reason:
             return value
         path = region.path.follow(key)
@@ -375,7 +389,7 @@ class Recorder:
         ending.tensors = [*ending.weights, *ending.buffers]
         ending.order = sorted(ending.returned - {loss})
         tensors = [*ending.tensors, *region.batch]
-        function = GradientFunction(region.path, loss, ending)
+        function = GradientFunction(region.path, loss, ending, len(region.batch))
         modules = [
             each
             for path in calls
@@ -384,6 +398,14 @@ class Recorder:
         ]
         with within_call():
             graph = trace(function, tensors, ScriptValues(modules, ()))
+            noise = function.noise
+            if region.random_states:
+                if len(list(filter(None, noise))) != len(region.random_states):
+                    raise CompileError("a call draws random numbers that are not seen")
+                tensors += [each.memory() for drawn in noise for each in drawn]
+                graph = trace(function, tensors, ScriptValues(modules, ()))
+        for path, drawn in zip(calls, noise, strict=True):
+            path.noise = drawn
         ending.weights = [
             weight for weight, has in zip(ending.weights, function.has_gradient, strict=True) if has
         ]
@@ -403,7 +425,7 @@ class Recorder:
         if any(tensor.index != loss and tensor.index not in known for tensor in alive):
             return False
         with torch.no_grad():
-            results = ending.run([*ending.tensors, *region.batch])
+            results = ending.run([*ending.tensors, *region.batch, *region.numbers])
         if ending.buffers:
             increment_version(ending.buffers)
         for tensor in alive:
@@ -451,12 +473,15 @@ class Recorder:
         """Make the deferred calls."""
         region.is_pending = False
         results: list[Tensor] = []
-        model_calls = iter(region.model_calls)
+        model_calls, random_states = iter(region.model_calls), iter(region.random_states)
+        random_state = torch.get_rng_state() if region.random_states else None
         for path in region.path.calls():
             key = path.key
             assert key is not None
             args = restore(key.args, region.batch, results, region.weights)
             kwargs = restore(key.kwargs, region.batch, results, region.weights)
+            if path.noise:
+                torch.set_rng_state(next(random_states))
             with torch.set_grad_enabled(key.is_grad_enabled):
                 if key.model is None:
                     value = key.function(*args, **kwargs)
@@ -464,6 +489,8 @@ class Recorder:
                     with within_call():
                         value = next(model_calls)(key.function, *args, **kwargs)
             results += new_tensors(value, path.result)
+        if random_state is not None:
+            torch.set_rng_state(random_state)
         for tensor in region.alive():
             become(tensor, results[tensor.index])
 
@@ -478,6 +505,8 @@ class Recorder:
 
     def before_step(self, *_: object) -> None:
         """End the region before an optimizer changes its weights."""
+        if not self._contest.is_over and self._contest.end():
+            self._end("steps are no faster compiled")
         region = self._region
         if region is not None:
             if region.ran is not None:

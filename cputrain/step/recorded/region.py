@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+import torch
+
 from cputrain.step.recorded.arguments import make_result
 from cputrain.step.recorded.deferred import make_deferred, wrap
 
@@ -31,6 +33,10 @@ class Region:
         """The calls so far."""
         self.batch: list[Tensor] = []
         """Tensors of the script among the arguments."""
+        self.numbers: list[Tensor] = []
+        """Random numbers that were drawn for deferred calls."""
+        self.random_states: list[Tensor] = []
+        """State of torch's generator before each call that draws."""
         self.weights: dict[int, Tensor] = {}
         """Parameters among the arguments of functions, by their id."""
         self.model_calls: list[Callable[..., Any]] = []
@@ -55,6 +61,9 @@ class Region:
     def defer(self, path: Path) -> Any:
         """Return what the last call of a path returns, without its numbers."""
         self.path = path
+        if path.noise:
+            self.random_states.append(torch.get_rng_state())
+            self.numbers += [noise.draw() for noise in path.noise]
         return make_result(path.result, self._make, _Alive(self))
 
     def _make(self, layout: Layout) -> Tensor:
@@ -106,6 +115,7 @@ class Region:
         for tensor in self.alive():
             tensor.region = None
         self.batch, self.weights, self.model_calls = [], {}, []
+        self.numbers, self.random_states = [], []
         self.gradients, self.buffers_before = [], {}
 
 
