@@ -40,7 +40,7 @@ class RecordedSteps:
     def undo(self) -> None:
         """Have the script's calls made as they are written."""
         self._recorder.before_step()
-        self._recorder.end_reason = "recording was ended"
+        self._recorder.end("it was undone")
         self._root_forward.remove(self._recorder.call_model)
         self._hook.remove()
         self._updates.undo()

@@ -66,7 +66,9 @@ class GradientFunction:
             self.noise.append(mode.drawn)
         loss = results[self._loss]
         wanted = [arguments[id(weight)] for weight in ending.weights]
-        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        trained = [weight for weight in wanted if weight.requires_grad]
+        taken = iter(torch.autograd.grad(loss, trained, allow_unused=True))
+        gradients = [next(taken) if weight.requires_grad else None for weight in wanted]
         self.has_gradient = [gradient is not None for gradient in gradients]
         return (
             loss.detach(),

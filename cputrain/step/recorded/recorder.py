@@ -7,7 +7,6 @@ import time
 import weakref
 from collections import Counter
 from concurrent.futures import Future
-from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,7 +60,7 @@ MAX_FAILED = 3
 """Number of proofs that may fail: where a network is trained to the end, gradients are rounding."""
 
 MAX_SECONDS = 0.02
-"""Largest median time of a region: in longer ones, little of it is Python."""
+"""Largest time of a region that is compiled: in longer ones, little of it is Python."""
 
 BACKWARD = Tensor.backward
 
@@ -334,7 +333,7 @@ class Recorder:
             if difference:
                 ending.num_failed += 1
                 if ending.num_failed == MAX_FAILED:
-                    self._end(difference)
+                    self.end(difference)
             else:
                 self._unproved -= 1
                 assert ending.future is not None
@@ -354,13 +353,13 @@ class Recorder:
                 if ending.num_seen == 1:
                     self._refuse("", "calls differ from step to step")
                 return None
-            if median(self._seconds) > MAX_SECONDS:
-                self._end("steps are long enough that Python is not what they wait for")
+            if min(self._seconds) > MAX_SECONDS:
+                self.end("steps are long enough that Python is not what they wait for")
                 return None
             try:
                 self._compile(region, loss, ending)
             except CompileError as error:
-                self._end(str(error))
+                self.end(str(error))
             return None
         if not ending.future.done() or ending.run is not None:
             return None
@@ -369,7 +368,7 @@ class Recorder:
         try:
             return GradientProof(ending, region)
         except CompileError as error:
-            self._end(str(error))
+            self.end(str(error))
             return None
 
     def _compile(self, region: Region, loss: int, ending: Ending) -> None:
@@ -506,7 +505,7 @@ class Recorder:
     def before_step(self, *_: object) -> None:
         """End the region before an optimizer changes its weights."""
         if not self._contest.is_over and self._contest.end():
-            self._end("steps are no faster compiled")
+            self.end("steps are no faster compiled")
         region = self._region
         if region is not None:
             if region.ran is not None:
@@ -523,9 +522,9 @@ class Recorder:
         self._num_refused += 1
         if self._num_refused >= MAX_REFUSED and self._num_refused > self.num_compiled:
             most = self._reasons.most_common(1)
-            self._end(most[0][0] if most else end_reason)
+            self.end(most[0][0] if most else end_reason)
 
-    def _end(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
         """End recording: all regions are as the script writes them."""
         self.end_reason = self.end_reason or reason
 

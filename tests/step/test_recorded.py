@@ -1,0 +1,329 @@
+"""Loops as they stand: recorded or not, a script's numbers, gradients and errors are the same."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn, optim
+
+import cputrain.step.recorded.recorder as module
+from cputrain.runtime.recorded_steps import RecordedSteps
+from cputrain.step.compiled_step import find_cpp_compiler
+from cputrain.step.recorded.recorder import Recorder
+
+NUM_STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay graphs, which takes no time to compile, and time no steps."""
+    monkeypatch.setattr(module, "find_cpp_compiler", lambda: None)
+    monkeypatch.setattr(module.Contest, "end", lambda _: False)
+    monkeypatch.setattr(module.Contest, "begin", lambda _: True)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden = torch.tanh(self.body(x))
+        return self.left(hidden), {"value": self.right(hidden)}
+
+
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.norm(self.first(x))))  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.GRU(2, 12, batch_first=True), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cells(x.view(-1, 4, 2))[0][:, -1])  # type: ignore[no-any-return]
+
+
+def mlp(dropout: float = 0.0) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 4))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp, "dropout": lambda: mlp(0.3), "two heads": TwoHeads, "batch norm": Normalized,
+    "recurrent": Recurrent,
+}  # fmt: skip
+
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "sgd": lambda parameters: optim.SGD(parameters, 0.05),
+    "momentum": lambda parameters: optim.SGD(parameters, 0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda parameters: optim.Adam(parameters, 1e-2),
+    "adamw": lambda parameters: optim.AdamW(parameters, 1e-2),
+    "adagrad": lambda parameters: optim.Adagrad(parameters, 1e-2),
+    "rmsprop": lambda parameters: optim.RMSprop(parameters, 1e-3),
+    "foreach": lambda parameters: optim.Adam(parameters, 1e-2, foreach=True),
+}
+
+CHOICES: dict[str, list[Any]] = {
+    "model": list(MODELS),
+    "optimizer": list(OPTIMIZERS),
+    "zero": ["first", "before backward", "last", "to zero", "of the model"],
+    "clip": ["no", "no", "norm", "value"],
+    "log": ["item", "detached", "before backward", "text", "accuracy", "accuracy first", "list"],
+    "schedule": ["no", "step", "by hand", "one cycle"],
+    "extra": [
+        "no", "no", "no", "no", "accumulate", "evaluate", "evaluate with gradients", "short batch",
+        "exception", "copy", "save", "factor", "hook", "gradients", "retain", "freeze", "autocast",
+        "penalty", "two losses", "two backwards", "no grad", "forward only", "data changes",
+        "weights change", "double", "train mode", "draws between", "output later", "early stop",
+    ],
+}  # fmt: skip
+
+
+class Loop:
+    """A training loop of some of the choices; `run` returns all that can be told of it."""
+
+    def __init__(self, choices: dict[str, Any]) -> None:
+        self.choices = choices
+        self.factor = 1.0
+
+    def run(self, after_step: Callable[[int], None] = lambda _: None) -> list[Any]:
+        choices, extra = self.choices, self.choices["extra"]
+        torch.manual_seed(3)
+        model = MODELS[choices["model"]]()
+        optimizer = OPTIMIZERS[choices["optimizer"]](model.parameters())
+        schedulers: dict[str, Callable[[], Any]] = {
+            "step": lambda: optim.lr_scheduler.StepLR(optimizer, 7, 0.8),
+            "one cycle": lambda: optim.lr_scheduler.OneCycleLR(
+                optimizer, 0.02, NUM_STEPS, cycle_momentum=False
+            ),
+        }
+        scheduler = schedulers.get(choices["schedule"], lambda: None)()
+        log: list[Any] = []
+        total = torch.zeros(())
+        kept: list[Tensor] = []
+        for step in range(NUM_STEPS):
+            size = 5 if extra == "short batch" and step % 6 == 5 else 16
+            x, y = torch.randn(size, 8), torch.randint(4, (size,))
+            if choices["zero"] == "first":
+                optimizer.zero_grad()
+            try:
+                output = self.forward(model, x, step)
+            except KeyError:
+                log.append("exception")
+                continue
+            if extra == "draws between":
+                log.append(torch.rand(()).item())
+            if extra == "data changes" and step > 20:
+                y.random_(4)
+            loss = self.loss(model, output, y, step)
+            logits = output[0] if isinstance(output, tuple) else output
+            if choices["log"] == "before backward":
+                log.append(loss.item())
+            if choices["log"] == "accuracy first":
+                log.append((logits.argmax(1) == y).float().mean().item())
+            if choices["zero"] == "before backward":
+                optimizer.zero_grad()
+            elif choices["zero"] == "to zero":
+                optimizer.zero_grad(set_to_none=False)
+            elif choices["zero"] == "of the model":
+                model.zero_grad()
+            if extra == "weights change" and step > 20:
+                with torch.no_grad():
+                    next(model.parameters()).mul_(1.0)
+            if extra == "retain" and step == 25:
+                loss.backward(retain_graph=True)
+            if extra == "two losses":
+                (loss * 0.5).backward()
+            elif extra == "forward only" and step % 5 == 4:
+                continue
+            else:
+                try:
+                    loss.backward()
+                except RuntimeError as error:
+                    log.append(str(error)[:40])
+            if extra == "two backwards" and step == 25:
+                with pytest.raises(RuntimeError, match="a second time"):
+                    loss.backward()
+            if choices["clip"] == "norm":
+                log.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+            elif choices["clip"] == "value":
+                nn.utils.clip_grad_value_(model.parameters(), 0.1)
+            if extra == "gradients" and step > 15:
+                log.append(sum(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
+            if extra != "accumulate" or step % 3 == 2:
+                optimizer.step()
+                if scheduler is not None:
+                    scheduler.step()
+            if scheduler is not None:
+                log.append(scheduler.get_last_lr())
+            elif choices["schedule"] == "by hand":
+                optimizer.param_groups[0]["lr"] *= 0.97
+            if choices["log"] == "item":
+                log.append(loss.item())
+            elif choices["log"] == "detached":
+                total += loss.detach()
+            elif choices["log"] == "text":
+                log.append(f"{loss:.3f} {tuple(loss.shape)} {loss.requires_grad} {loss.is_leaf}")
+                log.append(type(loss.grad_fn).__name__)
+            elif choices["log"] == "accuracy":
+                log.append((logits.argmax(1) == y).sum().item() / len(y))
+            elif choices["log"] == "list":
+                kept.append(loss)
+            if extra == "output later":
+                log.append(torch.softmax(logits, 1).max().item())
+            if choices["zero"] == "last":
+                optimizer.zero_grad()
+            self.between(model, optimizer, step, log)
+            if extra == "early stop" and step == 30:
+                break
+            after_step(step)
+        log += [value.item() for value in kept]
+        state = optimizer.state_dict()["state"]
+        return [
+            *log, total.item(), *(tensor.clone() for tensor in model.state_dict().values()),
+            *(None if p.grad is None else p.grad.clone() for p in model.parameters()),
+            *(value for values in state.values() for value in values.values()),
+            torch.get_rng_state(),
+        ]  # fmt: skip
+
+    def forward(self, model: nn.Module, x: Tensor, step: int) -> Any:
+        extra = self.choices["extra"]
+        if extra == "autocast":
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return model(x)
+        output = model(x)
+        if extra == "exception" and step % 9 == 8:
+            raise KeyError(step)
+        if extra == "double":
+            model(x * 0.5)
+        if extra == "train mode" and step % 10 == 9:
+            model.eval()
+            model.train()
+        return output
+
+    def loss(self, model: nn.Module, output: Any, y: Tensor, step: int) -> Tensor:
+        extra = self.choices["extra"]
+        if isinstance(output, tuple):
+            loss = F.cross_entropy(output[0], y) + 0.5 * output[1]["value"].square().mean()
+        else:
+            loss = nn.CrossEntropyLoss(label_smoothing=0.1)(output.float(), y)
+        if extra == "factor":
+            loss = loss * self.factor
+        if extra == "penalty":
+            loss = loss + 1e-3 * sum(p.square().sum() for p in model.parameters())
+        return loss
+
+    def between(
+        self, model: nn.Module, optimizer: optim.Optimizer, step: int, log: list[Any]
+    ) -> None:
+        extra = self.choices["extra"]
+        if extra.startswith("evaluate") and step % 8 == 7:
+            model.eval()
+            with torch.set_grad_enabled(extra != "evaluate"):
+                output = model(torch.ones(3, 8))
+            output = output[0] if isinstance(output, tuple) else output
+            log.append(output.sum().item())
+            model.train()
+        elif extra == "copy" and step % 10 == 9:
+            log.append(float(sum(p.detach().sum() for p in copy.deepcopy(model).parameters())))
+        elif extra == "save" and step % 10 == 9:
+            file = io.BytesIO()
+            torch.save([model, optimizer.state_dict()], file)
+            file.seek(0)
+            log.append(len(torch.load(file, weights_only=False)))
+        elif extra == "factor" and step == 20:
+            self.factor = 2.0
+        elif extra == "hook" and step == 20:
+            model.register_forward_hook(lambda *_: log.append("called"))
+        elif extra == "freeze" and step == 20:
+            next(model.parameters()).requires_grad_(False)
+        elif extra == "no grad" and step % 8 == 7:
+            with torch.no_grad():
+                next(model.parameters()).mul_(0.9)
+
+
+def wait(recorder: Recorder) -> None:
+    """Wait until what is being compiled is compiled."""
+    paths = list(recorder._roots.values())
+    while paths:
+        path = paths.pop()
+        paths += path.children.values()
+        for ending in path.endings.values():
+            if ending.future is not None:
+                ending.future.exception(120)
+
+
+def run_recorded(loop: Loop) -> tuple[list[Any], Recorder]:
+    steps = RecordedSteps(torch)
+    try:
+        return loop.run(lambda _: wait(steps._recorder)), steps._recorder
+    finally:
+        steps.undo()
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for value, wanted in zip(found, expected, strict=True):
+        if isinstance(wanted, Tensor) and wanted.is_floating_point():
+            torch.testing.assert_close(value, wanted, rtol=2e-4, atol=2e-5)
+        elif isinstance(wanted, Tensor):
+            assert torch.equal(value, wanted)
+        elif isinstance(wanted, float):
+            assert value == pytest.approx(wanted, rel=2e-4, abs=2e-5)
+        else:
+            assert value == wanted
+
+
+def draw(seed: int) -> dict[str, Any]:
+    draws = random.Random(seed)
+    return {name: draws.choice(values) for name, values in CHOICES.items()}
+
+
+RECORDED = {"no", "factor", "short batch", "evaluate", "copy", "save", "output later"}
+"""What does not keep a loop from being recorded, whatever else it does."""
+
+
+@pytest.mark.usefixtures("_replayed")
+@pytest.mark.parametrize("seed", range(100))
+def test_a_loop_is_the_same(seed: int) -> None:
+    choices = draw(seed)
+    expected = Loop(choices).run()
+    found, recorder = run_recorded(Loop(choices))
+    assert_same(found, expected)
+    if choices["extra"] in RECORDED and choices["log"] != "accuracy first":
+        assert recorder.num_compiled > NUM_STEPS // 3, (choices, recorder.end_reason)
+
+
+@pytest.mark.usefixtures("_replayed")
+@pytest.mark.parametrize("extra", CHOICES["extra"][3:])
+@pytest.mark.parametrize("name", ["mlp", "dropout", "batch norm"])
+def test_each_event_is_the_same(name: str, extra: str) -> None:
+    choices = {
+        "model": name, "optimizer": "adam", "zero": "first", "clip": "no", "log": "item",
+        "schedule": "no", "extra": extra,
+    }  # fmt: skip
+    expected = Loop(choices).run()
+    found, _ = run_recorded(Loop(choices))
+    assert_same(found, expected)
