@@ -15,20 +15,29 @@ class RecordedSteps:
     """The recorder of this process, which calls of models go through."""
 
     def __init__(self, torch: ModuleType) -> None:
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
         from cputrain.step.recorded.recorder import Recorder
         from cputrain.step.recorded.updates import Updates
 
-        self._recorder, self._updates = Recorder(), Updates()
-        self._root_forward = root_forward_of(torch)
-        self._root_forward.add(self._recorder.call_model)
-        self._hook = register_optimizer_step_pre_hook(self._recorder.before_step)
+        self._torch = torch
+        self.recorder, self._updates = Recorder(), Updates()
         never_compile(Recorder.before_step)
+        self._record()
+
+    def _record(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._root_forward = root_forward_of(self._torch)
+        self._root_forward.add(self.recorder.call_model)
+        self._hook = register_optimizer_step_pre_hook(self.recorder.before_step)
+
+    def redo(self) -> None:
+        """Record again after `undo`, with what was compiled before."""
+        self._updates.redo()
+        self._record()
 
     def describe(self) -> str:
         """Return how many backward passes were compiled, or why none was."""
-        recorder = self._recorder
+        recorder = self.recorder
         if recorder.end_reason:
             return f"steps not recorded: {recorder.end_reason}"
         if not recorder.num_compiled:
@@ -39,8 +48,7 @@ class RecordedSteps:
 
     def undo(self) -> None:
         """Have the script's calls made as they are written."""
-        self._recorder.before_step()
-        self._recorder.end("it was undone")
-        self._root_forward.remove(self._recorder.call_model)
+        self.recorder.before_step()
+        self._root_forward.remove(self.recorder.call_model)
         self._hook.remove()
         self._updates.undo()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from cputrain.step.index_bounds import IndexBounds
 from cputrain.step.model_tensors import CompileError
 
 if TYPE_CHECKING:
@@ -30,14 +31,18 @@ def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
 
     Raises CompileError.
     """
+    bounds = IndexBounds(graph) if torch.get_num_threads() > 1 else None
     head, tail = _split_update(graph)
-    if tail is None:
-        return _compile(graph, tensors)
-    compiled, update = _compile(head, tensors), replay(tail)
+    compiled = _compile(head, tensors)
+    update = None if tail is None else replay(tail)
     num_results = len(_results(graph))
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        if bounds is not None and not bounds.are_met(tensors):
+            raise IndexError("an index is out of bounds")
         results = compiled(tensors)
+        if update is None:
+            return results
         update([*tensors, *results[num_results:]])
         return results[:num_results]
 

@@ -120,7 +120,8 @@ class Step:
                 and program.torch_state == torch_state()
                 and self._is_current(state)
             ):
-                return self._run(program.run, state, tensors)
+                loss = self._run(program.run, state, tensors)
+                return self._run_eagerly(inputs, targets) if loss is None else loss
         return self._step(inputs, targets)
 
     def wait(self) -> None:
@@ -143,12 +144,16 @@ class Step:
             or (step is not None and not hasattr(step, "_wrapped_by_lr_sched"))
         )
 
-    def _run(self, run: Compiled, state: StepTensors, batch: list[Tensor]) -> Tensor:
+    def _run(self, run: Compiled, state: StepTensors, batch: list[Tensor]) -> Tensor | None:
+        """Take a compiled step; return None if it failed, which an eager step will explain."""
         optimizer: Any = self._optimizer
         for hook in step_hooks._global_optimizer_pre_hooks.values():
             hook(optimizer, (), {})
-        with torch.no_grad():
-            results = run([*state.tensors, *batch])
+        try:
+            with torch.no_grad():
+                results = run([*state.tensors, *batch])
+        except (RuntimeError, IndexError):
+            return None
         increment_version(state.tensors)
         optimizer._opt_called = True  # for schedulers
         for hook in step_hooks._global_optimizer_post_hooks.values():
@@ -168,7 +173,8 @@ class Step:
                 program, state, tensors = ready
                 if program.run is not None:
                     self._current = program
-                    return self._run(program.run, state, tensors)
+                    loss = self._run(program.run, state, tensors)
+                    return self._run_eagerly(inputs, targets) if loss is None else loss
                 return self._prove(program, state, tensors, inputs, targets)
         except CompileError as error:
             self._give_up(str(error))

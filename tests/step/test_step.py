@@ -696,3 +696,24 @@ def test_nothing_warns_of_a_step_that_is_compiled() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained_step()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("use_compiler", [False, pytest.param(True, marks=needs_compiler)])
+def test_targets_out_of_bounds_are_an_error_of_torch(use_compiler: bool, num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    model, (inputs, targets) = mlp(), (torch.randn(4096, 8), torch.randint(4, (4096,)))
+    step = Step(
+        model, nn.CrossEntropyLoss(), optim.Adam(model.parameters()), use_compiler=use_compiler
+    )
+    for _ in range(8):
+        step(inputs, targets)
+        step.wait()
+    assert step.num_compiled
+    before = [parameter.clone() for parameter in model.parameters()]
+    targets[-1] = 7
+    with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+        step(inputs, targets)
+    assert all(map(torch.equal, before, model.parameters()))
+    targets[-1] = -100
+    assert step(inputs, targets).isfinite()

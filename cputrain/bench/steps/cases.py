@@ -16,6 +16,7 @@ WAYS = {
     "eager": "eager",
     "fused": "fused optimizer",
     "compiled": "torch.compile(model)",
+    "recorded": "recorded loop",
     "step": "Step",
     "replayed": "Step without a compiler",
 }

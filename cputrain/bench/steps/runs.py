@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from cputrain import Step
 from cputrain.bench.steps.networks import NETWORKS
 from cputrain.measure.rounds import interleaved
+from cputrain.runtime.recorded_steps import RecordedSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from torch import Tensor
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
 TIMED_S = 0.05
 """Target duration of a timed series of steps in seconds."""
 
-NUM_WARM_UP = 10
-"""Steps before a way is timed: they compile, and create the optimizer's states."""
+NUM_WARM_UP = 40
+"""Steps before a way is timed: in the first round, recorded loops are still compared with eager."""
 
 NUM_COMPARED = 20
 """Losses of the first steps that are compared with those of eager steps."""
@@ -32,27 +35,28 @@ def run(name: str, ways: Sequence[str], num_threads: int, rounds: int) -> dict[s
     torch.set_num_threads(num_threads)
     torch.manual_seed(1)
     batch = NETWORKS[name].batch()
-    steps: dict[str, Callable[[], Tensor]] = {}
+    steps: dict[str, TimedStep] = {}
     losses: dict[str, list[float]] = {}
     compile_seconds: dict[str, float] = {}
     for way in ways:
-        take_step, wait = _make_step(name, way, batch)
+        step = steps[way] = _make_step(name, way, batch)
         begin = time.perf_counter()
         torch.manual_seed(2)
-        losses[way] = []
-        for _ in range(NUM_COMPARED):
-            losses[way].append(float(take_step()))
-            wait()
+        with step.active():
+            losses[way] = []
+            for _ in range(NUM_COMPARED):
+                losses[way].append(step.take().item())
+                step.wait()
         compile_seconds[way] = time.perf_counter() - begin
-        steps[way] = take_step
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _, way in interleaved(ways, rounds):
-        for _ in range(NUM_WARM_UP):
-            steps[way]()
-        begin, count = time.perf_counter(), 0
-        while (elapsed := time.perf_counter() - begin) < TIMED_S:
-            steps[way]()
-            count += 1
+        with steps[way].active():
+            for _ in range(NUM_WARM_UP):
+                steps[way].take()
+            begin, count = time.perf_counter(), 0
+            while (elapsed := time.perf_counter() - begin) < TIMED_S:
+                steps[way].take()
+                count += 1
         seconds[way].append(elapsed / count)
     expected = losses[ways[0]]
     return {
@@ -68,10 +72,21 @@ def _relative_difference(loss: float, expected: float) -> float:
     return abs(loss - expected) / abs(expected)
 
 
-def _make_step(
-    name: str, way: str, batch: tuple[Any, Tensor]
-) -> tuple[Callable[[], Tensor], Callable[[], None]]:
-    """Return a function that takes a step, and one that waits until that is compiled."""
+class TimedStep(NamedTuple):
+    """A way to take steps."""
+
+    take: Callable[[], Tensor]
+    """Takes one."""
+
+    wait: Callable[[], None] = lambda: None
+    """Waits until it is compiled."""
+
+    active: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Returns the context in which it is taken so."""
+
+
+def _make_step(name: str, way: str, batch: tuple[Any, Tensor]) -> TimedStep:
+    """Return a way to take steps."""
     network = NETWORKS[name]
     torch.manual_seed(0)
     model = network.make()
@@ -81,7 +96,7 @@ def _make_step(
     inputs, targets = batch
     if way in {"step", "replayed"}:
         step = Step(model, network.loss, optimizer, use_compiler=way == "step")
-        return lambda: step(inputs, targets), step.wait
+        return TimedStep(lambda: step(inputs, targets), step.wait)
     forward: Any = torch.compile(model) if way == "compiled" else model
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
 
@@ -92,4 +107,17 @@ def _make_step(
         optimizer.zero_grad()
         return loss
 
-    return take_step, lambda: None
+    if way != "recorded":
+        return TimedStep(take_step)
+    recorded = RecordedSteps(torch)
+    recorded.undo()
+
+    @contextmanager
+    def record() -> Iterator[None]:
+        recorded.redo()
+        try:
+            yield
+        finally:
+            recorded.undo()
+
+    return TimedStep(take_step, recorded.recorder.wait, record)

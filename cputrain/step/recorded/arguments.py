@@ -105,6 +105,7 @@ def _describe_tensor(tensor: Tensor, region: Region) -> Batch | Weight:
     if tensor.layout is not torch.strided or not tensor.is_cpu:
         raise UnrecordableError("a tensor is not dense and on the CPU")
     batch.append(tensor)
+    region.watch((tensor,))
     return Batch(len(batch) - 1, layout_of(tensor))
 
 

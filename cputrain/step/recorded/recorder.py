@@ -64,6 +64,13 @@ MAX_SECONDS = 0.02
 
 BACKWARD = Tensor.backward
 
+CHANGED = (
+    "A parameter or a tensor of the batch was modified by an inplace operation between the call of "
+    "the model and backward, for the first time. cputrain had deferred the call. Run the script "
+    "with --record-step off."
+)
+"""What is raised where a script first does what no deferred call can follow."""
+
 
 class Recorder:
     """Regions of one thread: those that are compiled, and why others are not."""
@@ -87,6 +94,16 @@ class Recorder:
         self.end_reason = ""
         """Why recording has ended; "" if it has not."""
         DeferredTensor.call = self.call
+
+    def wait(self) -> None:
+        """Wait until what is being compiled is compiled."""
+        paths = list(self._roots.values())
+        while paths:
+            path = paths.pop()
+            paths += path.children.values()
+            for ending in path.endings.values():
+                if ending.future is not None:
+                    ending.future.exception()
 
     # models
 
@@ -117,6 +134,7 @@ class Recorder:
                 path = self._child(region, model, tensors, args, kwargs)
                 if path is not None:
                     region.model_calls.append(call)
+                    region.watch(tensors.parameters.values())
                     return region.defer(path)
             self._compute(region)
         return self._observe_model(region, call, model, args, kwargs)
@@ -181,6 +199,7 @@ class Recorder:
         except CompileError as error:
             region.reason = str(error)
             return call(model, *_computed(args), **_computed(kwargs))
+        region.watch(tensors.parameters.values())
         if self._unproved:
             for buffer in tensors.buffers.values():
                 region.buffers_before.setdefault(id(buffer), buffer.clone())
@@ -315,6 +334,8 @@ class Recorder:
             region.reason = "a result is read before the loss is complete"
         if not region.reason and (not real.requires_grad or real.numel() != 1):
             region.reason = "the loss is no tensor of one number that needs a gradient"
+        if any(tensor._version != version for tensor, version in region.versions):
+            region.reason = "parameters or data are changed between the model's call and backward"
         if not region.reason and not _are_consumed(real, region.alive()):
             region.reason = "a result is needed after backward"
         proof = None if region.reason else self._prepare(region, loss.index)
@@ -423,8 +444,13 @@ class Recorder:
         known = ending.order
         if any(tensor.index != loss and tensor.index not in known for tensor in alive):
             return False
-        with torch.no_grad():
-            results = ending.run([*ending.tensors, *region.batch, *region.numbers])
+        if any(tensor._version != version for tensor, version in region.versions):
+            raise RuntimeError(CHANGED)
+        try:
+            with torch.no_grad():
+                results = ending.run([*ending.tensors, *region.batch, *region.numbers])
+        except (RuntimeError, IndexError):
+            return False  # the script's calls will explain it
         if ending.buffers:
             increment_version(ending.buffers)
         for tensor in alive:

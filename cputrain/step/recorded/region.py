@@ -11,7 +11,7 @@ from cputrain.step.recorded.arguments import make_result
 from cputrain.step.recorded.deferred import make_deferred, wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
     from torch import Tensor
@@ -33,6 +33,8 @@ class Region:
         """The calls so far."""
         self.batch: list[Tensor] = []
         """Tensors of the script among the arguments."""
+        self.versions: list[tuple[Tensor, int]] = []
+        """Parameters and tensors of the script, with their versions when they were used."""
         self.numbers: list[Tensor] = []
         """Random numbers that were drawn for deferred calls."""
         self.random_states: list[Tensor] = []
@@ -57,6 +59,10 @@ class Region:
         """Why the region cannot be compiled; "" if it can."""
         self.start = 0.0
         self._tensors: list[weakref.ref[DeferredTensor]] = []
+
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """Remember that tensors are used as they are now."""
+        self.versions += [(tensor, tensor._version) for tensor in tensors]
 
     def defer(self, path: Path) -> Any:
         """Return what the last call of a path returns, without its numbers."""
@@ -115,7 +121,7 @@ class Region:
         for tensor in self.alive():
             tensor.region = None
         self.batch, self.weights, self.model_calls = [], {}, []
-        self.numbers, self.random_states = [], []
+        self.numbers, self.random_states, self.versions = [], [], []
         self.gradients, self.buffers_before = [], {}
 
 

@@ -20,7 +20,7 @@ from cputrain.step.optimizer_tensors import STEP_HOOKS, OptimizerTensors
 from cputrain.step.step_proof import are_near, tolerance_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from cputrain.runtime.fused_kernels import FusedKernel
@@ -43,44 +43,57 @@ class Updates:
 
     def __init__(self) -> None:
         self._steps: weakref.WeakKeyDictionary[Any, FusedUpdate] = weakref.WeakKeyDictionary()
-        self._is_on = True
         self.num_fused = 0
         """Number of steps taken by fused kernels alone."""
+        self.redo()
+
+    def redo(self) -> None:
+        """Patch torch.optim, also again after `undo`."""
         base: Any = Optimizer
+        self._is_on = True
         self._patches = [
-            Patch(base, "profile_hook_step", self._hooked(base.profile_hook_step)),
+            Patch(base, "profile_hook_step", self._decorated(base.profile_hook_step)),
             Patch(base, "zero_grad", _zero_grad(base.zero_grad)),
         ]
+        for optimizer_class in _subclasses(Optimizer):
+            step = vars(optimizer_class).get("step")
+            if hasattr(step, "hooked"):  # torch has decorated it already
+                self._patches.append(Patch(optimizer_class, "step", self._replaced(step)))
 
-    def _hooked(self, profile_hook_step: Callable[..., Any]) -> Callable[..., Any]:
+    def _decorated(self, profile_hook_step: Callable[..., Any]) -> Any:
         """Return torch's decorator of `step`, with another way to take it."""
+        return staticmethod(lambda step: self._replaced(profile_hook_step(step)))
 
-        def decorate(step: Callable[..., Any]) -> Any:
-            eager = profile_hook_step(step)
+    def _replaced(self, eager: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `step` that calls the kernel where that does the same."""
 
-            @wraps(step)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                if len(args) == 1 and not kwargs and self._is_on and not _is_compiling():
-                    optimizer = args[0]
-                    update = self._steps.get(optimizer)
-                    if update is None:
-                        update = self._steps[optimizer] = FusedUpdate(optimizer)
-                    if update.is_possible:
-                        if update.run():
-                            self.num_fused += 1
-                            return None
-                        return update.observe(eager)
-                return eager(*args, **kwargs)
+        @wraps(eager)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and not kwargs and self._is_on and not _is_compiling():
+                optimizer = args[0]
+                update = self._steps.get(optimizer)
+                if update is None:
+                    update = self._steps[optimizer] = FusedUpdate(optimizer)
+                if update.is_possible:
+                    if update.run():
+                        self.num_fused += 1
+                        return None
+                    return update.observe(eager)
+            return eager(*args, **kwargs)
 
-            return wrapper
-
-        return staticmethod(decorate)  # type: ignore[return-value]
+        return step
 
     def undo(self) -> None:
         """Have optimizers take their own steps."""
         self._is_on = False
         for patch in self._patches:
             patch.undo()
+
+
+def _subclasses(base: Any) -> Iterator[Any]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def _zero_grad(original: Callable[..., None]) -> Callable[..., None]:
