@@ -31,5 +31,6 @@ class Settings(TypedDict, total=False):
     gradient_exchange: Literal["auto", "shared", "torch"] | None
     attention: Literal["auto", "math", "float32"] | None
     compile: Switch
+    record_step: Switch
     backend: Literal["auto"] | str | None
     learn: Switch

@@ -88,7 +88,7 @@ class OptimizerTensors:
         for number, group in enumerate(groups):
             options = self.groups[number]
             if len(group) != len(options) + 2 or any(
-                [group.get(name, group) != value for name, value in options.items()]
+                group.get(name, group) != value for name, value in options.items()
             ):
                 return False
             members = self.group_parameters[number]

@@ -34,7 +34,7 @@ MAX_PROGRAMS = 8
 
 
 MAX_ELEMENTS = 32768
-"""Size of an optimizer's state above which torch's fused kernels are faster than Inductor's loops."""
+"""Size of an optimizer's state above which torch's fused kernels are faster than Inductor."""
 
 
 class _Program:

@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 import cputrain.step.recorded.recorder as module
 from cputrain.runtime.recorded_steps import RecordedSteps
 from cputrain.step.compiled_step import find_cpp_compiler
+from cputrain.step.contest import Contest
 from cputrain.step.recorded.recorder import Recorder
 
 NUM_STEPS = 40
@@ -139,7 +140,7 @@ class Loop:
                 log.append(torch.rand(()).item())
             if extra == "data changes" and step > 20:
                 y.random_(4)
-            loss = self.loss(model, output, y, step)
+            loss = self.loss(model, output, y)
             logits = output[0] if isinstance(output, tuple) else output
             if choices["log"] == "before backward":
                 log.append(loss.item())
@@ -227,7 +228,7 @@ class Loop:
             model.train()
         return output
 
-    def loss(self, model: nn.Module, output: Any, y: Tensor, step: int) -> Tensor:
+    def loss(self, model: nn.Module, output: Any, y: Tensor) -> Tensor:
         extra = self.choices["extra"]
         if isinstance(output, tuple):
             loss = F.cross_entropy(output[0], y) + 0.5 * output[1]["value"].square().mean()
@@ -367,6 +368,7 @@ def test_optimizers_with_a_fused_kernel_take_their_steps_by_it(name: str) -> Non
 @pytest.mark.long
 def test_compiled_loops_are_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.Contest, "end", lambda _: False)
+    monkeypatch.setattr(module.Contest, "begin", lambda _: True)
     choices = PLAIN | {"model": kind, "optimizer": "adamw", "clip": "norm", "schedule": "step"}
     found, recorder = run_recorded(Loop(choices))
     assert_same(found, Loop(choices).run())
@@ -443,7 +445,7 @@ def test_errors_are_those_of_torch() -> None:
             targets = torch.full((16,), 7 if step == 20 else 1)
             if step in {20, 22}:
                 size = 8 if step == 20 else 9
-                with pytest.raises((IndexError, RuntimeError), match="out of bounds|shapes"):
+                with pytest.raises((IndexError, RuntimeError), match=r"out of bounds|shapes"):
                     F.cross_entropy(model(torch.ones(16, size)), targets).backward()
                 continue
             F.cross_entropy(model(torch.ones(16, 8)), targets).backward()
@@ -469,3 +471,22 @@ def test_numbers_drawn_while_inductor_compiles_are_those_of_torch() -> None:
         time.sleep(0.01)
     assert found == expected[: len(found)]
     assert torch.rand(()).item() == expected[len(found)]
+
+
+@pytest.mark.parametrize("slower", [True, False])
+def test_recording_ends_where_compiled_steps_are_slower(
+    slower: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("cputrain.step.contest.time.perf_counter", lambda: now[0])
+    contest = Contest()
+    has_lost = False
+    for _ in range(100):
+        is_compiled = contest.begin()
+        assert contest.begin() is is_compiled  # another call of a model in the same step
+        now[0] += 2.0 if is_compiled is slower else 1.0
+        has_lost = has_lost or contest.end()
+        if contest.is_over:
+            break
+    assert contest.is_over
+    assert has_lost is slower

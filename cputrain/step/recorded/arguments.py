@@ -1,4 +1,4 @@
-"""Arguments and results of recorded calls, described so that they can be compared and made again."""
+"""Arguments and results of recorded calls, described to be compared and made again."""
 
 from __future__ import annotations
 

@@ -112,11 +112,11 @@ class _UsedGraph(Function):
     """A graph through which `backward` has been called."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, anchor: Tensor) -> Tensor:
+    def forward(_ctx: Any, value: Tensor, _anchor: Tensor) -> Tensor:
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
         anchor = torch.ones((), requires_grad=True, device="cpu")
         with torch.enable_grad():
             used = anchor * anchor

@@ -1,4 +1,4 @@
-"""Functions of torch that are not recorded: those that read numbers, and those that read layouts."""
+"""Functions of torch that are not recorded: they read numbers or layouts."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Path:
         self.endings: dict[int, Ending] = {}
         """What is known of `backward` here, by the index of the loss."""
         self.is_ready = False
-        """Whether calls may be deferred that far: the path, or one that continues it, is compiled."""
+        """Whether calls may be deferred that far: a path from here is compiled."""
 
     def follow(self, key: CallKey) -> Path:
         """Return the path with one more call."""

@@ -598,7 +598,7 @@ def _has_result(region: Region, value: Any) -> bool:
         value = value.values()
     elif not isinstance(value, tuple | list):
         return False
-    return any([_has_result(region, member) for member in value])
+    return any(_has_result(region, member) for member in value)
 
 
 def _call_computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
