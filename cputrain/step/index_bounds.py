@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-INDEXED = {
+INDEXED: dict[Any, tuple[int, Callable[[Any], int]]] = {
     aten.embedding.default: (1, lambda args: args[0].shape[0]),
     aten.nll_loss_forward.default: (1, lambda args: args[0].shape[-1]),
     aten.nll_loss2d_forward.default: (1, lambda args: args[0].shape[1]),
@@ -113,7 +113,7 @@ def _indices(node: Node) -> Iterator[tuple[Node, int, int, int | None]]:
     """Yield indices of an operator with their bounds, and the index that it ignores."""
     if node.op != "call_function":
         return
-    values = [arg.meta.get("val") if isinstance(arg, Node) else arg for arg in node.args]
+    values: list[Any] = [arg.meta.get("val") if isinstance(arg, Node) else arg for arg in node.args]
     if node.target in INDEXED:
         position, size = INDEXED[node.target]
         index = node.args[position]

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 class Result(NamedTuple):
     """An argument that is a result of an earlier call."""
 
-    index: int
+    position: int
     tag: str = "result"
 
 
@@ -73,7 +73,7 @@ def describe(value: Any, region: Region) -> Any:
     kind = type(value)
     if kind is DeferredTensor:
         if value.region is region:
-            return Result(value.index)
+            return Result(value.position)
         return _describe_tensor(real_of(value), region)
     if kind is Tensor or kind is nn.Parameter:
         return _describe_tensor(value, region)
@@ -119,7 +119,7 @@ def restore(
     if kind is Batch:
         return batch[description.number]
     if kind is Result:
-        return results[description.index]
+        return results[description.position]
     if kind is Weight:
         return weights[description.identity]
     members = [restore(member, batch, results, weights) for member in description.members]
@@ -140,7 +140,7 @@ class Layout(NamedTuple):
 class Same(NamedTuple):
     """A result that is an earlier one, changed in place."""
 
-    index: int
+    position: int
 
 
 def describe_result(
@@ -175,7 +175,9 @@ def describe_result(
     raise UnrecordableError(f"a result is a {kind.__name__}")
 
 
-def make_result(description: Any, make: Callable[[Layout], Any], known: Sequence[Any]) -> Any:
+def make_result(
+    description: Any, make: Callable[[Layout], Any], known: Callable[[int], Any]
+) -> Any:
     """Return a result with the tensors that `make` returns."""
     kind = type(description)
     if kind is Layout:
@@ -183,7 +185,7 @@ def make_result(description: Any, make: Callable[[Layout], Any], known: Sequence
     if kind is Plain:
         return description.value
     if kind is Same:
-        return known[description.index]
+        return known(description.position)
     members = [make_result(member, make, known) for member in description.members]
     if description.kind is dict:
         return dict(zip(description.keys, members, strict=True))

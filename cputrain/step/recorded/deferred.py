@@ -27,7 +27,7 @@ class DeferredTensor(Tensor):
     region: Region | None
     """The region that computes it, while that is open."""
 
-    index: int
+    position: int
     """Its position among the results of the region's calls."""
 
     eager: Tensor | None
@@ -53,14 +53,14 @@ def make_deferred(
     """Return a tensor of this layout whose numbers are not there yet."""
     memory = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
     tensor: DeferredTensor = Tensor._make_subclass(DeferredTensor, memory, False)
-    tensor.region, tensor.index, tensor.eager, tensor.grad_name = region, index, None, grad_name
+    tensor.region, tensor.position, tensor.eager, tensor.grad_name = region, index, None, grad_name
     return tensor
 
 
 def wrap(region: Region, index: int, real: Tensor) -> DeferredTensor:
     """Return a tensor for one that has been computed, with the same memory."""
     tensor: DeferredTensor = real.as_subclass(DeferredTensor)
-    tensor.region, tensor.index, tensor.eager = region, index, real
+    tensor.region, tensor.position, tensor.eager = region, index, real
     tensor.grad_name = grad_name_of(real)
     return tensor
 
@@ -102,9 +102,10 @@ def _with_used_graph(value: Tensor, grad_name: str) -> Tensor:
     function = _functions.get(grad_name)
     if function is None:
         function = _functions[grad_name] = type("UsedGraph", (_UsedGraph,), {})
-        function._backward_cls.__name__ = grad_name  # type: ignore[attr-defined]
+        function._backward_cls.__name__ = grad_name
     with torch.enable_grad():
-        result: Tensor = function.apply(value, torch.ones((), requires_grad=True, device="cpu"))
+        apply: Any = function.apply
+        result: Tensor = apply(value, torch.ones((), requires_grad=True, device="cpu"))
     return result
 
 

@@ -42,7 +42,7 @@ class Noise(NamedTuple):
         return numbers
 
 
-class NoiseMode(TorchDispatchMode):
+class NoiseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lists what operators draw, or has them use numbers that were drawn before.
 
     Args:
@@ -50,7 +50,7 @@ class NoiseMode(TorchDispatchMode):
     """
 
     def __init__(self, numbers: Iterator[Tensor] | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._numbers = numbers
         self.drawn: list[Noise] = []
         """What was drawn."""

@@ -229,13 +229,13 @@ class Recorder:
             path = self._child(region, function, None, args, kwargs)
             if path is not None:
                 return region.defer(path)
-            if function in READ and self._run_for(region, args[0].index):
+            if function in READ and self._run_for(region, args[0].position):
                 return function(value_of(args[0]), *args[1:], **kwargs)
             self._compute(region)
         if region.reason:
             return _call_computed(function, args, kwargs)
         if function in READ:
-            region.reads.add(args[0].index)
+            region.reads.add(args[0].position)
             region.read_path = region.path
             return _call_computed(function, args, kwargs)
         return self._observe(region, function, None, args, kwargs, function)
@@ -309,7 +309,7 @@ class Recorder:
         is_plain = not args and not any(kwargs.values())
         self._region = None
         self.num_seen += 1
-        ending = region.path.endings.get(loss.index)
+        ending = region.path.endings.get(loss.position)
         if region.ran is not None:
             if is_plain and region.ran is ending:
                 self._assign(region, ending)
@@ -317,7 +317,7 @@ class Recorder:
                 return
             self._revert(region)
         if region.is_pending:
-            if is_plain and ending is not None and self._run(region, loss.index, ending):
+            if is_plain and ending is not None and self._run(region, loss.position, ending):
                 self._assign(region, ending)
                 region.close()
                 return
@@ -338,7 +338,7 @@ class Recorder:
             region.reason = "parameters or data are changed between the model's call and backward"
         if not region.reason and not _are_consumed(real, region.alive()):
             region.reason = "a result is needed after backward"
-        proof = None if region.reason else self._prepare(region, loss.index)
+        proof = None if region.reason else self._prepare(region, loss.position)
         try:
             real.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
@@ -349,7 +349,7 @@ class Recorder:
             return
         self._seconds.append(time.perf_counter() - region.start)
         if proof is not None:
-            ending = path.endings[loss.index]
+            ending = path.endings[loss.position]
             difference = proof.difference(real)
             if difference:
                 ending.num_failed += 1
@@ -369,7 +369,7 @@ class Recorder:
             ending = path.endings[loss] = Ending()
         ending.num_seen += 1
         if ending.future is None:
-            ending.returned |= {tensor.index for tensor in region.alive()} | region.reads
+            ending.returned |= {tensor.position for tensor in region.alive()} | region.reads
             if ending.num_seen < NUM_SEEN:
                 if ending.num_seen == 1:
                     self._refuse("", "calls differ from step to step")
@@ -442,7 +442,7 @@ class Recorder:
             return False
         alive = region.alive()
         known = ending.order
-        if any(tensor.index != loss and tensor.index not in known for tensor in alive):
+        if any(tensor.position != loss and tensor.position not in known for tensor in alive):
             return False
         if any(tensor._version != version for tensor, version in region.versions):
             raise RuntimeError(CHANGED)
@@ -454,7 +454,7 @@ class Recorder:
         if ending.buffers:
             increment_version(ending.buffers)
         for tensor in alive:
-            position = 0 if tensor.index == loss else 1 + known.index(tensor.index)
+            position = 0 if tensor.position == loss else 1 + known.index(tensor.position)
             fill(tensor, results[position])
         region.gradients = list(results[1 + len(known) :])
         region.is_pending = False
@@ -517,7 +517,7 @@ class Recorder:
         if random_state is not None:
             torch.set_rng_state(random_state)
         for tensor in region.alive():
-            become(tensor, results[tensor.index])
+            become(tensor, results[tensor.position])
 
     def _abandon(self, region: Region) -> None:
         """End a region whose results the script has let go."""
@@ -612,7 +612,8 @@ def _are_consumed(loss: Tensor, alive: list[DeferredTensor]) -> bool:
     graphs = {
         tensor.eager.grad_fn for tensor in alive if tensor.eager is not None and tensor.grad_name
     }
-    waiting, seen = [loss.grad_fn], set()
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
     while waiting and not graphs <= seen:
         node = waiting.pop()
         if node is not None and node not in seen:

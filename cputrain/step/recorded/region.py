@@ -70,7 +70,7 @@ class Region:
         if path.noise:
             self.random_states.append(torch.get_rng_state())
             self.numbers += [noise.draw() for noise in path.noise]
-        return make_result(path.result, self._make, _Alive(self))
+        return make_result(path.result, self._make, self.get)
 
     def _make(self, layout: Layout) -> Tensor:
         tensors = self._tensors
@@ -93,7 +93,7 @@ class Region:
             self._tensors.append(weakref.ref(tensor))
             return tensor
 
-        return make_result(path.result, make, _Alive(self))
+        return make_result(path.result, make, self.get)
 
     def alive(self) -> list[DeferredTensor]:
         """Return the tensors that the script has."""
@@ -113,7 +113,7 @@ class Region:
         """Return the index of a computed tensor among the results; None if it is none of them."""
         for tensor in self.alive():
             if tensor.eager is real:
-                return tensor.index
+                return tensor.position
         return None
 
     def close(self) -> None:
@@ -123,13 +123,3 @@ class Region:
         self.batch, self.weights, self.model_calls = [], {}, []
         self.numbers, self.random_states, self.versions = [], [], []
         self.gradients, self.buffers_before = [], {}
-
-
-class _Alive:
-    """Results of a region by their index."""
-
-    def __init__(self, region: Region) -> None:
-        self._region = region
-
-    def __getitem__(self, index: int) -> Any:
-        return self._region.get(index)
