@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     tag: str = "batch"  # named tuples of two types can be equal
 
 
-class Result(NamedTuple):
+class CallResult(NamedTuple):
     """An argument that is a result of an earlier call."""
 
     position: int
@@ -73,7 +73,7 @@ def describe(value: Any, region: Region) -> Any:
     kind = type(value)
     if kind is DeferredTensor:
         if value.region is region:
-            return Result(value.position)
+            return CallResult(value.position)
         return _describe_tensor(real_of(value), region)
     if kind is Tensor or kind is nn.Parameter:
         return _describe_tensor(value, region)
@@ -118,7 +118,7 @@ def restore(
         return description.value
     if kind is Batch:
         return batch[description.number]
-    if kind is Result:
+    if kind is CallResult:
         return results[description.position]
     if kind is Weight:
         return weights[description.identity]
