@@ -6,7 +6,7 @@ Public names are imported on first access, and torch only with a name that needs
 from __future__ import annotations
 
 # __init__.pyi has them for editors and type checkers
-__all__ = ["DataLoader", "Pool", "Split", "Step", "__version__", "fill", "setup"]
+__all__ = ["DataLoader", "Pool", "Split", "Stack", "Step", "__version__", "fill", "setup"]
 
 __version__ = "0.2.0"
 
@@ -14,6 +14,7 @@ _MODULE_OF_NAME = {
     "DataLoader": "cputrain.data",
     "Pool": "cputrain.pool",
     "Split": "cputrain.split",
+    "Stack": "cputrain.step",
     "Step": "cputrain.step",
     "fill": "cputrain.pool",
     "load_ipython_extension": "cputrain.notebook",

@@ -7,8 +7,9 @@ from cputrain.notebook import unload_ipython_extension as unload_ipython_extensi
 from cputrain.pool import Pool as Pool
 from cputrain.pool import fill as fill
 from cputrain.split import Split as Split
+from cputrain.step import Stack as Stack
 from cputrain.step import Step as Step
 
-__all__ = ["DataLoader", "Pool", "Split", "Step", "__version__", "fill", "setup"]
+__all__ = ["DataLoader", "Pool", "Split", "Stack", "Step", "__version__", "fill", "setup"]
 
 __version__: str

@@ -1,5 +1,6 @@
-"""A whole training step, forward to optimizer, as one compiled function."""
+"""Whole training steps as compiled functions."""
 
+from cputrain.step.stack import Stack as Stack
 from cputrain.step.step import Step as Step
 
-__all__ = ["Step"]
+__all__ = ["Stack", "Step"]

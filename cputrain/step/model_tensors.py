@@ -79,6 +79,10 @@ class ModelTensors:
         named = [*self.parameters.items(), *self.buffers.items()]
         return (tuple((name, layout_of(tensor)) for name, tensor in named), self.values.key)
 
+    def move(self) -> None:
+        """Remember where the tensors are now."""
+        self._memory = TensorMemory(self.tensors)
+
     def is_current(self) -> bool:
         """Return whether all are as they were."""
         for place, name, tensor in self._places:

@@ -71,6 +71,10 @@ class OptimizerTensors:
             tuple((name, type(value)) for _, name, value in self.states),
         )
 
+    def move(self) -> None:
+        """Remember where the tensors are now."""
+        self._memory = TensorMemory([*self.tensors, *self.rates])
+
     def is_current(self) -> bool:
         """Return whether all are as they were; learning rates may be others, and are copied."""
         states = self._optimizer.state

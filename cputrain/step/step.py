@@ -88,7 +88,7 @@ class Step:
         max_grad_norm: float | None = None,
         use_compiler: bool = True,
     ) -> None:
-        _check_arguments(model, loss, optimizer, max_grad_norm)
+        check_step_arguments(model, loss, optimizer, max_grad_norm)
         self._whole = ModelAndLoss(model, loss)
         self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
         self._use_compiler = use_compiler
@@ -132,16 +132,10 @@ class Step:
                     program.future.exception()
 
     def _is_current(self, state: StepTensors) -> bool:
-        return state.is_current() and not state.have_gradients() and not self._has_hooks()
-
-    def _has_hooks(self) -> bool:
-        """Return whether the script watches the optimizer's steps."""
-        optimizer: Any = self._optimizer
-        step = vars(optimizer).get("step")  # a scheduler replaces it, and counts its calls
         return (
-            any(getattr(optimizer, name) for name in STEP_HOOKS)
-            or not all(map(_is_of_cputrain, _global_hooks()))
-            or (step is not None and not hasattr(step, "_wrapped_by_lr_sched"))
+            state.is_current()
+            and not state.have_gradients()
+            and not has_step_hooks(self._optimizer)
         )
 
     def _run(self, run: Compiled, state: StepTensors, batch: list[Tensor]) -> Tensor | None:
@@ -203,7 +197,7 @@ class Step:
         current = torch_state()
         if not self._has_stepped or current is None:
             return None
-        if self._has_hooks():
+        if has_step_hooks(self._optimizer):
             raise CompileError("a hook watches the optimizer's steps")
         if self._state is None or not self._state.is_current():
             change = "" if self._state is None else self._state.difference()
@@ -271,7 +265,10 @@ class Step:
         warn(f"Step runs eagerly: {reason}")
 
 
-def _check_arguments(model: object, loss: object, optimizer: object, max_grad_norm: object) -> None:
+def check_step_arguments(
+    model: object, loss: object, optimizer: object, max_grad_norm: object
+) -> None:
+    """Raise an error for an argument of a wrong type or value."""
     for name, value, expected in (
         ("model", model, nn.Module), ("optimizer", optimizer, Optimizer)
     ):  # fmt: skip
@@ -296,6 +293,16 @@ def _check_arguments(model: object, loss: object, optimizer: object, max_grad_no
         raise argument_error(max_grad_norm, int, float)(
             "max_grad_norm", "must be a positive number or None", found=repr(max_grad_norm)
         )
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Return whether the script watches an optimizer's steps."""
+    step = vars(optimizer).get("step")  # a scheduler replaces it, and counts its calls
+    return (
+        any(getattr(optimizer, name) for name in STEP_HOOKS)
+        or not all(map(_is_of_cputrain, _global_hooks()))
+        or (step is not None and not hasattr(step, "_wrapped_by_lr_sched"))
+    )
 
 
 def _global_hooks() -> Iterator[Any]:

@@ -8,9 +8,14 @@ CASES = {
     "mlp": "MLP, 512-128-128-2, batch 64, Adam",
     "gru": "GRU forecaster, 8-64-1, 16 time steps, batch 32, Adam",
     "gnn": "Graph network, 64 nodes, 16-32-32-4, Adam",
+    "population": "16 PPO networks, 8-64-64-4, batch 64, Adam",
+    "ensemble": "8 MLPs, 512-128-128-2, batch 64, Adam",
     "tabular": "Tabular ResNet, 4 blocks of width 128, batch 256, AdamW",
 }
 """Title of each network."""
+
+POPULATIONS = {"population": 16, "ensemble": 8}
+"""Number of networks of the cases that train several."""
 
 WAYS = {
     "eager": "eager",
@@ -19,5 +24,12 @@ WAYS = {
     "recorded": "recorded loop",
     "step": "Step",
     "replayed": "Step without a compiler",
+    "stack": "Stack",
 }
 """Title of each way to take a step; speed-ups are over the first."""
+
+
+def ways_of(case: str, *, quick: bool = False) -> list[str]:
+    """Return the keys of the ways to take a step of a case; those that compile unless quick."""
+    ways = ["eager", "fused", "stack"] if case in POPULATIONS else list(WAYS)[:-1]
+    return [way for way in ways if way in {"eager", "fused", "replayed"}] if quick else ways

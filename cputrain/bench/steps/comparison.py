@@ -6,7 +6,7 @@ import sys
 from statistics import median
 
 from cputrain.bench.selection import run_steps, select_names
-from cputrain.bench.steps.cases import CASES, WAYS
+from cputrain.bench.steps.cases import CASES, WAYS, ways_of
 from cputrain.measure.comparison import package_versions
 from cputrain.measure.statistics import Speedup, speedup_by_round
 from cputrain.record import Record
@@ -89,10 +89,10 @@ def compare_steps(
         NotFound: There is no such network.
         CputrainError: A subprocess failed or timed out.
     """
-    ways = [way for way in WAYS if not quick or way in {"eager", "replayed"}]
     results = []
     for name in select_names(names, CASES, "network"):
         times: list[StepTimes] = []
+        ways = ways_of(name, quick=quick)
         for num_threads in threads:
             request = {"name": name, "threads": num_threads, "rounds": rounds, "ways": ways}
             document = run_steps("cputrain.bench.steps", request)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from cputrain import Step
-from cputrain.bench.steps.networks import NETWORKS
+from cputrain import Stack, Step
+from cputrain.bench.steps.cases import POPULATIONS
+from cputrain.bench.steps.networks import NETWORKS, Network
 from cputrain.measure.rounds import interleaved
 from cputrain.runtime.recorded_steps import RecordedSteps
 
@@ -89,6 +90,8 @@ def _make_step(name: str, way: str, batch: tuple[Any, Tensor]) -> TimedStep:
     """Return a way to take steps."""
     network = NETWORKS[name]
     torch.manual_seed(0)
+    if name in POPULATIONS:
+        return _make_population_step(network, way, batch, POPULATIONS[name])
     model = network.make()
     optimizer = network.optimizer(
         model.parameters(), lr=3e-4, fused=True if way in {"fused", "compiled"} else None
@@ -121,3 +124,28 @@ def _make_step(name: str, way: str, batch: tuple[Any, Tensor]) -> TimedStep:
             recorded.undo()
 
     return TimedStep(take_step, recorded.recorder.wait, record)
+
+
+def _make_population_step(
+    network: Network, way: str, batch: tuple[Any, Tensor], number: int
+) -> TimedStep:
+    """Return a way to take a step of several networks with one batch."""
+    models = [network.make() for _ in range(number)]
+    fused = True if way == "fused" else None
+    optimizers = [network.optimizer(each.parameters(), lr=3e-4, fused=fused) for each in models]
+    inputs, targets = batch
+    if way == "stack":
+        stack = Stack(models, network.loss, optimizers)
+        return TimedStep(lambda: stack(inputs, targets).sum(), stack.wait)
+
+    def take_step() -> Tensor:
+        losses = []
+        for model, optimizer in zip(models, optimizers, strict=True):
+            loss = network.loss(model(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    return TimedStep(take_step)

@@ -74,11 +74,9 @@ class Updates:
                 update = self._steps.get(optimizer)
                 if update is None:
                     update = self._steps[optimizer] = FusedUpdate(optimizer)
-                if update.is_possible:
-                    if update.run():
-                        self.num_fused += 1
-                        return None
-                    return update.observe(eager)
+                result = update.take(eager)
+                self.num_fused += update.was_fused
+                return result
             return eager(*args, **kwargs)
 
         return step
@@ -132,11 +130,20 @@ class FusedUpdate:
         """Whether a step may ever be fused."""
         if kernel is not None:
             self._kernel = kernel(torch)
+        self.was_fused = False
+        """Whether the last step was."""
         self._num_eager = self._num_states = 0
         self._state: OptimizerTensors | None = None
         self._groups: list[_Group] = []
 
-    def run(self) -> bool:
+    def take(self, eager: Callable[..., Any]) -> Any:
+        """Take the step, by the kernel or as torch has it."""
+        self.was_fused = self.is_possible and self._run()
+        if self.was_fused:
+            return None
+        return self._observe(eager) if self.is_possible else eager(self._get_optimizer())
+
+    def _run(self) -> bool:
         """Take the step; return False, with nothing changed, if torch has to."""
         state, optimizer = self._state, self._get_optimizer()
         if (
@@ -170,7 +177,7 @@ class FusedUpdate:
             hook(optimizer, (optimizer,), {})
         return True
 
-    def observe(self, eager: Callable[..., Any]) -> Any:
+    def _observe(self, eager: Callable[..., Any]) -> Any:
         """Have torch take the step; prove the kernel beside it if enough have been taken."""
         optimizer = self._get_optimizer()
         self._num_eager += 1
