@@ -84,7 +84,7 @@ class Stack:
         self._use_compiler = use_compiler
         self._states: list[ModelTensors] = []
         self._stacked: list[Tensor] = []
-        self._programs: list[_Program] = []
+        self._programs: list[_StackProgram] = []
         self._key: Any = None
         self.eager_reason = ""
         """Why steps are not compiled; "" if they are, or will be."""
@@ -166,7 +166,9 @@ class Stack:
             for parameter in state.parameters.values():
                 parameter.grad = None
 
-    def _find(self, inputs: Any, targets: tuple[Any, ...]) -> tuple[_Program, list[Tensor]] | None:
+    def _find(
+        self, inputs: Any, targets: tuple[Any, ...]
+    ) -> tuple[_StackProgram, list[Tensor]] | None:
         """Return what is compiled for a batch with its arguments; None if nothing is yet."""
         torch_now = torch_state()
         if torch_now is None or needs_gradient(inputs, targets):
@@ -187,7 +189,7 @@ class Stack:
         else:
             if len(self._programs) == MAX_COMPILED:
                 raise CompileError("batches or values change from step to step")
-            self._programs.append(_Program(BatchLayout(inputs, targets), key))
+            self._programs.append(_StackProgram(BatchLayout(inputs, targets), key))
             return None
         arguments = [*self._stacked, *tensors]
         if program.future is None:
@@ -218,7 +220,7 @@ class Stack:
         self._states, self._key = states, key
 
     def _compile(
-        self, program: _Program, arguments: list[Tensor], inputs: Any, targets: tuple[Any, ...]
+        self, program: _StackProgram, arguments: list[Tensor], inputs: Any, targets: tuple[Any, ...]
     ) -> None:
         state = self._states[0]
         layout = BatchLayout(*self._batch(inputs, targets, 0))
@@ -233,7 +235,7 @@ class Stack:
             program.future.set_result(replay(graph))
 
     def _prove(
-        self, program: _Program, arguments: list[Tensor], inputs: Any, targets: tuple[Any, ...]
+        self, program: _StackProgram, arguments: list[Tensor], inputs: Any, targets: tuple[Any, ...]
     ) -> Tensor:
         """Take an eager step, and use the compiled function from now on if both agree."""
         assert program.future is not None
@@ -285,7 +287,7 @@ class Stack:
         warn(f"Stack runs eagerly: {reason}")
 
 
-class _Program:
+class _StackProgram:
     """A compiled function for one layout of batches, and values that it depends on."""
 
     def __init__(self, layout: BatchLayout, key: Any) -> None:

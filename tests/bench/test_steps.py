@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from cputrain.bench.steps import CASES, as_markdown
+from cputrain.bench.steps.cases import ways_of
 from cputrain.bench.steps.comparison import StepComparison, StepResult, summarise
 from cputrain.bench.steps.networks import NETWORKS
 from cputrain.errors import NotFound

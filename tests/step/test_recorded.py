@@ -5,8 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import random
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -490,3 +494,44 @@ def test_recording_ends_where_compiled_steps_are_slower(
             break
     assert contest.is_over
     assert has_lost is slower
+
+
+SCRIPT = """
+import time
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 4))
+optimizer = torch.optim.Adam(model.parameters())
+begin = time.monotonic()
+step = 0
+while step <= 2000 or time.monotonic() < begin + {seconds}:
+    inputs = torch.randn(16, 8)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), inputs.argmax(1) % 4)
+    loss.backward()
+    optimizer.step()
+    step += 1
+    if step in {{1, 100, 2000}}:
+        print(step, f"{{loss:.4f}}", loss)
+print(type(loss.grad_fn).__name__, model[0].weight.grad is not None)
+"""
+
+
+@pytest.mark.skipif(find_cpp_compiler() is None, reason="there is no C++ compiler")
+def test_a_script_prints_the_same_under_launch(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    outputs = []
+    for seconds, command in (
+        (0, [sys.executable]),
+        (10, [sys.executable, "-P", "-m", "cputrain.launch", "launch", "--record-step", "auto"]),
+    ):
+        script.write_text(SCRIPT.format(seconds=seconds))
+        done = subprocess.run(
+            [*command, str(script)], capture_output=True, text=True, timeout=120, check=True
+        )
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]
+    assert re.search(r"recorded steps \(\d+ backward passes\)", done.stderr), done.stderr

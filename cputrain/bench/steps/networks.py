@@ -82,14 +82,6 @@ NETWORKS = {
         lambda: _mlp(nn.Tanh, 8, 64, 64, 4), nn.MSELoss(), optim.Adam,
         lambda: (torch.randn(64, 8), torch.randn(64, 4)),
     ),
-    "population": Network(
-        lambda: _mlp(nn.Tanh, 8, 64, 64, 4), nn.MSELoss(), optim.Adam,
-        lambda: (torch.randn(64, 8), torch.randn(64, 4)),
-    ),
-    "ensemble": Network(
-        lambda: _mlp(nn.ReLU, 512, 128, 128, 2), nn.CrossEntropyLoss(), optim.Adam,
-        lambda: (torch.randn(64, 512), torch.randint(2, (64,))),
-    ),
     "sac": Network(
         lambda: _mlp(nn.ReLU, 32, 256, 256, 8), nn.MSELoss(), optim.Adam,
         lambda: (torch.randn(256, 32), torch.randn(256, 8)),
@@ -103,6 +95,14 @@ NETWORKS = {
     ),
     "gnn": Network(
         lambda: _GraphNetwork(16, 32, 32, 4), nn.CrossEntropyLoss(), optim.Adam, _graph
+    ),
+    "population": Network(
+        lambda: _mlp(nn.Tanh, 8, 64, 64, 4), nn.MSELoss(), optim.Adam,
+        lambda: (torch.randn(64, 8), torch.randn(64, 4)),
+    ),
+    "ensemble": Network(
+        lambda: _mlp(nn.ReLU, 512, 128, 128, 2), nn.CrossEntropyLoss(), optim.Adam,
+        lambda: (torch.randn(64, 512), torch.randint(2, (64,))),
     ),
     "tabular": Network(
         _tabular_resnet, nn.CrossEntropyLoss(), optim.AdamW,
