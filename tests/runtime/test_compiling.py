@@ -52,8 +52,7 @@ class Mine(nn.Module):
         return made
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("make", [net_of, Mine])
+@pytest.mark.parametrize("make", [pytest.param(net_of, marks=pytest.mark.long), Mine])
 def test_models_are_compiled_after_their_first_step(
     make: Callable[[], nn.Module], applied: Callable[..., Any]
 ) -> None:
