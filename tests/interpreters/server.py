@@ -9,8 +9,8 @@ script has changed in modules is undone, and where that cannot be, the interpret
 
 import sys
 
-STARTED = frozenset(sys.modules)
-"""Modules of an interpreter that has just started."""
+STARTED = frozenset(sys.modules) - {"sitecustomize", "usercustomize"}
+"""Modules of an interpreter that has just started; a system may have a sitecustomize of its own."""
 
 import builtins  # noqa: E402
 

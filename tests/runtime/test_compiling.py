@@ -52,7 +52,8 @@ class Mine(nn.Module):
         return made
 
 
-@pytest.mark.parametrize("make", [pytest.param(net_of, marks=pytest.mark.long), Mine])
+@pytest.mark.long
+@pytest.mark.parametrize("make", [net_of, Mine])
 def test_models_are_compiled_after_their_first_step(
     make: Callable[[], nn.Module], applied: Callable[..., Any]
 ) -> None:

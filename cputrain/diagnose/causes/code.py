@@ -18,6 +18,9 @@ FUSED_PASSES = {"Adam": 7, "AdamW": 7, "Adagrad": 5, "SGD": 5}
 FUSED_TENSOR_S = 2e-6
 """Seconds per tensor of a fused optimizer step."""
 
+SMALL_STEP_S = 0.02
+"""Duration of a step below which it can be compiled as a whole."""
+
 MIN_DENORMALS = 1e-3
 """Fraction of denormal results above which they are reported."""
 
@@ -124,6 +127,11 @@ def _python(case: DiagnosedCase) -> Iterator[Finding]:
     num_calls = sum(operator.calls for operator in seen.operators)
     if not num_calls:
         return
+    if seen.step < SMALL_STEP_S:
+        option, settings = "--record-step auto", {"record_step": "auto"}
+        by_hand = "; cputrain.Step compiles the whole step"
+    else:
+        option, settings, by_hand = "--compile on", {"compile": "on"}, ""
     yield make_finding(
         case, seen.between / 2,
         cause="code",
@@ -132,8 +140,8 @@ def _python(case: DiagnosedCase) -> Iterator[Finding]:
             f"{num_calls:.0f} operators of {seen.computing / num_calls * 1e6:.3g} µs on average; "
             f"{seen.between / num_calls * 1e6:.3g} µs between two",
         ),
-        remedy="a larger batch, or try cputrain launch --compile on",
-        settings={"compile": "on"},
+        remedy=f"a larger batch, or try cputrain launch {option}{by_hand}",
+        settings=settings,
         sure=Confidence.AT_BEST,
     )  # fmt: skip
 
