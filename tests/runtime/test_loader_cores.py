@@ -64,6 +64,7 @@ if __name__ == "__main__":
         assert {tuple(mask) for _, mask, _ in seen} == {kept}, (method, seen)
         assert {threads for _, _, threads in seen} == {1}
         assert everyone() == own, (method, everyone())
+        assert torch.get_num_threads() == len(os.sched_getaffinity(0))  # as before it
     try:
         broken = Masks()
         broken.x = Broken()
