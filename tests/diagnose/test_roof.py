@@ -190,8 +190,14 @@ def test_a_roof_with_inverted_rates_is_measured_again(figures, measured):
 
 @pytest.mark.parametrize("is_inverted", [False, True])
 def test_only_inverted_rates_make_a_roof_rough(is_inverted, figures, monkeypatch):
-    rates = {"float32": {"1": 1e11, "2": 0.5e11 if is_inverted else 2e11}}
-    document = {**figures, "flops_per_s": rates, "bandwidth_bytes_per_s": {}, "rough": []}
+    rates = {"1": 1e11, "2": 0.5e11 if is_inverted else 2e11}
+    document = {
+        **figures, "flops_per_s": dict.fromkeys(figures["flops_per_s"], rates),
+        "bandwidth_bytes_per_s": {
+            level: dict.fromkeys(("1", "2"), 1e10) for level in figures["bandwidth_bytes_per_s"]
+        },
+        "rough": [],
+    }  # fmt: skip
     monkeypatch.setattr(roof, "_run_benchmark", lambda *_: document)
     assert (roof.INVERTED in roof.measure_roof(MACHINE).rough) is is_inverted
 

@@ -64,6 +64,9 @@ MAX_SECONDS = 0.02
 
 BACKWARD = Tensor.backward
 
+OTHERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "cputrain.split")
+"""Modules whose classes call a model in ways of their own."""
+
 CHANGED = (
     "A parameter or a tensor of the batch was modified by an inplace operation between the call of "
     "the model and backward, for the first time. cputrain had deferred the call. Run the script "
@@ -628,7 +631,7 @@ def _check(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None:
             raise CompileError("the model is compiled already")
         name = type(module).__module__
-        if name.startswith(("torch.nn.parallel", "torch.distributed", "torch._dynamo", "cputrain")):
+        if name.startswith(OTHERS):
             raise CompileError(f"the model has a {type(module).__name__}")
 
 
