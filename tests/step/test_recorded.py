@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -535,3 +536,62 @@ def test_a_script_prints_the_same_under_launch(tmp_path: Path) -> None:
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]
     assert re.search(r"recorded steps \(\d+ backward passes\)", done.stderr), done.stderr
+
+
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        self.factors = nn.Parameter(torch.zeros(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left + self.right + (self.factors * x).sum(0)
+
+
+@pytest.mark.usefixtures("_replayed")
+def test_gradients_have_memory_of_their_own() -> None:
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        model = Sums()
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        seen: list[Any] = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            x = torch.randn(3, 4)
+            model(x).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            seen += [x.tolist(), *(parameter.tolist() for parameter in model.parameters())]
+        return seen
+
+    expected = run()
+    steps = RecordedSteps(torch)
+    try:
+        assert run() == expected
+        assert steps.recorder.num_compiled > 10, steps.recorder.end_reason
+    finally:
+        steps.undo()
+
+
+@pytest.mark.usefixtures("_replayed")
+def test_a_loss_may_be_read_in_another_thread() -> None:
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), 0.0)
+    x = torch.randn(5, 8)
+    expected = model(x).square().mean().item()
+    steps = RecordedSteps(torch)
+    try:
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            seen: list[float] = []
+            thread = threading.Thread(target=lambda loss=loss, seen=seen: seen.append(loss.item()))
+            if steps.recorder.num_compiled > 5:
+                thread.start()
+                thread.join()
+                assert seen == [pytest.approx(expected)]
+            loss.backward()
+            optimizer.step()
+        assert steps.recorder.num_compiled > 5
+    finally:
+        steps.undo()

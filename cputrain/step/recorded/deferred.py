@@ -92,6 +92,8 @@ def value_of(tensor: DeferredTensor) -> Tensor:
 
 def real_of(tensor: DeferredTensor) -> Tensor:
     """Return the tensor that the script would have."""
+    if tensor.region is not None and tensor.region.is_pending:  # it is read in another thread
+        tensor.region.compute()
     if tensor.eager is None:
         value = value_of(tensor)
         tensor.eager = _with_used_graph(value, tensor.grad_name) if tensor.grad_name else value

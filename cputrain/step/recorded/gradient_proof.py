@@ -32,13 +32,25 @@ class GradientProof:
         self._buffers_before = [copy.clone() for copy in self._copies]
         weights = ending.tensors[: len(ending.tensors) - len(ending.buffers)]
         numbers = _draw_again(region)
+        self._arguments = [*weights, *self._copies, *region.batch, *numbers]
         with torch.no_grad():
-            self._results = compiled([*weights, *self._copies, *region.batch, *numbers])
+            self._results = compiled(self._arguments)
         self._expected = [region.get(index) for index in ending.order]
         self._reals = [None if tensor is None else tensor.eager for tensor in self._expected]
         self._gradients = [
             None if weight.grad is None else weight.grad.clone() for weight in ending.weights
         ]
+
+    def shared(self) -> set[int]:
+        """Return the positions of gradients that are in the memory of others or of arguments."""
+        known = {tensor.untyped_storage().data_ptr() for tensor in self._arguments}
+        positions = set()
+        for position, gradient in enumerate(self._results[1 + len(self._ending.order) :]):
+            address = gradient.untyped_storage().data_ptr()
+            if address in known:
+                positions.add(position)
+            known.add(address)
+        return positions
 
     def difference(self, loss: Tensor) -> str:
         """Return how it differs from what the script computed since; "" if equal."""

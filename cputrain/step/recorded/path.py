@@ -112,6 +112,8 @@ class Ending:
         self.buffers: list[Tensor] = []
         self.order: Sequence[int] = ()
         """Indices of the results that it returns, behind the loss."""
+        self.shared: set[int] = set()
+        """Positions of gradients whose memory other results or arguments have, too."""
         self.run: Compiled | None = None
         """The compiled function, once it was proved."""
 

@@ -54,7 +54,7 @@ MAX_STATES = 8
 """Number of states of a model, such as its values in training and in evaluation."""
 
 MAX_REFUSED = 20
-"""Number of regions that cannot be compiled, or are no path seen before, until recording ends."""
+"""Number of regions in a row that cannot be compiled, until recording ends."""
 
 MAX_FAILED = 3
 """Number of proofs that may fail: where a network is trained to the end, gradients are rounding."""
@@ -152,7 +152,7 @@ class Recorder:
             root = self._roots[state] = Path()
         if root.is_ready and not self._contest.is_over and not self._contest.begin():
             return None
-        region = self._region = Region(root)
+        region = self._region = Region(root, self._compute)
         region.start = time.perf_counter()
         return region
 
@@ -361,6 +361,7 @@ class Recorder:
             else:
                 self._unproved -= 1
                 assert ending.future is not None
+                ending.shared = proof.shared()
                 ending.run = ending.future.result()
                 path.be_ready()
 
@@ -446,6 +447,7 @@ class Recorder:
         alive = region.alive()
         known = ending.order
         if any(tensor.position != loss and tensor.position not in known for tensor in alive):
+            self._refuse("results are kept that were not kept before")
             return False
         if any(tensor._version != version for tensor, version in region.versions):
             raise RuntimeError(CHANGED)
@@ -462,14 +464,16 @@ class Recorder:
         region.gradients = list(results[1 + len(known) :])
         region.is_pending = False
         self.num_compiled += 1
+        self._num_refused = 0
         return True
 
     def _assign(self, region: Region, ending: Ending | None) -> None:
         """Give the weights their gradients."""
         assert ending is not None
-        for weight, gradient in zip(ending.weights, region.gradients, strict=True):
+        for position, weight in enumerate(ending.weights):
+            gradient = region.gradients[position]
             if weight.grad is None:
-                weight.grad = gradient
+                weight.grad = gradient.clone() if position in ending.shared else gradient
             else:
                 with torch.no_grad():
                     weight.grad += gradient
@@ -549,7 +553,7 @@ class Recorder:
         if reason:
             self._reasons[reason] += 1
         self._num_refused += 1
-        if self._num_refused >= MAX_REFUSED and self._num_refused > self.num_compiled:
+        if self._num_refused >= MAX_REFUSED:
             most = self._reasons.most_common(1)
             self.end(most[0][0] if most else end_reason)
 
@@ -605,7 +609,7 @@ def _has_result(region: Region, value: Any) -> bool:
 
 
 def _call_computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if function in VALUE and len(args) == 1 and args[0].eager is None:
+    if function in VALUE and len(args) == 1 and args[0].eager is None and args[0].region is None:
         return function(value_of(args[0]), **kwargs)
     return function(*_computed(args), **_computed(kwargs))
 

@@ -26,9 +26,11 @@ class Region:
 
     Args:
         path: The path without calls.
+        compute: Makes the deferred calls of a region.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, compute: Callable[[Region], None]) -> None:
+        self._compute = compute
         self.path = path
         """The calls so far."""
         self.batch: list[Tensor] = []
@@ -94,6 +96,10 @@ class Region:
             return tensor
 
         return make_result(path.result, make, self.get)
+
+    def compute(self) -> None:
+        """Make the deferred calls."""
+        self._compute(self)
 
     def alive(self) -> list[DeferredTensor]:
         """Return the tensors that the script has."""
