@@ -154,6 +154,7 @@ CASE_BENCHMARKS = {
         "by cputrain.Step, in turns; compares losses.",
         Option(flag="--threads", takes="N,M", help="torch threads (default: 1)"),
         Option(flag="--rounds", takes="N", help="each times every way once (default: 9)"),
+        Option(flag="--jax", takes="PYTHON", help="an interpreter with JAX and Optax: compare it"),
         Option(flag="--quick", help="without what compiles, to test the benchmark itself"),
     ),
 }
@@ -663,6 +664,7 @@ def _steps(case_names: list[str], values: dict[str, str]) -> StepComparison:
         threads=_threads(values, "1"),
         rounds=_rounds(values, 2 if quick else 9),
         quick=quick,
+        jax=values.get("--jax", ""),
     )
 
 

@@ -1,6 +1,7 @@
 """Subprocess that times the steps of one network: JSON request in argv, JSON result on stdout.
 
-    python -m cputrain.bench.steps '{"name": "ppo", "threads": 1, "rounds": 9, "ways": ["eager"]}'
+    python -m cputrain.bench.steps '{"name": "ppo", "num_threads": 1, "rounds": 9,
+        "ways": ["eager"], "jax": ""}'
 
 Used by `compare_steps`, so that the rendering process does not import torch.
 """
@@ -20,7 +21,7 @@ def run_request(request: dict[str, Any]) -> dict[str, Any]:
     """Time the requested steps."""
     from cputrain.bench.steps.runs import run
 
-    return run(request["name"], request["ways"], request["threads"], request["rounds"])
+    return run(**request)
 
 
 if __name__ == "__main__":

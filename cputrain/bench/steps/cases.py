@@ -17,6 +17,9 @@ CASES = {
 POPULATIONS = {"population": 16, "ensemble": 8}
 """Number of networks of the cases that train several."""
 
+IN_JAX = frozenset({"ppo", "sac", "mlp"})
+"""Cases that are made in JAX, too."""
+
 WAYS = {
     "eager": "eager",
     "fused": "fused optimizer",
@@ -25,11 +28,13 @@ WAYS = {
     "step": "Step",
     "replayed": "Step without a compiler",
     "stack": "Stack",
+    "jax": "JAX with Optax",
 }
 """Title of each way to take a step; speed-ups are over the first."""
 
 
-def ways_of(case: str, *, quick: bool = False) -> list[str]:
+def ways_of(case: str, *, quick: bool = False, has_jax: bool = False) -> list[str]:
     """Return the keys of the ways to take a step of a case; those that compile unless quick."""
-    ways = ["eager", "fused", "stack"] if case in POPULATIONS else list(WAYS)[:-1]
+    ways = ["eager", "fused", "stack"] if case in POPULATIONS else list(WAYS)[:-2]
+    ways += ["jax"] if has_jax and case in IN_JAX else []
     return [way for way in ways if way in {"eager", "fused", "replayed"}] if quick else ways

@@ -76,6 +76,7 @@ def compare_steps(
     threads: Sequence[int] = (1,),
     rounds: int = 9,
     quick: bool = False,
+    jax: str = "",
 ) -> StepComparison:
     """Time steps of the named networks, by default all, and print progress on stderr.
 
@@ -84,6 +85,7 @@ def compare_steps(
         threads: Numbers of threads.
         rounds: Number of rounds.
         quick: Whether to leave out what compiles.
+        jax: An interpreter that has JAX and Optax, to compare with.
 
     Raises:
         NotFound: There is no such network.
@@ -92,9 +94,11 @@ def compare_steps(
     results = []
     for name in select_names(names, CASES, "network"):
         times: list[StepTimes] = []
-        ways = ways_of(name, quick=quick)
+        ways = ways_of(name, quick=quick, has_jax=bool(jax))
         for num_threads in threads:
-            request = {"name": name, "threads": num_threads, "rounds": rounds, "ways": ways}
+            request = {
+                "name": name, "num_threads": num_threads, "rounds": rounds, "ways": ways, "jax": jax
+            }  # fmt: skip
             document = run_steps("cputrain.bench.steps", request)
             times += summarise(document, num_threads)
             best = max(times[-len(ways) :], key=lambda each: each.speedup.median)

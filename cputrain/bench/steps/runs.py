@@ -10,6 +10,7 @@ import torch
 
 from cputrain import Stack, Step
 from cputrain.bench.steps.cases import POPULATIONS
+from cputrain.bench.steps.jax_process import JaxProcess
 from cputrain.bench.steps.networks import NETWORKS, Network
 from cputrain.measure.rounds import interleaved
 from cputrain.runtime.recorded_steps import RecordedSteps
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
 TIMED_S = 0.05
 """Target duration of a timed series of steps in seconds."""
@@ -31,7 +32,7 @@ NUM_COMPARED = 20
 """Losses of the first steps that are compared with those of eager steps."""
 
 
-def run(name: str, ways: Sequence[str], num_threads: int, rounds: int) -> dict[str, Any]:
+def run(name: str, ways: Sequence[str], num_threads: int, rounds: int, jax: str) -> dict[str, Any]:
     """Return step times of each way in each round, compile times, and differences of losses."""
     torch.set_num_threads(num_threads)
     torch.manual_seed(1)
@@ -40,6 +41,11 @@ def run(name: str, ways: Sequence[str], num_threads: int, rounds: int) -> dict[s
     losses: dict[str, list[float]] = {}
     compile_seconds: dict[str, float] = {}
     for way in ways:
+        begin = time.perf_counter()
+        if way == "jax":
+            other = JaxProcess(jax, _make_model(name), NETWORKS[name].loss, batch, num_threads)
+            losses[way], compile_seconds[way] = other.losses, time.perf_counter() - begin
+            continue
         step = steps[way] = _make_step(name, way, batch)
         begin = time.perf_counter()
         torch.manual_seed(2)
@@ -51,6 +57,9 @@ def run(name: str, ways: Sequence[str], num_threads: int, rounds: int) -> dict[s
         compile_seconds[way] = time.perf_counter() - begin
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _, way in interleaved(ways, rounds):
+        if way == "jax":
+            seconds[way].append(other.seconds(TIMED_S))
+            continue
         with steps[way].active():
             for _ in range(NUM_WARM_UP):
                 steps[way].take()
@@ -89,10 +98,9 @@ class TimedStep(NamedTuple):
 def _make_step(name: str, way: str, batch: tuple[Any, Tensor]) -> TimedStep:
     """Return a way to take steps."""
     network = NETWORKS[name]
-    torch.manual_seed(0)
     if name in POPULATIONS:
         return _make_population_step(network, way, batch, POPULATIONS[name])
-    model = network.make()
+    model = _make_model(name)
     optimizer = network.optimizer(
         model.parameters(), lr=3e-4, fused=True if way in {"fused", "compiled"} else None
     )
@@ -126,10 +134,16 @@ def _make_step(name: str, way: str, batch: tuple[Any, Tensor]) -> TimedStep:
     return TimedStep(take_step, recorded.recorder.wait, record)
 
 
+def _make_model(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETWORKS[name].make()
+
+
 def _make_population_step(
     network: Network, way: str, batch: tuple[Any, Tensor], number: int
 ) -> TimedStep:
     """Return a way to take a step of several networks with one batch."""
+    torch.manual_seed(0)
     models = [network.make() for _ in range(number)]
     fused = True if way == "fused" else None
     optimizers = [network.optimizer(each.parameters(), lr=3e-4, fused=fused) for each in models]
