@@ -15,6 +15,7 @@ from cputrain.errors import ArgumentTypeError, UsageError, argument_error
 from cputrain.step.background import compile_in_background
 from cputrain.step.batches import BatchLayout, needs_gradient
 from cputrain.step.compiled_step import find_cpp_compiler, replay
+from cputrain.step.contest import Contest
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.optimizer_tensors import STEP_HOOKS
 from cputrain.step.step_proof import StepProof
@@ -57,8 +58,9 @@ class Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    The first steps run as these lines, while the function is compiled in the background. Whatever
-    the function cannot do runs as these lines for good; `eager_reason` says why.
+    The first steps run as these lines, while the function is compiled in the background. Then both
+    take turns until it is known which are faster. Whatever the function cannot do runs as these
+    lines for good; `eager_reason` says why.
 
     Args:
         model: The model. Python code of its forward runs while it is compiled, not in each step.
@@ -96,6 +98,7 @@ class Step:
         self._key: tuple[Any, ...] | None = None
         self._programs: dict[Any, list[_Program]] = {}
         self._current: _Program | None = None
+        self._contest = Contest()
         self._has_stepped = False
         self.eager_reason = ""
         """Why steps are not compiled; "" if they are, or will be."""
@@ -120,8 +123,13 @@ class Step:
                 and program.torch_state == torch_state()
                 and self._is_current(state)
             ):
-                loss = self._run(program.run, state, tensors)
-                return self._run_eagerly(inputs, targets) if loss is None else loss
+                is_compiled = self._contest.is_over or self._contest.begin()
+                loss = self._run(program.run, state, tensors) if is_compiled else None
+                if loss is None:
+                    loss = self._run_eagerly(inputs, targets)
+                if not self._contest.is_over and self._contest.end():
+                    self._give_up("steps are no faster compiled")
+                return loss
         return self._step(inputs, targets)
 
     def wait(self) -> None:

@@ -34,6 +34,27 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
+@pytest.fixture(autouse=True)
+def _not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have compiled steps win without a contest."""
+    monkeypatch.setattr(module.Contest, "begin", lambda _: True)
+    monkeypatch.setattr(module.Contest, "end", lambda _: False)
+
+
+def test_slower_steps_are_eager_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    step = Step(model, nn.MSELoss(), optim.SGD(model.parameters(), 0.1), use_compiler=False)
+    for _ in range(5):
+        step(torch.ones(4, 8), torch.zeros(4, 4))
+    assert step.num_compiled
+    monkeypatch.setattr(module.Contest, "end", lambda _: True)
+    with pytest.warns(UserWarning, match="no faster compiled"):
+        step(torch.ones(4, 8), torch.zeros(4, 4))
+    num_compiled = step.num_compiled
+    step(torch.ones(4, 8), torch.zeros(4, 4))
+    assert step.num_compiled == num_compiled
+
+
 def mlp(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.Dropout(dropout), nn.ReLU(), nn.Linear(32, 4))
 
