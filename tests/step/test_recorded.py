@@ -605,3 +605,64 @@ def test_a_loss_may_be_read_in_another_thread() -> None:
         assert steps.recorder.num_compiled > 5
     finally:
         steps.undo()
+
+
+QUESTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "equal": lambda output, x: torch.equal(output, x[:, :4]),
+    "equal, the other way round": lambda output, x: torch.equal(x[:, :4], output),
+    "allclose": lambda output, x: torch.allclose(output, x[:, :4] + output),
+    "contains": lambda output, _: 0.5 in output,
+    "length": lambda output, _: len(output),
+    "numpy": lambda output, _: output.detach().numpy().sum().item() > 0,
+    "list": lambda output, _: output.tolist()[0][0] > 0,
+    "text": lambda output, _: str(output)[:12] + repr(output.detach())[:12],
+    "bool": lambda output, _: bool((output > 0).all()),
+    "where": lambda output, _: torch.where(output > 0)[0].numel(),
+    "nonzero": lambda output, _: len(torch.nonzero(output > 0.1)),
+    "unique": lambda output, _: len(torch.unique(output.round())),
+    "isnan": lambda output, _: torch.isnan(output).any().item(),
+    "max": lambda output, _: torch.max(output, 1).indices.tolist(),
+    "mask": lambda output, _: output[output > 0].shape[0],
+    "grad_fn": lambda output, _: type(output.grad_fn).__name__,
+    "is tensor": lambda output, _: isinstance(output, Tensor) and torch.is_tensor(output),
+    "version": lambda output, _: output._version,
+    "add in place": lambda output, x: x.add_(output.detach()[:, :1]).sum().item(),
+    "out": lambda output, _: torch.sum(output, 0, out=torch.zeros(4)).tolist(),
+    "iterate": lambda output, _: [row.sum().item() for row in output],
+    "hash": lambda output, _: output in {output: 1},
+}
+
+
+@pytest.mark.usefixtures("_replayed")
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_questions_are_answered_as_without_recording(name: str, is_before: bool) -> None:
+    def run(start: int) -> list[Any]:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = optim.SGD(model.parameters(), 0.3)
+        answers: list[Any] = []
+        for step in range(30):
+            x = torch.randn(6, 8)
+            optimizer.zero_grad()
+            output = model(x)
+            try:
+                if is_before and step >= start:
+                    answers.append(QUESTIONS[name](output, x))
+                loss = output.square().mean()
+                loss.backward()
+                optimizer.step()
+                if not is_before and step >= start:
+                    answers.append(QUESTIONS[name](output, x))
+            except RuntimeError as error:
+                answers.append(str(error)[:30])
+        return [answers, *(parameter.tolist() for parameter in model.parameters())]
+
+    for start in (0, 12):
+        expected = run(start)
+        steps = RecordedSteps(torch)
+        try:
+            assert run(start) == expected
+        finally:
+            steps.undo()

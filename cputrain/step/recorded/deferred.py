@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cputrain.step.recorded.region import Region
 
 _without_overrides = torch._C.DisableTorchFunctionSubclass
+_set_versions = torch._C._autograd._unsafe_set_version_counter
 
 
 class DeferredTensor(Tensor):
@@ -82,6 +83,7 @@ def fill(tensor: DeferredTensor, value: Tensor) -> None:
     tensor.region = None
     with _without_overrides():
         tensor.copy_(value)
+        _set_versions((tensor,), (0,))
 
 
 def value_of(tensor: DeferredTensor) -> Tensor:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 READ = frozenset({
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__, Tensor.__float__,
     Tensor.__int__, Tensor.__index__, Tensor.__repr__, Tensor.__format__, Tensor.__contains__,
-    Tensor.is_nonzero, torch.equal, torch.allclose, Tensor.equal, Tensor.allclose,
+    Tensor.is_nonzero,
 })  # fmt: skip
-"""Functions that return numbers or texts."""
+"""Functions of one tensor that return numbers or texts."""
 
 VALUE = frozenset({Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.detach})
 """Functions whose result does not depend on the graph of a tensor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cputrain.step.recorded.arguments import describe_result
+from cputrain.step.recorded.arguments import Container, Layout, describe_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,8 +119,6 @@ class Ending:
 
 
 def _num_layouts(result: Any) -> int:
-    from cputrain.step.recorded.arguments import Container, Layout
-
     if type(result) is Layout:
         return 1
     if type(result) is Container:

@@ -19,6 +19,7 @@ from cputrain.step.compiled_step import find_cpp_compiler, replay
 from cputrain.step.contest import Contest
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.arguments import (
+    Same,
     UnrecordableError,
     describe,
     new_tensors,
@@ -224,20 +225,21 @@ class Recorder:
             return None
         if not _has_result(region, args) and not _has_result(region, kwargs):
             return _call_computed(function, args, kwargs)
+        reads = function in READ and type(args[0]) is DeferredTensor
         if region.ran is not None:
-            if function in READ or function in VALUE:
+            if reads or (function in VALUE and type(args[0]) is DeferredTensor):
                 return function(value_of(args[0]), *args[1:], **kwargs)
             self._revert(region)
         if region.is_pending:
             path = self._child(region, function, None, args, kwargs)
             if path is not None:
                 return region.defer(path)
-            if function in READ and self._run_for(region, args[0].position):
+            if reads and self._run_for(region, args[0].position):
                 return function(value_of(args[0]), *args[1:], **kwargs)
             self._compute(region)
         if region.reason:
             return _call_computed(function, args, kwargs)
-        if function in READ:
+        if reads:
             region.reads.add(args[0].position)
             region.read_path = region.path
             return _call_computed(function, args, kwargs)
@@ -295,8 +297,8 @@ class Recorder:
         try:
             if not path.set_result(value, region.index_of):
                 raise UnrecordableError("what it returns changes from step to step")
-            if path.num_results == path.first_result and path.result is None:
-                raise UnrecordableError("it returns nothing")
+            if path.num_results == path.first_result and type(path.result) is not Same:
+                raise UnrecordableError("it returns no tensor")
         except UnrecordableError as error:
             region.reason = f"{name_of(function)}: {error}"
             return value
