@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from cputrain.bench.steps import jax_steps
-from cputrain.errors import CputrainError
+from cputrain.errors import UsageError
 
 if TYPE_CHECKING:
     from typing import Any
@@ -54,7 +54,8 @@ class JaxProcess:
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ,
                 )  # fmt: skip
             except OSError as error:
-                raise CputrainError(f"--jax: {python} cannot be run: {error.strerror}") from error
+                raise _error(python, error.strerror or "cannot be run") from error
+            self._python = python
             self.losses = [float(word) for word in self._read().split()]
             """Losses of the first steps."""
 
@@ -68,8 +69,13 @@ class JaxProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise CputrainError(
-                "--jax: the interpreter must have JAX and Optax: its error is above. In an "
-                "environment of its own: pip install jax optax"
-            )
+            self._process.wait()
+            raise _error(self._python, "it ended; its error is above")
         return line
+
+
+def _error(python: str, problem: str) -> UsageError:
+    return UsageError(
+        "--jax", "must be an interpreter with JAX and Optax", found=f"{python}: {problem}",
+        do="Make an environment for it: pip install jax optax",
+    )  # fmt: skip

@@ -31,7 +31,7 @@ def main(path: str) -> None:
     activation = jnp.tanh if str(file["activation"]) == "Tanh" else jax.nn.relu
     has_classes = str(file["loss"]) == "CrossEntropyLoss"
     inputs, targets = jnp.asarray(file["inputs"]), jnp.asarray(file["targets"])
-    layers = []
+    layers: list[list[Any]] = []
     while f"weight{len(layers)}" in file:
         number = len(layers)
         layers.append([jnp.asarray(file[f"{kind}{number}"]) for kind in ("weight", "bias")])

@@ -43,8 +43,10 @@ def run(name: str, ways: Sequence[str], num_threads: int, rounds: int, jax: str)
     for way in ways:
         begin = time.perf_counter()
         if way == "jax":
-            other = JaxProcess(jax, _make_model(name), NETWORKS[name].loss, batch, num_threads)
-            losses[way], compile_seconds[way] = other.losses, time.perf_counter() - begin
+            jax_process = JaxProcess(
+                jax, _make_model(name), NETWORKS[name].loss, batch, num_threads
+            )
+            losses[way], compile_seconds[way] = jax_process.losses, time.perf_counter() - begin
             continue
         step = steps[way] = _make_step(name, way, batch)
         begin = time.perf_counter()
@@ -58,7 +60,7 @@ def run(name: str, ways: Sequence[str], num_threads: int, rounds: int, jax: str)
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _, way in interleaved(ways, rounds):
         if way == "jax":
-            seconds[way].append(other.seconds(TIMED_S))
+            seconds[way].append(jax_process.seconds(TIMED_S))
             continue
         with steps[way].active():
             for _ in range(NUM_WARM_UP):
