@@ -10,6 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING
 
 import torch
+from torch.fx import _symbolic_trace
 
 from cputrain.runtime.patching import Patch
 from cputrain.step.compiled_step import compile_graph
@@ -47,7 +48,7 @@ def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Futu
 def _work() -> None:
     while True:
         future, graph, tensors = _waiting.get()
-        with _without_random_states():
+        with _beside_script():
             try:
                 future.set_result(compile_graph(graph, tensors))
             except BaseException as error:
@@ -55,10 +56,11 @@ def _work() -> None:
 
 
 @contextmanager
-def _without_random_states() -> Iterator[None]:
-    """Keep Inductor from setting torch's generator to what it was when compiling began.
+def _beside_script() -> Iterator[None]:
+    """Keep torch, while it compiles, from changing what the script uses meanwhile.
 
-    The script has drawn from it since.
+    Inductor sets torch's generator to what it was when compiling began; the script has drawn from
+    it since. A tracer of torch.fx patches the calls of all modules, also those of the script.
     """
     thread, original = threading.get_ident(), torch.random.set_rng_state
 
@@ -67,8 +69,20 @@ def _without_random_states() -> Iterator[None]:
         if threading.get_ident() != thread:
             original(new_state)
 
-    patch = Patch(torch.random, "set_rng_state", set_rng_state)
+    patcher: Any = _symbolic_trace._Patcher
+    patch_method = patcher.patch_method
+
+    @wraps(patch_method)
+    def patch_other_method(self: Any, cls: type, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() != thread or cls is not torch.nn.Module:
+            patch_method(self, cls, *args, **kwargs)
+
+    patches = [
+        Patch(torch.random, "set_rng_state", set_rng_state),
+        Patch(patcher, "patch_method", patch_other_method),
+    ]
     try:
         yield
     finally:
-        patch.undo()
+        for patch in patches:
+            patch.undo()

@@ -166,7 +166,7 @@ MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 
 EFFECTS = frozenset({
     "print", "open", "input", "exec", "eval", "next", "write", "writelines", "flush", "debug",
-    "info", "warning", "warn", "error", "exception", "critical", "sleep", "time", "time_ns",
+    "info", "warning", "error", "exception", "critical", "sleep", "time", "time_ns",
     "perf_counter", "perf_counter_ns", "monotonic", "now", "urandom", "put", "send", "add_scalar",
     "add_histogram", "register_hook", "retain_grad", "register_buffer", "register_parameter",
     "setattr", "delattr", "update", "setdefault", "popitem", "record_function",

@@ -666,3 +666,21 @@ def test_questions_are_answered_as_without_recording(name: str, is_before: bool)
             assert run(start) == expected
         finally:
             steps.undo()
+
+
+def test_modules_of_the_script_are_not_patched_while_inductor_compiles() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from cputrain.step.background import _beside_script
+
+    call, seen = nn.Module.__call__, []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(nn.Module.__call__)
+        return x.cos()
+
+    make_fx(function)(torch.ones(3))
+    with _beside_script():
+        make_fx(function)(torch.ones(3))
+    assert seen[0] is not call  # as torch has it
+    assert seen[1] is call

@@ -175,6 +175,13 @@ def describe_result(
     raise UnrecordableError(f"a result is a {kind.__name__}")
 
 
+def holds_tensor(description: Any) -> bool:
+    """Return whether a result is a tensor, or has one in it."""
+    if type(description) is Container:
+        return any(map(holds_tensor, description.members))
+    return type(description) in {Layout, Same}
+
+
 def make_result(
     description: Any, make: Callable[[Layout], Any], known: Callable[[int], Any]
 ) -> Any:

@@ -19,9 +19,9 @@ from cputrain.step.compiled_step import find_cpp_compiler, replay
 from cputrain.step.contest import Contest
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.arguments import (
-    Same,
     UnrecordableError,
     describe,
+    holds_tensor,
     new_tensors,
     restore,
 )
@@ -297,7 +297,7 @@ class Recorder:
         try:
             if not path.set_result(value, region.index_of):
                 raise UnrecordableError("what it returns changes from step to step")
-            if path.num_results == path.first_result and type(path.result) is not Same:
+            if not holds_tensor(path.result):
                 raise UnrecordableError("it returns no tensor")
         except UnrecordableError as error:
             region.reason = f"{name_of(function)}: {error}"
