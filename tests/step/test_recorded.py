@@ -515,7 +515,8 @@ def is_enough():
     recorded = sys.modules.get("cputrain.step.recorded.deferred")
     if recorded is None or time.monotonic() > end:
         return True
-    return recorded.DeferredTensor.call.__self__.num_compiled > 100
+    recorder = recorded.DeferredTensor.call.__self__
+    return recorder.num_compiled > 100 or bool(recorder.end_reason)
 
 
 while step <= 2000 or not is_enough():
@@ -545,7 +546,9 @@ def test_a_script_prints_the_same_under_launch(tmp_path: Path) -> None:
         )
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]
-    assert re.search(r"recorded steps \(\d+ backward passes\)", done.stderr), done.stderr
+    # on a busy machine, compiled steps may not win
+    expected = r"recorded steps \(\d+ backward passes\)|steps are no faster compiled"
+    assert re.search(expected, done.stderr), done.stderr
 
 
 class Sums(nn.Module):
