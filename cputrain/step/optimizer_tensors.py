@@ -71,10 +71,6 @@ class OptimizerTensors:
             tuple((name, type(value)) for _, name, value in self.states),
         )
 
-    def move(self) -> None:
-        """Remember where the tensors are now."""
-        self._memory = TensorMemory([*self.tensors, *self.rates])
-
     def is_current(self) -> bool:
         """Return whether all are as they were; learning rates may be others, and are copied."""
         states = self._optimizer.state
@@ -120,3 +116,8 @@ def _rate_tensor(rate: float | Tensor) -> Tensor:
     if isinstance(rate, Tensor):
         return rate
     return torch.tensor(rate, dtype=torch.float64, device="cpu")
+
+
+def is_of_cputrain(hook: Any) -> bool:
+    """Return whether a hook is one of this package."""
+    return str(getattr(hook, "__module__", "")).startswith("cputrain.")

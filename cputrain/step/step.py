@@ -17,7 +17,7 @@ from cputrain.step.batches import BatchLayout, needs_gradient
 from cputrain.step.compiled_step import find_cpp_compiler, replay
 from cputrain.step.contest import Contest
 from cputrain.step.model_tensors import CompileError
-from cputrain.step.optimizer_tensors import STEP_HOOKS
+from cputrain.step.optimizer_tensors import STEP_HOOKS, is_of_cputrain
 from cputrain.step.step_proof import StepProof
 from cputrain.step.step_tensors import ModelAndLoss, StepTensors
 from cputrain.step.torch_state import torch_state
@@ -308,7 +308,7 @@ def has_step_hooks(optimizer: Any) -> bool:
     step = vars(optimizer).get("step")  # a scheduler replaces it, and counts its calls
     return (
         any(getattr(optimizer, name) for name in STEP_HOOKS)
-        or not all(map(_is_of_cputrain, _global_hooks()))
+        or not all(map(is_of_cputrain, _global_hooks()))
         or (step is not None and not hasattr(step, "_wrapped_by_lr_sched"))
     )
 
@@ -316,7 +316,3 @@ def has_step_hooks(optimizer: Any) -> bool:
 def _global_hooks() -> Iterator[Any]:
     yield from step_hooks._global_optimizer_pre_hooks.values()
     yield from step_hooks._global_optimizer_post_hooks.values()
-
-
-def _is_of_cputrain(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("cputrain.")

@@ -72,11 +72,6 @@ class StepTensors:
         """Return whether all are as they were; learning rates may be others, and are copied."""
         return self.model.is_current() and self.optimizer.is_current()
 
-    def move(self) -> None:
-        """Remember where the tensors are now."""
-        self.model.move()
-        self.optimizer.move()
-
     def difference(self) -> str:
         """Return the name of a value that is another now; "" if none is known."""
         return self.model.values.difference() or self.optimizer.difference()

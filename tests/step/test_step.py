@@ -7,7 +7,7 @@ import pickle
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,14 +24,6 @@ from cputrain.step.compiled_step import find_cpp_compiler
 NUM_STEPS = 30
 
 needs_compiler = pytest.mark.skipif(find_cpp_compiler() is None, reason="there is no C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(autouse=True)

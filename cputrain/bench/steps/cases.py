@@ -8,9 +8,9 @@ CASES = {
     "mlp": "MLP, 512-128-128-2, batch 64, Adam",
     "gru": "GRU forecaster, 8-64-1, 16 time steps, batch 32, Adam",
     "gnn": "Graph network, 64 nodes, 16-32-32-4, Adam",
+    "tabular": "Tabular ResNet, 4 blocks of width 128, batch 256, AdamW",
     "population": "16 PPO networks, 8-64-64-4, batch 64, Adam",
     "ensemble": "8 MLPs, 512-128-128-2, batch 64, Adam",
-    "tabular": "Tabular ResNet, 4 blocks of width 128, batch 256, AdamW",
 }
 """Title of each network."""
 

@@ -16,7 +16,7 @@ from torch.optim import optimizer as step_hooks
 from cputrain.runtime.fused_kernels import KERNELS, LARGEST_STEP
 from cputrain.runtime.patching import Patch
 from cputrain.step.model_tensors import CompileError, TensorMemory, check_memory
-from cputrain.step.optimizer_tensors import STEP_HOOKS, OptimizerTensors
+from cputrain.step.optimizer_tensors import STEP_HOOKS, OptimizerTensors, is_of_cputrain
 from cputrain.step.step_proof import are_near, tolerance_of
 
 if TYPE_CHECKING:
@@ -310,8 +310,3 @@ class _Group:
         group.columns = [[each.detach().clone() for each in column] for column in self.columns]
         group.steps = [each.clone() for each in self.steps]
         return group
-
-
-def is_of_cputrain(hook: Any) -> bool:
-    """Return whether a hook is one of this package."""
-    return str(getattr(hook, "__module__", "")).startswith("cputrain.")
