@@ -76,13 +76,13 @@ $(VENV)/tested: $(VENV)/installed
 
 $(VENV)-zendnn/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)-zendnn
-	@$(VENV)-zendnn/bin/python $(PIP) --editable '.[zendnn]' pytest
+	@$(VENV)-zendnn/bin/python $(PIP) --editable '.[zendnn]' pytest hypothesis
 	@touch $@
 
 # (no constraints: its torch is another)
 $(VENV)-ipex/installed: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)-ipex
-	@$(VENV)-ipex/bin/python -m pip install --quiet --editable '.[ipex]' pytest
+	@$(VENV)-ipex/bin/python -m pip install --quiet --editable '.[ipex]' pytest hypothesis
 	@touch $@
 
 $(VENV)/documented: $(VENV)/installed
