@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import wraps
+from inspect import unwrap
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import _symbolic_trace
 
 from cputrain.runtime.patching import Patch
-from cputrain.step.compiled_step import compile_graph
+from cputrain.step.compiled_step import compile_graph, find_cpp_compiler, replay
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from torch import Tensor
@@ -26,6 +29,40 @@ if TYPE_CHECKING:
 
 _waiting: queue.SimpleQueue[tuple[Future[Any], GraphModule, list[Tensor]]] = queue.SimpleQueue()
 _threads: list[threading.Thread] = []
+_locks = [threading.Lock()]
+os.register_at_fork(after_in_child=lambda: _locks.__setitem__(0, threading.Lock()))
+
+
+@contextmanager
+def only_tracer() -> Iterator[bool]:
+    """Have this thread alone trace; tell whether it may.
+
+    Tracers of torch.fx, which compiling uses too, have variables for all threads in common.
+    """
+    lock = _locks[0]
+    is_only = lock.acquire(blocking=False)
+    try:
+        yield is_only
+    finally:
+        if is_only:
+            lock.release()
+
+
+def compile_or_replay(
+    graph: GraphModule, tensors: Sequence[Tensor], *, use_compiler: bool = True
+) -> Future[Compiled]:
+    """Compile a graph in the background; where there is no C++ compiler, replay it.
+
+    Args:
+        graph: The graph.
+        tensors: Tensors like its arguments.
+        use_compiler: Whether to look for a compiler.
+    """
+    if use_compiler and find_cpp_compiler() is not None:
+        return compile_in_background(graph, tensors)
+    future: Future[Compiled] = Future()
+    future.set_result(replay(graph))
+    return future
 
 
 def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Future[Compiled]:
@@ -48,7 +85,7 @@ def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Futu
 def _work() -> None:
     while True:
         future, graph, tensors = _waiting.get()
-        with _beside_script():
+        with _locks[0], _beside_script():
             try:
                 future.set_result(compile_graph(graph, tensors))
             except BaseException as error:
@@ -60,7 +97,9 @@ def _beside_script() -> Iterator[None]:
     """Keep torch, while it compiles, from changing what the script uses meanwhile.
 
     Inductor sets torch's generator to what it was when compiling began; the script has drawn from
-    it since. A tracer of torch.fx patches the calls of all modules, also those of the script.
+    it since. A tracer of torch.fx patches the calls of all modules, also those of the script, and
+    says in variables of its module that it traces; models that the script has had compiled refuse
+    to be called then.
     """
     thread, original = threading.get_ident(), torch.random.set_rng_state
 
@@ -77,12 +116,35 @@ def _beside_script() -> Iterator[None]:
         if threading.get_ident() != thread or cls is not torch.nn.Module:
             patch_method(self, cls, *args, **kwargs)
 
+    tracer: Any = _symbolic_trace.Tracer
+    trace, trace_apart = tracer.trace, _with_own_variables(tracer.trace)
+
+    @wraps(trace)
+    def trace_in_thread(*args: Any, **kwargs: Any) -> Any:
+        is_here = threading.get_ident() == thread
+        return (trace_apart if is_here else trace)(*args, **kwargs)
+
     patches = [
         Patch(torch.random, "set_rng_state", set_rng_state),
         Patch(patcher, "patch_method", patch_other_method),
+        Patch(tracer, "trace", trace_in_thread),
     ]
     try:
         yield
     finally:
         for patch in patches:
             patch.undo()
+
+
+def _with_own_variables(trace: Any) -> Callable[..., Any]:
+    """Return a tracer's function with its own copy of the variables of its module."""
+    variables = dict(vars(_symbolic_trace))
+    variables["_new_patcher"] = contextmanager(_copied(_symbolic_trace._new_patcher, variables))
+    return _copied(trace, variables)
+
+
+def _copied(decorated: Any, variables: dict[str, Any]) -> Callable[..., Any]:
+    function = unwrap(decorated)
+    return FunctionType(
+        function.__code__, variables, function.__name__, function.__defaults__, function.__closure__
+    )

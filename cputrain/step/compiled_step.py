@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     Compiled: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
+DECOMPOSITIONS = {
+    torch.ops.aten._is_all_true.default: torch.all, torch.ops.aten._is_any_true.default: torch.any,
+}  # fmt: skip
+"""Of operators that Inductor would call out of its code: torch.distributions checks by them."""
+
+
 def find_cpp_compiler() -> str | None:
     """Return the path of the C++ compiler that Inductor uses; None if there is none."""
     return shutil.which(os.environ.get("CXX", "g++"))
@@ -104,7 +110,7 @@ def _compile(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
         with torch.no_grad(), config.patch(fallback_random=True):
             functional = make_fx(
                 torch.func.functionalize(graph, remove="mutations"),
-                decomposition_table=select_decomp_table(),
+                decomposition_table={**select_decomp_table(), **DECOMPOSITIONS},
                 tracing_mode="fake",
             )(*tensors)
             functional.graph.eliminate_dead_code()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +10,8 @@ from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_map_only
 
 from cputrain.errors import UsageError
-from cputrain.step.background import compile_in_background
+from cputrain.step.background import compile_or_replay, only_tracer
 from cputrain.step.batches import BatchLayout, layout_of, needs_gradient
-from cputrain.step.compiled_step import find_cpp_compiler, replay
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.updates import FusedUpdate
 from cputrain.step.stacked_gradients import StackedGradients
@@ -26,6 +24,7 @@ from cputrain.user_warnings import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
     from typing import Any
 
     from torch.optim import Optimizer
@@ -193,9 +192,11 @@ class Stack:
             return None
         arguments = [*self._stacked, *tensors]
         if program.future is None:
-            self._compile(program, arguments, inputs, targets)
-        assert program.future is not None
-        return (program, arguments) if program.future.done() else None
+            with only_tracer() as is_only:
+                if is_only:
+                    self._compile(program, arguments, inputs, targets)
+        is_compiled = program.future is not None and program.future.done()
+        return (program, arguments) if is_compiled else None
 
     def _gather(self) -> None:
         """Have tensors of all models be parts of stacked ones. Raises CompileError."""
@@ -228,11 +229,7 @@ class Stack:
             self._wholes[0], state, layout, has_own_batches=self._has_own_batches
         )
         graph = trace(function, arguments, state.values)
-        if self._use_compiler and find_cpp_compiler() is not None:
-            program.future = compile_in_background(graph, arguments)
-        else:
-            program.future = Future()
-            program.future.set_result(replay(graph))
+        program.future = compile_or_replay(graph, arguments, use_compiler=self._use_compiler)
 
     def _prove(
         self, program: _StackProgram, arguments: list[Tensor], inputs: Any, targets: tuple[Any, ...]

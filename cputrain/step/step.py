@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +11,11 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as step_hooks
 
 from cputrain.errors import ArgumentTypeError, UsageError, argument_error
-from cputrain.step.background import compile_in_background
+from cputrain.step.background import compile_or_replay, only_tracer
 from cputrain.step.batches import BatchLayout, needs_gradient
-from cputrain.step.compiled_step import find_cpp_compiler, replay
+from cputrain.step.compiled_step import find_cpp_compiler
 from cputrain.step.contest import Contest
+from cputrain.step.losses import Losses
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.optimizer_tensors import STEP_HOOKS, is_of_cputrain
 from cputrain.step.step_proof import StepProof
@@ -25,8 +25,8 @@ from cputrain.step.traced_step import StepFunction, trace
 from cputrain.user_warnings import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from cputrain.step.compiled_step import Compiled
 
@@ -39,13 +39,56 @@ MAX_ELEMENTS = 32768
 
 
 class _Program:
-    """A compiled step for one layout of batches and one set of values that it depends on."""
+    """A compiled step, and what it is for.
 
-    def __init__(self, layout: BatchLayout, torch_state: tuple[Any, ...]) -> None:
-        self.layout, self.torch_state = layout, torch_state
+    Args:
+        layout: Layout of batches.
+        torch_state: The state of torch.
+        has_gradient: Whether each parameter has a gradient before the step.
+        updates: Whether the optimizer takes its step.
+    """
+
+    def __init__(
+        self,
+        layout: BatchLayout,
+        torch_state: tuple[Any, ...],
+        has_gradient: Sequence[bool],
+        *,
+        updates: bool,
+    ) -> None:
+        self.layout, self.has_gradient = layout, has_gradient
+        self._torch_state, self.updates = torch_state, updates
         self.future: Future[Compiled] | None = None
+        self.function: StepFunction | None = None
+        """What was compiled."""
         self.run: Compiled | None = None
         """The compiled function, once it was proved."""
+        self.shared: set[int] = set()
+        """Positions of results whose memory other results or arguments have, too."""
+
+    def tensors_of(self, call: _Call) -> list[Tensor] | None:
+        """Return the batch of a call; None if it needs another function."""
+        if (
+            self.updates is not call.updates
+            or self.has_gradient != [gradient is not None for gradient in call.gradients]
+            or self._torch_state != call.torch_state
+        ):
+            return None
+        return self.layout.tensors_of(call.inputs, call.targets)
+
+
+class _Call(NamedTuple):
+    """Arguments of a step, and what else it depends on."""
+
+    inputs: Any
+    targets: tuple[Any, ...]
+    updates: bool
+    gradients: list[Tensor | None]
+    torch_state: tuple[Any, ...]
+
+    def dense(self) -> list[Tensor]:
+        """Return the gradients that there are."""
+        return [gradient for gradient in self.gradients if gradient is not None]
 
 
 class Step:
@@ -64,7 +107,9 @@ class Step:
 
     Args:
         model: The model. Python code of its forward runs while it is compiled, not in each step.
-        loss: Called with the model's output and the targets; returns a tensor of one number.
+        loss: Called with the model's output and the targets; returns a tensor of one number, or
+            several tensors in a tuple, list or dictionary. Gradients are those of the sum of all
+            that need one; others, such as an accuracy, are returned as they are.
         optimizer: An optimizer of torch.optim.
         max_grad_norm: Clip the norm of all gradients to this, as `clip_grad_norm_` does.
         use_compiler: Whether to compile in C++. Otherwise, and where there is no C++ compiler, the
@@ -84,7 +129,7 @@ class Step:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[..., Tensor],
+        loss: Callable[..., Any],
         optimizer: Optimizer,
         *,
         max_grad_norm: float | None = None,
@@ -97,7 +142,7 @@ class Step:
         self._state: StepTensors | None = None
         self._key: tuple[Any, ...] | None = None
         self._programs: dict[Any, list[_Program]] = {}
-        self._current: _Program | None = None
+        self._ready: list[_Program] = []
         self._contest = Contest()
         self._has_stepped = False
         self.eager_reason = ""
@@ -107,30 +152,27 @@ class Step:
         self.grad_norm: Tensor | None = None
         """Norm of all gradients in the last step before clipping; None without clipping."""
 
-    def __call__(self, inputs: Any, *targets: Any) -> Tensor:
-        """Take a step, and return the loss.
+    def __call__(self, inputs: Any, *targets: Any) -> Any:
+        """Take a step, and return the loss, or the losses in the containers of the loss function.
 
         Args:
             inputs: Argument of the model; a tuple or list of its arguments; or a dictionary of its
                 keyword arguments.
             targets: Further arguments of the loss.
         """
-        program, state = self._current, self._state
-        if program is not None and state is not None and program.run is not None:
-            tensors = program.layout.tensors_of(inputs, targets)
-            if (
-                tensors is not None
-                and program.torch_state == torch_state()
-                and self._is_current(state)
-            ):
-                is_compiled = self._contest.is_over or self._contest.begin()
-                loss = self._run(program.run, state, tensors) if is_compiled else None
-                if loss is None:
-                    loss = self._run_eagerly(inputs, targets)
-                if not self._contest.is_over and self._contest.end():
-                    self._give_up("steps are no faster compiled")
-                return loss
-        return self._step(inputs, targets)
+        return self._take(inputs, targets, updates=True)
+
+    def accumulate(self, inputs: Any, *targets: Any) -> Any:
+        """Add the gradients of a batch to those of the next step, and return the loss.
+
+        Parameters and the optimizer do not change. A mean over several batches is that of the loss
+        divided by their number.
+
+        Args:
+            inputs: As of a step.
+            targets: As of a step.
+        """
+        return self._take(inputs, targets, updates=False)
 
     def wait(self) -> None:
         """Wait until what is being compiled is compiled; the next step uses it."""
@@ -139,71 +181,115 @@ class Step:
                 if program.future is not None:
                     program.future.exception()
 
-    def _is_current(self, state: StepTensors) -> bool:
-        return (
-            state.is_current()
-            and not state.have_gradients()
-            and not has_step_hooks(self._optimizer)
-        )
+    def _take(self, inputs: Any, targets: tuple[Any, ...], *, updates: bool) -> Any:
+        state, torch_now = self._state, torch_state()
+        if self._ready and state is not None and torch_now is not None and self._is_current(state):
+            gradients = state.gradients()
+            if gradients is not None:
+                call = _Call(inputs, targets, updates, gradients, torch_now)
+                for program in self._ready:
+                    tensors = program.tensors_of(call)
+                    if tensors is not None:
+                        return self._compete(program, state, call, tensors)
+        return self._step(inputs, targets, updates=updates)
 
-    def _run(self, run: Compiled, state: StepTensors, batch: list[Tensor]) -> Tensor | None:
+    def _is_current(self, state: StepTensors) -> bool:
+        return state.is_current() and not has_step_hooks(self._optimizer)
+
+    def _compete(
+        self, program: _Program, state: StepTensors, call: _Call, batch: list[Tensor]
+    ) -> Any:
+        """Take a step for which there is a compiled one, by either while it is not known to win."""
+        is_compiled = self._contest.is_over or self._contest.begin()
+        losses = self._run(program, state, call, batch) if is_compiled else None
+        if losses is None:
+            losses = self._run_eagerly(call.inputs, call.targets, updates=call.updates)
+        if not self._contest.is_over and self._contest.end():
+            self._give_up("steps are no faster compiled")
+        return losses
+
+    def _run(self, program: _Program, state: StepTensors, call: _Call, batch: list[Tensor]) -> Any:
         """Take a compiled step; return None if it failed, which an eager step will explain."""
         optimizer: Any = self._optimizer
-        for hook in step_hooks._global_optimizer_pre_hooks.values():
-            hook(optimizer, (), {})
+        run, function, gradients = program.run, program.function, call.dense()
+        assert run is not None
+        assert function is not None
+        assert function.losses is not None
+        if call.updates:
+            for hook in step_hooks._global_optimizer_pre_hooks.values():
+                hook(optimizer, (), {})
         try:
             with torch.no_grad():
-                results = run([*state.tensors, *batch])
+                results = run([*state.tensors, *gradients, *batch])
         except (RuntimeError, IndexError):
             return None
-        increment_version(state.tensors)
-        optimizer._opt_called = True  # for schedulers
-        for hook in step_hooks._global_optimizer_post_hooks.values():
-            hook(optimizer, (), {})
         self.num_compiled += 1
-        if self._max_grad_norm is not None:
-            self.grad_norm = results[1]
-        return results[0]
+        number = len(function.losses.tensors)
+        if call.updates:
+            increment_version(state.tensors)
+            optimizer._opt_called = True  # for schedulers
+            for hook in step_hooks._global_optimizer_post_hooks.values():
+                hook(optimizer, (), {})
+            if self._max_grad_norm is not None:
+                self.grad_norm = results[number]
+            if gradients:
+                optimizer.zero_grad()
+        else:
+            increment_version([*state.model.buffers.values(), *gradients])
+            positions = iter(range(number, len(results)))
+            for parameter, gets in zip(
+                state.model.parameters.values(), function.gets_gradient, strict=True
+            ):
+                if gets:
+                    position = next(positions)
+                    result = results[position]
+                    parameter.grad = result.clone() if position in program.shared else result
+        return function.losses.fill(results[:number])
 
-    def _step(self, inputs: Any, targets: tuple[Any, ...]) -> Tensor:
+    def _step(self, inputs: Any, targets: tuple[Any, ...], *, updates: bool) -> Any:
         """Take a step of which nothing is known yet."""
-        if self.eager_reason:
-            return self._run_eagerly(inputs, targets)
-        try:
-            ready = self._find_program(inputs, targets)
-            if ready is not None:
-                program, state, tensors = ready
-                if program.run is not None:
-                    self._current = program
-                    loss = self._run(program.run, state, tensors)
-                    return self._run_eagerly(inputs, targets) if loss is None else loss
-                return self._prove(program, state, tensors, inputs, targets)
-        except CompileError as error:
-            self._give_up(str(error))
-        return self._run_eagerly(inputs, targets)
+        if not self.eager_reason:
+            try:
+                ready = self._find_program(inputs, targets, updates=updates)
+                if ready is not None:
+                    program, state, call, tensors = ready
+                    if program.run is None:
+                        return self._prove(program, state, call, tensors)
+                    self._ready = [
+                        each for each in self._programs[self._key] if each.run is not None
+                    ]
+                    losses = self._run(program, state, call, tensors)
+                    if losses is not None:
+                        return losses
+            except CompileError as error:
+                self._give_up(str(error))
+        return self._run_eagerly(inputs, targets, updates=updates)
 
-    def _run_eagerly(self, inputs: Any, targets: tuple[Any, ...]) -> Tensor:
-        loss: Tensor = self._whole(inputs, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._max_grad_norm is not None:
-            parameters = [
-                parameter for group in self._optimizer.param_groups for parameter in group["params"]
-            ]
-            self.grad_norm = nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        self._has_stepped = True
-        return loss.detach()
+    def _run_eagerly(self, inputs: Any, targets: tuple[Any, ...], *, updates: bool) -> Any:
+        losses = Losses(self._whole(inputs, targets))
+        losses.backward()
+        if updates:
+            if self._max_grad_norm is not None:
+                parameters = [
+                    parameter
+                    for group in self._optimizer.param_groups
+                    for parameter in group["params"]
+                ]
+                self.grad_norm = nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            self._has_stepped = True
+        return losses.detached()
 
     def _find_program(
-        self, inputs: Any, targets: tuple[Any, ...]
-    ) -> tuple[_Program, StepTensors, list[Tensor]] | None:
+        self, inputs: Any, targets: tuple[Any, ...], *, updates: bool
+    ) -> tuple[_Program, StepTensors, _Call, list[Tensor]] | None:
         """Return what is compiled for a batch, with its arguments; None if nothing is, or not yet.
 
         A step that has been taken often enough is traced here, and compiled in the background.
         """
-        current = torch_state()
-        if not self._has_stepped or current is None:
+        torch_now = torch_state()
+        if not self._has_stepped or torch_now is None:
             return None
         if has_step_hooks(self._optimizer):
             raise CompileError("a hook watches the optimizer's steps")
@@ -212,63 +298,66 @@ class Step:
             self._state = None
             self._state = StepTensors(self._whole, self._optimizer)
             if self._state.key != self._key:
-                self._current = None
+                self._ready = []
             self._key = self._state.key
             if self._key not in self._programs and len(self._programs) >= MAX_PROGRAMS:
                 raise CompileError(f"{change or 'a value'} changes from step to step")
-        if self._state.have_gradients() or needs_gradient(inputs, targets):
+        gradients = self._state.gradients()
+        if gradients is None or needs_gradient(inputs, targets):
             return None
+        call = _Call(inputs, targets, updates, gradients, torch_now)
         programs = self._programs.setdefault(self._key, [])
         for program in programs:
-            tensors = program.layout.tensors_of(inputs, targets)
-            if program.torch_state == current and tensors is not None:
+            tensors = program.tensors_of(call)
+            if tensors is not None:
                 break
         else:
             if len(programs) < MAX_PROGRAMS:
-                programs.append(_Program(BatchLayout(inputs, targets), current))
+                has_gradient = [gradient is not None for gradient in gradients]
+                layout = BatchLayout(inputs, targets)
+                programs.append(_Program(layout, torch_now, has_gradient, updates=updates))
             return None
         if program.future is None:
-            self._compile(program, self._state, tensors)
-        assert program.future is not None
-        return (program, self._state, tensors) if program.future.done() else None
+            with only_tracer() as is_only:
+                if is_only:
+                    self._compile(program, self._state, call, tensors)
+        is_compiled = program.future is not None and program.future.done()
+        return (program, self._state, call, tensors) if is_compiled else None
 
-    def _compile(self, program: _Program, state: StepTensors, batch: list[Tensor]) -> None:
+    def _compile(
+        self, program: _Program, state: StepTensors, call: _Call, batch: list[Tensor]
+    ) -> None:
         """Trace the step, and compile it in the background."""
-        tensors = [*state.tensors, *batch]
+        tensors = [*state.tensors, *call.dense(), *batch]
         has_compiler = self._use_compiler and find_cpp_compiler() is not None
         num_elements = sum(map(Tensor.numel, state.optimizer.tensors))
-        function = StepFunction(
+        program.function = StepFunction(
             self._whole, self._optimizer, state, program.layout, self._max_grad_norm,
+            has_gradient=program.has_gradient, updates=program.updates,
             is_fused=not has_compiler or num_elements > MAX_ELEMENTS,
         )  # fmt: skip
-        graph = trace(function, tensors, state.model.values)
-        program.future = Future() if not has_compiler else compile_in_background(graph, tensors)
-        if not has_compiler:
-            program.future.set_result(replay(graph))
+        graph = trace(program.function, tensors, state.model.values)
+        program.future = compile_or_replay(graph, tensors, use_compiler=has_compiler)
 
     def _prove(
-        self,
-        program: _Program,
-        state: StepTensors,
-        batch: list[Tensor],
-        inputs: Any,
-        targets: tuple[Any, ...],
-    ) -> Tensor:
+        self, program: _Program, state: StepTensors, call: _Call, batch: list[Tensor]
+    ) -> Any:
         """Take an eager step, and use the compiled one from now on if both agree."""
         assert program.future is not None
+        assert program.function is not None
         compiled = program.future.result()
-        proof = StepProof(compiled, state, batch)
-        loss = self._run_eagerly(inputs, targets)
-        difference = proof.difference(loss, self._whole, self._optimizer)
+        proof = StepProof(compiled, program.function, state, call.gradients, batch)
+        losses = self._run_eagerly(call.inputs, call.targets, updates=call.updates)
+        difference = proof.difference(losses, self._whole, self._optimizer)
         if difference:
             self._give_up(difference)
         else:
-            program.run = compiled
-            self._current = program
-        return loss
+            program.run, program.shared = compiled, proof.shared()
+            self._ready.append(program)
+        return losses
 
     def _give_up(self, reason: str) -> None:
-        self._current = None
+        self._ready = []
         self.eager_reason = reason
         warn(f"Step runs eagerly: {reason}")
 

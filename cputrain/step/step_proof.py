@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from cputrain.step.losses import Losses
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any
 
     from torch.optim import Optimizer
 
     from cputrain.step.compiled_step import Compiled
     from cputrain.step.step_tensors import ModelAndLoss, StepTensors
+    from cputrain.step.traced_step import StepFunction
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Largest difference of updates, relative to the norm of all; of other dtypes REDUCED."""
@@ -27,23 +31,46 @@ class StepProof:
 
     Args:
         compiled: The compiled step.
+        function: The step that was compiled.
         state: Tensors before the step.
+        gradients: Gradients of the parameters before it.
         batch: Tensors of a batch.
     """
 
-    def __init__(self, compiled: Compiled, state: StepTensors, batch: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        compiled: Compiled,
+        function: StepFunction,
+        state: StepTensors,
+        gradients: Sequence[Tensor | None],
+        batch: Sequence[Tensor],
+    ) -> None:
+        self._function = function
         self._names = [*state.model.parameters, *state.model.buffers]
+        self._gradients = [None if each is None else each.clone() for each in gradients]
         self._before = [tensor.detach().clone() for tensor in state.tensors]
         self._after = [tensor.clone() for tensor in self._before]
+        self._added_to = [each.clone() for each in self._gradients if each is not None]
         random_state = torch.get_rng_state()
+        self._arguments = [*self._after, *self._added_to, *batch]
         with torch.no_grad():
-            self._results = compiled([*self._after, *batch])
+            self._results = compiled(self._arguments)
         self._random_state = torch.get_rng_state()
         torch.set_rng_state(random_state)
         self._states = state.optimizer.states
 
-    def difference(self, loss: Tensor, whole: ModelAndLoss, optimizer: Optimizer) -> str:
-        """Return how the compiled step differs from the eager step since then; "" if equal."""
+    def shared(self) -> set[int]:
+        """Return the positions of results in the memory of others or of arguments."""
+        return shared_positions(self._results, self._arguments)
+
+    def difference(self, losses: Any, whole: ModelAndLoss, optimizer: Optimizer) -> str:
+        """Return how the compiled step differs from the eager step since then; "" if equal.
+
+        Args:
+            losses: What the eager step has returned.
+            whole: The model and the loss after it.
+            optimizer: The optimizer after it.
+        """
         named = dict(whole.named_parameters()) | dict(whole.named_buffers())
         if list(named) != self._names:
             return "the forward registers parameters or buffers"
@@ -52,12 +79,55 @@ class StepProof:
         tolerance = REDUCED if torch.is_autocast_enabled("cpu") else tolerance_of(named.values())
         if not torch.equal(self._random_state, torch.get_rng_state()):
             return "the compiled step draws other random numbers"
-        if not are_near([self._results[0]], [loss], [torch.zeros_like(loss)], tolerance):
+        expected = Losses(losses).tensors
+        computed = self._results[: len(expected)]
+        if not all(
+            are_near([result], [loss], [torch.zeros_like(loss)], tolerance)
+            for result, loss in zip(computed, expected, strict=True)
+        ):
             return "the loss of the compiled step is another"
         number = len(current)
         if not are_near(self._after[:number], current, self._before[:number], tolerance):
             return "the compiled step updates parameters, buffers or states otherwise"
+        if not self._has_same_gradients(list(whole.parameters()), len(expected), tolerance):
+            return "the compiled step computes other gradients"
         return ""
+
+    def _has_same_gradients(
+        self, parameters: list[Tensor], num_losses: int, tolerance: float
+    ) -> bool:
+        """Return whether gradients are as those of the eager step, if it has kept them."""
+        function = self._function
+        if function.updates:
+            return True
+        new, added = iter(self._results[num_losses:]), iter(self._added_to)
+        computed, expected, before = [], [], []
+        for parameter, old, gets in zip(
+            parameters, self._gradients, function.gets_gradient, strict=True
+        ):
+            gradient = parameter.grad
+            if gradient is None:
+                if old is not None or gets:
+                    return False
+                continue
+            if old is None and not gets:
+                return False
+            computed.append(next(new) if old is None else next(added))
+            expected.append(gradient)
+            before.append(torch.zeros_like(gradient) if old is None else old)
+        return are_near(computed, expected, before, tolerance)
+
+
+def shared_positions(results: Sequence[Tensor], arguments: Sequence[Tensor]) -> set[int]:
+    """Return the positions of results in the memory of earlier ones or of arguments."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in arguments}
+    positions = set()
+    for position, result in enumerate(results):
+        address = result.untyped_storage().data_ptr()
+        if address in known:
+            positions.add(position)
+        known.add(address)
+    return positions
 
 
 def tolerance_of(tensors: Iterable[Tensor]) -> float:

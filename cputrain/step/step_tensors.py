@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from cputrain.step.batches import layout_of
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 class ModelAndLoss(nn.Module):
     """A model and its loss, as one module."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Any]) -> None:
         super().__init__()
         self.model, self.loss = model, loss
 
-    def forward(self, inputs: Any, targets: tuple[Any, ...]) -> Tensor:
-        """Return the loss of a batch."""
+    def forward(self, inputs: Any, targets: tuple[Any, ...]) -> Any:
+        """Return what the loss function does for a batch."""
         if isinstance(inputs, dict):
             output = self.model(**inputs)
         elif isinstance(inputs, tuple | list):
@@ -76,6 +77,25 @@ class StepTensors:
         """Return the name of a value that is another now; "" if none is known."""
         return self.model.values.difference() or self.optimizer.difference()
 
-    def have_gradients(self) -> bool:
-        """Return whether a parameter has a gradient, to which another would be added."""
-        return any(parameter.grad is not None for parameter in self.model.parameters.values())
+    def gradients(self) -> list[Tensor | None] | None:
+        """Return the gradients of the parameters, to which others are to be added.
+
+        Return None unless each is laid out as its parameter, in memory of its own.
+        """
+        gradients = [parameter.grad for parameter in self.model.parameters.values()]
+        dense = [gradient for gradient in gradients if gradient is not None]
+        if not dense:
+            return gradients
+        if any(
+            gradient is not None
+            and (
+                type(gradient) is not Tensor
+                or gradient.layout is not torch.strided
+                or gradient.requires_grad
+                or gradient.stride() != parameter.stride()
+            )
+            for gradient, parameter in zip(gradients, self.model.parameters.values(), strict=True)
+        ):
+            return None
+        addresses = {gradient.untyped_storage().data_ptr() for gradient in dense}
+        return gradients if len(addresses) == len(dense) else None

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from cputrain.runtime.patching import PACKAGE
+from cputrain.step.losses import Losses
 from cputrain.step.model_tensors import CompileError
 from cputrain.step.traced_update import UpdateFunction, laid_out
 
@@ -48,6 +49,8 @@ class StepFunction:
         state: The tensors of both.
         layout: Layout of batches.
         max_grad_norm: What gradients are clipped to; None for no clipping.
+        has_gradient: Whether each parameter has a gradient before the step.
+        updates: Whether the optimizer takes its step; otherwise gradients are kept.
         is_fused: Whether the optimizer's step is one operator for all parameters, if it has one.
     """
 
@@ -59,24 +62,34 @@ class StepFunction:
         layout: BatchLayout,
         max_grad_norm: float | None,
         *,
+        has_gradient: Sequence[bool],
+        updates: bool,
         is_fused: bool,
     ) -> None:
         self._whole, self._model = whole, state.model
         self._update = UpdateFunction(optimizer, state.optimizer, is_fused=is_fused)
         self._layout, self._max_grad_norm = layout, max_grad_norm
         self._num_update_tensors = len(state.tensors) - len(state.model.tensors)
+        self._has_gradient = has_gradient
+        self.updates = updates
+        """Whether the optimizer takes its step."""
+        self.losses: Losses | None = None
+        """What the loss function has returned."""
+        self.gets_gradient: list[bool] = []
+        """Whether each parameter has its first gradient after the step, behind the losses."""
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Take a step; return the loss and, if gradients are clipped, their norm.
+        """Take a step; return the losses, and the norm of clipped gradients or new gradients.
 
         Args:
-            tensors: Those of StepTensors in their order, and those of a batch.
+            tensors: Those of StepTensors in their order, gradients, and those of a batch.
         """
         model, remaining = self._model, iter(tensors)
         names = list(model.parameters)
         parameters = [next(remaining) for _ in names]
         buffers = {name: next(remaining) for name in model.buffers}
         update_tensors = [next(remaining) for _ in range(self._num_update_tensors)]
+        before = [next(remaining) if has else None for has in self._has_gradient]
         batch = self._layout.fill(list(remaining))
         needed = [parameter.requires_grad for parameter in model.parameters.values()]
         leaves = [
@@ -84,18 +97,31 @@ class StepFunction:
             for parameter, is_needed in zip(parameters, needed, strict=True)
         ]
         with torch.enable_grad():
-            loss = functional_call(
-                self._whole, {**dict(zip(names, leaves, strict=True)), **buffers}, batch
+            self.losses = losses = Losses(
+                functional_call(
+                    self._whole, {**dict(zip(names, leaves, strict=True)), **buffers}, batch
+                )
             )
-            if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            if not losses.trained or any(loss.numel() != 1 for loss in losses.trained):
                 raise CompileError("the loss is no tensor of one number that needs a gradient")
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
-            gradients = iter(torch.autograd.grad(loss.sum(), wanted, allow_unused=True))
-        results = [loss.detach()]
+            gradients = iter(torch.autograd.grad(losses.trained, wanted, allow_unused=True))
+        results = [loss.detach() for loss in losses.tensors]
         updated = [parameter.detach() for parameter in parameters]
-        for parameter, is_needed in zip(updated, needed, strict=True):
+        for parameter, is_needed, old in zip(updated, needed, before, strict=True):
             gradient = next(gradients) if is_needed else None
-            parameter.grad = None if gradient is None else laid_out(gradient, parameter)
+            if gradient is not None:
+                gradient = laid_out(gradient, parameter)
+            if old is not None and gradient is not None:
+                old.add_(gradient)
+            parameter.grad = gradient if old is None else old
+        if not self.updates:
+            new = [
+                parameter.grad if old is None else None
+                for parameter, old in zip(updated, before, strict=True)
+            ]
+            self.gets_gradient = [gradient is not None for gradient in new]
+            return (*results, *(gradient for gradient in new if gradient is not None))
         if self._max_grad_norm is not None:
             results.append(nn.utils.clip_grad_norm_(updated, self._max_grad_norm, foreach=False))
         originals = map(id, model.parameters.values())

@@ -81,6 +81,11 @@ def become(tensor: DeferredTensor, real: Tensor) -> None:
 def fill(tensor: DeferredTensor, value: Tensor) -> None:
     """Give a deferred tensor its numbers; its graph is gone, as after `backward`."""
     tensor.region = None
+    set_numbers(tensor, value)
+
+
+def set_numbers(tensor: DeferredTensor, value: Tensor) -> None:
+    """Give a deferred tensor its numbers, as if it had had them from the beginning."""
     with _without_overrides():
         tensor.copy_(value)
         _set_versions((tensor,), (0,))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from cputrain.step.recorded.arguments import Container, Layout, describe_result
+from cputrain.step.recorded.matching import match_members, match_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from cputrain.step.compiled_step import Compiled
     from cputrain.step.model_tensors import ModelTensors
     from cputrain.step.recorded.noise import Noise
+    from cputrain.step.recorded.region import Region
 
 
 class CallKey(NamedTuple):
@@ -28,8 +32,8 @@ class CallKey(NamedTuple):
     """Tensors of the module; None for a function."""
 
     is_grad_enabled: bool
-    args: Any
-    kwargs: Any
+    args: Container
+    kwargs: Container
 
 
 class Path:
@@ -45,6 +49,11 @@ class Path:
         self, parent: Path | None = None, key: CallKey | None = None, num_results: int = 0
     ) -> None:
         self.parent, self.key = parent, key
+        if key is not None:
+            self._match_args = match_members(key.args.members)
+            self._match_kwargs = match_named(key.kwargs.keys, key.kwargs.members)
+        self.likely: Path | None = None
+        """The path that was deferred last after this one."""
         self.first_result = num_results
         """Index of the first tensor that the last call returns."""
         self.num_results = num_results
@@ -56,6 +65,8 @@ class Path:
         self.children: dict[CallKey, Path] = {}
         self.endings: dict[int, Ending] = {}
         """What is known of `backward` here, by the index of the loss."""
+        self.readings: dict[int, Reading] = {}
+        """What is known of results that are read here, by their index."""
         self.is_ready = False
         """Whether calls may be deferred that far: a path from here is compiled."""
 
@@ -65,6 +76,27 @@ class Path:
         if path is None:
             path = self.children[key] = Path(self, key, self.num_results)
         return path
+
+    def matches(
+        self, region: Region, function: Any, model: ModelTensors | None, args: Any, kwargs: Any
+    ) -> bool:
+        """Return whether a call is the last one of this path; add its tensors to the region if so.
+
+        Some arguments that are equal, such as a zero, are found only by their description.
+        """
+        key = self.key
+        if (
+            key is None
+            or key.function != function
+            or key.model is not model
+            or key.is_grad_enabled is not torch.is_grad_enabled()
+        ):
+            return False
+        size = len(region.batch)
+        if self._match_args(args, region) and self._match_kwargs(kwargs, region):
+            return True
+        del region.batch[size:]
+        return False
 
     def set_result(self, value: Any, known: Callable[[Tensor], int | None]) -> bool:
         """Keep the description of what the call returned; return whether it is the usual one.
@@ -77,6 +109,13 @@ class Path:
             self.num_results = self.first_result + _num_layouts(result)
         return bool(self.result == result)
 
+    def reading(self, index: int) -> Reading:
+        """Return what is known of a result that is read here."""
+        reading = self.readings.get(index)
+        if reading is None:
+            reading = self.readings[index] = Reading()
+        return reading
+
     def calls(self) -> list[Path]:
         """Return the paths from the first call to this one."""
         paths: list[Path] = []
@@ -86,6 +125,10 @@ class Path:
             path = path.parent
         return paths[::-1]
 
+    def keys(self) -> list[CallKey]:
+        """Return the calls."""
+        return [path.key for path in self.calls() if path.key is not None]
+
     def be_ready(self) -> None:
         """Have calls deferred that far."""
         path: Path | None = self
@@ -94,28 +137,41 @@ class Path:
             path = path.parent
 
 
-class Ending:
-    """`backward` at the end of a path: how often it was seen, and the function compiled for it."""
+class RecordedFunction:
+    """A function compiled for the calls of a path, and how often these were seen before."""
 
     def __init__(self) -> None:
         self.num_seen = 0
         self.num_failed = 0
         """Number of proofs that failed."""
+        self.future: Future[Compiled] | None = None
+        self.weights: list[Tensor] = []
+        """Parameters of models, and others."""
+        self.buffers: list[Tensor] = []
+        """Buffers of models."""
+        self.tensors: list[Tensor] = []
+        """Arguments of the compiled function, without those of the batch: both of these."""
+        self.run: Compiled | None = None
+        """The compiled function, once it was proved."""
+
+
+class Ending(RecordedFunction):
+    """`backward` at the end of a path: a function of its results and gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.returned: set[int] = set()
         """Indices of results that the script still has when `backward` is called."""
-        self.future: Future[Compiled] | None = None
-        self.models: list[ModelTensors] = []
-        self.weights: list[Tensor] = []
-        """Parameters of models, and others, that get gradients."""
-        self.tensors: list[Tensor] = []
-        """Arguments of the compiled function, without those of the batch."""
-        self.buffers: list[Tensor] = []
         self.order: Sequence[int] = ()
         """Indices of the results that it returns, behind the loss."""
         self.shared: set[int] = set()
         """Positions of gradients whose memory other results or arguments have, too."""
-        self.run: Compiled | None = None
-        """The compiled function, once it was proved."""
+        self.trained: list[Tensor] = []
+        """Weights that get gradients."""
+
+
+class Reading(RecordedFunction):
+    """A result that the script reads before the last call: a function of its numbers."""
 
 
 def _num_layouts(result: Any) -> int:

@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from collections import Counter
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from cputrain.runtime.root_forward import within_call
-from cputrain.step.background import compile_in_background
-from cputrain.step.compiled_step import find_cpp_compiler, replay
+from cputrain.step.background import only_tracer
 from cputrain.step.contest import Contest
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.arguments import (
@@ -25,25 +23,26 @@ from cputrain.step.recorded.arguments import (
     new_tensors,
     restore,
 )
+from cputrain.step.recorded.compiling import compile_ending, compile_reading
 from cputrain.step.recorded.deferred import (
     DeferredTensor,
     become,
     fill,
     real_of,
+    set_numbers,
     value_of,
 )
 from cputrain.step.recorded.functions import DESCRIBE, READ, VALUE, describe_layout, name_of
-from cputrain.step.recorded.gradient_function import GradientFunction
-from cputrain.step.recorded.gradient_proof import GradientProof
 from cputrain.step.recorded.path import CallKey, Ending, Path
+from cputrain.step.recorded.proof import GradientProof, is_read_value
 from cputrain.step.recorded.region import Region
-from cputrain.step.script_values import ScriptValues
 from cputrain.step.torch_state import torch_state
-from cputrain.step.traced_step import trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from cputrain.step.recorded.path import RecordedFunction
 
 NUM_SEEN = 3
 """How often the same calls are seen before they are compiled."""
@@ -105,9 +104,9 @@ class Recorder:
         while paths:
             path = paths.pop()
             paths += path.children.values()
-            for ending in path.endings.values():
-                if ending.future is not None:
-                    ending.future.exception()
+            for function in (*path.endings.values(), *path.readings.values()):
+                if function.future is not None:
+                    function.future.exception()
 
     # models
 
@@ -218,6 +217,10 @@ class Recorder:
         region = self._region
         if region is None or threading.get_ident() != self._thread:
             return _call_computed(function, args, kwargs)
+        if region.is_pending:
+            path = region.path.likely
+            if path is not None and path.matches(region, function, None, args, kwargs):
+                return region.defer(path)
         if function in DESCRIBE and args and type(args[0]) is DeferredTensor:
             return describe_layout(function, args, kwargs)
         if function is BACKWARD and args[0].region is region:
@@ -234,14 +237,13 @@ class Recorder:
             path = self._child(region, function, None, args, kwargs)
             if path is not None:
                 return region.defer(path)
-            if reads and self._run_for(region, args[0].position):
+            if reads and (self._read(region, args[0]) or self._run_for(region, args[0].position)):
                 return function(value_of(args[0]), *args[1:], **kwargs)
             self._compute(region)
         if region.reason:
             return _call_computed(function, args, kwargs)
         if reads:
-            region.reads.add(args[0].position)
-            region.read_path = region.path
+            region.note_read(args[0])
             return _call_computed(function, args, kwargs)
         return self._observe(region, function, None, args, kwargs, function)
 
@@ -254,6 +256,9 @@ class Recorder:
         kwargs: dict[str, Any],
     ) -> Path | None:
         """Return the path with this call, if it is ready."""
+        likely = region.path.likely
+        if likely is not None and likely.matches(region, function, tensors, args, kwargs):
+            return likely
         size = len(region.batch)
         try:
             key = _key(region, function, tensors, args, kwargs)
@@ -263,6 +268,7 @@ class Recorder:
         if path is None or not path.is_ready:
             del region.batch[size:]
             return None
+        region.path.likely = path
         return path
 
     def _observe(
@@ -275,8 +281,6 @@ class Recorder:
         call: Callable[..., Any],
     ) -> Any:
         """Make a call, and add it to the region."""
-        if region.read_path is not None and region.read_path is not region.path:
-            region.reason = "a result is read before the loss is complete"
         random_state = torch.get_rng_state()
         try:
             key = _key(region, function, tensors, args, kwargs)
@@ -335,8 +339,6 @@ class Recorder:
         self, region: Region, loss: DeferredTensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         real = real_of(loss)
-        if not region.reason and region.read_path not in {None, region.path}:
-            region.reason = "a result is read before the loss is complete"
         if not region.reason and (not real.requires_grad or real.numel() != 1):
             region.reason = "the loss is no tensor of one number that needs a gradient"
         if any(tensor._version != version for tensor, version in region.versions):
@@ -357,9 +359,7 @@ class Recorder:
             ending = path.endings[loss.position]
             difference = proof.difference(real)
             if difference:
-                ending.num_failed += 1
-                if ending.num_failed == MAX_FAILED:
-                    self.end(difference)
+                self._count_failed(ending, difference)
             else:
                 self._unproved -= 1
                 assert ending.future is not None
@@ -375,7 +375,7 @@ class Recorder:
             ending = path.endings[loss] = Ending()
         ending.num_seen += 1
         if ending.future is None:
-            ending.returned |= {tensor.position for tensor in region.alive()} | region.reads
+            ending.returned |= region.returned()
             if ending.num_seen < NUM_SEEN:
                 if ending.num_seen == 1:
                     self._refuse("", "calls differ from step to step")
@@ -383,64 +383,85 @@ class Recorder:
             if min(self._seconds) > MAX_SECONDS:
                 self.end("steps are long enough that Python is not what they wait for")
                 return None
-            try:
-                self._compile(region, loss, ending)
-            except CompileError as error:
-                self.end(str(error))
-            return None
-        if not ending.future.done() or ending.run is not None:
-            return None
-        if any(id(buffer) not in region.buffers_before for buffer in ending.buffers):
-            return None
+        for early_path, index in region.early_reads():
+            early_path.reading(index).num_seen += 1
         try:
+            with only_tracer() as is_only:
+                if is_only:
+                    self._compile(region, loss, ending)
+            are_proved = self._prove_reads(region)
+            if not are_proved or ending.run is not None or not _is_compiled(ending):
+                return None
+            if any(id(buffer) not in region.buffers_before for buffer in ending.buffers):
+                return None
             return GradientProof(ending, region)
         except CompileError as error:
             self.end(str(error))
             return None
 
     def _compile(self, region: Region, loss: int, ending: Ending) -> None:
+        """Compile what was seen often enough. Raises CompileError."""
+        if ending.future is None:
+            self._count_compiled("calls differ from step to step")
+            compile_ending(region, loss, ending)
+        for path, index in region.early_reads():
+            reading = path.reading(index)
+            if reading.future is None and reading.num_seen >= NUM_SEEN:
+                self._count_compiled("results that are read differ from step to step")
+                compile_reading(region, path, index, reading)
+
+    def _prove_reads(self, region: Region) -> bool:
+        """Prove what was compiled for results that are read before the last call.
+
+        Return whether all of them are proved. Raises CompileError.
+        """
+        are_proved = True
+        for path, index in region.early_reads():
+            reading = path.reading(index)
+            if (
+                reading.run is None
+                and _is_compiled(reading)
+                and all(id(buffer) in region.buffers_before for buffer in reading.buffers)
+            ):
+                if is_read_value(reading, region, path, index):
+                    self._unproved -= 1
+                    assert reading.future is not None
+                    reading.run = reading.future.result()
+                else:
+                    self._count_failed(reading, "a compiled result is another")
+            are_proved = are_proved and reading.run is not None
+        return are_proved
+
+    def _count_compiled(self, reason: str) -> None:
+        """Count a function that is to be compiled. Raises CompileError if there are too many."""
         if self._num_compiled_paths == MAX_COMPILED:
-            raise CompileError("calls differ from step to step")
+            raise CompileError(reason)
         self._num_compiled_paths += 1
-        calls = region.path.calls()
-        models = {
-            id(path.key.model): path.key.model for path in calls if path.key and path.key.model
-        }
-        ending.models = list(models.values())
-        weights = {
-            id(weight): weight for model in ending.models for weight in model.parameters.values()
-        } | region.weights
-        buffers = {id(each): each for model in ending.models for each in model.buffers.values()}
-        ending.weights, ending.buffers = list(weights.values()), list(buffers.values())
-        ending.tensors = [*ending.weights, *ending.buffers]
-        ending.order = sorted(ending.returned - {loss})
-        tensors = [*ending.tensors, *region.batch]
-        function = GradientFunction(region.path, loss, ending, len(region.batch))
-        modules = [
-            each
-            for path in calls
-            if path.key and path.key.model
-            for each in path.key.function.modules()
-        ]
-        with within_call():
-            graph = trace(function, tensors, ScriptValues(modules, ()))
-            noise = function.noise
-            if region.random_states:
-                if len(list(filter(None, noise))) != len(region.random_states):
-                    raise CompileError("a call draws random numbers that are not seen")
-                tensors += [each.memory() for drawn in noise for each in drawn]
-                graph = trace(function, tensors, ScriptValues(modules, ()))
-        for path, drawn in zip(calls, noise, strict=True):
-            path.noise = drawn
-        ending.weights = [
-            weight for weight, has in zip(ending.weights, function.has_gradient, strict=True) if has
-        ]
-        if find_cpp_compiler() is None:
-            ending.future = Future()
-            ending.future.set_result(replay(graph))
-        else:
-            ending.future = compile_in_background(graph, tensors)
         self._unproved += 1
+
+    def _count_failed(self, function: RecordedFunction, difference: str) -> None:
+        """Count a proof that has failed; end recording after some."""
+        function.num_failed += 1
+        if function.num_failed == MAX_FAILED:
+            self.end(difference)
+
+    def _read(self, region: Region, tensor: DeferredTensor) -> bool:
+        """Give a result its numbers because it is read; return False if nothing is compiled."""
+        index, path = tensor.position, region.path
+        if region.served.get(index) is path:
+            return True
+        reading = path.readings.get(index)
+        if reading is None or reading.run is None:
+            return False
+        _check_versions(region)
+        try:
+            with torch.no_grad():
+                [value] = reading.run([*reading.tensors, *region.batch, *region.numbers])
+        except (RuntimeError, IndexError):
+            return False  # the script's calls will explain it
+        set_numbers(tensor, value)
+        region.served[index] = path
+        return True
 
     def _run(self, region: Region, loss: int, ending: Ending) -> bool:
         """Run the compiled function of a region; return False if there is none for it."""
@@ -451,8 +472,7 @@ class Recorder:
         if any(tensor.position != loss and tensor.position not in known for tensor in alive):
             self._refuse("results are kept that were not kept before")
             return False
-        if any(tensor._version != version for tensor, version in region.versions):
-            raise RuntimeError(CHANGED)
+        _check_versions(region)
         try:
             with torch.no_grad():
                 results = ending.run([*ending.tensors, *region.batch, *region.numbers])
@@ -472,7 +492,7 @@ class Recorder:
     def _assign(self, region: Region, ending: Ending | None) -> None:
         """Give the weights their gradients."""
         assert ending is not None
-        for position, weight in enumerate(ending.weights):
+        for position, weight in enumerate(ending.trained):
             gradient = region.gradients[position]
             if weight.grad is None:
                 weight.grad = gradient.clone() if position in ending.shared else gradient
@@ -516,6 +536,9 @@ class Recorder:
             kwargs = restore(key.kwargs, region.batch, results, region.weights)
             if path.noise:
                 torch.set_rng_state(next(random_states))
+            if self._unproved and key.model is not None:
+                for buffer in key.model.buffers.values():
+                    region.buffers_before.setdefault(id(buffer), buffer.clone())
             with torch.set_grad_enabled(key.is_grad_enabled):
                 if key.model is None:
                     value = key.function(*args, **kwargs)
@@ -562,6 +585,16 @@ class Recorder:
     def end(self, reason: str) -> None:
         """End recording: all regions are as the script writes them."""
         self.end_reason = self.end_reason or reason
+
+
+def _is_compiled(function: RecordedFunction) -> bool:
+    return function.future is not None and function.future.done()
+
+
+def _check_versions(region: Region) -> None:
+    """Raise an error if the script has changed what a deferred call was to read."""
+    if any(tensor._version != version for tensor, version in region.versions):
+        raise RuntimeError(CHANGED)
 
 
 def _key(

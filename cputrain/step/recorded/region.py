@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
-from cputrain.step.recorded.arguments import make_result
-from cputrain.step.recorded.deferred import make_deferred, wrap
+from cputrain.step.recorded.arguments import Layout, make_result
+from cputrain.step.recorded.deferred import make_deferred, real_of, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from torch import Tensor
-
-    from cputrain.step.recorded.arguments import Layout
     from cputrain.step.recorded.deferred import DeferredTensor
     from cputrain.step.recorded.path import Ending, Path
+
+
+class ReadValue(NamedTuple):
+    """A result of a region that the script read."""
+
+    tensor: Tensor
+    num_batch: int
+    """Number of tensors of the batch among the arguments until then."""
 
 
 class Region:
@@ -53,10 +59,10 @@ class Region:
         """What it returned for the weights."""
         self.buffers_before: dict[int, Tensor] = {}
         """Copies of models' buffers from before the calls, by their id."""
-        self.reads: set[int] = set()
-        """Results that the script read."""
-        self.read_path: Path | None = None
-        """The calls before the last of these."""
+        self.served: dict[int, Path] = {}
+        """Results whose numbers are there while calls are pending, and the calls before them."""
+        self.read_values: dict[tuple[Path, int], ReadValue] = {}
+        """Results that the script read, by the calls before and their index."""
         self.reason = ""
         """Why the region cannot be compiled; "" if it can."""
         self.start = 0.0
@@ -72,7 +78,10 @@ class Region:
         if path.noise:
             self.random_states.append(torch.get_rng_state())
             self.numbers += [noise.draw() for noise in path.noise]
-        return make_result(path.result, self._make, self.get)
+        result = path.result
+        if type(result) is Layout:  # it nearly always is
+            return self._make(result)
+        return make_result(result, self._make, self.get)
 
     def _make(self, layout: Layout) -> Tensor:
         tensors = self._tensors
@@ -96,6 +105,20 @@ class Region:
             return tensor
 
         return make_result(path.result, make, self.get)
+
+    def note_read(self, tensor: DeferredTensor) -> None:
+        """Remember that the script reads a result, which has been computed."""
+        value = ReadValue(real_of(tensor).detach().clone(), len(self.batch))
+        self.read_values[self.path, tensor.position] = value
+
+    def early_reads(self) -> list[tuple[Path, int]]:
+        """Return which results were read before the last call."""
+        return [key for key in self.read_values if key[0] is not self.path]
+
+    def returned(self) -> set[int]:
+        """Return the indices of results that the script has, or has read since the last call."""
+        read = {index for path, index in self.read_values if path is self.path}
+        return read | {tensor.position for tensor in self.alive()}
 
     def compute(self) -> None:
         """Make the deferred calls."""
@@ -128,4 +151,4 @@ class Region:
             tensor.region = None
         self.batch, self.weights, self.model_calls = [], {}, []
         self.numbers, self.random_states, self.versions = [], [], []
-        self.gradients, self.buffers_before = [], {}
+        self.gradients, self.buffers_before, self.read_values = [], {}, {}
