@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cputrain.counting import counted
-from cputrain.runtime.patching import never_compile
+from cputrain.runtime.patching import never_compile, uncounted
 from cputrain.runtime.root_forward import root_forward_of
 
 TYPE_CHECKING = False
@@ -16,11 +16,15 @@ class RecordedSteps:
 
     def __init__(self, torch: ModuleType) -> None:
         from cputrain.step.recorded.recorder import Recorder
+        from cputrain.step.recorded.unseen import UnseenFunctions
         from cputrain.step.recorded.updates import Updates
 
         self._torch = torch
         self.recorder, self._updates = Recorder(), Updates()
+        self._unseen = UnseenFunctions(lambda: self.recorder.is_pending, self.recorder.settle)
         never_compile(Recorder.before_step)
+        for function in (Recorder.call_model, Recorder._observe_model, Recorder._observe):
+            uncounted(function)
         self._record()
 
     def _record(self) -> None:
@@ -28,12 +32,19 @@ class RecordedSteps:
 
         self._root_forward = root_forward_of(self._torch)
         self._root_forward.add(self.recorder.call_model)
+        self._root_forward.on_compile(self._leave)
         self._hook = register_optimizer_step_pre_hook(self.recorder.before_step)
 
     def redo(self) -> None:
         """Record again after `undo`, with what was compiled before."""
         self._updates.redo()
+        self._unseen.redo()
         self._record()
+
+    def _leave(self) -> None:
+        """End recording for a script that compiles functions by itself."""
+        self.recorder.leave()
+        self._updates.undo()
 
     def describe(self) -> str:
         """Return how many backward passes were compiled, or why none was."""
@@ -52,3 +63,4 @@ class RecordedSteps:
         self._root_forward.remove(self.recorder.call_model)
         self._hook.remove()
         self._updates.undo()
+        self._unseen.undo()

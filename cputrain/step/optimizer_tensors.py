@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ class OptimizerTensors:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        self._get_optimizer = weakref.ref(optimizer)  # what is kept for it would keep it
         self.groups = [
             {name: value for name, value in group.items() if name not in {"params", "lr"}}
             for group in optimizer.param_groups
@@ -73,7 +74,10 @@ class OptimizerTensors:
 
     def is_current(self) -> bool:
         """Return whether all are as they were; learning rates may be others, and are copied."""
-        states = self._optimizer.state
+        optimizer = self._get_optimizer()
+        if optimizer is None:
+            return False
+        states = optimizer.state
         if len(states) != self._num_states:
             return False
         for parameter, values in self._dicts:
@@ -82,7 +86,7 @@ class OptimizerTensors:
         for values, name, value in self._places:
             if values.get(name) is not value:
                 return False
-        groups = self._optimizer.param_groups
+        groups = optimizer.param_groups
         if len(groups) != len(self.groups):
             return False
         for number, group in enumerate(groups):
@@ -104,7 +108,8 @@ class OptimizerTensors:
 
     def difference(self) -> str:
         """Return the name of an option that is another now; "" if none is known."""
-        for options, group in zip(self.groups, self._optimizer.param_groups, strict=False):
+        groups = getattr(self._get_optimizer(), "param_groups", ())
+        for options, group in zip(self.groups, groups, strict=False):
             for name, value in options.items():
                 if group.get(name) != value:
                     return f"the option {name} of the optimizer"

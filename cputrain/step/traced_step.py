@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from contextlib import contextmanager
 from os.path import dirname, join
 from traceback import extract_tb
@@ -141,7 +142,7 @@ def trace(
     """
     random_state, numbers = torch.get_rng_state(), _random_numbers()
     try:
-        with _compiling():
+        with _compiling(), _without_warnings():
             graph = make_fx(function, tracing_mode="fake")(*tensors)
     except CompileError:
         raise
@@ -200,3 +201,18 @@ def _compiling() -> Iterator[None]:
         yield
     finally:
         compiler._is_compiling_flag = before
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Show no warnings of a forward: it has shown them when it was called before.
+
+    What `warnings.catch_warnings` does would have later ones shown twice.
+    """
+    module: Any = warnings
+    before = module._showwarnmsg
+    module._showwarnmsg = lambda _: None
+    try:
+        yield
+    finally:
+        module._showwarnmsg = before

@@ -98,6 +98,15 @@ def exact(
 
 
 @pytest.fixture(scope="session")
+def recorded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ran]:
+    """Under a launch that records steps, which replays operators where there is no compiler."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return run_scripts(request, folder, *LAUNCH, "--quiet", "--record-step=auto", CXX="none")
+
+
+@pytest.fixture(scope="session")
 def divided(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ran]:
@@ -151,6 +160,18 @@ def compare(ours: Path, theirs: Path) -> None:
         if isinstance(value, torch.Tensor):
             assert value.stride() == other.stride()
             assert torch.allclose(value.double(), other.double(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", cases(NAMES, SHORT))
+def test_a_script_does_not_notice_that_its_steps_are_recorded(
+    name: str, python: dict[str, Ran], recorded: dict[str, Ran]
+) -> None:
+    theirs, ours = python[name], recorded[name]
+    assert ours.code == "0", ours.err
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-3, abs=1e-6)
+    assert ours.said == theirs.said
+    assert ours.files() == theirs.files()
+    assert "cputrain" not in ours.err
 
 
 @pytest.mark.parametrize("name", cases(NAMES, SHORT))

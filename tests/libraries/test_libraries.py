@@ -50,7 +50,13 @@ PLANS = {
 }  # fmt: skip
 """On machines without bf16 and with a single core, too."""
 
-OPTIONS = {"default": (), "channels_last": ("--channels-last=on",), "compile": ("--compile=on",)}
+OPTIONS = {
+    "default": (), "channels_last": ("--channels-last=on",), "compile": ("--compile=on",),
+    "record_step": ("--record-step=auto",),
+}  # fmt: skip
+
+CHANGES = {"record_step": {"CXX": "none"}}
+"""Environment variables: without a compiler, operators are replayed after the third step."""
 
 COMPILED = ("accelerate_plain", "torch_func")
 """Scripts that are run with compiled models: Inductor takes minutes for the others together."""
@@ -142,7 +148,7 @@ def under(
         else:
             names = list(COMPILED) if way == "compile" else names
             before = (*LAUNCH, "--quiet", *OPTIONS[way])
-            ways[way] = run_all(folder, every(names), *before)
+            ways[way] = run_all(folder, every(names), *before, **CHANGES.get(way, {}))
     return ways[way]
 
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import math
+import pickle
 import random
 import re
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn, optim
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import cputrain.step.recorded.recorder as module
 from cputrain.runtime.recorded_steps import RecordedSteps
@@ -98,7 +106,7 @@ CHOICES: dict[str, list[Any]] = {
         "no", "no", "no", "no", "accumulate", "evaluate", "evaluate with gradients", "short batch",
         "exception", "copy", "save", "factor", "hook", "gradients", "retain", "freeze", "autocast",
         "penalty", "two losses", "two backwards", "no grad", "forward only", "data changes",
-        "double", "train mode", "draws between", "output later", "early stop",
+        "double", "train mode", "draws between", "output later", "early stop", "autocast later",
     ],
 }  # fmt: skip
 
@@ -143,7 +151,10 @@ class Loop:
             logits = output[0] if isinstance(output, tuple) else output
             if choices["log"] == "several reads":
                 log.append(float(logits.detach().abs().mean()))
-            loss = self.loss(model, output, y)
+            with torch.autocast("cpu", enabled=extra == "autocast later" and step > 20):
+                loss = self.loss(model, output, y)
+                if extra == "autocast later":
+                    log.append(str(F.linear(logits, torch.ones(3, 4)).dtype))
             if choices["log"] == "several reads":
                 log.append(loss.item())
                 with torch.no_grad():
@@ -705,3 +716,228 @@ def test_modules_of_the_script_are_not_patched_while_inductor_compiles() -> None
         make_fx(function)(torch.ones(3))
     assert seen[0] is not call  # as torch has it
     assert seen[1] is call
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, with the gradient of what does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * x.cos()
+
+
+def dlpack(tensor: Tensor) -> Tensor:
+    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(tensor.detach()))
+
+
+USES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "tensor": lambda _, loss: torch.tensor(loss.detach()),
+    "tensor of a list": lambda _, loss: torch.tensor([loss, 2.0]),
+    "as_tensor": lambda output, _: torch.as_tensor(output.detach()) * 1.0,
+    "asarray": lambda output, _: torch.asarray(output.detach()) * 1.0,
+    "scalar_tensor": lambda _, loss: torch.scalar_tensor(loss.detach()),
+    "full": lambda _, loss: torch.full((2,), loss.detach()),
+    "arange": lambda output, _: torch.arange(output.detach().abs().sum().long()),
+    "sparse": lambda output, _: torch.sparse_coo_tensor(
+        torch.tensor([[0, 1]]), output.detach()[0, :2], (4,)
+    ).to_dense(),
+    "new_tensor": lambda output, loss: torch.ones(2).new_tensor([loss, output.detach()[0, 0]]),
+    "new_full": lambda _, loss: torch.ones(2).new_full((3,), loss.detach()),
+    "set_": lambda output, _: torch.ones(2).set_(output.detach()).clone(),
+    "dlpack": lambda output, _: dlpack(output).clone(),
+    "numpy": lambda output, loss: [np.asarray(output.detach()) + 0, np.mean([loss.detach()] * 2)],
+    "parameter": lambda output, _: nn.Parameter(output.detach().mean(0)).sum(),
+    "function": lambda output, _: Straight.apply(output * 3).sum(),
+    "gradient": lambda output, loss: torch.autograd.grad(loss, output, retain_graph=True),
+    "of a list": lambda output, loss: [max([loss, loss * 2]), sum([loss, output.sum()])],
+    "math": lambda _, loss: [math.sqrt(loss), abs(loss), loss < 3, range(int(loss) + 2)],
+    "iterated": lambda output, _: [row.sum() for row in output],
+    "vmap": lambda output, _: torch.func.vmap(torch.sum)(output),
+    "checkpoint": lambda output, _: checkpoint(torch.tanh, output, use_reentrant=True).sum(),
+    "scripted": lambda output, _: torch.jit.script(nn.Softplus())(output),
+    "type": lambda output, _: [output.type(), isinstance(output, Tensor), torch.is_tensor(output)],
+    "storage": lambda output, _: output.detach().untyped_storage().nbytes(),
+    "copied": lambda output, _: copy.copy(output.detach()),
+    "pickled": lambda output, _: pickle.loads(pickle.dumps(output.detach())),
+    "shared": lambda output, _: output.detach().clone().share_memory_(),
+    "indexed": lambda output, _: torch.arange(9)[output.argmax(1)],
+    "size": lambda output, _: torch.zeros(output.argmax(1)[0] + 1),
+}  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [plain(member) for member in value]
+    if isinstance(value, Tensor):
+        return [value.requires_grad, tuple(value.shape), value.tolist()]
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.usefixtures("_replayed")
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", USES)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_what_functions_in_c_read_is_there(name: str, is_first: bool) -> None:
+    """Between the model's call and backward, in every step or for the first time in the 25th."""
+
+    def run(wait: Callable[[], None] = lambda: None) -> list[Any]:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        log = []
+        for step in range(30):
+            optimizer.zero_grad()
+            output = model(torch.randn(6, 8))
+            loss = output.square().mean()
+            if is_first or step >= 25:
+                log.append(plain(USES[name](output, loss)))
+            loss.backward()
+            optimizer.step()
+            log.append(loss.item())
+            wait()
+        return log
+
+    expected = run()
+    steps = RecordedSteps(torch)
+    try:
+        found = run(steps.recorder.wait)
+        assert str(type(nn.Parameter(torch.ones(2)))) == str(nn.Parameter)
+    finally:
+        steps.undo()
+    assert_near(found, expected)
+    assert is_first or steps.recorder.num_compiled > 15, steps.recorder.end_reason
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    if isinstance(expected, list):
+        assert len(found) == len(expected)
+        for member, wanted in zip(found, expected, strict=True):
+            assert_near(member, wanted)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=2e-4, abs=2e-5)
+    else:
+        assert found == expected
+
+
+@pytest.mark.usefixtures("_replayed")
+@pytest.mark.parametrize("num_steps", [2, 12])
+def test_models_that_the_script_lets_go_are_let_go(num_steps: int) -> None:
+    steps = RecordedSteps(torch)
+    try:
+        for _ in range(3):
+            model = mlp()
+            optimizer = optim.Adam(model.parameters())
+            for _ in range(num_steps):
+                loss = model(torch.randn(6, 8)).square().mean()
+                loss.backward()
+                optimizer.step()
+            model(torch.randn(6, 8))
+            references = [weakref.ref(model), weakref.ref(model[0].weight)]  # type: ignore[index]
+            del model, optimizer, loss
+            gc.collect()
+            assert [reference() for reference in references] == [None, None]
+        assert num_steps == 2 or steps.recorder.num_compiled > 15
+    finally:
+        steps.undo()
+
+
+@pytest.mark.usefixtures("_replayed")
+def test_backward_of_torch_autograd_is_that_of_a_tensor() -> None:
+    def run() -> list[float]:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        losses = []
+        for step in range(30):
+            optimizer.zero_grad()
+            loss = model(torch.randn(6, 8)).square().mean()
+            if step % 5 == 4:
+                torch.autograd.backward([loss])
+            else:
+                loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    expected = run()
+    steps = RecordedSteps(torch)
+    try:
+        assert run() == pytest.approx(expected, rel=1e-4)
+        assert steps.recorder.num_compiled > 10
+    finally:
+        steps.undo()
+
+
+class Triples(TorchFunctionMode):
+    """Multiplies products by three, which tells whether they were computed in it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 3 if func in {torch.mul, Tensor.mul, F.linear} else result
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "no autocast": lambda: torch.autocast("cpu", enabled=False),
+    "function mode": Triples,
+    "anomalies": torch.autograd.detect_anomaly,
+    "saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "device": lambda: torch.device("cpu"),
+}
+
+
+@pytest.mark.usefixtures("_replayed")
+@pytest.mark.parametrize("place", ["loss", "metric", "backward", "step"])
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Converting a tensor")
+def test_modes_hold_for_the_calls_within_them(name: str, place: str) -> None:
+    """Deferred calls, too, are made as they were written, in whatever mode they are needed."""
+
+    def mode(at: str, step: int) -> Any:
+        return MODES[name]() if at == place and step >= 20 else nullcontext()
+
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        optimizer = optim.SGD(model.parameters(), 0.05)
+        log: list[Any] = []
+        for step in range(30):
+            with mode("step", step):
+                optimizer.zero_grad()
+                output = model(torch.randn(6, 8))
+                loss = output.square().mean()
+                with mode("loss", step):
+                    extra = F.linear(output, torch.full((3, 4), 1.01)).float().sum() * 1e-3
+                log += [str(extra.dtype), extra.requires_grad]
+                if extra.requires_grad:
+                    loss = loss + extra
+                with mode("metric", step):
+                    size = torch.mul(output, output).sum()
+                log += [str(size.dtype), size.requires_grad, size.item()]
+                del size
+                with mode("backward", step):
+                    try:
+                        loss.backward()
+                    except RuntimeError as error:
+                        log.append(str(error)[:60])
+                optimizer.step()
+                log.append(float(loss))
+        return log
+
+    expected = run()
+    steps = RecordedSteps(torch)
+    try:
+        assert_near(run(), expected)
+    finally:
+        steps.undo()
+    assert steps.recorder.num_compiled > 10, steps.recorder.end_reason

@@ -61,7 +61,7 @@ def compile_reading(region: Region, path: Path, index: int, reading: Reading) ->
 
 def _gather(function: RecordedFunction, path: Path, region: Region) -> None:
     """Have a function take the tensors of the models of a path, and the region's weights."""
-    models = {id(key.model): key.model for key in path if key.model}
+    models = {id(key.model): key.model for key in path.call_keys() if key.model}
     weights = {
         id(weight): weight for model in models.values() for weight in model.parameters.values()
     } | region.weights
@@ -71,6 +71,7 @@ def _gather(function: RecordedFunction, path: Path, region: Region) -> None:
 
 
 def _trace(function: RecordedCalls, path: Path, tensors: list[Tensor]) -> GraphModule:
-    modules = [module for key in path if key.model for module in key.function.modules()]
+    models = [key.function() for key in path.call_keys() if key.model]
+    modules = [module for model in models for module in model.modules()]
     with within_call():
         return trace(function, tensors, ScriptValues(modules, ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,5 +60,7 @@ def describe_layout(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function or of the class of a module."""
+    """Return the name of a function, or of the class of a module that a weak reference is to."""
+    if isinstance(function, weakref.ref):
+        function = function()
     return getattr(function, "__name__", None) or type(function).__name__

@@ -10,11 +10,12 @@ from cputrain.step.recorded.arguments import Container, Layout, describe_result
 from cputrain.step.recorded.matching import match_members, match_named
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from typing import Any
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from cputrain.step.compiled_step import Compiled
     from cputrain.step.model_tensors import ModelTensors
@@ -26,7 +27,7 @@ class CallKey(NamedTuple):
     """A call of a model or of a function of torch: what is called, and its arguments."""
 
     function: Any
-    """A function of torch, or the module."""
+    """A function of torch, or a weak reference to the module."""
 
     model: ModelTensors | None
     """Tensors of the module; None for a function."""
@@ -125,9 +126,18 @@ class Path:
             path = path.parent
         return paths[::-1]
 
-    def keys(self) -> list[CallKey]:
+    def call_keys(self) -> list[CallKey]:
         """Return the calls."""
         return [path.key for path in self.calls() if path.key is not None]
+
+    def forget(self, model: weakref.ref[nn.Module]) -> None:
+        """Remove calls of a model that is gone, and what follows them."""
+        kept = {key: path for key, path in self.children.items() if key.function is not model}
+        if self.likely is not None and self.likely not in kept.values():
+            self.likely = None
+        self.children = kept
+        for path in kept.values():
+            path.forget(model)
 
     def be_ready(self) -> None:
         """Have calls deferred that far."""

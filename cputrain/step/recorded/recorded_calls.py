@@ -144,7 +144,7 @@ def _call(path: Path, batch: Any, results: list[Tensor], tensors: dict[int, Tens
                 name: tensors[id(tensor)]
                 for name, tensor in (*key.model.parameters.items(), *key.model.buffers.items())
             }
-            value = functional_call(key.function, named, args, kwargs)
+            value = functional_call(key.function(), named, args, kwargs)
     result = describe_result(value, lambda tensor: _index_of(tensor, results), is_traced=True)
     if _without_names(result) != _without_names(path.result):
         raise CompileError("a call returns something else when it is traced")

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +37,8 @@ from cputrain.step.recorded.functions import DESCRIBE, READ, VALUE, describe_lay
 from cputrain.step.recorded.path import CallKey, Ending, Path
 from cputrain.step.recorded.proof import GradientProof, is_read_value
 from cputrain.step.recorded.region import Region
-from cputrain.step.torch_state import torch_state
+from cputrain.step.recorded.unseen import UNSEEN, computed
+from cputrain.step.torch_state import in_modes, torch_modes, torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +83,7 @@ class Recorder:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._roots: dict[Any, Path] = {}
-        self._states: dict[int, list[ModelTensors]] = {}
+        self._models: dict[int, _Model] = {}
         self._trained: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._region: Region | None = None
         self._reasons: Counter[str] = Counter()
@@ -97,6 +99,11 @@ class Recorder:
         self.end_reason = ""
         """Why recording has ended; "" if it has not."""
         DeferredTensor.call = self.call
+
+    @property
+    def is_pending(self) -> bool:
+        """Return whether calls were deferred that are not made yet."""
+        return self._region is not None and self._region.is_pending
 
     def wait(self) -> None:
         """Wait until what is being compiled is compiled."""
@@ -129,14 +136,17 @@ class Recorder:
             region = self._begin()
             if region is None:
                 return call(model, *args, **kwargs)
+        if torch_modes() != region.modes:
+            self._pause(region)
         if region.ran is not None:
             self._revert(region)
         if region.is_pending:
-            tensors = self._current_state(model)
-            if tensors is not None:
-                path = self._child(region, model, tensors, args, kwargs)
+            known = self._models.get(id(model))
+            tensors = None if known is None else known.current_state()
+            if known is not None and tensors is not None:
+                path = self._child(region, known.reference, tensors, args, kwargs)
                 if path is not None:
-                    region.model_calls.append(call)
+                    region.model_calls.append(partial(call, model))
                     region.watch(tensors.parameters.values())
                     return region.defer(path)
             self._compute(region)
@@ -152,7 +162,7 @@ class Recorder:
             root = self._roots[state] = Path()
         if root.is_ready and not self._contest.is_over and not self._contest.begin():
             return None
-        region = self._region = Region(root, self._compute)
+        region = self._region = Region(root, state, self._compute, self._lose)
         region.start = time.perf_counter()
         return region
 
@@ -163,29 +173,28 @@ class Recorder:
             self._trained[model] = is_trained
         return is_trained
 
-    def _current_state(self, model: nn.Module) -> ModelTensors | None:
-        """Return the state of a model among those seen; None if it is a new one."""
-        states = self._states.get(id(model), ())
-        return next((state for state in states if state.is_current()), None)
+    def _model(self, model: nn.Module) -> _Model:
+        """Return what is known of a model."""
+        known = self._models.get(id(model))
+        if known is None:
+            known = self._models[id(model)] = _Model(model)
+            weakref.finalize(model, self._forget, id(model)).atexit = False
+        return known
 
-    def _state_of(self, model: nn.Module) -> ModelTensors:
-        """Return the state of a model. Raises CompileError."""
-        state = self._current_state(model)
-        if state is None:
-            _check(model)
-            states = self._states.get(id(model))
-            if states is None:
-                states = self._states[id(model)] = []
-                weakref.finalize(model, self._states.pop, id(model), None)
-            if len(states) == MAX_STATES:
-                change = states[-1].values.difference() or "a value of the model"
-                raise CompileError(f"{change} changes from step to step")
-            state = ModelTensors(model)
-            effect = state.values.effect()
-            if effect:
-                raise CompileError(effect)
-            states.append(state)
-        return state
+    def _forget(self, identity: int) -> None:
+        """Let go of a model that is gone."""
+        known = self._models.pop(identity, None)
+        if known is not None:
+            for root in list(self._roots.values()):
+                root.forget(known.reference)
+
+    def _lose(self, region: Region) -> None:
+        """End a region of whose results the script has none, unless models change by its calls."""
+        if region is self._region and threading.get_ident() == self._thread:
+            models = [key.model for key in region.path.call_keys() if key.model is not None]
+            if not region.is_pending or not any(model.buffers for model in models):
+                region.is_pending = False
+                self._abandon(region)
 
     def _observe_model(
         self,
@@ -196,19 +205,18 @@ class Recorder:
         kwargs: dict[str, Any],
     ) -> Any:
         if region.reason:
-            return call(model, *_computed(args), **_computed(kwargs))
+            return call(model, *computed(args), **computed(kwargs))
         try:
-            tensors = self._state_of(model)
+            known = self._model(model)
+            tensors = known.state()
         except CompileError as error:
             region.reason = str(error)
-            return call(model, *_computed(args), **_computed(kwargs))
+            return call(model, *computed(args), **computed(kwargs))
         region.watch(tensors.parameters.values())
         if self._unproved:
             for buffer in tensors.buffers.values():
                 region.buffers_before.setdefault(id(buffer), buffer.clone())
-        return self._observe(
-            region, model, tensors, args, kwargs, lambda *a, **k: call(model, *a, **k)
-        )
+        return self._observe(region, known.reference, tensors, args, kwargs, partial(call, model))
 
     # functions of torch
 
@@ -217,16 +225,22 @@ class Recorder:
         region = self._region
         if region is None or threading.get_ident() != self._thread:
             return _call_computed(function, args, kwargs)
-        if region.is_pending:
+        has_modes = torch_modes() == region.modes
+        if region.is_pending and has_modes:
             path = region.path.likely
             if path is not None and path.matches(region, function, None, args, kwargs):
                 return region.defer(path)
+        if function in UNSEEN:
+            return _call_computed(function, args, kwargs)
         if function in DESCRIBE and args and type(args[0]) is DeferredTensor:
             return describe_layout(function, args, kwargs)
         if function is BACKWARD and args[0].region is region:
             self._backward(region, args[0], args[1:], kwargs)
             return None
         if not _has_result(region, args) and not _has_result(region, kwargs):
+            return _call_computed(function, args, kwargs)
+        if not has_modes:
+            self._pause(region)
             return _call_computed(function, args, kwargs)
         reads = function in READ and type(args[0]) is DeferredTensor
         if region.ran is not None:
@@ -287,7 +301,7 @@ class Recorder:
         except UnrecordableError as error:
             region.reason = f"{name_of(function)}: {error}"
         versions = [tensor._version for tensor in region.batch]
-        real_args, real_kwargs = _computed(args), _computed(kwargs)
+        real_args, real_kwargs = computed(args), computed(kwargs)
         value = call(*real_args, **real_kwargs)
         if region.reason:
             return value
@@ -306,8 +320,6 @@ class Recorder:
         except UnrecordableError as error:
             region.reason = f"{name_of(function)}: {error}"
             return value
-        if tensors is not None:
-            region.model_calls.append(call)
         return region.observe(path, new_tensors(value, path.result))
 
     # the end of a region
@@ -319,6 +331,8 @@ class Recorder:
         self._region = None
         self.num_seen += 1
         ending = region.path.endings.get(loss.position)
+        if torch_modes() != region.modes:
+            self._pause(region)
         if region.ran is not None:
             if is_plain and region.ran is ending:
                 self._assign(region, ending)
@@ -523,12 +537,29 @@ class Recorder:
         self.num_compiled -= 1
         self._compute(region)
 
+    def _pause(self, region: Region) -> None:
+        """Make the deferred calls: those that follow are not like them, whatever their names."""
+        region.reason = "modes of torch change between the model's call and backward"
+        if region.ran is not None:
+            self._revert(region)
+        elif region.is_pending:
+            self._compute(region)
+
     def _compute(self, region: Region) -> None:
         """Make the deferred calls."""
         region.is_pending = False
+        random_state = torch.get_rng_state() if region.random_states else None
+        with in_modes(region.modes):
+            results = self._make_calls(region)
+        if random_state is not None:
+            torch.set_rng_state(random_state)
+        for tensor in region.alive():
+            become(tensor, results[tensor.position])
+
+    def _make_calls(self, region: Region) -> list[Tensor]:
+        """Call models and functions as the script has; return their results."""
         results: list[Tensor] = []
         model_calls, random_states = iter(region.model_calls), iter(region.random_states)
-        random_state = torch.get_rng_state() if region.random_states else None
         for path in region.path.calls():
             key = path.key
             assert key is not None
@@ -544,12 +575,9 @@ class Recorder:
                     value = key.function(*args, **kwargs)
                 else:
                     with within_call():
-                        value = next(model_calls)(key.function, *args, **kwargs)
+                        value = next(model_calls)(*args, **kwargs)
             results += new_tensors(value, path.result)
-        if random_state is not None:
-            torch.set_rng_state(random_state)
-        for tensor in region.alive():
-            become(tensor, results[tensor.position])
+        return results
 
     def _abandon(self, region: Region) -> None:
         """End a region whose results the script has let go."""
@@ -574,6 +602,17 @@ class Recorder:
             region.close()
             self._region = None
 
+    def settle(self) -> None:
+        """Make the deferred calls, if this thread has made them."""
+        region = self._region
+        if region is not None and region.is_pending and threading.get_ident() == self._thread:
+            self._compute(region)
+
+    def leave(self) -> None:
+        """End recording for a script that compiles: it would trace recorded tensors."""
+        self.before_step()
+        self.end("the script compiles by itself")
+
     def _refuse(self, reason: str, end_reason: str = "") -> None:
         if reason:
             self._reasons[reason] += 1
@@ -585,6 +624,35 @@ class Recorder:
     def end(self, reason: str) -> None:
         """End recording: all regions are as the script writes them."""
         self.end_reason = self.end_reason or reason
+        self._roots, self._models = {}, {}
+
+
+class _Model:
+    """A model that has been called, and its states."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.reference = weakref.ref(model)
+        self._states: list[ModelTensors] = []
+
+    def current_state(self) -> ModelTensors | None:
+        """Return the state of now among those seen; None if it is a new one."""
+        return next((state for state in self._states if state.is_current()), None)
+
+    def state(self) -> ModelTensors:
+        """Return the state of now. Raises CompileError."""
+        state, model = self.current_state(), self.reference()
+        if state is None and model is not None:
+            _check(model)
+            if len(self._states) == MAX_STATES:
+                change = self._states[-1].values.difference() or "a value of the model"
+                raise CompileError(f"{change} changes from step to step")
+            state = ModelTensors(model)
+            effect = state.values.effect()
+            if effect:
+                raise CompileError(effect)
+            self._states.append(state)
+        assert state is not None
+        return state
 
 
 def _is_compiled(function: RecordedFunction) -> bool:
@@ -610,29 +678,6 @@ def _key(
     )
 
 
-def _computed(value: Any) -> Any:
-    """Return arguments with the tensors that the script would have."""
-    kind = type(value)
-    if kind is DeferredTensor:
-        return real_of(value)
-    if isinstance(value, tuple | list):
-        if not any(map(_has_deferred, value)):
-            return value
-        members = map(_computed, value)
-        return kind(*members) if hasattr(kind, "_fields") else kind(members)
-    if kind is dict:
-        return {name: _computed(member) for name, member in value.items()}
-    return value
-
-
-def _has_deferred(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_deferred, value.values()))
-    if isinstance(value, tuple | list):
-        return any(map(_has_deferred, value))
-    return type(value) is DeferredTensor
-
-
 def _has_result(region: Region, value: Any) -> bool:
     if type(value) is DeferredTensor:
         return value.region is region
@@ -646,7 +691,7 @@ def _has_result(region: Region, value: Any) -> bool:
 def _call_computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if function in VALUE and len(args) == 1 and args[0].eager is None and args[0].region is None:
         return function(value_of(args[0]), **kwargs)
-    return function(*_computed(args), **_computed(kwargs))
+    return function(*computed(args), **computed(kwargs))
 
 
 def _are_consumed(loss: Tensor, alive: list[DeferredTensor]) -> bool:

@@ -32,11 +32,21 @@ class Region:
 
     Args:
         path: The path without calls.
+        modes: Modes of torch that hold for all calls.
         compute: Makes the deferred calls of a region.
+        on_lost: Called when the script has none of the results any more.
     """
 
-    def __init__(self, path: Path, compute: Callable[[Region], None]) -> None:
-        self._compute = compute
+    def __init__(
+        self,
+        path: Path,
+        modes: tuple[Any, ...],
+        compute: Callable[[Region], None],
+        on_lost: Callable[[Region], None],
+    ) -> None:
+        self._compute, self._on_lost = compute, on_lost
+        self._num_alive = 0
+        self.modes = modes
         self.path = path
         """The calls so far."""
         self.batch: list[Tensor] = []
@@ -50,7 +60,7 @@ class Region:
         self.weights: dict[int, Tensor] = {}
         """Parameters among the arguments of functions, by their id."""
         self.model_calls: list[Callable[..., Any]] = []
-        """What runs the model of each path that ends in the call of one."""
+        """What runs the model of each deferred call of one."""
         self.is_pending = path.is_ready
         """Whether nothing has been computed."""
         self.ran: Ending | None = None
@@ -87,8 +97,18 @@ class Region:
         tensors = self._tensors
         shape, stride, dtype, grad_name = layout
         tensor = make_deferred(self, len(tensors), shape, stride, dtype, grad_name)
-        tensors.append(weakref.ref(tensor))
+        self._hold(tensor)
         return tensor
+
+    def _hold(self, tensor: DeferredTensor) -> None:
+        """Add a result, as long as the script has it."""
+        self._num_alive += 1
+        self._tensors.append(weakref.ref(tensor, self._lose))
+
+    def _lose(self, _: weakref.ref[DeferredTensor]) -> None:
+        self._num_alive -= 1
+        if not self._num_alive:
+            self._on_lost(self)
 
     def observe(self, path: Path, tensors: Iterator[Tensor]) -> Any:
         """Return what the last call of a path has returned.
@@ -101,7 +121,7 @@ class Region:
 
         def make(_: Layout) -> Tensor:
             tensor = wrap(self, len(self._tensors), next(tensors))
-            self._tensors.append(weakref.ref(tensor))
+            self._hold(tensor)
             return tensor
 
         return make_result(path.result, make, self.get)
@@ -152,3 +172,4 @@ class Region:
         self.batch, self.weights, self.model_calls = [], {}, []
         self.numbers, self.random_states, self.versions = [], [], []
         self.gradients, self.buffers_before, self.read_values = [], {}, {}
+        self._tensors = []
