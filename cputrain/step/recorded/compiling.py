@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from cputrain.step.recorded.path import Ending, Path, Reading, RecordedFunction
-    from cputrain.step.recorded.recorded_calls import RecordedCalls
     from cputrain.step.recorded.region import Region
 
 
@@ -70,7 +69,7 @@ def _gather(function: RecordedFunction, path: Path, region: Region) -> None:
     function.tensors = [*function.weights, *function.buffers]
 
 
-def _trace(function: RecordedCalls, path: Path, tensors: list[Tensor]) -> GraphModule:
+def _trace(function: GradientFunction | ReadFunction, path: Path, tensors: list[Tensor]) -> GraphModule:
     models = [key.function() for key in path.call_keys() if key.model]
     modules = [module for model in models for module in model.modules()]
     with within_call():

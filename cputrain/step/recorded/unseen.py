@@ -31,6 +31,9 @@ FUNCTIONS: tuple[tuple[Any, str], ...] = (
 )  # fmt: skip
 """Functions of other modules."""
 
+AUTOGRAD_FUNCTION: Any = torch.autograd.Function
+PARAMETER: Any = nn.Parameter
+
 BUFFERS = ("state_dict", "named_buffers")
 """Methods of modules that read buffers, which deferred calls may be about to change."""
 
@@ -64,19 +67,16 @@ class UnseenFunctions:
             ),
             *(Patch(nn.Module, name, self._settled(getattr(nn.Module, name))) for name in BUFFERS),
         ]
-        function: Any = torch.autograd.Function
-        apply = self._decorated(vars(function)["apply"].__func__)
-        self._apply = vars(function)["apply"]
-        function.apply = classmethod(apply)
-        self._new = nn.Parameter.__new__
-        nn.Parameter.__new__ = self._decorated(self._new)  # type: ignore[method-assign]
+        function, parameter = AUTOGRAD_FUNCTION, PARAMETER
+        self._apply, self._new = vars(function)["apply"], parameter.__new__
+        function.apply = classmethod(self._decorated(self._apply.__func__))
+        parameter.__new__ = self._decorated(self._new)
 
     def undo(self) -> None:
         """Have torch's functions again."""
         for patch in self._patches:
             patch.undo()
-        torch.autograd.Function.apply = self._apply
-        nn.Parameter.__new__ = self._new  # type: ignore[method-assign]
+        AUTOGRAD_FUNCTION.apply, PARAMETER.__new__ = self._apply, self._new
 
     def _replaced(self, place: Any, names: tuple[str, ...]) -> list[Patch]:
         return [
