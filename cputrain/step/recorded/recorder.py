@@ -136,7 +136,7 @@ class Recorder:
             region = self._begin()
             if region is None:
                 return call(model, *args, **kwargs)
-        if torch_modes() != region.modes:
+        elif torch_modes() != region.modes:
             self._pause(region)
         if region.ran is not None:
             self._revert(region)
@@ -235,6 +235,8 @@ class Recorder:
         if function in DESCRIBE and args and type(args[0]) is DeferredTensor:
             return describe_layout(function, args, kwargs)
         if function is BACKWARD and args[0].region is region:
+            if not has_modes:
+                self._pause(region)
             self._backward(region, args[0], args[1:], kwargs)
             return None
         if not _has_result(region, args) and not _has_result(region, kwargs):
@@ -331,8 +333,6 @@ class Recorder:
         self._region = None
         self.num_seen += 1
         ending = region.path.endings.get(loss.position)
-        if torch_modes() != region.modes:
-            self._pause(region)
         if region.ran is not None:
             if is_plain and region.ran is ending:
                 self._assign(region, ending)
