@@ -28,7 +28,7 @@ def bench(*arguments):
         [sys.executable, "-P", "-m", "cputrain.launch", "bench", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -151,7 +151,10 @@ def test_other_batches_are_learnt_anew(tmp_path: Path) -> None:
     first = known(tmp_path)
     assert launch(tmp_path, "--learn", str(path), "6", **ALONE).returncode == 0
     assert known(tmp_path)["evidence"]["shapes"] == first["evidence"]["shapes"]
-    assert launch(tmp_path, "--learn", str(path), "7", **ALONE).returncode == 0
+    for _ in range(3):  # on a busy machine, a run may end before it is decided
+        assert launch(tmp_path, "--learn", str(path), "7", **ALONE).returncode == 0
+        if known(tmp_path)["evidence"]["shapes"] != first["evidence"]["shapes"]:
+            break
     assert known(tmp_path)["evidence"]["shapes"] == ["float32 4×3×6×7"]
     assert ("channels_last", "off") in reasons(tmp_path)  # compared the other way round
     assert known(tmp_path)["settings"]["channels_last"] == "on"
