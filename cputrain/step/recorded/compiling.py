@@ -69,7 +69,9 @@ def _gather(function: RecordedFunction, path: Path, region: Region) -> None:
     function.tensors = [*function.weights, *function.buffers]
 
 
-def _trace(function: GradientFunction | ReadFunction, path: Path, tensors: list[Tensor]) -> GraphModule:
+def _trace(
+    function: GradientFunction | ReadFunction, path: Path, tensors: list[Tensor]
+) -> GraphModule:
     models = [key.function() for key in path.call_keys() if key.model]
     modules = [module for model in models for module in model.modules()]
     with within_call():
