@@ -941,3 +941,61 @@ def test_modes_hold_for_the_calls_within_them(name: str, place: str) -> None:
     finally:
         steps.undo()
     assert steps.recorder.num_compiled > 10, steps.recorder.end_reason
+
+
+@pytest.mark.usefixtures("_replayed")
+def test_an_episode_of_calls_is_left_alone() -> None:
+    """A policy that acts until the end of an episode: calls until backward are hundreds."""
+
+    model = mlp()
+
+    def run() -> list[float]:
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.1)
+        optimizer = optim.SGD(model.parameters(), 0.01)
+        losses = []
+        for episode in range(4):
+            terms = [model(torch.randn(1, 8)).log_softmax(1)[0, 0] for _ in range(150 + episode)]
+            loss = -torch.stack(terms).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    expected = run()
+    steps = RecordedSteps(torch)
+    try:
+        assert run() == expected
+        assert max(map(depth, steps.recorder._roots.values())) == module.MAX_CALLS
+    finally:
+        steps.undo()
+
+
+def depth(path: Any) -> int:
+    deepest = 0
+    waiting = [path]
+    while waiting:
+        path = waiting.pop()
+        deepest = max(deepest, path.num_calls)
+        waiting += path.children.values()
+    return deepest
+
+
+@pytest.mark.usefixtures("_replayed")
+def test_batches_of_ever_other_sizes_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PATHS", 50)
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), 0.01)
+    steps = RecordedSteps(torch)
+    try:
+        for step in range(200):
+            model(torch.randn(5 if step % 3 else step + 6, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert steps.recorder.num_compiled > 60
+        [root] = steps.recorder._roots.values()
+        assert len(root.children) < 30
+    finally:
+        steps.undo()

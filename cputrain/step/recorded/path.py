@@ -10,12 +10,11 @@ from cputrain.step.recorded.arguments import Container, Layout, describe_result
 from cputrain.step.recorded.matching import match_members, match_named
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from typing import Any
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from cputrain.step.compiled_step import Compiled
     from cputrain.step.model_tensors import ModelTensors
@@ -53,6 +52,8 @@ class Path:
         if key is not None:
             self._match_args = match_members(key.args.members)
             self._match_kwargs = match_named(key.kwargs.keys, key.kwargs.members)
+        self.num_calls: int = 0 if parent is None else parent.num_calls + 1
+        """Number of calls."""
         self.likely: Path | None = None
         """The path that was deferred last after this one."""
         self.first_result = num_results
@@ -130,14 +131,14 @@ class Path:
         """Return the calls."""
         return [path.key for path in self.calls() if path.key is not None]
 
-    def forget(self, model: weakref.ref[nn.Module]) -> None:
-        """Remove calls of a model that is gone, and what follows them."""
-        kept = {key: path for key, path in self.children.items() if key.function is not model}
+    def forget(self, is_kept: Callable[[CallKey, Path], bool]) -> None:
+        """Remove all calls but those that are kept, and what follows them."""
+        kept = {key: path for key, path in self.children.items() if is_kept(key, path)}
         if self.likely is not None and self.likely not in kept.values():
             self.likely = None
         self.children = kept
         for path in kept.values():
-            path.forget(model)
+            path.forget(is_kept)
 
     def be_ready(self) -> None:
         """Have calls deferred that far."""

@@ -52,6 +52,12 @@ NUM_SEEN = 3
 MAX_COMPILED = 8
 """Number of paths that are compiled."""
 
+MAX_CALLS = 300
+"""Number of calls of a region, above which it is not compiled: they may be a whole episode."""
+
+MAX_PATHS = 3000
+"""Number of paths seen, after which those that are not compiled are seen anew."""
+
 MAX_STATES = 8
 """Number of states of a model, such as its values in training and in evaluation."""
 
@@ -92,6 +98,7 @@ class Recorder:
         self._contest = Contest()
         self._num_refused = 0
         self._num_compiled_paths = 0
+        self._num_paths = 0
         self.num_compiled = 0
         """Number of regions that ran compiled."""
         self.num_seen = 0
@@ -186,7 +193,7 @@ class Recorder:
         known = self._models.pop(identity, None)
         if known is not None:
             for root in list(self._roots.values()):
-                root.forget(known.reference)
+                root.forget(lambda key, _: key.function is not known.reference)
 
     def _lose(self, region: Region) -> None:
         """End a region of whose results the script has none, unless models change by its calls."""
@@ -297,6 +304,8 @@ class Recorder:
         call: Callable[..., Any],
     ) -> Any:
         """Make a call, and add it to the region."""
+        if region.path.num_calls == MAX_CALLS:
+            region.reason = f"more than {MAX_CALLS} calls until backward"
         random_state = torch.get_rng_state()
         try:
             key = _key(region, function, tensors, args, kwargs)
@@ -313,6 +322,7 @@ class Recorder:
             region.random_states.append(random_state)
         if region.reason:
             return value
+        self._count_path(region.path, key)
         path = region.path.follow(key)
         try:
             if not path.set_result(value, region.index_of):
@@ -323,6 +333,15 @@ class Recorder:
             region.reason = f"{name_of(function)}: {error}"
             return value
         return region.observe(path, new_tensors(value, path.result))
+
+    def _count_path(self, path: Path, key: CallKey) -> None:
+        """Count a path if it is a new one; remove those that are not compiled if there are many."""
+        if key not in path.children:
+            self._num_paths += 1
+        if self._num_paths > MAX_PATHS:
+            self._num_paths = 0
+            for root in self._roots.values():
+                root.forget(lambda _, path: path.is_ready)
 
     # the end of a region
 
