@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from inspect import unwrap
 from types import FunctionType
@@ -80,6 +80,13 @@ def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Futu
         _threads[:] = [threading.Thread(target=_work, name="cputrain-step", daemon=True)]
         _threads[0].start()
     return future
+
+
+def wait_for(future: Future[Compiled]) -> None:
+    """Wait until a graph is compiled; not in a forked child, where no thread compiles it."""
+    while _threads and _threads[0].is_alive() and not future.done():
+        with suppress(TimeoutError):
+            future.exception(0.1)
 
 
 def _work() -> None:

@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_map_only
 
 from cputrain.errors import UsageError
-from cputrain.step.background import compile_or_replay, only_tracer
+from cputrain.step.background import compile_or_replay, only_tracer, wait_for
 from cputrain.step.batches import BatchLayout, layout_of, needs_gradient
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.updates import FusedUpdate
@@ -120,7 +120,7 @@ class Stack:
         """Wait until what is being compiled is compiled; the next step uses it."""
         for program in self._programs:
             if program.future is not None:
-                program.future.exception()
+                wait_for(program.future)
 
     def _batch(self, inputs: Any, targets: tuple[Any, ...], index: int) -> Any:
         """Return the batch of one model."""

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as step_hooks
 
 from cputrain.errors import ArgumentTypeError, UsageError, argument_error
-from cputrain.step.background import compile_or_replay, only_tracer
+from cputrain.step.background import compile_or_replay, only_tracer, wait_for
 from cputrain.step.batches import BatchLayout, needs_gradient
 from cputrain.step.compiled_step import find_cpp_compiler
 from cputrain.step.contest import Contest
@@ -179,7 +179,7 @@ class Step:
         for programs in self._programs.values():
             for program in programs:
                 if program.future is not None:
-                    program.future.exception()
+                    wait_for(program.future)
 
     def _take(self, inputs: Any, targets: tuple[Any, ...], *, updates: bool) -> Any:
         state, torch_now = self._state, torch_state()

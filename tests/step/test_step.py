@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import random
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -730,3 +732,50 @@ def test_targets_out_of_bounds_are_an_error_of_torch(use_compiler: bool, num_thr
     assert all(map(torch.equal, before, model.parameters()))
     targets[-1] = -100
     assert step(inputs, targets).isfinite()
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_other_threads_run_while_a_step_computes() -> None:
+    model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.01))
+    batch = torch.ones(1024, 512), torch.zeros(1024, 512)
+    while not step.num_compiled:
+        step(*batch)
+        step.wait()
+    assert step.eager_reason == ""
+    seen: list[float] = []
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.001):
+            seen.append(time.perf_counter())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    num_within = 0
+    for _ in range(20):
+        start = time.perf_counter()
+        step(*batch)
+        margin = 0.2 * (time.perf_counter() - start)
+        num_within += any(start + margin < at < start + 4 * margin for at in list(seen))
+    is_over.set()
+    thread.join()
+    assert num_within > 5
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_what_its_parent_compiles() -> None:
+    model = mlp()
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.1))
+    for _ in range(3):
+        step(*BATCH)
+    child = os.fork()
+    if not child:
+        step.wait()
+        os._exit(0 if step(*BATCH).isfinite() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    step.wait()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from cputrain.runtime.root_forward import within_call
-from cputrain.step.background import only_tracer
+from cputrain.step.background import only_tracer, wait_for
 from cputrain.step.contest import Contest
 from cputrain.step.model_tensors import CompileError, ModelTensors
 from cputrain.step.recorded.arguments import (
@@ -120,7 +120,7 @@ class Recorder:
             paths += path.children.values()
             for function in (*path.endings.values(), *path.readings.values()):
                 if function.future is not None:
-                    function.future.exception()
+                    wait_for(function.future)
 
     # models
 
