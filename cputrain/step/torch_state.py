@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# it is asked for at each call of a recorded loop
+_is_inference = torch.is_inference_mode_enabled
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_num_function_modes = torch._C._len_torch_function_stack
+_top_transform = torch._C._functorch.peek_interpreter_stack
+_is_anomaly_enabled = torch.is_anomaly_enabled
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_is_autocast = torch.is_autocast_enabled
+_num_threads, _default_dtype = torch.get_num_threads, torch.get_default_dtype
+
+
 def torch_state() -> tuple[Any, ...] | None:
     """Return the state of torch that a compiled step depends on; None if no step is compiled."""
     return torch_modes() if torch.is_grad_enabled() else None
@@ -21,20 +32,18 @@ def torch_state() -> tuple[Any, ...] | None:
 
 def torch_modes() -> tuple[Any, ...] | None:
     """Return the same, whether gradients are enabled or not."""
-    c = torch._C
     if (
-        torch.is_inference_mode_enabled()
-        or c._len_torch_dispatch_stack()
-        or c._len_torch_function_stack()
-        or c._functorch.peek_interpreter_stack() is not None
-        or torch.is_anomaly_enabled()
-        or c._autograd._top_saved_tensors_default_hooks(True) is not None
+        _is_inference()
+        or _num_dispatch_modes()
+        or _num_function_modes()
+        or _top_transform() is not None
+        or _is_anomaly_enabled()
+        or _saved_tensors_hooks(True) is not None
     ):
         return None
-    is_autocast = torch.is_autocast_enabled("cpu")
+    is_autocast = _is_autocast("cpu")
     return (
-        torch.get_num_threads(), is_autocast and torch.get_autocast_dtype("cpu"),
-        torch.get_default_dtype(),
+        _num_threads(), is_autocast and torch.get_autocast_dtype("cpu"), _default_dtype()
     )  # fmt: skip
 
 
@@ -48,8 +57,8 @@ def in_modes(modes: tuple[Any, ...]) -> Iterator[None]:
     dtype_now = torch.get_default_dtype()
     hooks = []
     autograd: Any = torch._C._autograd
-    while autograd._top_saved_tensors_default_hooks(True) is not None:
-        hooks.append(autograd._top_saved_tensors_default_hooks(True))
+    while (hook := _saved_tensors_hooks(True)) is not None:
+        hooks.append(hook)
         autograd._pop_saved_tensors_default_hooks()
     try:
         torch.set_default_dtype(default_dtype)
