@@ -37,7 +37,12 @@ def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
 
     Raises CompileError.
     """
-    bounds = IndexBounds(graph) if torch.get_num_threads() > 1 else None
+    try:
+        bounds = IndexBounds(graph)
+    except CompileError:
+        if torch.get_num_threads() > 1:
+            raise
+        bounds = None
     head, tail = _split_update(graph)
     compiled = _compile(head, tensors)
     update = None if tail is None else replay(tail)

@@ -1,6 +1,7 @@
 """Checks of indices before a compiled function reads memory by them.
 
-Inductor's loops check them, too, but an exception within several threads ends the process.
+Inductor's loops check them, too, but an exception within several threads ends the process; with
+torch 2.11, in one thread as well.
 """
 
 from __future__ import annotations
