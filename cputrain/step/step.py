@@ -66,7 +66,7 @@ class _Program:
         self.shared: set[int] = set()
         """Positions of results whose memory other results or arguments have, too."""
 
-    def tensors_of(self, call: _Call) -> list[Tensor] | None:
+    def tensors_of(self, call: _StepCall) -> list[Tensor] | None:
         """Return the batch of a call; None if it needs another function."""
         if (
             self.updates is not call.updates
@@ -77,7 +77,7 @@ class _Program:
         return self.layout.tensors_of(call.inputs, call.targets)
 
 
-class _Call(NamedTuple):
+class _StepCall(NamedTuple):
     """Arguments of a step, and what else it depends on."""
 
     inputs: Any
@@ -186,7 +186,7 @@ class Step:
         if self._ready and state is not None and torch_now is not None and self._is_current(state):
             gradients = state.gradients()
             if gradients is not None:
-                call = _Call(inputs, targets, updates, gradients, torch_now)
+                call = _StepCall(inputs, targets, updates, gradients, torch_now)
                 for program in self._ready:
                     tensors = program.tensors_of(call)
                     if tensors is not None:
@@ -197,7 +197,7 @@ class Step:
         return state.is_current() and not has_step_hooks(self._optimizer)
 
     def _compete(
-        self, program: _Program, state: StepTensors, call: _Call, batch: list[Tensor]
+        self, program: _Program, state: StepTensors, call: _StepCall, batch: list[Tensor]
     ) -> Any:
         """Take a step for which there is a compiled one, by either while it is not known to win."""
         is_compiled = self._contest.is_over or self._contest.begin()
@@ -208,7 +208,9 @@ class Step:
             self._give_up("steps are no faster compiled")
         return losses
 
-    def _run(self, program: _Program, state: StepTensors, call: _Call, batch: list[Tensor]) -> Any:
+    def _run(
+        self, program: _Program, state: StepTensors, call: _StepCall, batch: list[Tensor]
+    ) -> Any:
         """Take a compiled step; return None if it failed, which an eager step will explain."""
         optimizer: Any = self._optimizer
         run, function, gradients = program.run, program.function, call.dense()
@@ -283,7 +285,7 @@ class Step:
 
     def _find_program(
         self, inputs: Any, targets: tuple[Any, ...], *, updates: bool
-    ) -> tuple[_Program, StepTensors, _Call, list[Tensor]] | None:
+    ) -> tuple[_Program, StepTensors, _StepCall, list[Tensor]] | None:
         """Return what is compiled for a batch, with its arguments; None if nothing is, or not yet.
 
         A step that has been taken often enough is traced here, and compiled in the background.
@@ -305,7 +307,7 @@ class Step:
         gradients = self._state.gradients()
         if gradients is None or needs_gradient(inputs, targets):
             return None
-        call = _Call(inputs, targets, updates, gradients, torch_now)
+        call = _StepCall(inputs, targets, updates, gradients, torch_now)
         programs = self._programs.setdefault(self._key, [])
         for program in programs:
             tensors = program.tensors_of(call)
@@ -325,7 +327,7 @@ class Step:
         return (program, self._state, call, tensors) if is_compiled else None
 
     def _compile(
-        self, program: _Program, state: StepTensors, call: _Call, batch: list[Tensor]
+        self, program: _Program, state: StepTensors, call: _StepCall, batch: list[Tensor]
     ) -> None:
         """Trace the step, and compile it in the background."""
         tensors = [*state.tensors, *call.dense(), *batch]
@@ -340,7 +342,7 @@ class Step:
         program.future = compile_or_replay(graph, tensors, use_compiler=has_compiler)
 
     def _prove(
-        self, program: _Program, state: StepTensors, call: _Call, batch: list[Tensor]
+        self, program: _Program, state: StepTensors, call: _StepCall, batch: list[Tensor]
     ) -> Any:
         """Take an eager step, and use the compiled one from now on if both agree."""
         assert program.future is not None
