@@ -22,6 +22,7 @@ FIRST = (
     "tests/runtime/test_allocator.py", "tests/libraries/test_libraries.py",
     "tests/split/test_devices.py", "tests/launch/test_other_scripts.py",
     "tests/runtime/test_generated_optimizers.py", "tests/tune/test_trials.py",
+    "tests/step/test_recorded.py", "tests/step/test_step.py",
     "tests/ranks/test_ranks.py", "tests/backends/test_comparison.py", "tests/bench/test_loaders.py",
 )  # fmt: skip
 """The files that begin: first one with tests that have the machine to themselves, beside some whose

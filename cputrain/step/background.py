@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
 import queue
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -27,9 +30,13 @@ if TYPE_CHECKING:
 
     from cputrain.step.compiled_step import Compiled
 
+MAX_STOP_SECONDS = 10.0
+"""How long a script that ends may wait for the thread."""
+
 _waiting: queue.SimpleQueue[tuple[Future[Any], GraphModule, list[Tensor]]] = queue.SimpleQueue()
 _threads: list[threading.Thread] = []
 _locks = [threading.Lock()]
+_is_stopping = threading.Event()
 os.register_at_fork(after_in_child=lambda: _locks.__setitem__(0, threading.Lock()))
 
 
@@ -79,6 +86,7 @@ def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Futu
     if not _threads or not _threads[0].is_alive():  # not so in a forked child
         _threads[:] = [threading.Thread(target=_work, name="cputrain-step", daemon=True)]
         _threads[0].start()
+        atexit.register(_stop)
     return future
 
 
@@ -93,10 +101,27 @@ def _work() -> None:
     while True:
         future, graph, tensors = _waiting.get()
         with _locks[0], _beside_script():
+            if _is_stopping.is_set():
+                return
             try:
                 future.set_result(compile_graph(graph, tensors))
             except BaseException as error:
                 future.set_exception(error)
+
+
+def _stop() -> None:
+    """Have the thread end what it compiles, as a script that is through waits for nothing.
+
+    Python ends a thread that runs on by unwinding its stack, which C++ code takes for an error: it
+    would end the process by SIGABRT.
+    """
+    _is_stopping.set()
+    thread = _threads[0]
+    end = time.monotonic() + MAX_STOP_SECONDS
+    raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    while thread.is_alive() and _locks[0].locked() and time.monotonic() < end:
+        raise_in_thread(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        time.sleep(0.01)
 
 
 @contextmanager

@@ -6,10 +6,13 @@ import copy
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -779,3 +782,35 @@ def test_a_forked_child_does_not_wait_for_what_its_parent_compiles() -> None:
         os._exit(0 if step(*BATCH).isfinite() else 1)
     assert os.waitpid(child, 0)[1] == 0
     step.wait()
+
+
+ENDS = """
+import sys
+import time
+import torch
+from torch import nn
+from cputrain import Step
+
+model = nn.Sequential(nn.Linear(8, 16 + int(sys.argv[1])), nn.Tanh(), nn.LazyLinear(4))
+model(torch.ones(4, 8))
+step = Step(model, nn.MSELoss(), torch.optim.Adam(model.parameters()))
+for _ in range(3):
+    step(torch.ones(4, 8), torch.zeros(4, 4))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "seconds",
+    [0.2, *(pytest.param(0.5 * i, marks=pytest.mark.long) for i in range(1, 9))],
+)
+def test_a_script_may_end_while_it_is_compiled(seconds: float, tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    done = subprocess.run(
+        [sys.executable, str(script), str(int(seconds * 10)), str(seconds)],
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
