@@ -146,15 +146,13 @@ def test_a_script_that_sets_its_threads_keeps_them(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_other_batches_are_learnt_anew(tmp_path: Path) -> None:
     text = TRAINS.replace("torch.randn(4, 3, 6, 6)", "torch.randn(4, 3, 6, int(sys.argv[1]))")
-    path = script(tmp_path, text + STEPS)
+    # what is slower may take half of the time of the steps, which are fast
+    path = script(tmp_path, text + "\ntrain(210 if sys.argv[1] == '6' else 3000)\n")
     launch(tmp_path, "--learn", str(path), "6", **ALONE)
     first = known(tmp_path)
     assert launch(tmp_path, "--learn", str(path), "6", **ALONE).returncode == 0
     assert known(tmp_path)["evidence"]["shapes"] == first["evidence"]["shapes"]
-    for _ in range(3):  # on a busy machine, a run may end before it is decided
-        assert launch(tmp_path, "--learn", str(path), "7", **ALONE).returncode == 0
-        if known(tmp_path)["evidence"]["shapes"] != first["evidence"]["shapes"]:
-            break
+    assert launch(tmp_path, "--learn", str(path), "7", **ALONE).returncode == 0
     assert known(tmp_path)["evidence"]["shapes"] == ["float32 4×3×6×7"]
     assert ("channels_last", "off") in reasons(tmp_path)  # compared the other way round
     assert known(tmp_path)["settings"]["channels_last"] == "on"
