@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Compiled: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
+SAFE_VERSION = "2.13"
+"""Version of torch from which an index out of bounds is an exception, at least in one thread."""
+
 DECOMPOSITIONS = {
     torch.ops.aten._is_all_true.default: torch.all, torch.ops.aten._is_any_true.default: torch.any,
 }  # fmt: skip
@@ -37,12 +40,14 @@ def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Compiled:
 
     Raises CompileError.
     """
-    try:
-        bounds = IndexBounds(graph)
-    except CompileError:
-        if torch.get_num_threads() > 1:
-            raise
-        bounds = None
+    has_threads = torch.get_num_threads() > 1
+    bounds = None
+    if has_threads or torch.__version__ < SAFE_VERSION:
+        try:
+            bounds = IndexBounds(graph)
+        except CompileError:
+            if has_threads:
+                raise
     head, tail = _split_update(graph)
     compiled = _compile(head, tensors)
     update = None if tail is None else replay(tail)
