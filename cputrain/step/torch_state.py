@@ -10,7 +10,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 
@@ -20,7 +20,7 @@ _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _num_function_modes = torch._C._len_torch_function_stack
 _top_transform = torch._C._functorch.peek_interpreter_stack
 _is_anomaly_enabled = torch.is_anomaly_enabled
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _is_autocast = torch.is_autocast_enabled
 _num_threads, _default_dtype = torch.get_num_threads, torch.get_default_dtype
 
