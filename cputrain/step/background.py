@@ -35,7 +35,7 @@ MAX_STOP_SECONDS = 10.0
 
 _waiting: queue.SimpleQueue[tuple[Future[Any], GraphModule, list[Tensor]]] = queue.SimpleQueue()
 _threads: list[threading.Thread] = []
-_locks = [threading.Lock()]
+_locks = [threading.Lock()]  # one; a forked child has another, as nobody would release it
 _is_stopping = threading.Event()
 os.register_at_fork(after_in_child=lambda: _locks.__setitem__(0, threading.Lock()))
 

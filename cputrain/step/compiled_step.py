@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SAFE_VERSION = "2.13"
-"""Version of torch from which an index out of bounds is an exception, at least in one thread."""
+"""Version of torch with which an index out of bounds was seen to be an exception in one thread."""
 
 DECOMPOSITIONS = {
     torch.ops.aten._is_all_true.default: torch.all, torch.ops.aten._is_any_true.default: torch.any,

@@ -557,8 +557,12 @@ class Recorder:
         self._compute(region)
 
     def _pause(self, region: Region) -> None:
-        """Make the deferred calls: those that follow are not like them, whatever their names."""
+        """Make the deferred calls: those that follow are made in other modes of torch."""
         region.reason = "modes of torch change between the model's call and backward"
+        self._run_eagerly(region)
+
+    def _run_eagerly(self, region: Region) -> None:
+        """Make the calls one by one that were deferred, or that the compiled function made."""
         if region.ran is not None:
             self._revert(region)
         elif region.is_pending:
@@ -613,10 +617,7 @@ class Recorder:
             self.end("steps are no faster compiled")
         region = self._region
         if region is not None:
-            if region.ran is not None:
-                self._revert(region)
-            elif region.is_pending:
-                self._compute(region)
+            self._run_eagerly(region)
             self._refuse(region.reason, "backward is not called on the loss")
             region.close()
             self._region = None

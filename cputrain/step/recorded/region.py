@@ -47,6 +47,7 @@ class Region:
         self._compute, self._on_lost = compute, on_lost
         self._num_alive = 0
         self.modes = modes
+        """Modes of torch in which the calls are made."""
         self.path = path
         """The calls so far."""
         self.batch: list[Tensor] = []

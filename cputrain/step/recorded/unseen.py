@@ -40,6 +40,7 @@ BUFFERS = ("state_dict", "named_buffers")
 UNSEEN = frozenset({
     *(getattr(torch, name) for name in NAMES), *(getattr(Tensor, name) for name in METHODS),
 })  # fmt: skip
+"""These functions and methods, which are called with computed tensors and are not recorded."""
 
 
 class UnseenFunctions:
