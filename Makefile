@@ -11,7 +11,7 @@ PIP := -m pip install --quiet --constraint constraints.txt
 # compiled files make the launcher start in half the time, whatever the environment says
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-zendnn test-ipex lint types docs wheel clean
+.PHONY: demo test test-all test-zendnn test-ipex coverage lint types docs wheel clean
 
 demo: $(VENV)/installed  ## See a training run, and how much faster it was than plain python.
 	@$(BIN)/cputrain launch examples/paint.py
@@ -34,6 +34,13 @@ test-zendnn: $(VENV)-zendnn/installed  ## The proof of ZenDNN, in an environment
 
 test-ipex: $(VENV)-ipex/installed  ## The proof of Intel's extension, with the torch that it needs.
 	$(VENV)-ipex/bin/python -m pytest tests/backends/ipex.py
+
+coverage: $(VENV)/tested  ## Lines and branches that each of the two runs; hours on two cores.
+	@$(BIN)/python $(PIP) 'coverage>=7.10'
+	@for tests in "not long" "long or not long"; do \
+	    $(BIN)/coverage erase; \
+	    $(BIN)/coverage run $(PYTEST) --execute -m "$$tests" --quiet --quiet --tb=no; \
+	    $(BIN)/coverage combine --quiet; echo "$$tests:"; $(BIN)/coverage report | tail -n 1; done
 
 lint: $(VENV)/tested  ## Style.
 	$(BIN)/ruff check .

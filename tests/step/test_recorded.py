@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -289,12 +289,19 @@ class Loop:
                 next(model.parameters()).mul_(0.9)
 
 
-def run_recorded(loop: Loop) -> tuple[list[Any], Recorder]:
+@contextmanager
+def recorded_steps() -> Iterator[RecordedSteps]:
+    """Record the steps of loops within the block."""
     steps = RecordedSteps(torch)
     try:
-        return loop.run(lambda _: steps.recorder.wait()), steps.recorder
+        yield steps
     finally:
         steps.undo()
+
+
+def run_recorded(loop: Loop) -> tuple[list[Any], Recorder]:
+    with recorded_steps() as steps:
+        return loop.run(lambda _: steps.recorder.wait()), steps.recorder
 
 
 def assert_same(found: list[Any], expected: list[Any]) -> None:
@@ -383,12 +390,9 @@ def test_weights_that_change_only_later_are_an_error() -> None:
 def test_optimizers_with_a_fused_kernel_take_their_steps_by_it(name: str) -> None:
     choices = PLAIN | {"optimizer": name}
     expected = Loop(choices).run()
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         found = Loop(choices).run()
         num_fused = steps._updates.num_fused
-    finally:
-        steps.undo()
     assert_same(found, expected)
     assert (num_fused > NUM_STEPS // 2) is (name in {"momentum", "adam", "adamw", "adagrad"})
 
@@ -456,20 +460,16 @@ def test_forwards_with_effects_are_called(
         return model.count, kept, model.layer.weight.tolist(), capsys.readouterr().out
 
     expected = run()
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         assert run() == expected
         assert steps.recorder.end_reason
-    finally:
-        steps.undo()
 
 
 @pytest.mark.usefixtures("_replayed")
 def test_errors_are_those_of_torch() -> None:
     model = mlp()
     optimizer = optim.SGD(model.parameters(), 0.1)
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         for step in range(30):
             optimizer.zero_grad()
             targets = torch.full((16,), 7 if step == 20 else 1)
@@ -481,8 +481,6 @@ def test_errors_are_those_of_torch() -> None:
             F.cross_entropy(model(torch.ones(16, 8)), targets).backward()
             optimizer.step()
         assert steps.recorder.num_compiled > 15
-    finally:
-        steps.undo()
 
 
 def test_what_the_script_does_while_inductor_compiles_is_as_without() -> None:
@@ -607,12 +605,9 @@ def test_gradients_have_memory_of_their_own() -> None:
         return seen
 
     expected = run()
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         assert run() == expected
         assert steps.recorder.num_compiled > 10, steps.recorder.end_reason
-    finally:
-        steps.undo()
 
 
 @pytest.mark.usefixtures("_replayed")
@@ -621,8 +616,7 @@ def test_a_loss_may_be_read_in_another_thread() -> None:
     optimizer = optim.SGD(model.parameters(), 0.0)
     x = torch.randn(5, 8)
     expected = model(x).square().mean().item()
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         for _ in range(20):
             optimizer.zero_grad()
             loss = model(x).square().mean()
@@ -635,8 +629,6 @@ def test_a_loss_may_be_read_in_another_thread() -> None:
             loss.backward()
             optimizer.step()
         assert steps.recorder.num_compiled > 5
-    finally:
-        steps.undo()
 
 
 QUESTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -693,11 +685,8 @@ def test_questions_are_answered_as_without_recording(name: str, is_before: bool)
 
     for start in (0, 12):
         expected = run(start)
-        steps = RecordedSteps(torch)
-        try:
+        with recorded_steps():
             assert run(start) == expected
-        finally:
-            steps.undo()
 
 
 def test_modules_of_the_script_are_not_patched_while_inductor_compiles() -> None:
@@ -804,12 +793,9 @@ def test_what_functions_in_c_read_is_there(name: str, is_first: bool) -> None:
         return log
 
     expected = run()
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         found = run(steps.recorder.wait)
         assert str(type(nn.Parameter(torch.ones(2)))) == str(nn.Parameter)
-    finally:
-        steps.undo()
     assert_near(found, expected)
     assert is_first or steps.recorder.num_compiled > 15, steps.recorder.end_reason
 
@@ -828,8 +814,7 @@ def assert_near(found: Any, expected: Any) -> None:
 @pytest.mark.usefixtures("_replayed")
 @pytest.mark.parametrize("num_steps", [2, 12])
 def test_models_that_the_script_lets_go_are_let_go(num_steps: int) -> None:
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         for _ in range(3):
             model = mlp()
             optimizer = optim.Adam(model.parameters())
@@ -843,8 +828,6 @@ def test_models_that_the_script_lets_go_are_let_go(num_steps: int) -> None:
             gc.collect()
             assert [reference() for reference in references] == [None, None]
         assert num_steps == 2 or steps.recorder.num_compiled > 15
-    finally:
-        steps.undo()
 
 
 @pytest.mark.usefixtures("_replayed")
@@ -866,12 +849,9 @@ def test_backward_of_torch_autograd_is_that_of_a_tensor() -> None:
         return losses
 
     expected = run()
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         assert run() == pytest.approx(expected, rel=1e-4)
         assert steps.recorder.num_compiled > 10
-    finally:
-        steps.undo()
 
 
 class Triples(TorchFunctionMode):
@@ -935,11 +915,8 @@ def test_modes_hold_for_the_calls_within_them(name: str, place: str) -> None:
         return log
 
     expected = run()
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         assert_near(run(), expected)
-    finally:
-        steps.undo()
     assert steps.recorder.num_compiled > 10, steps.recorder.end_reason
 
 
@@ -965,12 +942,9 @@ def test_an_episode_of_calls_is_left_alone() -> None:
         return losses
 
     expected = run()
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         assert run() == expected
         assert max(map(depth, steps.recorder._roots.values())) == module.MAX_CALLS
-    finally:
-        steps.undo()
 
 
 def depth(path: Any) -> int:
@@ -988,8 +962,7 @@ def test_batches_of_ever_other_sizes_take_no_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "MAX_PATHS", 50)
     model = mlp()
     optimizer = optim.SGD(model.parameters(), 0.01)
-    steps = RecordedSteps(torch)
-    try:
+    with recorded_steps() as steps:
         for step in range(200):
             model(torch.randn(5 if step % 3 else step + 6, 8)).square().mean().backward()
             optimizer.step()
@@ -997,5 +970,3 @@ def test_batches_of_ever_other_sizes_take_no_memory(monkeypatch: pytest.MonkeyPa
         assert steps.recorder.num_compiled > 60
         [root] = steps.recorder._roots.values()
         assert len(root.children) < 30
-    finally:
-        steps.undo()

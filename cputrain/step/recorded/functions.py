@@ -11,14 +11,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from typing import Any
 
-READ = frozenset({
+VALUE_READERS = frozenset({
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__bool__, Tensor.__float__,
     Tensor.__int__, Tensor.__index__, Tensor.__repr__, Tensor.__format__, Tensor.__contains__,
     Tensor.is_nonzero,
 })  # fmt: skip
 """Functions of one tensor that return numbers or texts."""
 
-VALUE = frozenset({Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.detach})
+NEED_NO_GRAPH = frozenset({
+    Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.detach,
+})  # fmt: skip
 """Functions whose result does not depend on the graph of a tensor."""
 
 _LAYOUT = {
@@ -42,7 +44,7 @@ _PROPERTIES = {
 _REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _IS_LEAF = Tensor.is_leaf.__get__  # type: ignore[attr-defined]
 
-DESCRIBE = frozenset({
+LAYOUT_READERS = frozenset({
     *_LAYOUT.values(), *_PROPERTIES.values(), _REQUIRES_GRAD, _IS_LEAF, torch.is_floating_point,
     torch.is_complex, torch.numel,
 })  # fmt: skip
@@ -50,7 +52,7 @@ DESCRIBE = frozenset({
 
 
 def describe_layout(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what a function of `DESCRIBE` returns."""
+    """Return what a function of `LAYOUT_READERS` returns."""
     if function == _REQUIRES_GRAD:
         return bool(args[0].grad_name)
     if function == _IS_LEAF:

@@ -33,11 +33,17 @@ from cputrain.step.recorded.deferred import (
     set_numbers,
     value_of,
 )
-from cputrain.step.recorded.functions import DESCRIBE, READ, VALUE, describe_layout, name_of
+from cputrain.step.recorded.functions import (
+    LAYOUT_READERS,
+    NEED_NO_GRAPH,
+    VALUE_READERS,
+    describe_layout,
+    name_of,
+)
 from cputrain.step.recorded.path import CallKey, Ending, Path
 from cputrain.step.recorded.proof import GradientProof, is_read_value
 from cputrain.step.recorded.region import Region
-from cputrain.step.recorded.unseen import UNSEEN, computed
+from cputrain.step.recorded.unseen import NEVER_RECORDED, computed
 from cputrain.step.torch_state import in_modes, torch_modes, torch_state
 
 if TYPE_CHECKING:
@@ -72,7 +78,7 @@ MAX_SECONDS = 0.02
 
 BACKWARD = Tensor.backward
 
-OTHERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "cputrain.split")
+UNSUPPORTED_MODULES = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "cputrain.split")
 """Modules whose classes call a model in ways of their own."""
 
 CHANGED = (
@@ -237,9 +243,9 @@ class Recorder:
             path = region.path.likely
             if path is not None and path.matches(region, function, None, args, kwargs):
                 return region.defer(path)
-        if function in UNSEEN:
+        if function in NEVER_RECORDED:
             return _call_computed(function, args, kwargs)
-        if function in DESCRIBE and args and type(args[0]) is DeferredTensor:
+        if function in LAYOUT_READERS and args and type(args[0]) is DeferredTensor:
             return describe_layout(function, args, kwargs)
         if function is BACKWARD and args[0].region is region:
             if not has_modes:
@@ -251,9 +257,9 @@ class Recorder:
         if not has_modes:
             self._pause(region)
             return _call_computed(function, args, kwargs)
-        reads = function in READ and type(args[0]) is DeferredTensor
+        reads = function in VALUE_READERS and type(args[0]) is DeferredTensor
         if region.ran is not None:
-            if reads or (function in VALUE and type(args[0]) is DeferredTensor):
+            if reads or (function in NEED_NO_GRAPH and type(args[0]) is DeferredTensor):
                 return function(value_of(args[0]), *args[1:], **kwargs)
             self._revert(region)
         if region.is_pending:
@@ -709,7 +715,12 @@ def _has_result(region: Region, value: Any) -> bool:
 
 
 def _call_computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if function in VALUE and len(args) == 1 and args[0].eager is None and args[0].region is None:
+    if (
+        function in NEED_NO_GRAPH
+        and len(args) == 1
+        and args[0].eager is None
+        and args[0].region is None
+    ):
         return function(value_of(args[0]), **kwargs)
     return function(*computed(args), **computed(kwargs))
 
@@ -735,7 +746,7 @@ def _check(model: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None:
             raise CompileError("the model is compiled already")
         name = type(module).__module__
-        if name.startswith(OTHERS):
+        if name.startswith(UNSUPPORTED_MODULES):
             raise CompileError(f"the model has a {type(module).__name__}")
 
 

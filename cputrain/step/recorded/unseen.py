@@ -37,7 +37,7 @@ PARAMETER: Any = nn.Parameter
 BUFFERS = ("state_dict", "named_buffers")
 """Methods of modules that read buffers, which deferred calls may be about to change."""
 
-UNSEEN = frozenset({
+NEVER_RECORDED = frozenset({
     *(getattr(torch, name) for name in NAMES), *(getattr(Tensor, name) for name in METHODS),
 })  # fmt: skip
 """These functions and methods, which are called with computed tensors and are not recorded."""
