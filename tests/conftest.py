@@ -108,7 +108,10 @@ def _no_garbage_of_others():
     gc.collect()
     gc.freeze()
     if sys.platform == "linux":
+        from tests.interpreters import huge_pages
+
         ctypes.CDLL(None).malloc_trim(0)
+        huge_pages.collapse()
 
 
 @pytest.fixture(autouse=True)

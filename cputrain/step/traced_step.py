@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from cputrain.runtime.patching import PACKAGE
 from cputrain.step.losses import Losses
@@ -140,6 +138,8 @@ def trace(
     Nothing of the script is changed. Raises CompileError for what is no operator of torch, and for
     what depends on numbers or changes from step to step.
     """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     random_state, numbers = torch.get_rng_state(), _random_numbers()
     try:
         with _compiling(), _without_warnings():
@@ -177,6 +177,8 @@ def _random_numbers() -> tuple[Any, ...]:
 
 def _reason(error: Exception) -> str:
     """Return why a step cannot be traced, with the line of the script."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
     if isinstance(error, GuardOnDataDependentSymNode):
         text = "what happens depends on numbers in tensors"
     elif "convert all Tensors to FakeTensors" in str(error):

@@ -57,6 +57,10 @@ import threading  # noqa: E402
 import warnings  # noqa: E402
 import weakref  # noqa: E402
 
+from huge_pages import collapse  # noqa: E402
+
+del sys.modules["huge_pages"]
+
 NONE = object()
 LIBC = ctypes.CDLL(None)
 EXECVE, FORK_EXEC, REGISTER = os.execve, _posixsubprocess.fork_exec, atexit.register
@@ -394,12 +398,20 @@ def _later_than(names):
 # processes
 
 
+WORTH_COLLAPSING = 8
+"""Processes of a server, of which many more are to be expected."""
+
+
 def serve(channel):
     """Fork a process for each request; return it and its files there, and None at the end."""
+    num_forked = 0
     while True:
         message, ancillary, _, _ = channel.recvmsg(1 << 20, socket.CMSG_SPACE(64 * 4))
         if not message:
             return None
+        num_forked += 1
+        if num_forked == WORTH_COLLAPSING:
+            collapse()
         files = array.array("i")
         for _, _, data in ancillary:
             files.frombytes(data)

@@ -73,8 +73,9 @@ def test_the_environment_of_children_is_pythons(
     assert without_ours(json.loads(ours.stdout)) == without_ours(json.loads(theirs.stdout))
 
 
-def test_what_the_user_has_set_reaches_children_unchanged(tmp_path: Path) -> None:
-    script(tmp_path, SEEN.format(before="import torch"))
+@pytest.mark.parametrize("before", cases(["", "import torch"], [""]))
+def test_what_the_user_has_set_reaches_children_unchanged(tmp_path: Path, before: str) -> None:
+    script(tmp_path, SEEN.format(before=before))
     changes = {
         "OMP_NUM_THREADS": "1", "MALLOC_TOP_PAD_": "65536", "PYTHONPATH": "a:b",
         "GLIBC_TUNABLES": "glibc.malloc.tcache_count=3", "GOMP_SPINCOUNT": "7",

@@ -354,7 +354,7 @@ def test_an_initializer_that_ends_its_process_is_told_and_not_tried_for_ever(
 
 def test_a_script_without_a_main_guard_ends_with_an_error_under_spawn(tmp_path: Path) -> None:
     text = """
-pool = Pool(2, context="spawn")
+pool = Pool(1, context="spawn")
 try:
     pool.map(f.double, range(5))
 finally:

@@ -22,7 +22,7 @@ def told(done):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.parametrize("count", cases([2, 3, 5], [2, 3]))
+@pytest.mark.parametrize("count", cases([2, 3, 5], [3]))
 def test_all_have_the_sum(tmp_path, count):
     done = launch(tmp_path, "-q", "--nproc-per-node", str(count), ADDS_UP)
     assert done.returncode == 0, done.stderr

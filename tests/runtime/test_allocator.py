@@ -92,8 +92,8 @@ print(json.dumps([max(found), before - resident()]))
 def test_what_steps_no_longer_need_is_given_back(tmp_path: Path) -> None:
     """A model that is deleted, and batches that become small."""
     text = """
-deleted = [torch.ones(16 << 20) for _ in range(5)]
-train(40_000, 5)
+deleted = [torch.ones(16 << 20) for _ in range(3)]
+train(25_000, 4)
 del deleted
 train_until(64, {seconds}, lambda: resident() < {limit})
 print(resident())
@@ -108,18 +108,18 @@ FORKED = """
 import ctypes, multiprocessing
 
 def work(_):
-    scratch = [torch.ones(1 << 20) for _ in range(75)]  # 300 MB in blocks of 4 MB
-    large = torch.ones(40 << 20)
+    scratch = [torch.ones(1 << 20) for _ in range(40)]  # 160 MB in blocks of 4 MB
+    large = torch.ones(24 << 20)
     del scratch, large
     with open("/proc/self/smaps_rollup") as file:
         own = [line.split()[1] for line in file if line.startswith("Private_Dirty")]
     return int(own[0]) * 1024
 
 torch.set_num_threads(1)  # libgomp's threads are not forked along
-train(50_000, 3)
+train(25_000, 3)
 sbrk = ctypes.CDLL(None).sbrk
 sbrk.restype = ctypes.c_void_p
-hole, above = torch.ones(80 << 20), []
+hole, above = torch.ones(40 << 20), []
 while hole.data_ptr() < sbrk(0) and (not above or above[-1].data_ptr() < hole.data_ptr()):
     above.append(torch.ones(1 << 14))
 del hole  # in the middle of the heap, if the heap is where it was

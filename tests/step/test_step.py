@@ -681,12 +681,17 @@ def test_without_a_compiler_operators_are_replayed(monkeypatch: pytest.MonkeyPat
     [
         ((3, F.mse_loss, None), "model must be a torch Module"),
         ((mlp(), F.mse_loss, None), "optimizer must be a torch Optimizer"),
-        ((mlp(), 3, optim.SGD(mlp().parameters(), 0.1)), "loss must be a function"),
     ],
 )
 def test_arguments_of_wrong_types_are_named(arguments: Any, message: str) -> None:
     with pytest.raises(ArgumentTypeError, match=message):
         Step(*arguments)
+
+
+def test_a_loss_that_cannot_be_called_is_named() -> None:
+    model = mlp()
+    with pytest.raises(ArgumentTypeError, match="loss must be a function"):
+        Step(model, 3, optim.SGD(model.parameters(), 0.1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), "1", True])
