@@ -10,8 +10,15 @@ SIZE = 2 << 20
 
 MADV_COLLAPSE = 25
 
+MIN_GROWTH = 16 << 20
+"""Bytes by which a process has grown until it is worth its time to look again."""
+
 MIN_RESIDENT = 0.8
 """Share of a mapping that must be in memory: what is not there would be added."""
+
+
+_seen = 0
+"""Bytes that this process had when it was last looked at."""
 
 
 def collapse() -> None:
@@ -20,8 +27,14 @@ def collapse() -> None:
     A process that has torch in memory is forked in a fifth of the time. What a child writes to is
     copied in small pages, as ever.
     """
+    global _seen
     if not os.path.exists("/proc/self/smaps"):
         return
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resident < _seen + MIN_GROWTH:
+        return
+    _seen = resident
     with open("/proc/self/smaps") as file:
         lines = file.read().splitlines()
     madvise = ctypes.CDLL(None).madvise
