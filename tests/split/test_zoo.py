@@ -59,7 +59,7 @@ def printed(request, tmp_path_factory):
     ]
 
 
-@pytest.mark.parametrize("name", some(LAUNCHED, 2))
+@pytest.mark.parametrize("name", some(LAUNCHED, 1))
 def test_a_launched_script_prints_the_losses_of_plain_python(name, printed):
     undivided, divided = (losses[name] for losses in printed)
     assert len(undivided) >= zoo.STEPS
