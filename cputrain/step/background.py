@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import queue
+import sys
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -33,11 +34,64 @@ if TYPE_CHECKING:
 MAX_STOP_SECONDS = 10.0
 """How long a script that ends may wait for the thread."""
 
-_waiting: queue.SimpleQueue[tuple[Future[Any], GraphModule, list[Tensor]]] = queue.SimpleQueue()
-_threads: list[threading.Thread] = []
-_locks = [threading.Lock()]  # one; a forked child has another, as nobody would release it
-_is_stopping = threading.Event()
-os.register_at_fork(after_in_child=lambda: _locks.__setitem__(0, threading.Lock()))
+
+class _State:
+    """Graphs that wait to be compiled, and the thread that compiles them while there are any.
+
+    A process that has no other thread may be forked.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Future[Compiled], GraphModule, list[Tensor]]] = deque()
+        self.thread: threading.Thread | None = None
+        self.lock = threading.Lock()
+        """Held while either is changed."""
+        self.tracer = threading.Lock()
+        """Held by the thread that traces."""
+        self.is_stopping = False
+
+    def add(self, future: Future[Compiled], graph: GraphModule, tensors: list[Tensor]) -> None:
+        """Have a graph compiled."""
+        with self.lock:
+            self.waiting.append((future, graph, tensors))
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._work, name="cputrain-step", daemon=True)
+                self.thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self.lock:
+                if not self.waiting or self.is_stopping:
+                    self.thread = None
+                    return
+                future, graph, tensors = self.waiting.popleft()
+            with self.tracer, _beside_script():
+                try:
+                    future.set_result(compile_graph(graph, tensors))
+                except BaseException as error:
+                    future.set_exception(error)
+
+    def stop(self) -> None:
+        """Have the thread end what it compiles, as a script that is through waits for nothing.
+
+        Python ends a thread that runs on by unwinding its stack, which C++ code takes for an error:
+        it would end the process by SIGABRT.
+        """
+        self.is_stopping = True
+        end = time.monotonic() + MAX_STOP_SECONDS
+        raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        show = sys.unraisablehook
+        # what is raised within a weak reference's callback is raised again
+        sys.unraisablehook = lambda seen: None if seen.exc_type is SystemExit else show(seen)
+        while (thread := self.thread) and self.tracer.locked() and time.monotonic() < end:
+            raise_in_thread(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+            time.sleep(0.01)
+        sys.unraisablehook = show
+
+
+_state = _State()
+os.register_at_fork(after_in_child=_state.__init__)  # type: ignore[misc]
+atexit.register(_state.stop)
 
 
 @contextmanager
@@ -46,7 +100,7 @@ def only_tracer() -> Iterator[bool]:
 
     Tracers of torch.fx, which compiling uses too, have variables for all threads in common.
     """
-    lock = _locks[0]
+    lock = _state.tracer
     is_only = lock.acquire(blocking=False)
     try:
         yield is_only
@@ -82,46 +136,15 @@ def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Futu
     future: Future[Compiled] = Future()
     # those of the script have gradients, which it may free while they are looked at
     detached = [tensor.detach() for tensor in tensors]
-    _waiting.put((future, graph, detached))
-    if not _threads or not _threads[0].is_alive():  # not so in a forked child
-        _threads[:] = [threading.Thread(target=_work, name="cputrain-step", daemon=True)]
-        _threads[0].start()
-        atexit.register(_stop)
+    _state.add(future, graph, detached)
     return future
 
 
 def wait_for(future: Future[Compiled]) -> None:
     """Wait until a graph is compiled; not in a forked child, where no thread compiles it."""
-    while _threads and _threads[0].is_alive() and not future.done():
+    while _state.thread is not None and not future.done():
         with suppress(TimeoutError):
             future.exception(0.1)
-
-
-def _work() -> None:
-    while True:
-        future, graph, tensors = _waiting.get()
-        with _locks[0], _beside_script():
-            if _is_stopping.is_set():
-                return
-            try:
-                future.set_result(compile_graph(graph, tensors))
-            except BaseException as error:
-                future.set_exception(error)
-
-
-def _stop() -> None:
-    """Have the thread end what it compiles, as a script that is through waits for nothing.
-
-    Python ends a thread that runs on by unwinding its stack, which C++ code takes for an error: it
-    would end the process by SIGABRT.
-    """
-    _is_stopping.set()
-    thread = _threads[0]
-    end = time.monotonic() + MAX_STOP_SECONDS
-    raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    while thread.is_alive() and _locks[0].locked() and time.monotonic() < end:
-        raise_in_thread(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        time.sleep(0.01)
 
 
 @contextmanager

@@ -806,6 +806,19 @@ time.sleep(float(sys.argv[2]))
 
 
 @needs_compiler
+def test_a_thread_that_compiles_ends_when_there_is_nothing_left() -> None:
+    """As a process that has other threads may not be forked, a pool would be slower to start."""
+    model = mlp()
+    step = Step(model, F.mse_loss, optim.SGD(model.parameters(), 0.1))
+    while step.num_compiled == 0:
+        step(*BATCH)
+    end = time.monotonic() + 20
+    while "cputrain-step" in {thread.name for thread in threading.enumerate()}:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "seconds",
     [0.2, *(pytest.param(0.5 * i, marks=pytest.mark.long) for i in range(1, 9))],
