@@ -117,7 +117,8 @@ def test_what_changes_results_goes_back(tmp_path: Path) -> None:
 
 def test_what_is_slower_goes_back(tmp_path: Path) -> None:
     path = script(
-        tmp_path, TRAINS + "SLOW = lambda self: not self.conv.weight.is_contiguous()" + STEPS
+        tmp_path,
+        TRAINS + "SLOW = lambda self: not self.conv.weight.is_contiguous()\ntrain(600)",
     )
     done = launch(tmp_path, "--learn", str(path), **ALONE)
     assert done.stdout.split()[2] == "True"

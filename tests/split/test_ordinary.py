@@ -24,7 +24,7 @@ INEXACT = {"transformers/MambaForCausalLM": 1e-6}
 
 SEED = int(os.environ.get("CASES_SEED") or random.SystemRandom().randrange(1 << 32))
 
-NUM_DRAWN = len(NAMES) if os.environ.get("CASES_ALL") else 10
+NUM_DRAWN = len(NAMES) if os.environ.get("CASES_ALL") else 6
 
 
 @pytest.mark.filterwarnings("ignore")
