@@ -20,8 +20,8 @@ WITH_COMMANDS = [path for path in PAGES if list(record.outputs(path.read_text())
 
 WITH_EXAMPLES = [path for path in PAGES if "```python\n" in path.read_text()]
 
-SHORT = ("install.md", "cluster.md")
-"""Pages whose commands take seconds."""
+SHORT = ("cluster.md",)
+"""A page whose commands take seconds."""
 
 
 def name_of(path: Path) -> str:

@@ -282,9 +282,8 @@ os.execv(sys.executable, [sys.executable, "-c", text])
 
 
 SHORT = (
-    "what it sees after torch", "what modules hold",
-    "an exception", "an interrupt", "its output", "programs of its own",
-    "programs that are executed in turn", "exits of a program that executes",
+    "what it sees after torch", "an exception", "an interrupt", "its output", "programs of its own",
+    "programs that are executed in turn",
 )  # fmt: skip
 """Scripts that run in `make test` too."""
 

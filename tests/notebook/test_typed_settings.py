@@ -9,6 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import pytest
+
 from cputrain.notebook.typed_settings import Settings
 from cputrain.settings.core.registry import USER_SETTINGS
 
@@ -39,6 +41,7 @@ CALLS = {
 """Calls, and a word of the error that a type checker has for them."""
 
 
+@pytest.mark.long  # the checker reads all of torch
 def test_a_mistake_is_an_error_of_types(tmp_path: Path) -> None:
     path = tmp_path / "use.py"
     path.write_text(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.programs import launch, ours, planned, script
+from tests.selected import cases
 
 TELL = """
 import json, os, sys, warnings
@@ -48,7 +49,11 @@ def test_torch_runs_as_many_threads_as_the_plan_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["", "import numpy", "import numpy; numpy.finfo('float32').tiny"]
+    "before",
+    cases(
+        ["", "import numpy", "import numpy; numpy.finfo('float32').tiny"],
+        ["import numpy; numpy.finfo('float32').tiny"],
+    ),
 )
 def test_denormals_vanish_in_every_thread_when_asked_without_a_warning(
     tmp_path: Path, before: str

@@ -456,10 +456,7 @@ def test_a_replayed_step_is_a_loops(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] * (name not in {"Adam", "SGD"}))
-        for name in CASES
-    ],
+    [pytest.param(name, marks=[pytest.mark.long] * (name != "Adam")) for name in CASES],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_compiled_step_is_a_loops(name: str) -> None:
