@@ -10,7 +10,6 @@ import random
 
 import pytest
 
-from tests.selected import some
 from tests.split.ordinary import NAMES, compare
 from tests.torchvision_folder import is_there
 
@@ -27,12 +26,21 @@ SEED = int(os.environ.get("CASES_SEED") or random.SystemRandom().randrange(1 << 
 NUM_DRAWN = len(NAMES) if os.environ.get("CASES_ALL") else 6
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("number", some(range(NUM_DRAWN), 2))
-def test_a_network_is_divided_as_one_batch_or_says_why_not(number):
-    name = random.Random(SEED).sample(NAMES, NUM_DRAWN)[number]
+def check(name):
     reason, apart = compare(name)
     told = f"CASES_SEED={SEED}, {name}: {reason or apart}"
     assert UNDIVIDED.get(name, "") in reason, told
     assert bool(reason) == (name in UNDIVIDED), told
     assert apart <= INEXACT.get(name, 1e-10), told
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(NUM_DRAWN))
+def test_a_network_is_divided_as_one_batch_or_says_why_not(number):
+    check(random.Random(SEED).sample(NAMES, NUM_DRAWN)[number])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_so_is_a_small_one():
+    check(random.Random(SEED).choice([name for name in NAMES if name.startswith("transformers/")]))
