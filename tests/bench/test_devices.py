@@ -51,6 +51,7 @@ def test_each_kind_is_trained_in_every_way(tmp_path, kinds):
         assert case["of_the_sum"] > 0
 
 
+@pytest.mark.long
 def test_a_batch_of_another_size(tmp_path):
     done = bench(
         tmp_path, "mlp", "--devices=cpu,other", "--rounds=1", "--batch=24", "--quick", "--json"

@@ -273,7 +273,7 @@ def test_each_step_is_counted_once_and_each_loss_written_down(
         )
 
 
-@pytest.mark.parametrize("name", cases(TUNED, ("lbfgs",)))
+@pytest.mark.parametrize("name", cases(TUNED, ("accumulation",)))
 def test_tune_ends_with_a_clear_line_and_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
