@@ -12,15 +12,20 @@ if TYPE_CHECKING:
 
 
 class RecordedSteps:
-    """The recorder of this process, which calls of models go through."""
+    """The recorder of this process, which calls of models go through.
 
-    def __init__(self, torch: ModuleType) -> None:
+    Args:
+        torch: The torch module.
+        after_seconds: How long models have been trained when it begins to record.
+    """
+
+    def __init__(self, torch: ModuleType, *, after_seconds: float = 0.0) -> None:
         from cputrain.step.recorded.recorder import Recorder
         from cputrain.step.recorded.unseen import UnseenFunctions
         from cputrain.step.recorded.updates import Updates
 
         self._torch = torch
-        self.recorder, self._updates = Recorder(), Updates()
+        self.recorder, self._updates = Recorder(after_seconds=after_seconds), Updates()
         self._unseen = UnseenFunctions(lambda: self.recorder.is_pending, self.recorder.settle)
         never_compile(Recorder.before_step)
         for function in (Recorder.call_model, Recorder._observe_model, Recorder._observe):

@@ -578,6 +578,30 @@ def test_a_script_prints_the_same_under_launch(tmp_path: Path) -> None:
     assert re.search(expected, done.stderr), done.stderr
 
 
+BRIEF = """
+import sys, torch
+from torch import nn
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(10):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print(sys.modules["cputrain.step.recorded.deferred"].DeferredTensor.call.__self__.num_seen)
+"""
+
+
+@pytest.mark.skipif(find_cpp_compiler() is None, reason="there is no C++ compiler")
+def test_a_script_that_is_soon_over_is_not_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(BRIEF)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "cputrain.launch", "launch", "--record-step=auto", str(path)],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout == "0\n"
+    assert "recorded" not in done.stderr
+
+
 class Sums(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -90,10 +90,17 @@ CHANGED = (
 
 
 class Recorder:
-    """Regions of one thread: those that are compiled, and why others are not."""
+    """Regions of one thread: those that are compiled, and why others are not.
 
-    def __init__(self) -> None:
+    Args:
+        after_seconds: How long models have been trained when it begins. To compile takes seconds,
+            which a script that is soon over would not get back.
+    """
+
+    def __init__(self, *, after_seconds: float = 0.0) -> None:
         self._thread = threading.get_ident()
+        self._after_seconds = after_seconds
+        self._trained_since = 0.0
         self._roots: dict[Any, Path] = {}
         self._models: dict[int, _Model] = {}
         self._trained: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -167,6 +174,12 @@ class Recorder:
 
     def _begin(self) -> Region | None:
         """Begin a region; return None if calls are not to be recorded now."""
+        if self._after_seconds:
+            now = time.perf_counter()
+            self._trained_since = self._trained_since or now
+            if now - self._trained_since < self._after_seconds:
+                return None
+            self._after_seconds = 0.0
         state = None if _is_distributed() else torch_state()
         if state is None or state[1]:
             return None
