@@ -10,6 +10,7 @@ import statistics
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,11 +47,11 @@ class BatchThread:
             name="cputrain-prefetch",
             daemon=True,
         )
+        _running[self._thread] = self._tasks
         self._thread.start()
         # the finalizer refers to the queue alone: a reference to self would keep the batches of an
         # abandoned loader
         weakref.finalize(self, self._tasks.put, None)
-        _running.add(self)
 
     def __len__(self) -> int:
         """Return the number of tasks whose results `get` has not returned."""
@@ -80,14 +81,19 @@ class BatchThread:
         self._thread.join()
 
 
-_running: weakref.WeakSet[BatchThread] = weakref.WeakSet()
+_running: dict[threading.Thread, queue.SimpleQueue[Any]] = {}
+"""Threads that have not ended, and their tasks; also those whose loader is gone."""
 
 
 @atexit.register
 def _stop_all() -> None:
     """End all threads before the interpreter finalizes; a thread inside torch would crash then."""
-    for thread in list(_running):
-        thread.stop()
+    for thread, tasks in list(_running.items()):
+        with suppress(queue.Empty):
+            while True:  # nobody is going to have these batches
+                tasks.get_nowait()
+        tasks.put(None)
+        thread.join()
 
 
 def _run(
@@ -103,6 +109,7 @@ def _run(
         except BaseException as error:  # raised in `get`
             results.put((False, error))
         del task
+    del _running[threading.current_thread()]
 
 
 def _use_one_openmp_thread() -> None:

@@ -487,6 +487,8 @@ class Engine:
             result.deliver([task.index for task in tasks], success, value)
             return
         (task,) = tasks
+        if result is None:  # the pool was terminated while the task was being sent
+            return
         if self._terminated:
             result._callback = result._error_callback = None
         if result._callback or result._error_callback:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -160,3 +162,29 @@ def test_no_thread_is_tried_without_workers(monkeypatch: pytest.MonkeyPatch) -> 
         assert batch.item() == number
         data.fill_(number + 1)
     assert loader.stats().notes == []
+
+
+ABANDONED = """
+import time, torch
+from cputrain.data.prefetch import BatchThread
+
+def load(task):
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        torch.ones(1 << 22).sin_()
+    print(task, flush=True)
+
+thread = BatchThread(load)
+for task in range(5):
+    thread.put(task)
+time.sleep(0.2)
+del thread
+"""
+
+
+def test_a_script_may_end_while_a_batch_is_computed_for_a_loader_that_is_gone() -> None:
+    """It waits for this batch alone: Python ends a thread within torch by SIGABRT."""
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

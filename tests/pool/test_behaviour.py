@@ -121,6 +121,16 @@ def test_a_pool_cannot_be_pickled(pool: Pool) -> None:
         pickle.dumps(pool)
 
 
+def test_a_task_that_could_not_be_sent_may_have_been_ended_already(pool: Pool) -> None:
+    """As those of a pool that is terminated meanwhile are."""
+    ended: list[Any] = []
+    engine, finish = pool._engine, pool._engine._finish
+    engine._finish = lambda tasks, *outcome: (ended.append(tasks[0]), finish(tasks, *outcome))  # type: ignore[assignment, func-returns-value]
+    assert pool.apply(f.double, (2,)) == 4
+    engine._on_send_failure(ended[0], ValueError())
+    assert pool.apply(f.double, (3,)) == 6
+
+
 def test_an_unclosed_pool_is_warned_of() -> None:
     before = set(multiprocessing.active_children())
     pool = Pool(1)
