@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from cputrain.pool.exit_wait import wait_at_exit
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,6 +28,7 @@ class Callbacks:
             )
             try:
                 thread.start()
+                wait_at_exit(thread)
             except RuntimeError:  # the system refuses another thread
                 _call(action)
                 return

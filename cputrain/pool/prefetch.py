@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cputrain.errors import TaskLost
 from cputrain.ipc import deferred_signals, start_thread
 from cputrain.pool.events import Notifier
+from cputrain.pool.exit_wait import wait_at_exit
 from cputrain.pool.outcomes import stop_iteration_error
 from cputrain.pool.tasks import SUBMITTED_BYTES, Call, Task, are_frozen, small_arguments
 
@@ -126,6 +127,7 @@ class Prefetcher:
                 thread = threading.Thread(target=self._run, name="imap's iterator", daemon=True)
                 with deferred_signals():
                     start_thread(thread, "imap")
+                wait_at_exit(thread)
             else:
                 self._fill()
                 if not self._call.is_frozen:

@@ -1268,3 +1268,54 @@ def test_an_interrupt_while_arguments_are_packed_leaves_a_pool_that_can_be_joine
     assert pool.map(f.double, [1]) == [2]
     pool.close()
     pool.join()
+
+
+COMPUTES = """
+import sys
+import torch
+
+def compute(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        torch.ones(1 << 22).sin_()
+
+def items():
+    while True:
+        compute(0.5)
+        yield 1
+
+if __name__ == "__main__":
+    pool = Pool(1)
+    if {how!r} == "callback":
+        pool.apply_async(abs, (1,), callback=lambda _: compute(1))
+    else:
+        results = pool.imap(abs, items())
+    time.sleep(0.3)
+    if {how!r} in ("callback", "terminated"):
+        pool.terminate()
+    print("end")
+"""
+
+
+@pytest.mark.parametrize("how", ["terminated", "left open", "callback"])
+def test_a_script_may_end_while_a_thread_of_the_pool_is_within_torch(
+    tmp_path: Path, how: str
+) -> None:
+    """Python ends such a thread by SIGABRT."""
+    code, out, err = ended(tmp_path, COMPUTES.format(how=how))
+    assert (code, out) == (0, "end\n"), err
+    assert "terminate called" not in err
+
+
+def test_a_script_does_not_wait_for_an_iterator_that_waits(tmp_path: Path) -> None:
+    text = """
+def items():
+    yield 1
+    threading.Event().wait()
+
+if __name__ == "__main__":
+    pool = Pool(1)
+    print(next(pool.imap(abs, items())))
+"""
+    code, out, err = ended(tmp_path, text)
+    assert (code, out) == (0, "1\n"), err
