@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
+
 from cputrain.counting import counted
 from cputrain.runtime.patching import never_compile, uncounted
 from cputrain.runtime.root_forward import root_forward_of
+from cputrain.variables import TRIAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
+
+MIN_SECONDS = 1.0
+"""How long a script has trained when its steps are recorded: they are compiled in seconds."""
+
+
+def record_steps(torch: ModuleType) -> RecordedSteps:
+    """Record the steps of the script that is launched."""
+    from cputrain.step.compiled_step import find_cpp_compiler
+
+    # a trial has few steps, and operators that are replayed need no compiling
+    begins_at_once = TRIAL in os.environ or find_cpp_compiler() is None
+    return RecordedSteps(torch, after_seconds=0.0 if begins_at_once else MIN_SECONDS)
 
 
 class RecordedSteps:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
 from cputrain.settings.core.setting import ARITHMETIC, Switch
-from cputrain.variables import TRIAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,9 +12,6 @@ if TYPE_CHECKING:
     from cputrain.settings.core.decision import Decision, Request
     from cputrain.settings.core.setting import Applied
     from cputrain.settings.core.situation import Situation
-
-MIN_SECONDS = 1.0
-"""How long a script has trained when its steps are recorded: they are compiled in seconds."""
 
 
 class RecordStepSetting(Switch):
@@ -46,14 +40,9 @@ class RecordStepSetting(Switch):
 
     def apply(self, torch: ModuleType, value: bool) -> Applied | None:
         """Record calls of models."""
-        if not value:
-            return None
-        from cputrain.runtime.recorded_steps import RecordedSteps
-        from cputrain.step.compiled_step import find_cpp_compiler
+        from cputrain.runtime.recorded_steps import record_steps
 
-        # a trial has few steps, and operators that are replayed need no compiling
-        begins_at_once = TRIAL in os.environ or find_cpp_compiler() is None
-        return RecordedSteps(torch, after_seconds=0.0 if begins_at_once else MIN_SECONDS)
+        return record_steps(torch) if value else None
 
 
 SETTING = RecordStepSetting()
