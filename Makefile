@@ -35,7 +35,7 @@ test-zendnn: $(VENV)-zendnn/installed  ## The proof of ZenDNN, in an environment
 test-ipex: $(VENV)-ipex/installed  ## The proof of Intel's extension, with the torch that it needs.
 	$(VENV)-ipex/bin/python -m pytest tests/backends/ipex.py
 
-coverage: $(VENV)/tested  ## Lines that each of the two runs; an hour on two cores, Python 3.12 or newer.
+coverage: $(VENV)/tested  ## Lines that `make test` and `make test-all` run; with Python 3.12 or newer.
 	@$(BIN)/python $(PIP) 'coverage>=7.10'
 	@for tests in "not long" "long or not long"; do \
 	    $(BIN)/coverage erase; \

@@ -47,8 +47,8 @@ class BatchThread:
             name="cputrain-prefetch",
             daemon=True,
         )
-        _running[self._thread] = self._tasks
         self._thread.start()
+        _running[self._thread] = self._tasks
         # the finalizer refers to the queue alone: a reference to self would keep the batches of an
         # abandoned loader
         weakref.finalize(self, self._tasks.put, None)
@@ -74,11 +74,6 @@ class BatchThread:
             raise batch
         finally:
             del batch  # the error's traceback refers to this frame: break the cycle
-
-    def stop(self) -> None:
-        """Finish the enqueued tasks and end the thread."""
-        self._tasks.put(None)
-        self._thread.join()
 
 
 _running: dict[threading.Thread, queue.SimpleQueue[Any]] = {}

@@ -23,18 +23,20 @@ IDLE_S = 0.1
 """A thread that has not run for so long waits for something, outside of operators."""
 
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-_waiting_pids: set[int] = set()
+_registered_pids: set[int] = set()
+"""This process once it waits at its end, and those that it was forked from."""
 
 
 def wait_at_exit(thread: threading.Thread) -> None:
     """Have the end of this process wait for a thread, unless the thread itself waits."""
-    if os.getpid() not in _waiting_pids:  # a forked child has no finalizers of its parent
-        _waiting_pids.add(os.getpid())
+    if os.getpid() not in _registered_pids:  # a forked child has no finalizers of its parent
+        _registered_pids.add(os.getpid())
         Finalize(None, _wait, exitpriority=0)  # behind pools, which are terminated before
     _threads.add(thread)
 
 
 def _wait() -> None:
+    """Wait for each thread until it has ended or waits itself, all of them for `MAX_WAIT_S`."""
     end = time.monotonic() + MAX_WAIT_S
     for thread in list(_threads):
         before = _time_of(thread)
@@ -48,11 +50,8 @@ def _wait() -> None:
 
 def _time_of(thread: threading.Thread) -> list[str]:
     """Return how long a thread has run, and waited for a core; empty where nobody tells it."""
-    path = f"/proc/self/task/{thread.native_id}/schedstat"
-    if not os.path.exists(path):
-        return []
     try:
-        with open(path) as file:
+        with open(f"/proc/self/task/{thread.native_id}/schedstat") as file:
             return file.read().split()[:2]
-    except OSError:  # it has ended
+    except OSError:  # it has ended, or this is not Linux
         return []

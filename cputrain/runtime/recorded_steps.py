@@ -31,7 +31,7 @@ class RecordedSteps:
 
     Args:
         torch: The torch module.
-        after_seconds: How long models have been trained when it begins to record.
+        after_seconds: Seconds of training before steps are recorded.
     """
 
     def __init__(self, torch: ModuleType, *, after_seconds: float = 0.0) -> None:

@@ -35,7 +35,7 @@ MAX_STOP_SECONDS = 10.0
 """How long a script that ends may wait for the thread."""
 
 
-class _State:
+class _CompileQueue:
     """Graphs that wait to be compiled, and the thread that compiles them while there are any.
 
     A process that has no other thread may be forked.
@@ -61,11 +61,13 @@ class _State:
     def _work(self) -> None:
         while True:
             with self.lock:
-                if not self.waiting or self.is_stopping:
+                if not self.waiting:
                     self.thread = None
                     return
                 future, graph, tensors = self.waiting.popleft()
             with self.tracer, _beside_script():
+                if self.is_stopping:  # `stop` may not have seen that this thread traces
+                    return
                 try:
                     future.set_result(compile_graph(graph, tensors))
                 except BaseException as error:
@@ -89,9 +91,9 @@ class _State:
         sys.unraisablehook = show
 
 
-_state = _State()
-os.register_at_fork(after_in_child=_state.__init__)  # type: ignore[misc]
-atexit.register(_state.stop)
+_queue = _CompileQueue()
+os.register_at_fork(after_in_child=_queue.__init__)  # type: ignore[misc]
+atexit.register(_queue.stop)
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def only_tracer() -> Iterator[bool]:
 
     Tracers of torch.fx, which compiling uses too, have variables for all threads in common.
     """
-    lock = _state.tracer
+    lock = _queue.tracer
     is_only = lock.acquire(blocking=False)
     try:
         yield is_only
@@ -136,13 +138,13 @@ def compile_in_background(graph: GraphModule, tensors: Sequence[Tensor]) -> Futu
     future: Future[Compiled] = Future()
     # those of the script have gradients, which it may free while they are looked at
     detached = [tensor.detach() for tensor in tensors]
-    _state.add(future, graph, detached)
+    _queue.add(future, graph, detached)
     return future
 
 
 def wait_for(future: Future[Compiled]) -> None:
     """Wait until a graph is compiled; not in a forked child, where no thread compiles it."""
-    while _state.thread is not None and not future.done():
+    while _queue.thread is not None and not future.done():
         with suppress(TimeoutError):
             future.exception(0.1)
 

@@ -1,4 +1,4 @@
-"""Memory in large pages: what a fork copies for each is as much as for a small one."""
+"""Memory in large pages: a fork of a process that has torch in memory copies fewer page tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ MIN_GROWTH = 16 << 20
 MIN_RESIDENT = 0.8
 """Share of a mapping that must be in memory: what is not there would be added."""
 
-
 _seen = 0
 """Bytes that this process had when it was last looked at."""
 
@@ -24,8 +23,8 @@ _seen = 0
 def collapse() -> None:
     """Move the objects of this process to large pages, where Linux 6.1 or newer does it.
 
-    A process that has torch in memory is forked in a fifth of the time. What a child writes to is
-    copied in small pages, as ever.
+    A fork copies an entry of the page tables for each page. What a child writes to is copied in
+    small pages, as ever.
     """
     global _seen
     if not os.path.exists("/proc/self/smaps"):

@@ -42,5 +42,5 @@ def test_a_network_is_divided_as_one_batch_or_says_why_not(number):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_so_is_a_small_one():
+def test_a_small_transformer_is_divided_as_one_batch_or_says_why_not():
     check(random.Random(SEED).choice([name for name in NAMES if name.startswith("transformers/")]))

@@ -93,8 +93,8 @@ class Recorder:
     """Regions of one thread: those that are compiled, and why others are not.
 
     Args:
-        after_seconds: How long models have been trained when it begins. To compile takes seconds,
-            which a script that is soon over would not get back.
+        after_seconds: Seconds of training before calls are recorded. Compiling takes seconds, which
+            a script that is soon over would not get back.
     """
 
     def __init__(self, *, after_seconds: float = 0.0) -> None:
