@@ -1,6 +1,6 @@
 """Cost of `launch --learn`: times of whole runs without it and with it, in turns.
 
-    python -m cputrain.bench.learning gan:60 mlp:5000
+    python -m cputrain.bench.learning gan:60 mlp:5000 "train.py --epochs 3"
 
 Each run begins with an empty cache, so that nothing is known. Above 1, learning has paid.
 """
@@ -8,6 +8,7 @@ Each run begins with an empty cache, so that nothing is known. Above 1, learning
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,13 +27,19 @@ NUM_ROUNDS = 5
 LAUNCH = (sys.executable, "-P", "-m", "cputrain.launch", "launch", "--quiet")
 
 
-def run_time_s(options: Sequence[str], workload: str, num_steps: str) -> float:
-    """Return the time of a whole run of a workload, started with an empty cache."""
-    script = str(workloads()[workload])
+def command_of(word: str) -> list[str]:
+    """Return a script and its arguments, of a workload with its number of steps or as given."""
+    workload, _, num_steps = word.partition(":")
+    path = workloads().get(workload)
+    return [str(path), "--steps", num_steps] if path else shlex.split(word)
+
+
+def run_time_s(options: Sequence[str], command: Sequence[str]) -> float:
+    """Return the time of a whole run of a script, started with an empty cache."""
     with tempfile.TemporaryDirectory(prefix="cputrain-learn-") as cache:
         started_at = time.perf_counter()
         subprocess.run(
-            (*LAUNCH, *options, script, "--steps", num_steps),
+            (*LAUNCH, *options, *command),
             env={**os.environ, "XDG_CACHE_HOME": cache},
             stdout=subprocess.DEVNULL, check=True,
         )  # fmt: skip
@@ -40,20 +47,19 @@ def run_time_s(options: Sequence[str], workload: str, num_steps: str) -> float:
 
 
 def main() -> None:
-    """Print the ratio of each workload, given with its number of steps."""
+    """Print the ratio of each workload, given with its number of steps, and of each script."""
     for word in sys.argv[1:]:
-        workload, _, num_steps = word.partition(":")
+        command = command_of(word)
         ratios = []
         for number in range(NUM_ROUNDS):
             times_s = {
-                options: run_time_s(options, workload, num_steps)
+                options: run_time_s(options, command)
                 for options in round_order(((), ("--learn",)), number)
             }
             ratios.append(times_s[()] / times_s["--learn",])
         ratio = summarize_ratios(ratios)
         print(
-            f"{workload}, {num_steps} steps: {ratio.median:.3f} "
-            f"({ratio.lowest:.3f} to {ratio.highest:.3f})",
+            f"{word}: {ratio.median:.3f} ({ratio.lowest:.3f} to {ratio.highest:.3f})",
             flush=True,
         )
 

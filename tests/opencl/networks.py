@@ -61,7 +61,9 @@ IN_FLOAT32 = {*SHORT, "resnet18", "googlenet", "densenet161"}
 """Networks that are trained in float32 as well: its kernels are those of float64, compiled anew."""
 
 
-@pytest.mark.parametrize("name", cases([name for name in NETWORKS if name not in OTHERS_HAVE], SHORT))
+@pytest.mark.parametrize(
+    "name", cases([name for name in NETWORKS if name not in OTHERS_HAVE], SHORT)
+)
 def test_it_trains_as_on_the_cpu(name):
     """In float64 but for rounding. Some in float32 about as well as the CPU does: networks make
     much of rounding, where it has another element be the largest, or a norm has few of them."""
@@ -69,7 +71,9 @@ def test_it_trains_as_on_the_cpu(name):
     side = LEAST.get(name, 64)
     x, y = torch.randn(3, 3, side, side), torch.tensor([1, 3, 7])
     expected = stepped(copy.deepcopy(model).double(), x.double(), y)
-    found = stepped(copy.deepcopy(model).to("ocl", torch.float64), x.to("ocl").double(), y.to("ocl"))
+    found = stepped(
+        copy.deepcopy(model).to("ocl", torch.float64), x.to("ocl").double(), y.to("ocl")
+    )
     for one, exact in zip(found, expected, strict=True):
         assert apart(one, exact) < 1e-8
     if name in IN_FLOAT32:
