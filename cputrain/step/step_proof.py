@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cputrain.step.losses import Losses
+from cputrain.step.model_tensors import CompileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +25,19 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 REDUCED = 0.05
 """Where a dtype, or autocast, has few digits."""
+
+
+def run_first(compiled: Compiled, arguments: list[Tensor]) -> Sequence[Tensor]:
+    """Return the results of a compiled function that never ran before.
+
+    Raises CompileError if it fails.
+    """
+    try:
+        with torch.no_grad():
+            return compiled(arguments)
+    except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise CompileError(f"what was compiled fails ({text})") from error
 
 
 class StepProof:
@@ -53,8 +67,7 @@ class StepProof:
         self._added_to = [each.clone() for each in self._gradients if each is not None]
         random_state = torch.get_rng_state()
         self._arguments = [*self._after, *self._added_to, *batch]
-        with torch.no_grad():
-            self._results = compiled(self._arguments)
+        self._results = run_first(compiled, self._arguments)
         self._random_state = torch.get_rng_state()
         torch.set_rng_state(random_state)
         self._states = state.optimizer.states

@@ -142,7 +142,7 @@ def trace(
 
     random_state, numbers = torch.get_rng_state(), _random_numbers()
     try:
-        with _compiling(), _without_warnings():
+        with _compiling(), _without_onednn(), _without_warnings():
             graph = make_fx(function, tracing_mode="fake")(*tensors)
     except CompileError:
         raise
@@ -203,6 +203,21 @@ def _compiling() -> Iterator[None]:
         yield
     finally:
         compiler._is_compiling_flag = before
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Trace an LSTM as operators on its time steps, as other recurrent networks are traced.
+
+    oneDNN's operator for a layer returns no workspace where it needs none, and its gradient then
+    takes no argument that Python could give it.
+    """
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager

@@ -36,14 +36,6 @@ from cputrain.step.recorded.recorder import Recorder
 NUM_STEPS = 40
 
 
-@pytest.fixture
-def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replay graphs, which takes no time to compile, and time no steps."""
-    monkeypatch.setenv("CXX", "no-compiler")
-    monkeypatch.setattr(module.Contest, "end", lambda _: False)
-    monkeypatch.setattr(module.Contest, "begin", lambda _: True)
-
-
 class TwoHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -65,9 +57,10 @@ class Normalized(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[..., nn.Module] = nn.GRU, directions: int = 1) -> None:
         super().__init__()
-        self.cells, self.head = nn.GRU(2, 12, batch_first=True), nn.Linear(12, 4)
+        self.cells = kind(2, 12, batch_first=True, bidirectional=directions == 2)
+        self.head = nn.Linear(12 * directions, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cells(x.view(-1, 4, 2))[0][:, -1])  # type: ignore[no-any-return]
@@ -79,7 +72,7 @@ def mlp(dropout: float = 0.0) -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp, "dropout": lambda: mlp(0.3), "two heads": TwoHeads, "batch norm": Normalized,
-    "recurrent": Recurrent,
+    "recurrent": Recurrent, "lstm": lambda: Recurrent(nn.LSTM, 2),
 }  # fmt: skip
 
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {

@@ -66,9 +66,9 @@ class Normalized(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[..., nn.Module] = nn.GRU) -> None:
         super().__init__()
-        self.cell, self.head = nn.GRU(5, 16, batch_first=True), nn.Linear(16, 4)
+        self.cell, self.head = kind(5, 16, batch_first=True), nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cell(x)[0][:, -1])  # type: ignore[no-any-return]
@@ -212,6 +212,7 @@ CASES = {
         lambda: Normalized().eval(), F.cross_entropy, lambda p: optim.SGD(p, 0.1), images
     ),
     "GRU": Case(Recurrent, F.cross_entropy, batches=sequences),
+    "LSTM": Case(lambda: Recurrent(nn.LSTM), F.cross_entropy, batches=sequences),
     "tied": Case(Tied, F.cross_entropy, batches=tokens),
     "float64": Case(model=lambda: mlp().double(), batches=doubles, within=1e-12),
     "tuple": Case(TwoInputs, batches=pairs),

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from cputrain.step.recorded.path import Ending
     from cputrain.step.recorded.region import Region
+
+MISSING = (
+    "backward is called through a result of the step before, such as a hidden state, for the first "
+    "time. cputrain had computed it without its graph. Run the script with --record-step off."
+)
+"""What is raised where a graph is asked for that no step had needed before."""
 
 _without_overrides = torch._C.DisableTorchFunctionSubclass
 _set_versions = torch._C._autograd._unsafe_set_version_counter
@@ -36,6 +43,9 @@ class DeferredTensor(Tensor):
 
     grad_name: str
     """Name of the type of its grad_fn; "" if it needs no gradient."""
+
+    left_by: Ending | None = None
+    """The ending of its region, if that has left something of its graph."""
 
     call: Callable[..., Any]
     """What the recorder does with a function of torch; an attribute of the class."""
@@ -101,16 +111,19 @@ def real_of(tensor: DeferredTensor) -> Tensor:
     """Return the tensor that the script would have."""
     if tensor.region is not None and tensor.region.is_pending:  # it is read in another thread
         tensor.region.compute()
+    if tensor.left_by is not None and torch.is_grad_enabled():
+        tensor.left_by.is_graph_needed = True
     if tensor.eager is None:
         value = value_of(tensor)
-        tensor.eager = _with_used_graph(value, tensor.grad_name) if tensor.grad_name else value
+        kind = _UsedGraph if tensor.left_by is None else _MissingGraph
+        tensor.eager = _with_graph(value, kind, tensor.grad_name) if tensor.grad_name else value
     return tensor.eager
 
 
-def _with_used_graph(value: Tensor, grad_name: str) -> Tensor:
-    function = _functions.get(grad_name)
+def _with_graph(value: Tensor, kind: type[Function], grad_name: str) -> Tensor:
+    function = _functions.get((kind, grad_name))
     if function is None:
-        function = _functions[grad_name] = type("UsedGraph", (_UsedGraph,), {})
+        function = _functions[kind, grad_name] = type(kind.__name__, (kind,), {})
         function._backward_cls.__name__ = grad_name
     with torch.enable_grad():
         apply: Any = function.apply
@@ -134,4 +147,12 @@ class _UsedGraph(Function):
         used.backward()  # type: ignore[no-untyped-call]  # raises what torch does
 
 
-_functions: dict[str, type[_UsedGraph]] = {}
+class _MissingGraph(_UsedGraph):
+    """A graph that `backward` would have left, of a result that was computed without it."""
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Any) -> Any:
+        raise RuntimeError(MISSING)
+
+
+_functions: dict[tuple[type[Function], str], Any] = {}

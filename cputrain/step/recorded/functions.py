@@ -20,6 +20,7 @@ VALUE_READERS = frozenset({
 
 NEED_NO_GRAPH = frozenset({
     Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.detach,
+    Tensor.data.__get__,  # type: ignore[attr-defined]
 })  # fmt: skip
 """Functions whose result does not depend on the graph of a tensor."""
 

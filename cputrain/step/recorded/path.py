@@ -10,7 +10,7 @@ from cputrain.step.recorded.arguments import Container, Layout, describe_result
 from cputrain.step.recorded.matching import match_members, match_named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
     from typing import Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from cputrain.step.compiled_step import Compiled
     from cputrain.step.model_tensors import ModelTensors
+    from cputrain.step.recorded.deferred import DeferredTensor
     from cputrain.step.recorded.noise import Noise
     from cputrain.step.recorded.region import Region
 
@@ -179,6 +180,16 @@ class Ending(RecordedFunction):
         """Positions of gradients whose memory other results or arguments have, too."""
         self.trained: list[Tensor] = []
         """Weights that get gradients."""
+        self.unused: set[int] = set()
+        """Indices of results of whose graph `backward` leaves something, such as hidden states."""
+        self.is_graph_needed = False
+        """Whether the script has used such a result after `backward`, otherwise than detached."""
+
+    def keep_unused(self, tensors: Iterable[DeferredTensor]) -> None:
+        """Have results that are left with a graph tell when it is used."""
+        for tensor in tensors:
+            self.unused.add(tensor.position)
+            tensor.left_by = self
 
 
 class Reading(RecordedFunction):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cputrain.step.step_proof import are_near, shared_positions, tolerance_of
+from cputrain.step.step_proof import are_near, run_first, shared_positions, tolerance_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class GradientProof:
     """What a compiled function returns for the tensors of a region whose loss is complete.
 
-    Raises CompileError if it was not compiled.
+    Raises CompileError if it was not compiled, or fails.
 
     Args:
         ending: The function.
@@ -71,7 +71,7 @@ class GradientProof:
 def is_read_value(reading: Reading, region: Region, path: Path, index: int) -> bool:
     """Return whether the function compiled for a result returns what the script has read.
 
-    Raises CompileError if it was not compiled.
+    Raises CompileError if it was not compiled, or fails.
 
     Args:
         reading: The function.
@@ -88,9 +88,7 @@ def is_read_value(reading: Reading, region: Region, path: Path, index: int) -> b
 
 def _run(function: RecordedFunction, arguments: list[Tensor]) -> Sequence[Tensor]:
     assert function.future is not None
-    compiled = function.future.result()
-    with torch.no_grad():
-        return compiled(arguments)
+    return run_first(function.future.result(), arguments)
 
 
 def _is_same(result: Tensor, expected: Tensor, tolerance: float) -> bool:

@@ -374,13 +374,11 @@ class Recorder:
         if region.ran is not None:
             if is_plain and region.ran is ending:
                 self._assign(region, ending)
-                region.close()
                 return
             self._revert(region)
         if region.is_pending:
             if is_plain and ending is not None and self._run(region, loss.position, ending):
                 self._assign(region, ending)
-                region.close()
                 return
             self._compute(region)
         if not is_plain and not region.reason:
@@ -395,9 +393,10 @@ class Recorder:
             region.reason = "the loss is no tensor of one number that needs a gradient"
         if any(tensor._version != version for tensor, version in region.versions):
             region.reason = "parameters or data are changed between the model's call and backward"
-        if not region.reason and not _are_consumed(real, region.alive()):
-            region.reason = "a result is needed after backward"
-        proof = None if region.reason else self._prepare(region, loss.position)
+        proof = None
+        if not region.reason:
+            unused = _with_unused_graphs(real, region.alive())
+            proof = self._prepare(region, loss.position, unused)
         try:
             real.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
@@ -419,12 +418,24 @@ class Recorder:
                 ending.run = ending.future.result()
                 path.be_ready()
 
-    def _prepare(self, region: Region, loss: int) -> GradientProof | None:
-        """Count what was seen; compile it, or prove what was compiled."""
+    def _prepare(
+        self, region: Region, loss: int, unused: list[DeferredTensor]
+    ) -> GradientProof | None:
+        """Count what was seen; compile it, or prove what was compiled.
+
+        Args:
+            region: The region, whose calls were made.
+            loss: Index of the result whose `backward` is called.
+            unused: Results of which `backward` leaves something of the graph.
+        """
         path = region.path
         ending = path.endings.get(loss)
         if ending is None:
             ending = path.endings[loss] = Ending()
+        ending.keep_unused(unused)
+        if ending.is_graph_needed:
+            region.reason = "a result is needed after backward"
+            return None
         ending.num_seen += 1
         if ending.future is None:
             ending.returned |= region.returned()
@@ -542,7 +553,7 @@ class Recorder:
         return True
 
     def _assign(self, region: Region, ending: Ending | None) -> None:
-        """Give the weights their gradients."""
+        """Give the weights their gradients, and end the region."""
         assert ending is not None
         for position, weight in enumerate(ending.trained):
             gradient = region.gradients[position]
@@ -551,6 +562,9 @@ class Recorder:
             else:
                 with torch.no_grad():
                     weight.grad += gradient
+        if ending.unused:
+            ending.keep_unused(each for each in region.kept() if each.position in ending.unused)
+        region.close()
 
     def _run_for(self, region: Region, index: int) -> bool:
         """Run a region because a result is read before `backward`."""
@@ -728,29 +742,28 @@ def _has_result(region: Region, value: Any) -> bool:
 
 
 def _call_computed(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if (
-        function in NEED_NO_GRAPH
-        and len(args) == 1
-        and args[0].eager is None
-        and args[0].region is None
-    ):
-        return function(value_of(args[0]), **kwargs)
+    if function in NEED_NO_GRAPH and len(args) == 1 and args[0].region is None:
+        eager = args[0].eager
+        return function(value_of(args[0]) if eager is None else eager, **kwargs)
     return function(*computed(args), **computed(kwargs))
 
 
-def _are_consumed(loss: Tensor, alive: list[DeferredTensor]) -> bool:
-    """Return whether `backward` uses up the graphs of all these tensors."""
+def _with_unused_graphs(loss: Tensor, alive: list[DeferredTensor]) -> list[DeferredTensor]:
+    """Return the tensors of whose graphs `backward` leaves something."""
     graphs = {
-        tensor.eager.grad_fn for tensor in alive if tensor.eager is not None and tensor.grad_name
+        tensor.eager.grad_fn: tensor
+        for tensor in alive
+        if tensor.eager is not None and tensor.grad_name
     }
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
-    while waiting and not graphs <= seen:
+    while waiting and graphs:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
+            graphs.pop(node, None)
             waiting += [following for following, _ in node.next_functions]
-    return graphs <= seen
+    return list(graphs.values())
 
 
 def _check(model: nn.Module) -> None:
