@@ -121,13 +121,12 @@ def real_of(tensor: DeferredTensor) -> Tensor:
 
 
 def _with_graph(value: Tensor, kind: type[Function], grad_name: str) -> Tensor:
-    function = _functions.get((kind, grad_name))
+    function: Any = _functions.get((kind, grad_name))
     if function is None:
         function = _functions[kind, grad_name] = type(kind.__name__, (kind,), {})
         function._backward_cls.__name__ = grad_name
     with torch.enable_grad():
-        apply: Any = function.apply
-        result: Tensor = apply(value, torch.ones((), requires_grad=True, device="cpu"))
+        result: Tensor = function.apply(value, torch.ones((), requires_grad=True, device="cpu"))
     return result
 
 
